@@ -92,7 +92,7 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
     Copies that are adjacent on both sides are joined.
 
     Args:
-        to, from_: The addresses of each copy.
+        to, from_: The destination and source addresses of the copies.
         sizes: The bytes of each copy.
 
     Raises:

@@ -93,7 +93,7 @@ class Precision:
 
 
 def _parameters(source: object) -> Container[Hashable] | None:
-    """Return the identities of a module's parameters; None: not a module, so all are parameters."""
+    """Return the identities of a module's parameters; None for others: all are parameters."""
     if not is_module(source):
         return None
     from .torch_modules import parameters_of

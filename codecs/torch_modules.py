@@ -316,7 +316,7 @@ def replace_tensors(module: nn.Module) -> None:
 
 
 def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]) -> None:
-    """Replace each tensor for which `new` returns another one, wherever it is used."""
+    """Replace each tensor for which `new` returns another tensor, wherever the module uses it."""
     made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
     for part in module.modules():
         others: Tensors = {}
@@ -439,7 +439,7 @@ def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
     """Return texts on a meta module's attributes that stay meta tensors after a version is applied.
 
     Loading code, extra state or a forward pre-hook may fill such tensors, and modules called with
-    TensorDictParams use other ones, so these modules are not checked.
+    TensorDictParams use other tensors, so these modules are not checked.
     """
     parts = [*module.modules()]
     if loading is not None or not on_meta(module) or any(map(torch_params.is_params, parts)):

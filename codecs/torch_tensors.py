@@ -210,7 +210,7 @@ def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
-    """Return marks of plain tensors, which change if one is replaced or reshaped.
+    """Return marks of plain tensors, which change if a tensor is replaced or reshaped.
 
     Return None if a tensor has no marks, as one without memory: the full analysis then reports it.
     """

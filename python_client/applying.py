@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.subscriber")
 
-# How long an apply in the background waits for readers while later readers queue behind it. These
-# are then admitted, well before their own timeout: one reader that never leaves must not make all
-# later ones fail.
+# How long an apply in the background waits for readers while later readers queue behind it. Then
+# the queued readers are admitted, well before their own timeout: one reader that never leaves must
+# not make all later readers fail.
 PATIENCE_SECONDS = READING_SECONDS / 2
 WARN_SECONDS = 1.0  # how long a version waits for readers before the log warns
 PINNED_MAX = 4  # pinned buffers, as many as a worker has for one model
@@ -87,12 +87,12 @@ class Running:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the publisher that published it; 0 if no version runs yet."""
+        """The epoch of the publisher that published the version; 0 if no version runs yet."""
         return self._update.epoch if self._update is not None else 0
 
     @property
     def version(self) -> int:
-        """Its number; 0 if no version runs yet."""
+        """The number of the version; 0 if no version runs yet."""
         return self._update.version if self._update is not None else 0
 
     @property
@@ -136,9 +136,9 @@ class Staged:
     Args:
         model: The version's model id.
         key: Its epoch and number.
-        apply: A function that applies it; takes model, key and a timeout in seconds.
-        pin: A function that pins its memory for copies to a device.
-        hold: The stack that keeps newer versions from replacing it, until the stack is closed.
+        apply: A function that applies the version; it takes model, key and a timeout in seconds.
+        pin: A function that pins the version's memory for copies to a device.
+        hold: A stack: until it is closed, no newer version replaces this one.
 
     Attributes:
         model, epoch, version: Its model id, epoch and number.
@@ -306,7 +306,7 @@ class Applier:
         timeout: float,
         stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
-        """Wait for one version and apply it, and no other one; see `Subscriber.receive`."""
+        """Wait for one version and apply only this one; see `Subscriber.receive`."""
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         if epoch is None and not self._ready_queue.wait_joined(timeout, stop):
@@ -458,8 +458,9 @@ class Applier:
     def in_turn(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, for a thread that waits in `receive`.
 
-        This does nothing for a target on a device, since copies belong on the waiting thread's
-        stream. Nor does it with OpenTelemetry, since the span belongs in that thread's context.
+        A target on a device is left to the waiting thread, since copies belong on that thread's
+        stream. With OpenTelemetry, every target is left to that thread, since the span belongs in
+        that thread's context.
 
         Returns:
             Whether this call has handled the version; if not, the waiting thread must apply it.
@@ -558,7 +559,7 @@ class Applier:
             if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
                 raise  # nothing was copied
             self._failed(staged, error, intact=_undone(target, torn=mended))
-        # First record it, then report it: code that has the publisher's receipt must find it here.
+        # Record the version, then report it: code that waits for the receipt must find it here.
         with self._ready_queue.lock:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._ready_queue.changed.notify_all()
@@ -634,7 +635,7 @@ class Applier:
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
     ) -> ApplyError:
         target, misfit = self._targets[staged.model], ""
-        if intact and isinstance(error, StateError):  # the target may have changed since it arrived
+        if intact and isinstance(error, StateError):  # the target may have changed meanwhile
             misfit = target.fault(staged.layout)
         if misfit:
             told = rejected(staged.model, *staged.key, "layout-mismatch", misfit)

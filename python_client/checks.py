@@ -39,7 +39,7 @@ def check_name(name: str, what: str) -> str:
 def seconds(
     value: object, name: str, *, positive: bool = False, most: float = SECONDS_MAX
 ) -> float:
-    """Return a time to wait, in seconds; 0 for a negative value, a deadline in the past.
+    """Return a number of seconds to wait; 0 if the value is negative, as for a past deadline.
 
     Args:
         value: The value.

@@ -88,7 +88,7 @@ class StateWriter:
         )
 
     def heed(self, is_busy: Callable[[], bool]) -> None:
-        """Set the function that returns whether a publish is in progress; writes pause for that."""
+        """Set the function that returns whether a publish is in progress, when writes pause."""
         self._is_busy = is_busy
 
     def recorded(self, epoch: int) -> bool:

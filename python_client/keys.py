@@ -119,7 +119,7 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
 
 
 def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
-    """Return a function that returns a worker's group keys, all for each; None: no sealer."""
+    """Return a function that gives any worker all group keys; None without a sealer."""
     return None if sealer is None else lambda _peer: sealer.keys
 
 
@@ -133,7 +133,7 @@ def watch_keys(
 
     Args:
         keys: The publisher's keys.
-        timing: The publisher's times; the ping interval sets that of the checks.
+        timing: The publisher's times; the folder is checked about twice per ping interval.
         loop: The publisher's thread, which applies the changes.
         revoked: A function that this thread calls when a key has lost rights.
     """
@@ -257,5 +257,5 @@ class _FolderErrors:
         self._now.add(text)
 
     def next_look(self) -> None:
-        """End a check of the folder; the next check logs only errors that this one lacks."""
+        """End a check of the folder; the next check does not log the errors of this one again."""
         self._before, self._now = self._now, set[str]()

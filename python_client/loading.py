@@ -147,7 +147,7 @@ class Pairs(VersionInfo):
         return self._section
 
     def end(self) -> bool:
-        """End the access to the tensors; return whether views are left although not kept."""
+        """End the access to the tensors; return whether the function has left views unkept."""
         self._section = self._staged = None
         return not self.kept and self._viewed() is not None
 

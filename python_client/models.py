@@ -197,9 +197,9 @@ class Bases:
         All workers that run a base get the same patch. Its kind is the best one for the slowest
         worker that gains by a patch, as the publish waits for this worker last. A worker without a
         known rate counts as fast enough to need no patch. A worker that has not decoded a kind of
-        patch is assumed to decode as fast as this process. After a new measurement, each worker
-        is: otherwise its old rate for a kind of patch that it no longer receives would never be
-        corrected.
+        patch is assumed to decode as fast as this process. After a new measurement, that is assumed
+        of all workers: otherwise a worker's old rate for a kind of patch that it no longer receives
+        would never be corrected.
         """
         slow = sorted((t for t in patch_candidates if not math.isinf(t.rate)), key=lambda t: t.rate)
         if not slow:
@@ -262,9 +262,9 @@ class PublishedModel:
     """One model of a publisher. Callers of its methods hold `lock`.
 
     Args:
-        name: Its name.
+        name: The model's name.
         chunk_bytes: Bytes per chunk.
-        share: Whether workers on this host may read its memory.
+        share: Whether workers on this host may read the memory of its versions.
         bases: How many versions are kept as bases of patches.
         check: Whether each patch is decoded, and compared, before it is offered.
         second: Whether weights on a device are first copied within the device.
@@ -495,11 +495,11 @@ def after(
     """Continue a publish in a separate thread, once its copy from a device is complete.
 
     A device may be busy for any time, and a copy that it has begun cannot be stopped: if the
-    deadline passes first, the publish fails, and its memory is not reused until the copy ends.
+    deadline passes first, the publish fails, and the memory is not reused until the copy ends.
 
     Args:
         arriving: The copy in progress.
-        offer: The offer that it belongs to.
+        offer: The offer that the copy belongs to.
         hashed: A function that returns whether to hash the offer afterwards.
         submit: A function that publishes the offer.
         future: Gets the exception if the publish fails.

@@ -28,7 +28,7 @@ class Place:
 
     Attributes:
         folder: The folder's descriptor, for `dir_fd`.
-        name: The name in it, which is not a link.
+        name: The name in that folder, which is not the name of a link.
         path: The path of both, for error texts.
     """
 

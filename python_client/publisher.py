@@ -189,7 +189,7 @@ class Publisher(InOneProcess):
 
     @property
     def epoch(self) -> int:
-        """The epoch of this publisher; each start of a publisher has a higher one."""
+        """The epoch of this publisher; a publisher that starts later has a higher epoch."""
         return self._loop.known.epoch
 
     @accepts_deprecated_keywords("publish")
@@ -304,7 +304,7 @@ class Publisher(InOneProcess):
         return self.shown.count(future, started) if self.shown.counting else future
 
     def _check(self, given: tuple[Any, ...]) -> Request:
-        """Check the keywords of `publish`, in its order; return the request, and cache it."""
+        """Return the request for the keywords of `publish`, given in order; cache the request."""
         named = dict(zip(PublishOptions.__annotations__, given, strict=True))
         asked = self._request(**named)
         # Mutable arguments are not cached: the caller may change them.
@@ -395,8 +395,8 @@ class Publisher(InOneProcess):
             timeout: Seconds to wait. The publish has its own deadline, which this does not change.
 
         Returns:
-            (epoch, version) of the publish, if enough workers have staged it. None if it was
-            aborted, and the future has the reason; or if it is not decided yet.
+            (epoch, version) of the publish, if enough workers have staged it. None if the publish
+            was aborted, for which the future has the reason, or if it is not decided yet.
 
         Raises:
             TypeError: `publishing` is not a future of `publish_async`.
@@ -418,9 +418,9 @@ class Publisher(InOneProcess):
     def give_up(self, publishing: "Future[Receipt]", why: str) -> None:
         """End a `together` publish now, before its deadline; its future gets the result.
 
-        If the publish is not committed yet, no worker applies it. If it is, workers may still apply
-        it; the future then raises `PublishError`, whose receipt has the state of each worker. If
-        the publish has ended already, this does nothing.
+        If the publish is not committed yet, no worker applies it. If it is committed, workers may
+        still apply it, and the future raises `PublishError`, whose receipt has the state of each
+        worker. If the publish has ended already, this does nothing.
 
         Args:
             publishing: The future from `publish_async(..., commit="together")`.
@@ -487,8 +487,8 @@ class Publisher(InOneProcess):
         Args:
             model: The model's id.
             to: Epoch and version of an entry of `history`.
-            workers, require, expect, commit, timeout, settings: As in `publish`; without `dtype`
-                and `rename`.
+            workers, require, expect, commit, timeout, settings: As in `publish`, but the settings
+                must have no `dtype` and no `rename`.
             metadata: New metadata; None: that of the older version.
 
         Returns:
@@ -496,7 +496,7 @@ class Publisher(InOneProcess):
             those of the older version.
 
         Raises:
-            StateFolderError: There is no such version on disk, or its file is damaged.
+            StateFolderError: That version is not on disk, or its file is damaged.
             PublishError, UnknownWorkerError, ClosedError: As in `publish`.
         """
         folder = self._need_folder()
@@ -516,7 +516,7 @@ class Publisher(InOneProcess):
         return self._need_folder().versions(check_name(model, "model"))
 
     def workers(self) -> dict[str, WorkerStatus]:
-        """Return each worker's status by name, with the version that it runs; also lost workers.
+        """Return the status of every worker by name, lost workers included.
 
         If the publisher rejects new connections because it lacks descriptors, the log warns.
         """
@@ -529,11 +529,11 @@ class Publisher(InOneProcess):
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
-        """Wait until `count` workers are connected; with `model`, workers that want this model.
+        """Wait until `count` workers are connected; with `model`, only workers that want it count.
 
         Raises:
-            WorkersMissingError: Fewer joined within `timeout` seconds; the error names those that
-                did.
+            WorkersMissingError: Fewer workers joined within `timeout` seconds; the error names the
+                workers that did.
         """
         self._await_workers(self._watch(count, timeout, model), count, timeout, model)
 
@@ -573,9 +573,9 @@ class Publisher(InOneProcess):
     def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
         """Call `callback` for each worker already connected, then for each change of a worker.
 
-        The callback runs in its own thread, for one event at a time. It may be slow, and may call
-        any method of this publisher. Its exceptions are logged. A callback that falls 10,000 events
-        behind misses the oldest events; `event.missed` counts them.
+        The callback runs in its own thread and gets one event at a time. It may be slow, and may
+        call any method of this publisher. Its exceptions are logged. A callback that falls 10,000
+        events behind misses the oldest events; `event.missed` counts them.
 
         Args:
             callback: Takes a `WorkerEvent`.

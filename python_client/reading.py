@@ -55,7 +55,7 @@ class Holder:
 
     Attributes:
         lock: The lock.
-        doing: What it does, for error texts.
+        doing: What the holder does, for error texts.
         thread: The ident of the thread in which it began.
         loop, task: The event loop that ran in that thread, and its current task, if any.
         since: When it began, in seconds on the monotonic clock.
@@ -80,7 +80,7 @@ class Holder:
     def let_go(self) -> None:
         """Remove this holder from those of this context."""
         held = _held.get()
-        if held and held[-1] is self:  # a holder of another context: `hold` removes it there
+        if held and held[-1] is self:  # else it began in another context; `hold` drops it there
             _held.set(held[:-1])
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Holder:
         return f"{self.doing}{self._where()} in {self._who()} for {seconds}"
 
     def _where(self) -> str:
-        """Return where in the user's code it began; empty if unknown."""
+        """Return where in the user's code the holder began; an empty text if unknown."""
         return ""
 
     def _who(self) -> str:
@@ -233,7 +233,7 @@ class ReadingLock:
         self._lock = threading.RLock()
         self._left = threading.Condition(self._lock)  # wakes waiting writers
         self._readers: dict[Reading[Any], None] = {}
-        self._queue: dict[Reading[Any], Callable[[], object]] = {}  # with each one's wake function
+        self._queue: dict[Reading[Any], Callable[[], object]] = {}  # and how to wake each
         self._writer: Holder | None = None
         self._waiting_writers = 0
         self.torn: dict[str, Exception] = {}
@@ -245,8 +245,8 @@ class ReadingLock:
     def reads_on(self, devices: "frozenset[torch.device]") -> None:
         """Make later writers also wait for work that readers started on these CUDA devices.
 
-        Such work may go on after the reader's block. The devices wait for it, not the host: copies
-        in the writer's current streams are ordered after that work; see `ordered`.
+        Such work may go on after the reader's block. The devices wait for this work, not the host:
+        copies in the writer's current streams are ordered after it; see `ordered`.
         """
         if devices and self.streams is None:
             from ..codecs.device_copies import Readers

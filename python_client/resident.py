@@ -194,7 +194,7 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
 def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashable] | None:
     """Return, by tensor name of a layout, the identity of the model's tensor.
 
-    Return None if some tensor of either one has no counterpart, under any name, or more than one.
+    Return None if the tensors of layout and model do not correspond one to one.
     """
     found: dict[str, set[Hashable]] = {spec.name: set() for spec in layout.tensors if spec.nbytes}
     for name, spec in (

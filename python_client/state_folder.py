@@ -286,7 +286,7 @@ class StateFolder(StateIndex, Closable):
             except BlockingIOError:
                 holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
             if holder == here and not until:
-                gc.collect()  # its publisher may be unreferenced; this closes such a publisher
+                gc.collect()  # closes the publisher if nothing refers to it
                 until = time.monotonic() + LOCK_SECONDS
             if time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
@@ -379,7 +379,7 @@ class StateFolder(StateIndex, Closable):
     # Writing.
 
     def begin(self, epoch: int, offered: Iterable[StoredVersion] = ()) -> None:
-        """Record an epoch before it is announced, and which versions are its version 1.
+        """Record an epoch before it is announced; record that it offers `offered` as version 1.
 
         Raises:
             StateFolderError: The table cannot be written.

@@ -220,7 +220,7 @@ class Subscriber(InOneProcess):
             model: The model of that version, if this subscriber has several.
 
         Returns:
-            The applied version; None if none came within `timeout` seconds.
+            The applied version; None if no version came within `timeout` seconds.
 
         Raises:
             ApplyError: A version cannot be applied; the weights are unchanged. With code `gone`:
@@ -229,8 +229,8 @@ class Subscriber(InOneProcess):
             RefusedError: The publisher refuses this worker.
             AddressError: The publisher's host name has no address; the worker tries again.
             ClosedError: The subscriber is closed, or applies in the background.
-            KeyError: There is no such model.
-            ValueError: There are several models, and `model` is missing.
+            KeyError: The subscriber does not have that model.
+            ValueError: The subscriber has several models, and `model` is missing.
             RuntimeError: Another call waits for a `version` of the model, or has staged one; or
                 this thread or task is inside `reading()`.
         """
@@ -268,9 +268,9 @@ class Subscriber(InOneProcess):
     ) -> Staged:
         """Wait until one version is received and verified; its `apply()` then applies it.
 
-        While it is staged, the weights do not change and no newer version of its model takes its
-        place. The worker reports a version published with `commit="together"` as staged, and the
-        publisher then decides whether to commit it. Any other version needs no such decision.
+        While the version is staged, the weights do not change and no newer version of the model
+        replaces it. The worker reports a version published with `commit="together"` as staged, and
+        the publisher then decides whether to commit it. Other versions need no such decision.
 
             with worker.stage(30, version=(epoch, number)) as staged:
                 update = staged.apply(10)
@@ -366,11 +366,11 @@ class Subscriber(InOneProcess):
             with worker.reading() as running:  # in a coroutine, async with
                 answer = model(question), running.version
 
-        New weights that have arrived have priority: later readers queue until they are applied. In
-        a coroutine, `async with` queues without blocking the event loop, and may await inside. A
-        plain `with` in a coroutine must not await: it raises if it would wait for another task of
-        its own loop. You may nest blocks, also in tasks and threads that inherit the context
-        (`asyncio.gather`, `asyncio.to_thread`).
+        New weights that have arrived have priority: later readers queue until these weights are
+        applied. In a coroutine, use `async with`: it queues without blocking the event loop, and
+        the block may await. A plain `with` block in a coroutine must not await; `with` raises if it
+        would wait for another task of its own loop. You may nest blocks, also in tasks and threads
+        that inherit the context (`asyncio.gather`, `asyncio.to_thread`).
 
         Args:
             timeout: Seconds to wait for an apply, or for a first version.
@@ -391,9 +391,9 @@ class Subscriber(InOneProcess):
                 successful apply repairs them: the worker retries this version a few times, and
                 applies any newly published one.
             RuntimeError: A plain `with` in a coroutine would wait for its own event loop.
-            ClosedError: A thread of the subscriber has failed, or it belongs to the parent of this
-                forked process.
-            KeyError: There is no such model.
+            ClosedError: One of the subscriber's threads has failed, or the subscriber belongs to
+                the parent of this forked process.
+            KeyError: The subscriber does not have that model.
         """
         if self._inherited:
             raise self._forked()
@@ -419,7 +419,7 @@ class Subscriber(InOneProcess):
     ) -> Update | None:
         """Wait until a `model` runs this `version` or a newer one; return its `Update`.
 
-        Return None if it does not within `timeout` seconds.
+        Return None if the model does not run it within `timeout` seconds.
 
         A restarted publisher numbers versions from 1 again, in a later epoch. With `epoch` (for
         example a receipt's), versions of earlier epochs do not count.
@@ -469,8 +469,8 @@ class Subscriber(InOneProcess):
 
         Raises:
             ApplyError, TornError, RefusedError, AddressError: As in `receive`, without `start()`.
-            ClosedError: A thread of the subscriber has failed, or it belongs to the parent of this
-                forked process.
+            ClosedError: One of the subscriber's threads has failed, or the subscriber belongs to
+                the parent of this forked process.
         """
         seen: dict[str, Update] = {}
         while True:
@@ -511,7 +511,7 @@ class Subscriber(InOneProcess):
 
     @property
     def error(self) -> WeightBusError | None:
-        """The last error of an apply in the background, or None; in a fork, a `ClosedError`."""
+        """The last error in the background, or None. In a forked child, a `ClosedError`."""
         if self._inherited:
             return self._forked()
         failure = self._ready_queue.failure

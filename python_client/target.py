@@ -19,7 +19,7 @@ Sums = list[int | None]
 
 
 class Target(ABC):
-    """Something that a version can be applied to. Defaults suit a target that says no more.
+    """Something that a version can be applied to. The default methods assume nothing about it.
 
     Attributes:
         asks_user: Whether `apply` calls the user's code, which may be slow and has a deadline.
@@ -33,7 +33,7 @@ class Target(ABC):
 
     @property
     def devices(self) -> "frozenset[torch.device]":
-        """The CUDA devices of its tensors, as far as they are known."""
+        """The CUDA devices of the target's tensors, as far as they are known."""
         return frozenset()
 
     def from_second(self, staged: StagedVersion) -> bool:

@@ -168,12 +168,12 @@ class MemoryTarget(Target):
             if not reader.section.aligned():  # its views are copies of this version: do not cache
                 return reader
             alike = [each for each in alike if each[0].layout is layout]
-        self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # drop those of old memory
+        self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # drop readers of old memory
         return reader
 
 
 class RenamedTarget(Target):
-    """A target whose tensor names differ from the published ones; it gets renamed versions.
+    """Passes renamed versions to a target whose tensor names differ from the published names.
 
     Args:
         target: The target with its own names.
@@ -221,7 +221,10 @@ class RenamedTarget(Target):
         self._target.ahead(self._looked_at[1])
 
     def apply(self, staged: StagedVersion) -> None:
-        """Apply the renamed version, the same object that `ahead` has made if it was called."""
+        """Apply the renamed version.
+
+        If `ahead` has renamed `staged`, pass on that object: the target recognises it.
+        """
         known, self._looked_at = self._looked_at, None
         self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
         self.detail = self._target.detail
@@ -253,7 +256,7 @@ class RenamedTarget(Target):
 
 
 def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
-    """Return an error text if a layout does not fit a target; called in the worker's thread."""
+    """Return an error text if a layout does not fit a model's target, else an empty text."""
     try:
         return targets[model].fault(layout)
     except Exception as error:
@@ -261,7 +264,7 @@ def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
 
 
 def by_id(models: object) -> Mapping[str, object]:
-    """Return `models`, after a check that it is no bare target but maps model ids to targets.
+    """Check that `models` maps model ids to targets, and is no bare target; return it.
 
     Raises:
         ValueError: `models` is no such mapping, or has no valid ids.
@@ -307,8 +310,8 @@ def targets_of(
         models: The user's targets, by model id.
         strict, cast, sole_writer: As in `MemoryTarget`.
         renaming: Maps published names to the targets' names, for all models.
-        keep: A function from a model in memory and the target that copies to it to the target that
-            is returned. None: return the copying target.
+        keep: A function that makes the returned target of a model in memory; it takes the model and
+            the target that copies to it. None: return the copying target.
 
     Raises:
         ValueError: An object is not a target.

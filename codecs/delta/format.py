@@ -177,7 +177,7 @@ def _fields(row: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
-    """Parse a group's table at a position; return it, and its end position.
+    """Parse a group's table at a position; return the table and its end position.
 
     Raises:
         PatchError: The table is malformed.

@@ -115,7 +115,8 @@ def _found(
     """Estimate the changes in some places of one dtype.
 
     Returns:
-        Bits of the changes without classes, and with them; changed elements; elements; bytes.
+        Five numbers: bits of the changes without classes, and with classes; changed elements; all
+        elements; bytes.
     """
     before, after = (
         np.concatenate([data[each] for each in places]).view(f"<u{width}") for data in (old, new)
