@@ -113,7 +113,7 @@ class Copies:
         sources: Sequence[Leaf],
         check: Callable[[], None] = lambda: None,
     ) -> "Arriving | None":
-        """Copy every tensor in this process's memory, and start the copies of devices.
+        """Copy every tensor in this process's memory, and start the copies to or from devices.
 
         Returns:
             The copies in progress; None if all are complete.
@@ -146,7 +146,7 @@ def devices_of(leaves: Iterable[Leaf]) -> "frozenset[torch.device]":
 
 
 def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
-    """Group tensors into steps of about `STEP_BYTES`, or of one larger tensor."""
+    """Return the indexes in steps of about `STEP_BYTES` of tensors, or of one larger tensor."""
     steps, nbytes = list[list[int]](), STEP_BYTES
     for index in indexes:
         if nbytes >= STEP_BYTES:

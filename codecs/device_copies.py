@@ -384,7 +384,7 @@ class _Mirrored:
         with lane.lock, torch.inference_mode():
             current = lane.current()
             lane.near.wait_stream(current)
-            lane.near.wait_stream(lane.link)  # this may still transfer the previous copy
+            lane.near.wait_stream(lane.link)  # `link` may still transfer the previous second copy
             with lane.on(lane.near):
                 self._group.run(devices, "out")
             copied = lane.reached(lane.near)

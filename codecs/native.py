@@ -118,7 +118,7 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
 def joined(
     to: Addresses, from_: Addresses, sizes: Addresses
 ) -> tuple[Addresses, Addresses, Addresses]:
-    """Return the same copies sorted by destination; those adjacent on both sides are joined."""
+    """Return the same copies by destination; join copies that are adjacent on both sides."""
     if not len(to):
         return to, from_, sizes
     order = np.argsort(to, kind="stable")

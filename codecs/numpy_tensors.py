@@ -61,7 +61,7 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
 
 
 def bytes_of(array: Array, spec: TensorSpec) -> Bytes:
-    """Return an array's bytes as in a version; without a copy if its memory has that form."""
+    """Return an array's bytes as a version has them; no copy if its memory has them so."""
     plain = np.ascontiguousarray(array, dtype=numpy_dtype(spec.dtype))
     return plain.reshape(-1).view(np.uint8)
 

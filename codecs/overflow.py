@@ -82,7 +82,7 @@ def _least_code(source: str, destination: str) -> int:
     """Return the least code of `source` that is lost in `destination`."""
     kind, least = numpy_dtype(source), _bits(destination).least
     if source == "F64" and destination != "F32":
-        # A value may be rounded to F32 first, so those up to half an F32 step below are lost too.
+        # A value may be rounded to F32 first: those up to half an F32 step below `least` are lost.
         single = np.float32(least)
         if float(single) < least:
             single = np.nextafter(single, np.float32(np.inf))
@@ -145,7 +145,10 @@ class Narrowed:
         return cls(some, looked_at, runs) if some else None
 
     def found_on(self, device: "torch.Tensor", sources: Mapping[str, Leaf]) -> Found:
-        """Do as `found` for a section on a device; copy it to the host only for lost values."""
+        """Return what `found` returns, for a section on a device.
+
+        The section is copied to the host only if values were lost.
+        """
         from .dtypes import torch_dtype
 
         for begin, end, dtype, code in self.runs:

@@ -193,7 +193,7 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
 
 
 def shards_fault(module: nn.Module) -> str | None:
-    """Return a text on a submodule whose `state_dict()` waits for all ranks; None if none does.
+    """Return an error text for a submodule whose `state_dict()` waits for all ranks, or None.
 
     A call in only one process would block until the ranks' own timeout.
     """
@@ -211,7 +211,7 @@ def shards_fault(module: nn.Module) -> str | None:
 
 
 def _state_dict(module: nn.Module) -> dict[str, Any]:
-    """Return a module's `state_dict()`; StateError if this process does not have all of it."""
+    """Return a module's `state_dict()`; StateError if this process lacks some of its tensors."""
     if fault := shards_fault(module) or _unshaped(module):
         raise StateError(fault)
     named = module.state_dict()
@@ -241,7 +241,7 @@ def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
 
 
 def _placeholders(module: nn.Module, tensors: Iterable[object]) -> list[str]:
-    """Return texts on parameters that are placeholders of ZeRO 3, if some tensors are empty.
+    """Return error texts for parameters that are placeholders of ZeRO 3, if some tensors are empty.
 
     The parameters have the marks of placeholders, the tensors of `state_dict()` do not.
     """
@@ -256,7 +256,7 @@ def extra_of(parts: Mapping[str, nn.Module]) -> Tensors:
     """Return the extra state of modules as named tensors.
 
     Raises:
-        StateError: Some of it is neither a tensor nor a mapping of tensors.
+        StateError: A module's extra state is neither a tensor nor a mapping of tensors.
     """
     return {
         name: tensor
@@ -426,7 +426,7 @@ def _lost_buffers(module: nn.Module) -> Iterator[str]:
 
 
 def _unshaped(module: nn.Module) -> str | None:
-    """Return a text on a tensor without a shape, which `state_dict()` cannot return; else None."""
+    """Return an error text for a tensor without a shape, as `state_dict()` would fail, or None."""
     for path, part in _modules(module):
         if torch_params.is_params(part):
             for name, tensor in torch_params.held(part):
@@ -436,7 +436,7 @@ def _unshaped(module: nn.Module) -> str | None:
 
 
 def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
-    """Return texts on a meta module's attributes that stay meta tensors after a version is applied.
+    """Return error texts for attributes of a meta module that stay meta tensors after an apply.
 
     Loading code, extra state or a forward pre-hook may fill such tensors, and modules called with
     TensorDictParams use other tensors, so these modules are not checked.

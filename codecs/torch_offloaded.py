@@ -51,7 +51,7 @@ def offloaded(module: nn.Module) -> tuple[Tensors, list[str]]:
 
 
 def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
-    """Return texts on offloaded tensors that cannot be written to.
+    """Return error texts for offloaded tensors that cannot be written to.
 
     `loaded` is True if a copy into the module's tensors is not enough (`torch_loading`).
     """
@@ -62,7 +62,7 @@ def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
 
 
 def gathered_fault(module: nn.Module) -> str | None:
-    """Return a text on a submodule whose parameters are currently gathered by FSDP2; else None."""
+    """Return an error text for a submodule with parameters that FSDP2 has gathered now, or None."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     path = next(
         (
@@ -84,7 +84,7 @@ def gathered_fault(module: nn.Module) -> str | None:
 
 
 def quantised_fault(module: nn.Module) -> str | None:
-    """Return a text on a submodule that bitsandbytes has quantised; None if there is none."""
+    """Return an error text for a submodule that bitsandbytes has quantised, or None."""
     for path, part in _modules(module):
         home = any(kind.__module__.startswith("bitsandbytes.") for kind in type(part).__mro__)
         weight: Any = vars(part)["_parameters"].get("weight") if home else None

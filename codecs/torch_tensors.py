@@ -62,12 +62,12 @@ def is_one_block(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is strided memory: not sparse, nested, quantised or a wrapper."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
-    # Nearly all are plain; the check of others is slow.
+    # Nearly all tensors are plain; the check of other types is slow.
     return type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor)
 
 
 def _in_other_blocks(tensor: torch.Tensor) -> str:
-    """Return a text on a tensor that is not strided memory, and on what to give instead."""
+    """Return an error text for a tensor that is not strided memory, with what to give instead."""
     kind = type(tensor).__name__
     if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
         return (
@@ -119,7 +119,7 @@ def _reach(tensor: torch.Tensor) -> int:
 
 
 def _without_storage(tensor: torch.Tensor, error: RuntimeError) -> str | None:
-    """Return a text on a tensor whose `data_ptr()` or storage raises; None if that is expected."""
+    """Return an error text for a tensor whose `data_ptr()` or storage raises; None if expected."""
     if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
         return None
     return (
@@ -129,7 +129,7 @@ def _without_storage(tensor: torch.Tensor, error: RuntimeError) -> str | None:
 
 
 def _explained(tensor: torch.Tensor) -> str | None:
-    """Return a text on a tensor with a null address or a short storage; None if it is valid."""
+    """Return an error text for a tensor with a null address or a short storage, or None."""
     if not tensor.numel():
         return placeholder_fault(tensor)
     if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
@@ -171,7 +171,7 @@ def _wrapping(tensor: torch.Tensor) -> str:
 
 
 def placeholder_fault(tensor: torch.Tensor) -> str | None:
-    """Return a text if an empty tensor is ZeRO 3's placeholder of a parameter; else None."""
+    """Return an error text if an empty tensor is ZeRO 3's placeholder of a parameter; else None."""
     number = getattr(tensor, "ds_id", None)
     if number is None or tensor.numel() or not getattr(tensor, "ds_numel", 1):
         return None
@@ -242,7 +242,7 @@ def bare(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """Return a tensor's bytes as in a version; without a copy if its memory has that form."""
+    """Return a tensor's bytes as a version has them; no copy if its memory has them so."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
     return data

@@ -238,8 +238,8 @@ class Applier:
     ) -> None:
         self._targets, self._ready_queue, self._runs, self._tell = targets, ready_queue, runs, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
-        self._layouts: dict[str, Layout] = {}  # by model, of the running version
-        self._approved: dict[str, tuple[int, int]] = {}  # by model, last seen by `before_apply`
+        self._layouts: dict[str, Layout] = {}  # by model, the layout of the running version
+        self._approved: dict[str, tuple[int, int]] = {}  # by model, the last key approved
         self._wanted: dict[str, tuple[int, int]] = {}  # by model, the only version to apply
         self._pinned: list[tuple[NDArray[np.uint8], object]] = []  # buffers, and their pages
         self._held_up = RateLimitedWarning(log, "new weights wait for who uses the old ones: %s")
@@ -248,7 +248,7 @@ class Applier:
         if before_apply is None and on_commit is None:
             quick = (m for m, t in targets.items() if not (t.asks_user or t.on_disk))
             self._quick = frozenset(quick)
-        self.lock = ReadingLock()  # of all models in memory
+        self.lock = ReadingLock()  # one lock for all models in memory
         for target in targets.values():
             self.lock.reads_on(target.devices)
         self._files = {model: ReadingLock() for model, target in targets.items() if target.on_disk}
@@ -666,7 +666,7 @@ def _cut(text: str) -> str:
 
 
 def _undone(target: Target, *, torn: bool) -> bool:
-    """Undo a target's last apply if possible; return whether it then holds a whole version."""
+    """Undo a target's last apply if possible; return whether the target holds a whole version."""
     try:
         return target.undo() and not torn
     except Exception:

@@ -141,7 +141,7 @@ class FileTarget(Target):
         return True
 
     def _put_back(self, home: Place) -> bool:
-        """Rename the previous file's hidden link back; return whether there was one."""
+        """Rename the previous file's hidden link back; return False if there is no such link."""
         if self._kept is None:
             return False
         try:

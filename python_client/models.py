@@ -310,7 +310,7 @@ class PublishedModel:
         *,
         to_all: bool,
     ) -> None:
-        """Add patches to a version: see `Bases.offer`. An exception releases the snapshot."""
+        """Add patches to a version: see `Bases.offer`. If this raises, release the snapshot."""
         try:
             some = () if encoding == "raw" or _is_small(offer) else patch_candidates()
             before = len(self.bases.kept)

@@ -388,7 +388,7 @@ class Publisher(InOneProcess):
         """Wait until a `together` publish is committed or aborted; return the committed version.
 
         Before the commit, workers receive and verify the version, but change no weights. So a
-        server that must pause requests while weights change may pause them after this call.
+        server that pauses requests while weights change need not pause before this call returns.
 
         Args:
             publishing: The future from `publish_async(..., commit="together")`.
@@ -529,7 +529,7 @@ class Publisher(InOneProcess):
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
-        """Wait until `count` workers are connected; with `model`, only workers that want it count.
+        """Wait until `count` workers that want `model` are connected; None: any `count` workers.
 
         Raises:
             WorkersMissingError: Fewer workers joined within `timeout` seconds; the error names the

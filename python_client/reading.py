@@ -191,7 +191,7 @@ class Reading(Holder, Generic[T]):
             raise RuntimeError(f"this block has begun already ({self}): call reading() for each")
         self.asynchronous = asynchronous
         super().__init__(self.lock, self.doing)
-        if self.alive is None:  # else a hook begins it, not the user's code
+        if self.alive is None:  # else a hook begins the block, not the user's code
             frame = sys._getframe(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             while frame.f_code.co_filename == _CONTEXTLIB and frame.f_back is not None:
                 frame = frame.f_back
@@ -326,7 +326,7 @@ class ReadingLock:
             raise
 
     def _is_due(self, reading: Reading[Any], *, inside: bool) -> bool:
-        """Return whether a new reader may enter now, if only to raise an error."""
+        """Return whether a new reader need not wait: it can read now, or must raise an error."""
         if inside or self._late is not None:
             return True
         free = not (self._writer or self._waiting_writers) or self._passes(reading)

@@ -92,7 +92,7 @@ class MemoryTarget(Target):
         return self._reader(staged).from_second(note, self.devices)
 
     def fault(self, layout: Layout) -> str:
-        """Return a text that names the tensors that do not fit; an empty text if all fit."""
+        """Return an error text that names the tensors that do not fit; an empty text if all fit."""
         lines = check(layout, self._target, strict=self._strict, cast=self._cast)
         return "\n".join(trimmed(lines))
 

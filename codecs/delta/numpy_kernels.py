@@ -118,7 +118,7 @@ def best_rice(values: bits.Values) -> tuple[int, int]:
 
 
 def _best_golomb(like: bits.Values, values: bits.Values) -> tuple[int, int]:
-    """Return the Exp-Golomb parameter that is best for `like`, and the bits of `values` with it."""
+    """Return the best Exp-Golomb parameter for `like`, and the bits that `values` take with it."""
     lengths = np.bincount(bits.bit_length(like), minlength=17).astype(np.int64)
     guesses = [
         (int((lengths * (1 + k + 2 * np.maximum(np.arange(17) - k, 0))).sum()), k)
