@@ -329,9 +329,9 @@ def _decode(header: bytes, tensors_max: int) -> tuple[dict[str, _Info], dict[str
 def _check_spelling(text: bytes, keys: int) -> None:
     """Refuse JSON that readers interpret differently: a duplicate key, and minus zero.
 
-    With it, the same bytes would be two models. The decoder silently keeps the last of two equal
-    keys. But outside of strings a JSON text has one colon for each key, and `keys` is the number of
-    keys according to the decoded types.
+    Such bytes could be read as two different models. The decoder silently keeps the last of two
+    equal keys. But outside of strings a JSON text has one colon for each key, and `keys` is the
+    number of keys according to the decoded types.
     """
     colons = signs = 0
     for bare in _outside_of_strings(text):

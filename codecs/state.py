@@ -385,7 +385,7 @@ class Writer:
             return None
         (device,) = devices
         if self._mirror is None or self._mirror.flat.device != device:
-            self._mirror = None  # free its memory before the next one is allocated
+            self._mirror = None  # free the old copy before the next one is allocated
             self._mirror = device_memory.Mirror(device, data.nbytes)
         return self._mirror.flat, data.__array_interface__["data"][0]
 

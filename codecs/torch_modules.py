@@ -198,7 +198,7 @@ def shards_fault(module: nn.Module) -> str | None:
     A call in only one process would block until the ranks' own timeout.
     """
     home = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    sharded = getattr(home, "FullyShardedDataParallel", None)  # none while it is being imported
+    sharded = getattr(home, "FullyShardedDataParallel", None)  # None during its import
     if sharded is None:
         return None
     path = next((path for path, part in _modules(module) if isinstance(part, sharded)), None)

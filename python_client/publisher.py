@@ -472,8 +472,8 @@ class Publisher(InOneProcess):
 
         The coroutine copies the weights before it first suspends, so other tasks may change them.
         The copy blocks the event loop for about a second per GB. If that is too long, use
-        `await asyncio.to_thread(publisher.publish, ...)`, and do not change the weights before it
-        returns.
+        `await asyncio.to_thread(publisher.publish, ...)`, and do not change the weights before
+        `publish` returns.
         """
         return await asyncio.wrap_future(self.publish_async(model, weights, **options))
 
@@ -578,7 +578,7 @@ class Publisher(InOneProcess):
         events behind misses the oldest events; `event.missed` counts them.
 
         Args:
-            callback: Takes a `WorkerEvent`.
+            callback: A function that takes a `WorkerEvent`.
 
         Returns:
             A function that ends the calls.

@@ -337,10 +337,10 @@ class ReadingLock:
         return reading.lacks is None or torn or not reading.lacks()
 
     def _passes(self, reading: Reading[Any]) -> bool:
-        """Return whether a `with` block enters before a waiting writer, to not block its thread.
+        """Return whether a `with` block goes before a waiting writer, as its thread must not wait.
 
-        It does if the writer waits for an `async with` block of the same event loop. A `with` block
-        without an `await` ends before the `async with` block can, so the writer is not delayed.
+        The block does if the writer waits for an `async with` block of the same event loop. A
+        `with` block without an `await` ends before that block can, so the writer is not delayed.
 
         Raises:
             RuntimeError: The writer waits only for `with` blocks of this event loop. These await

@@ -94,7 +94,7 @@ class _Group:
         self._without: dict[int, tuple[int, bytes]] = {}
 
     def coded(self, way: int) -> list[bytes]:
-        """Return entries, table and bodies: with steps of this kind, without steps for PLAIN."""
+        """Return entries, table and bodies; blocks have steps of kind `way`, or none for PLAIN."""
         bodies, table = self._stepped(way) if way != fmt.PLAIN else ({}, b"")
         coded = [
             (fmt.STEPS, bodies[index]) if index in bodies else self._without_steps(index)
