@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .device_memory import Pinned
     from .torch_loading import Loading
 
-STEP_BYTES = 2**22  # hashed in one step: a fraction of a millisecond
+STEP_BYTES = 2**22  # bytes hashed in one step: this takes a fraction of a millisecond
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from .device_copies import Arriving, DeviceCopies, Second
 
-STEP_BYTES = 2**26  # copied between two calls of `check`: some hundredths of a second
-SCAN_WORDS: Final = 2**17  # compared at once: fits into the caches
+STEP_BYTES = 2**26  # bytes copied between two calls of `check`: some hundredths of a second
+SCAN_WORDS: Final = 2**17  # words compared at once: they fit into the caches
 SMALL_BYTES: Final = 2**14  # a tensor up to this size is copied as fast as it is compared
 SPARSE: Final = 10  # at most one word in 10 may differ: else copying all is about as fast
 

@@ -32,10 +32,10 @@ Direction = Literal["in", "out"]
 Way = Literal["in", "out", "within"]
 Second = tuple[torch.Tensor, int]  # a second copy's bytes, and the address of the memory it mirrors
 Pair = tuple[torch.Tensor, torch.Tensor]
-Index = tuple[int | slice, ...]  # of a part of a tensor; empty: the whole tensor
+Index = tuple[int | slice, ...]  # the index of a part of a tensor; empty: the whole tensor
 
 HALF_BYTES: Final = 2**25  # half of the stage, the most in one transfer: 0.6 ms on PCIe 5
-ALONE_BYTES: Final = 2**20  # larger tensors are transferred alone: to start takes 10 %
+ALONE_BYTES: Final = 2**20  # larger tensors are transferred alone: starting takes a tenth
 ALIGNED: Final = 16  # a batch begins in the stage at the same address modulo 16 as in memory
 PIECE_BYTES: Final = HALF_BYTES - ALIGNED
 # Dtypes that torch copies in one call (`_foreach_copy_`); others are copied one by one.

@@ -252,7 +252,7 @@ _INFO = msgspec.json.Decoder(_Info)
 _TEXTS = msgspec.json.Decoder(dict[str, str])
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _SAME = {name: name for name in DTYPES}  # interns dtype names, for a million tensors
-BLOCK_BYTES: Final = 2**16  # of a header, scanned at once
+BLOCK_BYTES: Final = 2**16  # bytes of a header that are scanned at once
 
 
 _Rows = list[tuple[str, str, tuple[int, ...]]]

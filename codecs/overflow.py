@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 LARGE_BYTES: Final = 2**16  # a tensor from this size on is checked in its own call
-BLOCK_BYTES: Final = 2**18  # scanned at once: fits into the caches
+BLOCK_BYTES: Final = 2**18  # bytes scanned at once: they fit into the caches
 TENSORS_SHOWN: Final = 4  # tensors that a text names: the first ones show the cause
 
 Found = Mapping[str, tuple[str, int]]  # by name: the new dtype, and the number of lost values
@@ -82,7 +82,7 @@ def _least_code(source: str, destination: str) -> int:
     """Return the least code of `source` that is lost in `destination`."""
     kind, least = numpy_dtype(source), _bits(destination).least
     if source == "F64" and destination != "F32":
-        # A value may be rounded to F32 first: those up to half an F32 step below `least` are lost.
+        # Values may be rounded to F32 first, so those up to half an F32 step below are lost, too.
         single = np.float32(least)
         if float(single) < least:
             single = np.nextafter(single, np.float32(np.inf))

@@ -30,7 +30,7 @@ KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 SHORT_BYTES: Final = 2**15  # up to this size one call and a copy are faster than several calls
 PIECE_BYTES: Final = 2**18  # sealed or opened at once, so that it is in the cache for the checksum
-CHUNK, LAYOUT, MESSAGE = 1, 2, 3  # purposes
+CHUNK, LAYOUT, MESSAGE = 1, 2, 3  # the purposes of nonces
 
 
 @cache

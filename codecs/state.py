@@ -352,7 +352,7 @@ class Writer:
             raise StateError(
                 f"the state has other tensors than {self.section.layout!r}; plan its layout anew"
             )
-        self._form, self._copies = None, Copies((), ())  # kept if an exception follows
+        self._form, self._copies = None, Copies((), ())  # stays so if an exception follows
         self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
         second = self._second_copy(state)
         self._copies = Copies(self._views, state.values, private=True, second=second)

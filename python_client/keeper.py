@@ -23,15 +23,15 @@ from .state_folder import StateFolder, StoredVersion, newest, parts_of
 
 log = logging.getLogger("weightbus.state")
 
-LOOK_SECONDS = 0.05  # between two looks for a version to write
+LOOK_SECONDS = 0.05  # time between two looks for a version to write
 REST_TIMES = 9  # rest for this multiple of a write's duration: the disk is busy a tenth of the time
 REST_SECONDS = 5.0  # the longest rest, and so the longest delay of the next version
 CALM_SECONDS = 1.0  # how long one version waits, in total, for moments without a publish
-PAUSE_SECONDS = 0.005  # between two checks whether a publish is over
+PAUSE_SECONDS = 0.005  # time between two checks whether a publish is over
 RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers' `lost_after`
 AHEAD = 10_000  # record an epoch this much higher than requested: later requests need no write
 STOP_SECONDS = 10.0  # how long the remaining versions may be written after `stop`
-WARN_SECONDS = 60.0  # between two warnings that the disk fails
+WARN_SECONDS = 60.0  # least time between two warnings that the disk fails
 
 
 class _Latest(NamedTuple):

@@ -30,8 +30,8 @@ from .models import PublishedModel
 log = logging.getLogger("weightbus.publisher")
 
 KEYS = "WEIGHTBUS_KEYS"  # an environment variable: the path of the keys if `keys=` is missing
-LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # between two checks of the key folder
-ALARM_SECONDS = 60.0  # between two alarms while the folder cannot be read
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # time between two checks of the folder
+ALARM_SECONDS = 60.0  # time between two alarms while the folder cannot be read
 
 
 def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:

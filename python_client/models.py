@@ -47,7 +47,7 @@ ENCODE_PACE = 1e-8  # seconds per byte: the first estimate of encoding and decod
 PACE_SHARE = 0.5  # weight of the last measurement in the estimate
 PACE_EVERY = 32  # decisions between two measurements on a sample, as the estimate may be wrong
 BOTH = False, True  # patches without classes, and with them
-OFFER_SHARE = 0.5  # how much of the time left patches may take: the version must still be sent
+OFFER_SHARE = 0.5  # share of the remaining time for making patches: sending takes time, too
 
 
 class PatchBase(NamedTuple):

@@ -20,7 +20,7 @@ LINKS_MAX = 40  # links in one path, the kernel's own limit
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # added to the access mode
-TRIES = 10  # to open a file that other processes make and remove at the same time
+TRIES = 10  # attempts to open a file that other processes make and remove meanwhile
 
 
 class Place:

@@ -68,7 +68,7 @@ class Holder:
         self.lock, self.doing = lock, doing
         self.thread, self.since = threading.get_ident(), time.monotonic()
         self.loop: AbstractEventLoop | None = asyncio._get_running_loop()  # noqa: SLF001
-        self.task: weakref.ref[Task[Any]] | None = None  # weak: a dropped task must go
+        self.task: weakref.ref[Task[Any]] | None = None  # weak: a task may be dropped
         if self.loop is not None and (task := asyncio.current_task()) is not None:
             self.task = weakref.ref(task)
 
@@ -233,7 +233,8 @@ class ReadingLock:
         self._lock = threading.RLock()
         self._left = threading.Condition(self._lock)  # wakes waiting writers
         self._readers: dict[Reading[Any], None] = {}
-        self._queue: dict[Reading[Any], Callable[[], object]] = {}  # and how to wake each
+        # The queued readers, each with the function that wakes it.
+        self._queue: dict[Reading[Any], Callable[[], object]] = {}
         self._writer: Holder | None = None
         self._waiting_writers = 0
         self.torn: dict[str, Exception] = {}

@@ -62,7 +62,7 @@ LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damag
 PARTIAL = ".partial"  # suffix of a file that is being written
 HISTORY_MAX = 10_000  # older files of a model: the table is rewritten with every version
 NAMES_MAX = 64  # keys of the same bytes: a worker that missed more restarts fetches the bytes
-SLICE_BYTES = 2**22  # written between two calls of `breathe`
+SLICE_BYTES = 2**22  # bytes written between two calls of `breathe`
 
 _OURS = re.compile(rf"[A-Za-z0-9._-]{{1,128}}@([0-9]{{1,16}})-[0-9]{{1,16}}{re.escape(SUFFIX)}\Z")
 

@@ -79,7 +79,7 @@ class MemoryTarget(Target):
         self._writes = 0
         self._overflows = OverflowLog(log)
         self._strict: Strict = strict or "target"
-        self._readers: list[tuple[StagedVersion, Reader]] = []  # of recently used buffers
+        self._readers: list[tuple[StagedVersion, Reader]] = []  # for recently used buffers
         self._begun = False  # whether the last apply may have changed the target
         self.asks_user = calls_users(target)
         self.devices, self._on_devices = devices_within(target)  # updated with each new buffer

@@ -29,10 +29,10 @@ NAME: Final = "delta-1"
 MAGIC: Final = b"WBDELTA1"
 BLOCK_ELEMENTS: Final = 2**18  # a block is decoded alone, and fits into a second-level cache
 GROUP_BLOCKS: Final = 16  # blocks that share a table, so that its size does not matter
-CLASSES: Final = 16  # of base values; narrower ones gained half a percent when measured
+CLASSES: Final = 16  # classes of base values; narrower classes gained half a percent when measured
 
 HEADER: Final = struct.Struct("<8sIIQ32s32s32s")
-CHUNKS_MAX: Final = 2**20  # of a version, as in the protocol: a digest takes bytes for each
+CHUNKS_MAX: Final = 2**20  # of a version, as in the protocol: a digest covers four bytes per chunk
 ENTRY_BYTES_MAX: Final = 4  # 28 bits: a block has at most 2^21 bytes, and two bits are its mode
 
 UNCHANGED, STEPS, OVERWRITE, RAW = range(4)  # modes of a block
@@ -40,7 +40,7 @@ PLAIN, INTEGER, BF16, F16 = range(4)  # kinds of elements: any, 16 bits, with an
 
 COUNT_BITS, GAP_BITS, LARGE_BITS, LARGE_GAP_BITS, SIZE_BITS = 5, 5, 5, 5, 4  # of a table's fields
 EVERY: Final = 31  # in place of the width of the large count: every step has a size
-WIDTH_MAX: Final = BLOCK_ELEMENTS.bit_length()  # of a count
+WIDTH_MAX: Final = BLOCK_ELEMENTS.bit_length()  # the most bits of a count
 RICE_MAX: Final = 18
 STEP_MAX: Final = 2**16 - 1
 

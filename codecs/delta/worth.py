@@ -22,10 +22,10 @@ from ..numpy_tensors import Bytes
 from .format import HEADER, PLAIN, groups
 
 SAMPLES: Final = 64  # sampled blocks, at least, if there are as many
-SAMPLE_BYTES: Final = 2**18  # of all samples together
+SAMPLE_BYTES: Final = 2**18  # bytes of all samples together
 STEPS: Final = 2**12  # steps whose sizes are sampled
 TINY: Final = 2.0**-64  # replaces a share of 0, whose logarithm is multiplied by 0
-STEP_BITS: Final = 2.0  # of a step of size 1, with sign; a larger one takes 2 * log2(size) more
+STEP_BITS: Final = 2.0  # for a step of size 1, with sign; a larger step takes 2 * log2(size) more
 SAVED: Final = 0.7  # the part of the positions' entropy that remains with classes
 SAMPLE_BLOCKS: Final = 2  # blocks to measure encoding with: a megabyte of 16-bit elements
 CHANGED: Final = 40.0  # extra work of a changed element, relative to an unchanged one
