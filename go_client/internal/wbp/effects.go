@@ -11,12 +11,12 @@ type (
 	Connect struct{ Endpoint, Ticket string }
 	// Redial reconnects both channels: the current connections may be dead.
 	Redial struct{}
-	// Subscribe subscribes to a topic, or unsubscribes.
+	// Subscribe subscribes to a topic, or unsubscribes if On is false.
 	Subscribe struct {
 		Topic string
 		On    bool
 	}
-	// DecodePatch decodes a patch, which may take long; then Decoded must be called.
+	// DecodePatch decodes a patch, which may take long. Afterwards Decoded must be called.
 	DecodePatch struct{ Job *Patching }
 	// Unpatched reports that a patch was unusable, so that the whole version is fetched.
 	Unpatched struct {
@@ -41,7 +41,7 @@ type (
 	}
 	// Joined reports that the publisher has accepted the worker.
 	Joined struct{ Epoch int64 }
-	// Unheard reports that no published messages arrive, so that everything is fetched.
+	// Unheard reports that no published messages arrive, so that versions are fetched.
 	Unheard struct{ Endpoint string }
 	// Lost reports that the publisher no longer responds.
 	Lost struct{}

@@ -4,27 +4,27 @@ import "time"
 
 // FetchPlanner decides when to request the latest version of a model. (W4)
 //
-// A version that failed and may be retried is put off for a delay that doubles each time.
+// A version that failed and may be retried is postponed. The delay doubles with each failure.
 type FetchPlanner struct {
 	model    string
 	versions *versionStore
 	timing   *Timing
 	latestAt time.Duration // when an announcement was last requested
 	answers  time.Duration // when the last answered ping was sent
-	later    Key           // the version that is put off
-	until    time.Duration // when it may be retried
-	pause    time.Duration // its delay
+	later    Key           // the version that is postponed
+	until    time.Duration // when that version may be retried
+	pause    time.Duration // the delay of that version
 }
 
 func newFetchPlanner(model string, versions *versionStore, timing *Timing) *FetchPlanner {
 	return &FetchPlanner{model: model, versions: versions, timing: timing, latestAt: never, answers: never}
 }
 
-// reconnected starts a session.
+// reconnected prepares for a new session: the latest version may be requested at once.
 func (a *FetchPlanner) reconnected() { a.latestAt = never }
 
-// hearOf handles a version named by a beacon, a welcome or a stray chunk: it requests the latest
-// version if that one is new.
+// hearOf handles a version that a beacon, a welcome, a pong or a stray chunk names. If the version
+// is new, hearOf requests the latest version.
 func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	if key.Version == 0 || !key.Newer(a.versions.newest()) || a.versions.isRejected(key) { // W4, W15
 		return nil
@@ -41,7 +41,8 @@ func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	return a.latest(key.Epoch, now, false)
 }
 
-// latest requests the latest version, at most once per Timing.Quiet unless atOnce.
+// latest requests the latest version. Unless atOnce is true, it does so at most once per
+// Timing.Quiet.
 func (a *FetchPlanner) latest(epoch int64, now time.Duration, atOnce bool) []Effect {
 	if now-a.latestAt < a.timing.Quiet && !atOnce { // W4
 		return nil
@@ -66,7 +67,8 @@ func (a *FetchPlanner) answered(sentAt time.Duration) {
 	}
 }
 
-// due reports whether to request a layout again; later if the answer may be on its way. (W7)
+// due reports whether to request a layout again. It waits longer while the answer may be on its
+// way. (W7)
 func (a *FetchPlanner) due(now time.Duration) bool {
 	patience := a.timing.Patience
 	if a.answers <= a.latestAt {
@@ -75,7 +77,7 @@ func (a *FetchPlanner) due(now time.Duration) bool {
 	return now-a.latestAt >= patience
 }
 
-// putOff puts a version off, for twice as long as the last time. (W36)
+// putOff postpones a version, each time for twice as long. (W36)
 func (a *FetchPlanner) putOff(key Key, now time.Duration) {
 	a.pause *= 2
 	if a.later != key {
@@ -87,7 +89,8 @@ func (a *FetchPlanner) putOff(key Key, now time.Duration) {
 	a.later, a.until = key, now+a.pause
 }
 
-// putOffNoLonger clears the delay of an unavailable version: an older one may be the latest.
+// putOffNoLonger ends the delay of a version that is no longer available, since an older version
+// may now be the latest.
 func (a *FetchPlanner) putOffNoLonger(key Key) {
 	if a.later == key {
 		a.until = 0

@@ -11,11 +11,11 @@ const (
 	restartsMax = 3 // digest mismatches of one version before it is declined
 )
 
-// A slot is one model of a worker: it handles the model's messages and moves its versions through
-// their phases (phases.go).
+// A follower is the state machine of one model of a worker. It handles the model's messages and
+// moves the model's versions through their phases (phases.go).
 //
-// The latest version wins: it replaces an older one that is arriving. But after such a replacement
-// the worker completes the next version, by fetching, before it starts a newer one.
+// A newer version replaces an older one that is arriving. After such a replacement the worker
+// completes the next version, by fetching, before it starts a newer one.
 type follower struct {
 	model      string
 	opens      Opens
@@ -25,14 +25,14 @@ type follower struct {
 	versions   *versionStore
 	planner    *FetchPlanner
 	patches    *Patches
-	epoch      int64   // the greatest from which bytes were written into the model
-	torn       int     // consecutive applies that failed half-way; above 0, no version runs
-	stale      Key     // could not be read from shared memory: fetch it, if it is offered
-	failure    *Failed // the last one, until another version is started
+	epoch      int64   // the latest epoch of which bytes were written into the model
+	torn       int     // number of consecutive applies that failed half-way; above 0, no version runs
+	stale      Key     // the version that could not be read from shared memory: fetch it if it is announced again
+	failure    *Failed // the last failure, until another version is started
 }
 
-// newSlot returns a slot without versions. opens and keyring may be nil; patches says whether to
-// accept patches.
+// newSlot returns a follower without versions. opens and keyring may be nil. patches says whether
+// to accept patches.
 func newSlot(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
 	patches bool) *follower {
 	versions := &versionStore{mode: following}
@@ -45,7 +45,8 @@ func newSlot(name string, model Model, bytesMax int64, timing *Timing, opens Ope
 	}
 }
 
-// running returns the running version; nil before the first, and after an apply failed half-way.
+// running returns the running version. It returns nil before the first apply, and after an apply
+// that failed half-way.
 func (s *follower) running() *Running {
 	if v := s.versions.at(running); v != nil {
 		return v.running
@@ -55,11 +56,11 @@ func (s *follower) running() *Running {
 
 // Messages from the publisher.
 
-// announced processes an announcement. Chunks may be pushed after a pushed announcement; with push
-// false none will be.
+// announced processes an announcement. layout is nil if the announcement carries none. push means
+// that the publisher may push the version's chunks; otherwise they are fetched.
 func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
-	if layout != nil && s.acceptance.excess(a) == "" { // else it is declined unread
+	if layout != nil && s.acceptance.excess(a) == "" { // else begin declines the version
 		if code, wrong := s.acceptance.learn(a, layout); code != "" {
 			return s.unreadable(a, code, wrong, now)
 		}
@@ -79,11 +80,11 @@ func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Dur
 	return effects
 }
 
-// unreadable declines a version with an invalid layout, or puts it off for a retry.
+// unreadable declines a version whose layout is invalid, or postpones it if a retry may help.
 func (s *follower) unreadable(a *Announce, code Code, wrong string, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if triedAgain[code] {
-		s.versions.move(s.versions.find(key, announced), failed) // it waited for this layout
+		s.versions.move(s.versions.find(key, announced), failed) // the version waited for this layout
 		return s.fail(key, code, wrong, now)
 	}
 	if !s.wants(a, key) {
@@ -104,7 +105,7 @@ func (s *follower) wants(a *Announce, key Key) bool {
 	case v.Key != key:
 		return key.Newer(v.Key) && s.versions.mode == following // W8, W26
 	}
-	return !v.updateAnnouncement(a) // one of them was damaged
+	return !v.updateAnnouncement(a) // if they differ, one announcement was damaged
 }
 
 // announcedWhole processes an announcement that carries the whole version.
@@ -159,7 +160,8 @@ func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 	return s.reserve(v, segment, now)
 }
 
-// reserve takes a buffer and starts the transfer; if none is free, resume starts it later.
+// reserve takes a staging buffer for a version and starts its transfer. If no buffer is free,
+// resume starts the transfer later. segment is shared memory to copy the version from, or nil.
 func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	if segment != nil {
 		defer segment.Release()
@@ -170,9 +172,9 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 		effects = s.changeMode(replaced, now)
 	}
 	enough, err := s.versions.takeMemory(v)
-	if err != nil && s.versions.base != nil { // give up the patch base for it
+	if err != nil && s.versions.base != nil { // release the patch base to make room
 		if !s.versions.setPatchBase(nil, nil) {
-			return effects // decoded resumes it
+			return effects // decoded resumes the version
 		}
 		enough, err = s.versions.takeMemory(v)
 	}
@@ -199,7 +201,8 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 	return append(append(effects, listening...), fetches(t, now)...)
 }
 
-// segment opens a version's shared memory; nil if it must be received over the network.
+// segment returns the opened shared memory of a version, or nil if the version must be received
+// over the network.
 func (s *follower) segment(a *Announce) Segment {
 	if !s.shared || a.Shared == nil || s.stale == (Key{a.Epoch, a.Version}) {
 		return nil
@@ -207,7 +210,7 @@ func (s *follower) segment(a *Announce) Segment {
 	return s.opens(a.Shared, a.Bytes)
 }
 
-// point makes a version ready that can be copied from shared memory directly.
+// point makes a version ready to be copied into the model directly from its segment.
 func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	for _, older := range s.versions.all(arriving, staged) {
 		s.versions.move(older, newer)
@@ -223,7 +226,8 @@ func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []
 	return append([]Effect{Ready{version}}, s.changeMode(completed, now)...)
 }
 
-// turn starts following pushed chunks and requests the latest version, or stops following.
+// changeMode applies an event to the mode. In mode following it subscribes to pushed chunks and
+// requests the latest version; otherwise it unsubscribes.
 func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	if !s.versions.changeMode(event) {
 		return nil
@@ -236,7 +240,7 @@ func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	return effects
 }
 
-// decline rejects a version, or drops it for a retry, and reports why.
+// decline rejects a version, or drops it if a retry may help, and reports the reason.
 func (s *follower) decline(v *versionEntry, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] { // W15
 		s.versions.move(v, failed)
@@ -248,7 +252,7 @@ func (s *follower) decline(v *versionEntry, code Code, text string, now time.Dur
 
 // The parts of a version.
 
-// A piece is a received chunk, with a checksum or sealed.
+// A piece is a received chunk. Its proof is a checksum; a sealed chunk gets its proof later.
 type piece struct {
 	Key
 	index  int64
@@ -265,7 +269,7 @@ func sealedPieceOf(c *SealedChunk) piece {
 	return piece{Key{c.Epoch, c.Version}, c.Index, nil, c, c.Patch}
 }
 
-// place returns a lease to receive the payload of a chunk; nil if it is not wanted.
+// place returns a lease to receive the payload of a chunk, or nil if the chunk is not wanted.
 func (s *follower) place(chunk piece, size int) *Lease {
 	v := s.versions.find(chunk.Key, arriving)
 	if v == nil || !v.transfer.speaks(chunk.patch) || !v.transfer.fits(chunk.index, size) {
@@ -292,7 +296,7 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 	}
 	if chunk.sealed != nil && lease == nil {
 		opening := s.keyring.chunk(subjectOf(v.announce, t.patch), chunk.sealed, len(payload))
-		if opening == nil { // hello requests its key (E6), and a retry the chunk
+		if opening == nil { // the key is unknown: a hello requests it (E6), and a retry the chunk
 			return nil
 		}
 		chunk.proof = opening
@@ -305,7 +309,7 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 	return append(effects, s.completed(v, now)...)
 }
 
-// end processes the end of a version's push, which has its digest.
+// end processes the message end, which has the version's digest and follows the pushed chunks.
 func (s *follower) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
 	v := s.versions.find(key, arriving)
@@ -327,12 +331,14 @@ func (s *follower) stray(key Key, now time.Duration) []Effect {
 	return s.planner.hearOf(key, now)
 }
 
-// advance fetches what is due; if the version is complete, it verifies and stages it.
+// advance returns the fetches that are due. If the version is complete, advance also verifies and
+// stages it.
 func (s *follower) advance(v *versionEntry, now time.Duration) []Effect {
 	return append(fetches(v.transfer, now), s.completed(v, now)...)
 }
 
-// completed verifies and stages a version if it is complete.
+// completed verifies and stages a version if all chunks and the digest have arrived. It starts the
+// decoding of a patch.
 func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	t := v.transfer
 	switch { // W13
@@ -349,7 +355,7 @@ func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	return s.decline(v, CodeDigestMismatch, text, now)
 }
 
-// arrived stages a verified version, and commits it unless it is `together`.
+// arrived stages a verified version. It commits the version unless its commit is `together`.
 func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
@@ -364,11 +370,12 @@ func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	return append(effects, s.changeMode(completed, now)...)
 }
 
-// decoded stages a version whose patch was decoded, or fetches it whole if the patch is unusable.
+// decoded handles the end of a patch's decoding. It stages the version, or fetches it whole if the
+// patch is unusable.
 func (s *follower) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	t, v := job.transfer, s.versions.at(arriving)
 	switch {
-	case !job.live(): // it was replaced or aborted
+	case !job.live(): // the version was replaced or aborted
 		s.versions.release(t)
 		s.versions.buffers.giveBack(job.buffer)
 		return s.resume(now)
@@ -385,7 +392,7 @@ func (s *follower) commit(v *versionEntry) []Effect {
 	return []Effect{Ready{v.staged}}
 }
 
-// committed makes a staged version ready on the publisher's commit.
+// committed handles the publisher's commit: it makes the staged version ready.
 func (s *follower) committed(c *Commit) []Effect {
 	v := s.versions.find(Key{c.Epoch, c.Version}, staged) // W14
 	if v == nil || v.staged.Digest != c.Digest {
@@ -394,12 +401,12 @@ func (s *follower) committed(c *Commit) []Effect {
 	return s.commit(v)
 }
 
-// aborted drops a version that the publisher aborted.
+// aborted handles the publisher's abort: it drops the version.
 func (s *follower) aborted(key Key, now time.Duration) []Effect {
 	s.versions.move(s.versions.find(key, announced, arriving, staged), aborted) // W14
 	s.planner.putOffNoLonger(key)
-	// There may be a buffer for a waiting version; if none waits, a worker that is catching up
-	// requests the latest one.
+	// The abort may have freed a buffer for a waiting version. If no version waits, a worker that
+	// is catching up requests the latest one.
 	effects := s.resume(now)
 	if len(effects) == 0 && s.versions.mode == catchingUp && s.versions.at(arriving) == nil { // W26
 		return s.planner.latest(key.Epoch, now, false)
@@ -407,13 +414,14 @@ func (s *follower) aborted(key Key, now time.Duration) []Effect {
 	return effects
 }
 
-// gone drops a version that the publisher no longer has; version 0 means that it has none at all.
+// gone handles a refusal: it drops a version that the publisher no longer has. Version 0 means that
+// the publisher has no version at all.
 func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 	s.planner.putOffNoLonger(Key{epoch, version})
 	for _, v := range s.versions.all(announced, arriving) {
 		waits := v.phase == announced // W27
 		named := version == v.Version || version == 0 && waits
-		late := epoch != 0 && epoch != v.Epoch // from an older publisher
+		late := epoch != 0 && epoch != v.Epoch // the refusal is about another epoch
 		if !named || late || !s.versions.move(v, gone) || waits {
 			continue
 		}
@@ -425,7 +433,7 @@ func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 	return nil
 }
 
-// prepare maps the shared memory of a version in advance.
+// prepare maps the shared memory of the next version in advance.
 func (s *follower) prepare(p *Prepare) {
 	if !s.shared || p.Bytes > s.acceptance.bytesMax {
 		return
@@ -438,15 +446,15 @@ func (s *follower) prepare(p *Prepare) {
 
 // The session.
 
-// reconnected starts a session; newest is the publisher's latest version. If versions are received
-// over the network, it reserves a buffer of the expected size.
+// reconnected prepares for a new session. newest is the publisher's latest version. If versions are
+// received over the network, reconnected reserves a buffer of size bytes, the expected size.
 func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Duration) []Effect {
 	if s.shared = shared; !shared && size <= s.acceptance.bytesMax {
 		s.versions.buffers.reserve(size)
 	}
 	s.versions.reconnected(newest.Epoch, now)
 	if s.torn > 1 {
-		s.torn = 1 // earlier failures count as one
+		s.torn = 1 // the failures of the previous session count as one
 	}
 	s.planner.reconnected()
 	effects := sayStaged(s.model, s.versions.all(ready, applying, staged)...)
@@ -458,7 +466,7 @@ func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Dur
 // taken records that an apply started.
 func (s *follower) taken(key Key) { s.versions.move(s.versions.find(key, ready), taken) }
 
-// applied records and reports that a version runs; digest is "" if its bytes were not hashed.
+// applied records and reports that a version runs. digest is "" if the version was not hashed.
 func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	v, older := s.versions.find(key, applying), s.versions.at(running) // W16
 	if v == nil {
@@ -481,7 +489,7 @@ func (s *follower) failed(key Key, text string, intact bool, now time.Duration) 
 	if v == nil {
 		return nil
 	}
-	if !intact { // it has parts of two versions; fetch the next attempt, so that it is verified
+	if !intact { // the model has parts of two versions; the next attempt is fetched, and so verified
 		s.versions.move(s.versions.at(running), torn)
 		s.versions.setPatchBase(nil, nil)
 		s.stale = key
@@ -494,7 +502,8 @@ func (s *follower) failed(key Key, text string, intact bool, now time.Duration) 
 	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
 }
 
-// gotStale drops a version that was overwritten in shared memory, and requests the latest. (S5)
+// gotStale drops a version that was overwritten in shared memory, and requests the latest version.
+// (S5)
 func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 	if !s.versions.move(s.versions.find(key, applying), stale) {
 		return nil
@@ -520,14 +529,16 @@ func (s *follower) reaches(key Key) {
 	}
 }
 
-// forgetFailure clears the last failure as another version starts, unless an apply failed half-way.
+// forgetFailure clears the last failure when another version starts. It keeps the failure of an
+// apply that failed half-way.
 func (s *follower) forgetFailure() {
 	if s.torn == 0 {
 		s.failure = nil // W17
 	}
 }
 
-// fail reports to publisher and user that a version failed, and puts off one that is retried.
+// fail reports to the publisher and the user that a version failed. If a retry may help, it
+// postpones the version.
 func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] {
 		s.planner.putOff(key, now)
@@ -537,7 +548,7 @@ func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Ef
 	return append(s.sayFailure(), Rejected{s.model, key, code, text})
 }
 
-// sayFailure reports the last failure, if it still applies.
+// sayFailure returns a report of the last failure, or nothing if that was cleared.
 func (s *follower) sayFailure() []Effect {
 	if s.failure == nil {
 		return nil
@@ -553,7 +564,7 @@ func (s *follower) dropped(key Key, now time.Duration) []Effect {
 	return s.resume(now)
 }
 
-// resume starts the announced version that waits for a buffer.
+// resume starts the announced version that waits for a buffer, unless a version is arriving.
 func (s *follower) resume(now time.Duration) []Effect {
 	waiting := s.versions.at(announced)
 	if waiting == nil || s.versions.at(arriving) != nil {
@@ -592,7 +603,7 @@ func (s *follower) tick(now time.Duration) []Effect {
 	return s.begin(v, now)
 }
 
-// repeat repeats the report on each version, in case a message was lost.
+// repeat returns the report on each version again, in case one was lost.
 func (s *follower) repeat() []Effect { return standing(s.model, s.versions, s.sayFailure()) } // W17
 
 // ControlTopic returns the topic of a model's announcements, ends and beacons.

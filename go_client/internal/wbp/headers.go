@@ -147,7 +147,7 @@ const (
 	optional = false
 )
 
-// fields is a parsed header: the text of each value, and the first error.
+// fields is a parsed JSON object: the text of each value, and the first error.
 type fields struct {
 	raw map[string][]byte
 	err error
@@ -180,7 +180,7 @@ func (f *fields) readObject(s *scanner) error {
 	})
 }
 
-// protocol returns the integer wbp as text; "0" if it is missing.
+// protocol returns the integer in field wbp as text; "0" if the field is missing.
 func (f *fields) protocol() (string, error) {
 	raw, ok := f.raw["wbp"]
 	if !ok {
@@ -301,7 +301,7 @@ func (f *fields) optionalHex(key string, digits int) *string {
 	return &text
 }
 
-// base64 returns required bytes, at most `most`.
+// base64 returns the bytes of a required base64 string. At most `most` bytes are valid.
 func (f *fields) base64(key string, most int) []byte {
 	text := f.text(key, HeaderBytesMax)
 	bytes, err := base64.StdEncoding.DecodeString(text)
@@ -311,7 +311,7 @@ func (f *fields) base64(key string, most int) []byte {
 	return bytes
 }
 
-// object reads a nested object; nil if it is null or missing.
+// object returns a nested object; nil if its value is null or missing.
 func (f *fields) object(key string) *fields {
 	if f.null(key) {
 		return nil
@@ -387,7 +387,7 @@ func (f *fields) patches() (offers []PatchOffer) {
 	return offers
 }
 
-// metadata returns the metadata of a version by name; nil if it is missing.
+// metadata returns the metadata of a version, by entry name; nil if the field is missing.
 func (f *fields) metadata() map[string]string {
 	if !f.has("metadata") {
 		return nil
@@ -429,7 +429,7 @@ func (f *fields) running(key string) Running {
 	return running
 }
 
-// versions returns an object with a version for each model.
+// versions returns the version number of each model, by name.
 func (f *fields) versions(key string, needed bool) map[string]int64 {
 	versions := map[string]int64{}
 	raw, ok := f.raw[key]
@@ -459,7 +459,8 @@ func (f *fields) keys(key string, needed bool) []string {
 	return f.texts(key, needed, GroupKeysMax, "times 64 of 0-9 a-f", func(text string) bool { return isHex(text, 64) })
 }
 
-// texts returns an array of at most `most` strings, each of which passes is.
+// texts returns an array of at most `most` strings, for each of which `is` is true. kind names the
+// strings in an error.
 func (f *fields) texts(key string, needed bool, most int, kind string, is func(string) bool) []string {
 	texts := []string{}
 	raw, ok := f.raw[key]

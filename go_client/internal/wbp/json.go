@@ -11,7 +11,7 @@ import (
 // in any case, keep the last of two equal keys, replace invalid UTF-8 and lone surrogates, and nest
 // as deep as the stack, so that two readers of the same bytes could disagree.
 //
-// The text must be valid UTF-8, which the caller checks once for all of it.
+// The text must be valid UTF-8. The caller checks that once for the whole text.
 type scanner struct {
 	text []byte
 	at   int
@@ -66,7 +66,7 @@ func (s *scanner) object(entry func(key string) error) error {
 	})
 }
 
-// array reads an array and calls item for each value; item must read it.
+// array reads an array and calls item for each value; item must read the value.
 func (s *scanner) array(item func() error) error {
 	if err := s.expect('['); err != nil {
 		return err
@@ -290,7 +290,7 @@ func (s *scanner) integer() (int64, error) {
 	return n, nil
 }
 
-// integerOf returns the value of such an integer; false for any other word.
+// integerOf returns the value of an integer as defined for integer; false for any other word.
 func integerOf(word []byte) (int64, bool) {
 	for _, c := range word {
 		if c < '0' || c > '9' {

@@ -8,11 +8,12 @@ import (
 
 // A Keyring has the group keys of a session, which decrypt sealed messages, layouts and chunks.
 //
-// During a rotation there are two keys; the older one expires soon after. Published messages other
-// than chunks have a count that rises under each key: one that is not above the last is a replay.
+// During a rotation it has two keys, of which the older one expires soon. Each published message
+// except a chunk has a count, which rises from message to message under the same key. A message is
+// a replay if its count is not above that of the last message.
 type Keyring struct {
 	keys     []*GroupKey      // the newest last
-	counts   map[string]int64 // the highest count opened, by key id
+	counts   map[string]int64 // by key id: the highest count of an opened message
 	changing bool             // a rotation is in progress
 	until    time.Duration    // when all but the newest key expire
 	lacking  bool             // a message was sealed with an unknown key
@@ -25,15 +26,16 @@ type Keyring struct {
 // NewKeyring returns an empty Keyring.
 func NewKeyring() *Keyring { return &Keyring{counts: map[string]int64{}} }
 
-// Begin starts a session with these keys only; all but the newest are valid until `until`. Counts
-// of known keys are kept, so that replays are still detected.
+// Begin starts a session with these keys only. All keys but the newest expire at `until`. The
+// counts of known keys are kept, so that replays are still detected.
 func (r *Keyring) Begin(keys []string, until time.Duration) {
 	r.keys, r.changing = nil, false
 	r.add(keys, until)
 }
 
-// add adds keys of a rotation; the previous one is valid until `until`. Keys listed before a known
-// key are older and have expired: if they were accepted again, so would be replays under them. (E6)
+// add adds the keys of a rotation. The previous key expires at `until`. Keys listed before a known
+// key are older and have expired: if they were accepted again, replayed messages would be, too.
+// (E6)
 func (r *Keyring) add(keys []string, until time.Duration) {
 	var news []*GroupKey
 	for _, digits := range keys {
@@ -52,7 +54,7 @@ func (r *Keyring) add(keys []string, until time.Duration) {
 	r.keep(GroupKeysMax)
 }
 
-// expire drops an expired key.
+// expire drops all keys but the newest once they have expired.
 func (r *Keyring) expire(now time.Duration) {
 	if r.changing && now >= r.until {
 		r.changing = false
@@ -60,10 +62,10 @@ func (r *Keyring) expire(now time.Duration) {
 	}
 }
 
-// lacks reports whether a message needed an unknown key, until keys are added.
+// lacks reports whether a message needed an unknown key since keys were last added.
 func (r *Keyring) lacks() bool { return r.lacking }
 
-// keep drops all but the newest keys, with the counts and derived keys of the others.
+// keep drops all but the newest `most` keys, the counts of the dropped keys, and the derived key.
 func (r *Keyring) keep(most int) {
 	r.last.id, r.last.names, r.last.sealed = "", "", nil
 	if len(r.keys) > most {
@@ -87,9 +89,9 @@ func (r *Keyring) find(id string) *GroupKey {
 	return nil
 }
 
-// Published returns a published message, opened, if it was sealed; else nil, as its sender is
-// unknown. Each message is returned once; with counts false, before its payload is complete, it is
-// not marked as seen. (E4, E5)
+// Published returns the message in a sealed published message. A sealed chunk is returned as it is.
+// For any other message, whose sender is unknown, and for a replay Published returns nil. It marks
+// the message as seen unless counts is false, which it is before the payload is complete. (E4, E5)
 func (r *Keyring) Published(message Message, payloads int, counts bool) Message {
 	sealed, ok := message.(*SealedMessage)
 	if !ok {
@@ -120,14 +122,14 @@ func (r *Keyring) Published(message Message, payloads int, counts bool) Message 
 	return nil
 }
 
-// chunk returns the Opening of a sealed chunk; nil if its key is unknown.
+// chunk returns the Opening that decrypts a sealed chunk; nil if the key of the chunk is unknown.
 func (r *Keyring) chunk(of Subject, chunk *SealedChunk, size int) *Opening {
 	return r.opening(of, PurposeChunk, chunk.Index, int64(size), chunk.Key, chunk.Tag)
 }
 
-// payload decrypts in place the payload of an announcement: its layout, or all bytes of the
-// version. If it is not authentic, sound is false for a layout; for a version plain is nil, and
-// like a damaged chunk it is fetched. (E4)
+// payload decrypts in place the payload of an announcement, which is a layout or a whole version.
+// If the layout is not authentic, sound is false. If the version is not authentic, plain is nil,
+// and the version is fetched, as a damaged chunk would be. (E4)
 func (r *Keyring) payload(a *Announce, sealed []byte) (plain []byte, sound bool) {
 	purpose := PurposeLayout
 	if a.Whole != nil {

@@ -43,19 +43,19 @@ func ShapeText(shape []int64) string {
 //	│ little │                       │ row-major, without gaps      │
 //	└────────┴───────────────────────┴──────────────────────────────┘
 //
-// Only ParseLayout creates one. It checks everything, as the bytes may be hostile.
+// Only ParseLayout creates a Layout. It checks every value, since the bytes may be hostile.
 type Layout struct {
-	ID       string // SHA-256 of all its bytes
-	Bytes    int64  // of the data section
-	Tensors  []Spec // by position
-	Aliases  map[string]string
+	ID       string            // SHA-256 of all its bytes
+	Bytes    int64             // size of the data section
+	Tensors  []Spec            // by position
+	Aliases  map[string]string // by alias: the name of the tensor
 	Metadata map[string]string
 	byName   map[string]*Spec // aliases included
-	inOrder  []*Spec          // in the source's order
+	inOrder  []*Spec          // in the order of the publisher's source
 	size     int              // bytes of the layout itself
 }
 
-const prefixBytes = 8 // with the length of the rest
+const prefixBytes = 8 // which hold the length of the rest
 
 // errTooManyNames means that a layout has more names than the limit allows.
 var errTooManyNames = errors.New("more names of tensors and metadata than this worker has memory for")
@@ -237,11 +237,13 @@ func (l *Layout) name() error {
 	return nil
 }
 
-// orderText is the metadata entry with the order of names in the source: for each, its index in the
-// list of all tensors by position, followed by the sorted aliases.
+// orderText is the name of the metadata entry that has the order of the names in the publisher's
+// source. The entry has one index for each name, into the list of all tensors by position followed
+// by the sorted aliases.
 const orderText = "weightbus.order"
 
-// order lists the tensors in the source's order; without a valid order text, by position.
+// order lists the tensors in the order of the publisher's source, or by position if there is no
+// valid order text.
 func (l *Layout) order() {
 	for i := range l.Tensors {
 		l.inOrder = append(l.inOrder, &l.Tensors[i])

@@ -7,7 +7,7 @@ import (
 
 const (
 	layoutsKept      = 4       // layouts cached per model, so that alternating layouts are not sent again
-	layoutsBytesKept = 1 << 22 // their sum, except the last; some ten times that in memory
+	layoutsBytesKept = 1 << 22 // bytes of the cached layouts except the last; in memory they need some ten times as much
 	raise            = "raise its BytesMax if that is meant"
 )
 
@@ -16,13 +16,13 @@ const (
 type acceptance struct {
 	accepts  func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
 	bytesMax int64                       // the largest version to accept
-	longest  int64                       // the largest layout of the registered tensors; 0 if unknown
+	longest  int64                       // size of the largest layout of the registered tensors; 0 if unknown
 	sealed   bool                        // whether versions must be sealed; if not, they must not be
 	layouts  []*Layout
 	accepted map[string]bool // ids of known layouts that can be applied
 }
 
-// layout returns the layout of an announced version; nil if it is unknown.
+// layout returns the layout of an announced version; nil if the layout is unknown.
 func (c *acceptance) layout(a *Announce) *Layout {
 	for _, layout := range c.layouts {
 		if layout.ID == a.Layout {
@@ -32,7 +32,8 @@ func (c *acceptance) layout(a *Announce) *Layout {
 	return nil
 }
 
-// learn parses and stores an announcement's layout; it returns a code and a text on failure.
+// learn parses and stores the layout of an announcement. On failure it returns a code and the
+// reason.
 func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	if int64(len(bytes)) != a.LayoutBytes {
 		return CodeLayoutInvalid, fmt.Sprintf("the layout has %d bytes, announced were %d", len(bytes), a.LayoutBytes)
@@ -51,7 +52,8 @@ func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	return "", ""
 }
 
-// namesMax returns the most names of a layout, which count against the memory for a version.
+// namesMax returns how many names a layout may have. The limit follows from bytesMax, since names
+// need memory, too.
 func (c *acceptance) namesMax() int64 {
 	if names := c.bytesMax / NameCost; names > NamesFree {
 		return names
@@ -59,7 +61,7 @@ func (c *acceptance) namesMax() int64 {
 	return NamesFree
 }
 
-// keep stores a layout, and drops the oldest ones beyond the limits.
+// keep stores a layout, and drops the oldest layouts beyond the limits.
 func (c *acceptance) keep(layout *Layout) {
 	c.layouts = append(c.layouts, layout)
 	size := 0
@@ -91,7 +93,8 @@ func (c *acceptance) excess(a *Announce) string {
 	return ""
 }
 
-// accompanies reports whether an announcement may carry size bytes: its layout or the version.
+// accompanies reports whether an announcement may carry a payload of size bytes. The payload is the
+// layout or the whole version.
 func (c *acceptance) accompanies(a *Announce, size int) bool {
 	expected := a.LayoutBytes
 	if a.Whole != nil {
@@ -100,7 +103,8 @@ func (c *acceptance) accompanies(a *Announce, size int) bool {
 	return int64(size) == expected && c.excess(a) == ""
 }
 
-// fault returns why a version cannot be accepted, as far as is known yet; an empty code if it can.
+// fault returns the code and the reason why a version cannot be accepted. The code is empty if no
+// reason is known yet.
 func (c *acceptance) fault(a *Announce) (code Code, text string) {
 	layout, excess := c.layout(a), c.excess(a)
 	switch { // W6

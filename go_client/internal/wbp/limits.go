@@ -40,12 +40,12 @@ const (
 // Timing has the intervals and timeouts of a worker (section 11 of the protocol).
 type Timing struct {
 	Ping        time.Duration // between two pings, and between repetitions of a report
-	LostAfter   time.Duration // without a message: the publisher is lost
-	DeafAfter   time.Duration // without a control message: the publisher is lost
+	LostAfter   time.Duration // without a message, after which the publisher is lost
+	DeafAfter   time.Duration // without a control message, after which the publisher is lost
 	HelloRetry  time.Duration // between two hellos
-	Quiet       time.Duration // without a chunk: missing chunks are fetched instead of awaited
+	Quiet       time.Duration // without a chunk, after which missing chunks are fetched instead of awaited
 	Report      time.Duration // between two reports of progress when chunks arrive slowly
-	Patience    time.Duration // without a chunk: a fetch is repeated; doubles each time
+	Patience    time.Duration // without a chunk, after which a fetch is repeated; doubles each time
 	PatienceMax time.Duration // limit of Patience
 }
 

@@ -16,9 +16,9 @@ type Model struct {
 
 // A WorkerMachine is the state machine of one worker.
 //
-// A worker is outside a session or inside, and may probe in between (phases.go). Inside, each
-// message goes to the slot of its model. Outside, staged and running versions stay as they are, and
-// hello is repeated, so workers rejoin a publisher that restarts.
+// The session of the worker is in state outside, probing or inside (phases.go). While it is inside,
+// each message goes to the follower of its model. While it is outside, the worker keeps its staged
+// and running versions and repeats hello, so that it rejoins a publisher that restarts.
 type WorkerMachine struct {
 	Malformed int // number of malformed messages, which were dropped
 
@@ -37,16 +37,16 @@ type WorkerMachine struct {
 	heardAt         time.Duration
 	answeredAt      time.Duration // when the last control message was received
 	saidHelloAt     time.Duration
-	unansweredSince time.Duration // when an unanswered hello was sent; never if there is none
-	unheardSince    time.Duration // start of a session without a published message; never once reported
+	unansweredSince time.Duration // when the first unanswered hello was sent; never if all were answered
+	unheardSince    time.Duration // start of a session without a published message; never once Unheard was returned
 	pingedAt        time.Duration
 	pingEvery       time.Duration
-	spare           []byte // for payloads of announcements; reused, so that small versions allocate none
+	spare           []byte // memory for payloads of announcements; reused, so that small versions allocate none
 }
 
 const spareMax = 1 << 20 // bytes of spare
 
-// NewWorkerMachine returns a machine outside a session; opens may be nil to disable shared memory.
+// NewWorkerMachine returns a machine without a session. If opens is nil, shared memory is disabled.
 func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *WorkerMachine {
 	m := &WorkerMachine{
 		identity: id, models: models, timing: timing, followers: map[string]*follower{}, opens: opens, ages: ages{}, session: outside,
@@ -71,19 +71,19 @@ func (m *WorkerMachine) changeSession(event Event) {
 
 // Received messages.
 
-// Receive processes a message of the control channel; a malformed one is dropped.
+// Receive processes a message of the control channel. It drops and counts a malformed message.
 func (m *WorkerMachine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	return m.receive(frames, lease, now, false)
 }
 
-// ReceivePublished processes a published message, its topic frame included.
+// ReceivePublished processes a published message. The first frame is the topic.
 func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	if !m.inside() || len(frames) == 0 {
 		m.takeBack(lease)
 		return nil
 	}
 	var effects []Effect
-	if !m.subscribed { // the first one proves that the subscription is active: W18
+	if !m.subscribed { // the first published message proves that the subscription is active: W18
 		m.subscribed, m.unheardSince = true, never
 		effects = append(effects, ping(now, m.subscribed, m.shared))
 	}
@@ -91,7 +91,8 @@ func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time
 }
 
 // Place returns a lease to receive a payload of this size, given its header. It returns nil if the
-// payload is not wanted: pass the message on with an empty payload.
+// payload is not wanted: the caller then drops the payload and passes an empty one to the machine
+// with the message.
 func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	message, err := Decode(header, 1)
 	if err != nil || !m.inside() {
@@ -117,8 +118,8 @@ func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	return nil
 }
 
-// lend returns a lease of memory for the payload of an announcement, with room for a tag. The
-// memory is free again once the message was processed.
+// lend returns a lease of size bytes for the payload of an announcement, with room for a tag after
+// them. takeBack takes the memory back once the message was processed.
 func (m *WorkerMachine) lend(size int) *Lease {
 	memory := m.spare
 	m.spare = nil
@@ -128,8 +129,8 @@ func (m *WorkerMachine) lend(size int) *Lease {
 	return &Lease{view: memory[:size]}
 }
 
-// takeBack ends a lease after its message was processed. It cancels a lease that a transfer did not
-// use, and keeps memory from lend for reuse.
+// takeBack ends a lease after its message was processed. If a transfer owns the lease and did not
+// use it, takeBack cancels it. If the memory comes from lend, takeBack keeps it for reuse.
 func (m *WorkerMachine) takeBack(lease *Lease) {
 	switch {
 	case lease == nil:
@@ -177,7 +178,8 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	case !m.inside():
 		return nil
 	case epoch != m.epoch:
-		// The publisher restarted, or the welcome was damaged: a new hello resolves that (W3).
+		// The publisher restarted, or the welcome was damaged: the answer to a new hello has the
+		// right epoch (W3).
 		return m.helloIfDue(now)
 	}
 	m.heardAt = now
@@ -194,19 +196,20 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	if s := m.followers[model]; s != nil {
 		payloads, sound := m.opened(message, frames[1:])
 		if !sound {
-			return nil // it is fetched later (E4)
+			return nil // the version is fetched later (E4)
 		}
 		return s.receive(message, payloads, lease, now, pushed || m.whole(message))
 	}
 	return nil
 }
 
-// ignores reports whether to ignore a message: nil, or one that only workers with keys, or only
-// workers without, accept. (E1) A pushed sealed chunk is ignored unless its version is arriving,
-// since its header is not authenticated. (E4)
+// ignores reports whether to ignore a message. It ignores nil, and messages that only workers with
+// keys accept, or only workers without keys, if this worker is not one of those. (E1) It also
+// ignores a pushed sealed chunk whose version is not arriving, since the chunk's header is not
+// authenticated. (E4)
 func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 	switch message := message.(type) {
-	case nil, *SealedMessage: // the opened message was passed instead
+	case nil, *SealedMessage: // Keyring.Published did not open it
 		return true
 	case *Chunk:
 		return m.keyring != nil
@@ -223,13 +226,14 @@ func (m *WorkerMachine) arrives(chunk *SealedChunk) bool {
 	return s != nil && s.versions.find(Key{chunk.Epoch, chunk.Version}, arriving) != nil
 }
 
-// opened decrypts the payload of an announcement, if it is sealed.
+// opened returns the payloads of a message, decrypted if the message is a sealed announcement. It
+// returns false if the announcement's layout is not authentic.
 func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]byte, sound bool) {
 	a, ok := message.(*Announce)
 	if !ok || m.keyring == nil || len(payloads) == 0 {
 		return payloads, true
 	}
-	if a.Encryption == nil || *a.Encryption != AES256GCM { // the slot declines it
+	if a.Encryption == nil || *a.Encryption != AES256GCM { // the follower declines the announcement
 		if a.Whole == nil {
 			return nil, true
 		}
@@ -239,7 +243,7 @@ func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]b
 	return [][]byte{plain}, sound
 }
 
-// whole reports whether a message carries a whole version; any such message counts as published.
+// whole reports whether a message carries a whole version. Such a message counts as pushed.
 func (m *WorkerMachine) whole(message Message) bool {
 	a, ok := message.(*Announce)
 	return ok && a.Whole != nil
@@ -342,7 +346,8 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 
 // Joining.
 
-// appliedEpoch returns the latest epoch of an applied version: no older publisher is joined.
+// appliedEpoch returns the latest epoch of which bytes were written into a model. The worker does
+// not join a publisher of an earlier epoch.
 func (m *WorkerMachine) appliedEpoch() int64 {
 	var latest int64
 	for _, s := range m.followers {
@@ -353,6 +358,7 @@ func (m *WorkerMachine) appliedEpoch() int64 {
 	return latest
 }
 
+// helloIfDue returns a hello, unless the last hello was sent less than HelloRetry ago.
 func (m *WorkerMachine) helloIfDue(now time.Duration) []Effect {
 	if now-m.saidHelloAt < m.timing.HelloRetry {
 		return nil
@@ -401,7 +407,7 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 		m.data = w.Data
 		effects = append(effects, Connect{w.Data, ticket})
 	}
-	if m.shared { // before the publisher pushes or hashes anything for this worker
+	if m.shared { // ping before the publisher pushes or hashes anything for this worker
 		effects = append(effects, ping(now, m.subscribed, m.shared))
 	}
 	for name, s := range m.followers {
@@ -412,7 +418,7 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 	return effects
 }
 
-// ticketOf returns the ticket of a welcome; "" if it has none.
+// ticketOf returns the ticket of a welcome; "" if the welcome has no ticket.
 func ticketOf(w *Welcome) string {
 	const prefix = "ticket."
 	for _, feature := range w.Features {
@@ -423,7 +429,8 @@ func ticketOf(w *Welcome) string {
 	return ""
 }
 
-// WithoutTicket must be called when the data connection lacks a ticket; a hello requests one.
+// WithoutTicket must be called when the data connection lacks a ticket. It returns a hello if one
+// is due: the answer brings a ticket.
 func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 	if !m.inside() {
 		return nil
@@ -431,7 +438,8 @@ func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 	return m.helloIfDue(now) // K7
 }
 
-// ShutOut must be called when a control handshake failed, most likely because of keys.
+// ShutOut must be called when a handshake of the control channel failed, most likely because of
+// keys.
 func (m *WorkerMachine) ShutOut(why string) []Effect {
 	m.changeSession(refused) // K5
 	return []Effect{Refused{CodeKeys, why}}
@@ -450,9 +458,10 @@ func (m *WorkerMachine) probe(shared *Shared) bool {
 	return segment != nil
 }
 
-// Connected must be called while the control channel is connected; fresh means a new connection, on
-// which the publisher does not know the worker yet. It sends hello outside a session, at once on a
-// new connection, and repeats it until it is answered.
+// Connected must be called again and again while the control channel is connected. fresh means that
+// the connection is new, so that the publisher does not know the worker yet. Without a session,
+// Connected returns a hello: at once on a new connection, then at intervals until the publisher
+// answers.
 func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	if fresh {
 		m.changeSession(unknown)
@@ -464,7 +473,7 @@ func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	return m.helloIfDue(now)
 }
 
-// callAgain, outside a session, replaces connections on which no answer arrives: they may be dead,
+// callAgain returns Redial if a hello was not answered for LostAfter. The connections may be dead,
 // which TCP detects late.
 func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 	if m.unansweredSince == never || now-m.unansweredSince < m.timing.LostAfter {
@@ -474,8 +483,8 @@ func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 	return []Effect{Redial{}}
 }
 
-// Close sends bye, even outside a session: the publisher may have received a hello already. It
-// drops arriving versions, so that the decoding of patches ends soon.
+// Close returns a bye, even without a session, since the publisher may have received a hello
+// already. It also drops arriving versions, so that the decoding of their patches ends soon.
 func (m *WorkerMachine) Close() []Effect {
 	for _, s := range m.followers {
 		s.versions.move(s.versions.at(arriving), newer)
@@ -483,15 +492,16 @@ func (m *WorkerMachine) Close() []Effect {
 	return []Effect{Send{&Bye{}}} // W22
 }
 
-// Free releases the staging memory. No version may be in use and no patch being decoded, and no
-// other method may be called afterwards.
+// Free releases the staging memory. It may be called only when no version is in use and no patch is
+// being decoded. Afterwards no other method may be called.
 func (m *WorkerMachine) Free() {
 	for _, s := range m.followers {
 		s.versions.free()
 	}
 }
 
-// Decoded must be called when a patch was decoded, with the time it took or why it is unusable.
+// Decoded must be called when the decoding of a patch has ended. fault is "", or says why the patch
+// is unusable; took is the duration.
 func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	return m.followers[job.Model].decoded(job, fault, took, now)
 }
@@ -501,7 +511,7 @@ func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Dura
 // Taken must be called when an apply starts.
 func (m *WorkerMachine) Taken(v *StagedVersion) { m.followers[v.Model].taken(v.Key) }
 
-// Applied must be called when a version was applied; digest is "" if its bytes were not hashed.
+// Applied must be called when a version was applied. digest is "" if the version was not hashed.
 func (m *WorkerMachine) Applied(v *StagedVersion, digest string, now time.Duration) []Effect {
 	return m.followers[v.Model].applied(v.Key, digest, now)
 }
@@ -511,7 +521,8 @@ func (m *WorkerMachine) Stale(v *StagedVersion, now time.Duration) []Effect {
 	return m.followers[v.Model].gotStale(v.Key, now)
 }
 
-// Failed must be called when a version could not be applied; unless intact, no version runs now.
+// Failed must be called when a version could not be applied. intact means that the previous version
+// still runs; otherwise no version runs.
 func (m *WorkerMachine) Failed(v *StagedVersion, text string, intact bool, now time.Duration) []Effect {
 	return m.followers[v.Model].failed(v.Key, text, intact, now)
 }
@@ -523,7 +534,7 @@ func (m *WorkerMachine) Dropped(v *StagedVersion, now time.Duration) []Effect {
 
 // Time.
 
-// unheard reports, once per session, that no published messages arrive.
+// unheard returns Unheard, once per session, if no published message arrives for LostAfter.
 func (m *WorkerMachine) unheard(now time.Duration) []Effect {
 	if m.unheardSince == never || now-m.unheardSince < m.timing.LostAfter {
 		return nil
@@ -540,7 +551,8 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	if m.session == outside {
 		return m.callAgain(now)
 	}
-	// After a frame with a damaged length, messages are read as its body until it is full.
+	// After a frame with a damaged length, the next messages are read as part of that frame, so
+	// that no control message arrives.
 	deaf := now-m.answeredAt >= m.timing.DeafAfter
 	if deaf || now-m.heardAt >= m.timing.LostAfter {
 		m.changeSession(silent) // W19
@@ -551,9 +563,9 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 		return nil
 	}
 	effects := m.unheard(now)
-	elsewhere := m.appliedEpoch() > m.epoch // a late apply, of a later publisher (W3)
+	elsewhere := m.appliedEpoch() > m.epoch // a version of a later publisher was applied late (W3)
 	if elsewhere || m.keyring != nil && m.keyring.lacks() {
-		effects = append(effects, m.helloIfDue(now)...) // the answer brings the key (E6)
+		effects = append(effects, m.helloIfDue(now)...) // the welcome brings the key (E6)
 	}
 	for _, s := range m.followers {
 		effects = append(effects, s.tick(now)...)

@@ -9,9 +9,10 @@ import (
 
 const populateMax = 1 << 30 // prefaulting more at once takes too long
 
-// allocate returns memory from the system, with room for a tag after it, outside the Go heap: it
-// must not affect the pace of garbage collection, and release returns it at once. With touched, the
-// kernel prefaults all of it, which is several times cheaper than page by page.
+// allocate returns size bytes from the system, with room for a tag after them. The memory is
+// outside the Go heap, so that it does not affect the pace of garbage collection and release frees
+// it at once. If touched, the kernel prefaults the whole memory, which is several times cheaper
+// than page by page.
 func allocate(size int64, touched bool) ([]byte, error) {
 	if size == 0 {
 		return []byte{}, nil

@@ -4,8 +4,8 @@ package wbp
 
 import "fmt"
 
-// allocate returns memory with room for a tag after it. If the system has not enough memory, the
-// process ends: set BytesMax accordingly.
+// allocate returns size bytes, with room for a tag after them. If the system has not enough memory,
+// the process ends: set BytesMax accordingly.
 func allocate(size int64, _ bool) ([]byte, error) {
 	if int64(int(size+TagBytes)) != size+TagBytes {
 		return nil, fmt.Errorf("%d bytes are more than this machine can address", size)

@@ -1,6 +1,7 @@
 package wbp
 
-// The phases of a version at a worker: tables of phase x event -> phase. Nothing else changes one.
+// These tables of phase x event -> phase define the phases of a version at a worker. Nothing else
+// changes a phase.
 //
 //	announced ──> arriving ──> staged ──> ready ──> applying ──> running
 //	    │             │           │         │           │           │
@@ -36,7 +37,7 @@ const (
 	begun     Event = "begun"     // its layout is known and fits, and it has memory
 	mapped    Event = "mapped"    // its segment is open, so it need not be staged
 	whole     Event = "whole"     // all chunks and the digest have arrived, and match
-	committed Event = "committed" // it is auto, or commit arrived, or it was announced again as auto
+	committed Event = "committed" // its commit is auto, or commit arrived, or it was announced again as auto
 	taken     Event = "taken"     // an apply started
 	putBack   Event = "put-back"  // the apply was postponed
 	applied   Event = "applied"
@@ -98,9 +99,9 @@ var arrows = Table{
 	rejected: {},
 }
 
-// What an announced version lacks. A layout has been requested; a segment and memory are available
-// at once or not at all; a buffer becomes free when another version returns one. The version is
-// begun once it lacks only memory, and mapped once it lacks only a segment.
+// These states say what an announced version lacks. A missing layout was requested. A segment or
+// memory is available at once or not at all. A buffer becomes free when another version returns its
+// buffer. The version is begun once it lacks only memory, and mapped once it lacks only a segment.
 const (
 	aLayout  State = "layout"
 	aSegment State = "segment"
@@ -121,8 +122,8 @@ var lacks = Table{
 	aBuffer:  {freed: aMemory},
 }
 
-// How an arriving version is received. In state received chunks are pushed, and some may be
-// fetched; once nothing more is pushed, all are fetched.
+// These states say how an arriving version is received. In state received, chunks are pushed and
+// some may be fetched. In state pulled, no more chunks are pushed and all missing ones are fetched.
 const (
 	received State = "received"
 	pulled   State = "pulled"
@@ -142,9 +143,9 @@ var coming = Table{
 	decoded:  {},
 }
 
-// Whether a model's pushed chunks are received. A worker that dropped an arriving version for a
-// newer one completes the next by fetching before it starts a newer one: otherwise a worker that is
-// slower than its publisher would never complete any.
+// These states say whether a model's pushed chunks are received. A worker that dropped an arriving
+// version for a newer one completes the next version by fetching, before it starts a newer one.
+// Otherwise a worker that is slower than its publisher would never complete a version.
 const (
 	following  State = "following"
 	catchingUp State = "catching-up"
@@ -158,8 +159,8 @@ var modes = Table{
 	catchingUp: {completed: following},
 }
 
-// Whether a worker has a session with its publisher. While probing it has none: its hello was
-// answered, and it still tests whether it can read the publisher's memory.
+// These states say whether a worker has a session with its publisher. A worker that is probing has
+// none: its hello was answered, and it still tests whether it can read the publisher's memory.
 const (
 	outside State = "outside"
 	probing State = "probing"

@@ -10,12 +10,12 @@ const (
 	stepClasses   = 16
 	countBitsMax  = 19
 	riceMax       = 18
-	golombBitsMax = 16 // the size of a step has no more
-	everyLarge    = 31 // in place of the width of a count: each step has a size
-	peekedBits    = 57 // valid bits of a peek, at any position in a byte
-	classWindow   = 64 // elements that are searched at once
-	noClass       = 16 // after the last element
-	noRank        = 1 << 30
+	golombBitsMax = 16      // bits of the size of a step
+	everyLarge    = 31      // in place of the width of the count of large steps: each step has a size
+	peekedBits    = 57      // bits that peek returns at least, at any position in a byte
+	classWindow   = 64      // elements that are searched at once
+	noClass       = 16      // class of the places after the last element
+	noRank        = 1 << 30 // of a class without further steps
 )
 
 var (
@@ -25,15 +25,15 @@ var (
 	errBeyond = errors.New("a gap leads past the end")
 )
 
-// A bitReader is a cursor over a string of bits, the lowest of each byte first.
+// A bitReader reads bits from bytes, the lowest bit of each byte first.
 type bitReader struct {
 	data []byte
-	at   int // in bits
+	at   int // position of the next bit
 }
 
 func (r *bitReader) left() int { return 8*len(r.data) - r.at }
 
-// peek returns the next bits, zeros after the end.
+// peek returns the next bits without consuming them. Bits after the end are zero.
 func (r *bitReader) peek() uint64 {
 	rest := r.data[r.at/8:]
 	if len(rest) >= 8 {
@@ -65,6 +65,7 @@ func (r *bitReader) number(width int) (int, error) {
 	return int(r.take(width)), nil
 }
 
+// unary reads a unary code: a number of zeros, at most `most`, before a 1.
 func (r *bitReader) unary(most uint32) (uint32, error) {
 	value := uint32(0)
 	for {
@@ -73,7 +74,7 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 			return 0, errors.New("a code leads beyond what it may")
 		}
 		if zeros < peekedBits {
-			r.at += zeros + 1 // a 1 is before the end, as zeros follow that
+			r.at += zeros + 1 // the 1 is before the end, after which all bits are zero
 			return value, nil
 		}
 		if r.left() <= zeros {
@@ -83,7 +84,8 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 	}
 }
 
-// positions appends rising positions below most, read from Rice codes of the gaps between them.
+// positions reads count rising positions below most, and appends them to `to`. Each is encoded as
+// the gap from the one before, in a Rice code with k low bits.
 func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error) {
 	begin := len(to)
 	for i := 0; i < count; i++ {
@@ -107,7 +109,7 @@ func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error)
 	return to, nil
 }
 
-// signs appends signs: 1 for a clear bit, -1 for a set one.
+// signs reads count bits and appends a sign for each: 1 for a clear bit, -1 for a set bit.
 func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
 	if count > r.left() {
 		return to, errEarly
@@ -118,7 +120,7 @@ func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
 	return to, nil
 }
 
-// golomb reads numbers in Exp-Golomb codes, into the memory of to.
+// golomb reads count numbers in Exp-Golomb codes of order k. The result is in the memory of `to`.
 func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	to, total := to[:0], 0
 	for i := 0; i < count; i++ {
@@ -156,7 +158,7 @@ func (r *bitReader) end() error {
 	return err
 }
 
-// A stepTable has the coding parameters of a group: of one class, or of all.
+// A stepTable has the coding parameters of a group, with a row for all elements or for each class.
 type stepTable struct {
 	classes int
 	rows    []stepRow // of classes that have steps
@@ -210,7 +212,7 @@ func parseStepRow(reader *bitReader) (row stepRow, err error) {
 	return row, err
 }
 
-// changes are changed elements: their positions in a block and, for steps, their new values.
+// changes has the changed elements of a block: their positions and, for steps, their new values.
 type changes struct {
 	at     []uint32
 	values []uint16
@@ -219,16 +221,16 @@ type changes struct {
 func (c *changes) bytes() int { return 4*len(c.at) + 2*len(c.values) }
 func (c *changes) clear()     { c.at, c.values = c.at[:0], c.values[:0] }
 
-// A stepDecoder decodes blocks of steps; its memory for one block is reused.
+// A stepDecoder decodes blocks of steps. It reuses its memory from block to block.
 type stepDecoder struct {
 	ranks, which, sizes []uint32
 	steps               []int32
 }
 
-// A cursor has the remaining steps of a class: next to end.
+// A cursor marks the remaining steps of a class: those with an index from next to end.
 type cursor struct {
 	class, next, end, large int
-	rank, seen              uint32 // rank of the next step; elements of the class so far
+	rank, seen              uint32 // rank in the class of the next changed element; number of the class's elements so far
 }
 
 // read decodes the body of a block of steps, and appends the changes.
@@ -258,8 +260,8 @@ func (d *stepDecoder) read(body []byte, table *stepTable, base []byte, kind elem
 	return nil
 }
 
-// counted reads the number of steps of each class; it returns an error if there are more than
-// elements or bits.
+// counted reads the number of steps of each class, and returns a cursor for each. It returns an
+// error if there are more steps than elements, or than the remaining bits can encode.
 func counted(reader *bitReader, table *stepTable, elements int) ([]cursor, error) {
 	cursors, total := make([]cursor, len(table.rows)), 0
 	for i, row := range table.rows {
@@ -314,7 +316,8 @@ func (d *stepDecoder) readClass(reader *bitReader, row *stepRow, c cursor, eleme
 	return nil
 }
 
-// put appends the change of element at by step.
+// put appends the change of the element with index at. Its new value is `step` values above or
+// below the base's value.
 func (c *changes) put(base []byte, at uint32, step int32) error {
 	place := int32(binary.LittleEndian.Uint16(base[2*at:]))
 	if place&0x8000 != 0 {
@@ -335,8 +338,8 @@ func (c *changes) put(base []byte, at uint32, step int32) error {
 	return nil
 }
 
-// A classTable has, by an element's upper 9 bits, its class, and two words with a 1 in the byte of
-// that class.
+// A classTable is indexed by the upper 9 bits of an element. It has the class of the element, and
+// two words with a 1 in the byte of that class.
 type classTable struct {
 	of   [512]uint8
 	ones [512]struct{ low, high uint64 }
@@ -411,7 +414,9 @@ func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *chan
 	return nil
 }
 
-// findIn appends a class's changes in a window; mask has one bit for each element of the class.
+// findIn appends the changes of a class in a window, whose first element has index first. mask has
+// one bit for each element of the class; past is the number of the class's elements up to the
+// window's end.
 func (d *stepDecoder) findIn(base []byte, first int, mask uint64, c *cursor, past uint32, to *changes) error {
 	for seen := c.seen; c.rank < past; seen++ {
 		for ; seen < c.rank; seen++ {
@@ -456,20 +461,21 @@ func (t *classTable) tellApart(window []byte, found *[classWindow]uint8) {
 	}
 }
 
-// maskOf returns a mask with one bit for each element of a class.
+// maskOf returns a mask in which bit i is set if element i of a window has this class.
 func maskOf(found *[classWindow]uint8, class int) uint64 {
 	const each = 0x0101010101010101
 	const together = 0x0102040810204080 // gathers the lowest bits of all bytes in the highest byte
 	mask := uint64(0)
 	for i := 0; i < classWindow; i += 8 {
-		other := binary.LittleEndian.Uint64(found[i:]) ^ uint64(class)*each // 0 for that class, 31 at most
+		other := binary.LittleEndian.Uint64(found[i:]) ^ uint64(class)*each // bytes: 0 for that class, else at most 31
 		same := ^(other + 0x7f*each) >> 7 & each
 		mask |= same * together >> 56 << i
 	}
 	return mask
 }
 
-// readOverwritten reads the positions from an overwrittenBlock body; the values are at its end.
+// readOverwritten reads the positions from the body of an overwrittenBlock. The new values, of
+// width bytes each, are at the end of the body.
 func readOverwritten(body []byte, width, elements int, to *changes) (err error) {
 	if len(body) < 3 {
 		return errNames

@@ -13,8 +13,8 @@ import (
 //	   ├─────push────────┼─────┤
 //	   └─────lend────────┴─> lent ──damaged, cut off──> missing
 //
-// A chunk is lent while its payload is received directly into the buffer. Other copies of it are
-// ignored meanwhile, so that there is one writer.
+// A chunk is lent while its payload is received directly into the buffer. Meanwhile other copies of
+// the chunk are ignored, so that its memory has one writer.
 const (
 	missing byte = iota
 	asked
@@ -28,8 +28,8 @@ const damagedMax = 16 // damaged chunks that are requested again without waiting
 type Lease struct {
 	view  []byte
 	count int       // bytes received so far
-	crc   uint32    // of these bytes, computed while they are in the cache
-	seal  *Opening  // decrypts the complete payload in place; nil if it is not sealed
+	crc   uint32    // of the received bytes, computed while they are in the cache
+	seal  *Opening  // decrypts the complete payload in place; nil if the payload is not sealed
 	owner *Transfer // nil: the memory is not part of a transfer
 	index int64     // of the chunk
 	seen  int       // count at the transfer's last check
@@ -52,7 +52,7 @@ func (l *Lease) Received(n int) {
 	l.count += n
 }
 
-// Payload returns all of the memory; nil if the lease has ended.
+// Payload returns the whole memory of the lease; nil if the lease has ended.
 func (l *Lease) Payload() []byte {
 	if l.over {
 		return nil
@@ -60,7 +60,7 @@ func (l *Lease) Payload() []byte {
 	return l.view
 }
 
-// take reports whether the payload is complete and valid, and decrypts it in place if it is sealed.
+// take reports whether the payload is complete and valid. It decrypts a sealed payload in place.
 func (l *Lease) take(p proof) (crc uint32, sound bool) {
 	if l.count != len(l.view) {
 		return 0, false
@@ -94,15 +94,16 @@ func (l *Lease) Cancel() {
 	}
 }
 
-// A Transfer receives one version into a staging buffer; its chunks are pushed and fetched in any
-// order. It may instead receive a patch into its own memory, from which the version is decoded.
+// A Transfer receives one version into a staging buffer. The version's chunks are pushed and
+// fetched in any order. A transfer of a patch receives the patch into memory of its own, from which
+// the version is decoded.
 //
-// Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped, and
-// is fetched at once. Chunks above may still be pushed: they are fetched after the end, or when
-// nothing has arrived for a while. At most a window of chunks is requested at a time. If no chunk
-// arrives in time, all requested chunks become missing, and the retry delay doubles until one
-// arrives. But answers arrive in the order of requests: until a later ping is answered, they may be
-// on their way.
+// Pushed chunks arrive in order, so a missing chunk below the highest pushed one was lost, and is
+// fetched at once. Chunks above may still be pushed: they are fetched after the end message, or
+// when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
+// chunk arrives in time, all requested chunks become missing, and the retry delay doubles until a
+// chunk arrives. The publisher answers requests and pings in order: until it answers a ping that
+// was sent after a fetch, the fetched chunks may be on their way.
 type Transfer struct {
 	Announce *Announce
 	Layout   *Layout
@@ -110,13 +111,13 @@ type Transfer struct {
 	Key      Key
 	Here     int64  // number of chunks that have arrived
 	Restarts int    // number of digest mismatches
-	Digest   string // from the end; empty before
+	Digest   string // from the end message; empty before
 
 	patch *PatchOffer   // received instead of the version, if not nil
-	base  *base         // of the patch, until letGo
+	base  *base         // on which the patch builds; until letGo
 	job   *Patching     // while the patch is being decoded
 	took  time.Duration // time to decode the patch, once decoded
-	why   string        // why no patch is received although some are offered
+	why   string        // why no patch is received although patches are offered
 	tries int           // timeouts in a row on the same connection
 
 	reportedAt time.Duration // when progress was last reported
@@ -124,30 +125,31 @@ type Transfer struct {
 	plan       Plan
 	states     []byte
 	crcs       []uint32
-	damaged    int
-	asked      int
+	damaged    int // number of damaged chunks
+	asked      int // number of requested chunks
 	cursor     int // no chunk below it is missing
 	pushed     int // all chunks below it were pushed, and may have been lost
 	leases     []*Lease
 	timing     *Timing
-	heardAt    time.Duration
-	askedAt    time.Duration
+	heardAt    time.Duration // when the last chunk arrived
+	askedAt    time.Duration // when the last fetch was sent
 	answeredTo time.Duration // when the last answered ping was sent
-	patience   time.Duration
+	patience   time.Duration // the retry delay
 	gap        time.Duration // the longest recent time between two chunks
 	endAsked   bool
 	comes      State // a state of table coming
 }
 
-// newTransfer returns a transfer of a version into a buffer of its size; why is the reason that no
-// offered patch is received, if any.
+// newTransfer returns a transfer of a whole version into a buffer of its size. If patches are
+// offered, why is the reason that none is received.
 func newTransfer(announce *Announce, layout *Layout, buffer []byte, why string, now time.Duration, timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
 	t.why = atMost(why, LabelMax)
 	return t
 }
 
-// newTransferOfPatch returns a transfer of a patch on a base, into its own buffer.
+// newTransferOfPatch returns a transfer of a patch into a buffer of the patch's size. on is the
+// base of the patch.
 func newTransferOfPatch(patch *PatchOffer, on *base, announce *Announce, layout *Layout, buffer []byte, now time.Duration,
 	timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
@@ -166,7 +168,7 @@ func receive(announce *Announce, layout *Layout, buffer []byte, now time.Duratio
 
 func (t *Transfer) count() int { return len(t.states) }
 
-// by returns the id of the patch that is received; nil for the version itself.
+// by returns the id of the patch that is received, or nil if the version itself is received.
 func (t *Transfer) by() *PatchID {
 	if t.patch == nil {
 		return nil
@@ -174,7 +176,8 @@ func (t *Transfer) by() *PatchID {
 	return &t.patch.PatchID
 }
 
-// speaks reports whether a message about patch, nil for the version, belongs here. (D9)
+// speaks reports whether a message belongs to this transfer. patch is the patch that the message is
+// about, or nil for the version itself. (D9)
 func (t *Transfer) speaks(patch *PatchID) bool {
 	if t.patch == nil || patch == nil {
 		return t.patch == nil && patch == nil
@@ -187,8 +190,8 @@ func (t *Transfer) hopeless() bool { return t.comes != decoded && t.tries >= Tri
 
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
-// add adds a chunk and reports whether it is new and valid. Any other chunk is ignored. lease is
-// the one that its payload was received into, or nil.
+// add stores a chunk, and returns true if the chunk is new and valid. Any other chunk is ignored.
+// lease is the memory that the payload was received into, or nil if it was received elsewhere.
 func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now time.Duration, pushed bool) bool {
 	if number >= int64(t.count()) {
 		return false
@@ -213,7 +216,8 @@ func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now 
 	return true
 }
 
-// copy copies a payload that was received elsewhere.
+// copy stores a payload that was received elsewhere. It returns false if the chunk is not wanted or
+// not valid.
 func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound bool) {
 	if state := t.states[index]; state == here || state == lent || len(payload) == 0 {
 		return 0, false
@@ -230,7 +234,7 @@ func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound b
 	return crc, true
 }
 
-// take frees the window's place of a requested chunk.
+// take stops counting a chunk as requested, which makes room in the window.
 func (t *Transfer) take(index int) {
 	if t.states[index] == asked {
 		t.asked--
@@ -246,7 +250,8 @@ func (t *Transfer) fits(index int64, size int) bool {
 	return int64(size) == end-begin
 }
 
-// lend returns a lease to receive a chunk into the buffer; nil if unwanted. seal decrypts it.
+// lend returns a lease to receive a chunk into the buffer, or nil if the chunk is not wanted. seal
+// decrypts the chunk; it is nil if the chunk is not sealed.
 func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
 	if !t.fits(index, size) || t.states[index] == here || t.states[index] == lent {
 		return nil
@@ -285,7 +290,8 @@ func (t *Transfer) miss(index int) {
 	}
 }
 
-// reject drops a damaged chunk: the first few are requested again at once, others later.
+// reject drops a damaged chunk. The first few damaged chunks are requested again at once, others
+// after a timeout.
 func (t *Transfer) reject(index int) {
 	t.damaged++
 	if t.states[index] == asked && t.damaged <= damagedMax {
@@ -297,7 +303,8 @@ func (t *Transfer) reject(index int) {
 	}
 }
 
-// hear adapts the retry delay to the time between chunks, for slow links.
+// hear records that a chunk arrived, and adapts the retry delay to the time between chunks, for
+// slow links.
 func (t *Transfer) hear(now time.Duration) {
 	t.tries = 0
 	t.gap = longer(now-t.heardAt, t.gap*7/8)
@@ -315,13 +322,13 @@ func longer(a, b time.Duration) time.Duration {
 	return b
 }
 
-// end records the digest of the version: no more chunks will be pushed.
+// end records the digest from the end message. After that message no more chunks are pushed.
 func (t *Transfer) end(digest string) {
 	t.Digest = digest
 	t.pull()
 }
 
-// pull fetches all missing chunks from now on: probably none will be pushed any more.
+// pull makes wants fetch all missing chunks from now on: probably no more chunks will be pushed.
 func (t *Transfer) pull() { t.changeWay(unpushed) }
 
 func (t *Transfer) changeWay(event Event) {
@@ -337,10 +344,10 @@ func (t *Transfer) decode(buffer []byte) *Patching {
 	return t.job
 }
 
-// decoded records that the patch was decoded, and the time that took.
+// decoded records that the patch was decoded, and the duration.
 func (t *Transfer) decoded(took time.Duration) { t.job, t.took = nil, took }
 
-// revoke cancels the decoding of the patch, and reports whether it was in progress.
+// revoke cancels the decoding of the patch, and returns false if none was in progress.
 func (t *Transfer) revoke() bool {
 	if t.job != nil {
 		t.job.end()
@@ -348,8 +355,8 @@ func (t *Transfer) revoke() bool {
 	return t.job != nil
 }
 
-// letGo ends the transfer: its memory is not written any more. If it has a base, letGo releases the
-// patch's memory and returns the base.
+// letGo ends the transfer, so that its memory is not written any more. If the transfer has a base,
+// letGo releases the patch's memory and returns the base.
 func (t *Transfer) letGo() *base {
 	t.takeBackAll()
 	b := t.base
@@ -363,7 +370,7 @@ func (t *Transfer) letGo() *base {
 // answered records that the ping sent at sentAt was answered.
 func (t *Transfer) answered(sentAt time.Duration) { t.answeredTo = sentAt }
 
-// reports reports whether to report progress. (W23)
+// reports returns true if a report of progress is due. (W23)
 func (t *Transfer) reports(now time.Duration) bool {
 	due := now-t.reportedAt >= t.timing.Report || t.Here%ProgressChunks == 0
 	if due {
@@ -372,7 +379,7 @@ func (t *Transfer) reports(now time.Duration) bool {
 	return due
 }
 
-// read copies every chunk from memory that holds the whole version.
+// read copies every chunk from data, which holds the whole version.
 func (t *Transfer) read(data []byte) {
 	t.takeBackAll()
 	for i := range t.states {
@@ -383,10 +390,12 @@ func (t *Transfer) read(data []byte) {
 	t.Here, t.asked, t.cursor = int64(t.count()), 0, t.count()
 }
 
-// unread discards what read copied, since the memory holds another version by then.
+// unread discards all chunks: the memory that read copied held another version by the end, or the
+// digest does not match.
 func (t *Transfer) unread() { t.Here, t.states, t.cursor = 0, make([]byte, t.count()), 0 }
 
-// wants returns the fetches that are due; a Fetch of 0 chunks requests announcement and end.
+// wants returns the fetches that are due. A Fetch of 0 chunks requests the announcement and the end
+// message.
 func (t *Transfer) wants(now time.Duration) []Message {
 	if t.comes == decoded {
 		return nil
@@ -401,7 +410,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		t.pull()
 	}
 	patience := t.patience
-	if t.answeredTo <= t.askedAt { // answers may be on their way
+	if t.answeredTo <= t.askedAt { // the chunks may be on their way
 		patience = t.timing.PatienceMax
 	}
 	if silent >= patience { // W12, W32
@@ -459,7 +468,7 @@ func (t *Transfer) ranges(fetches []Message) []Message {
 	return fetches
 }
 
-// verify reports whether the version matches its digest; if not, it discards all chunks.
+// verify reports whether the version matches its digest. If not, it discards all chunks.
 func (t *Transfer) verify() bool {
 	if t.Digest == Digest(t.Announce.Layout, t.plan.ChunkBytes, t.crcs) {
 		return true
@@ -472,7 +481,8 @@ func (t *Transfer) verify() bool {
 	return false
 }
 
-// reconnected starts a session: requests of the previous one will not be answered.
+// reconnected prepares for a new session: it repeats the previous session's requests, which will
+// not be answered.
 func (t *Transfer) reconnected(now time.Duration) {
 	t.askAgain(now)
 	t.pull()

@@ -7,12 +7,12 @@ const rejectedKept = 8 // rejected versions that are remembered
 // inMemory has the phases that need a buffer or a segment.
 var inMemory = map[State]bool{arriving: true, staged: true, ready: true, applying: true}
 
-// A held is a version with its phase and the data that belongs to that phase.
+// A versionEntry is a version with its phase and the data that belongs to that phase.
 type versionEntry struct {
 	Key
 	announce *Announce
 	phase    State
-	lacks    State   // while announced
+	lacks    State   // what is missing, while announced
 	layout   *Layout // once known
 	buffer   []byte
 	segment  Segment        // shared memory with its data, in place of a buffer
@@ -22,7 +22,8 @@ type versionEntry struct {
 	running  *Running       // while running
 }
 
-// retold accepts a repeated announcement, and returns false if it contradicts the one before.
+// updateAnnouncement accepts a repeated announcement. It returns false if the announcement
+// contradicts the previous one.
 func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	same := a.Layout == v.announce.Layout && a.Bytes == v.announce.Bytes && a.ChunkBytes == v.announce.ChunkBytes
 	if same {
@@ -31,17 +32,17 @@ func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	return same
 }
 
-// knows sets its layout.
+// knows sets the layout of the version.
 func (v *versionEntry) knows(layout *Layout) { v.layout = layout }
 
-// gain records that something an announced version lacks arrived, or is not available for now.
+// resolve records that something that an announced version lacks arrived, or is not available now.
 func (v *versionEntry) resolve(event Event) {
 	if after := lacks[v.lacks][event]; after != "" {
 		v.lacks = after
 	}
 }
 
-// copy copies the version from shared memory, if that still holds it. (S6)
+// copy copies the version from a segment, if the segment still holds it. (S6)
 func (v *versionEntry) copy(segment Segment) {
 	v.shared = segment.Copy(v.announce.Model, v.Key, v.transfer.read) == nil
 	if !v.shared {
@@ -49,29 +50,31 @@ func (v *versionEntry) copy(segment Segment) {
 	}
 }
 
-// comesBy replaces its transfer.
+// comesBy sets the transfer that receives the version.
 func (v *versionEntry) comesBy(t *Transfer) { v.transfer = t }
 
-// A base is the bytes of the running version, which patches build on, in their staging buffer. (D3)
+// A base has the bytes of the running version, in their staging buffer. Patches build on them. (D3)
 type base struct {
 	running Running
 	layout  *Layout
 	data    []byte
-	users   int // patches that are arriving or being decoded
+	users   int // number of patches that are arriving or being decoded
 }
 
-// holdings are the versions of one model, and their memory.
+// A versionStore has the versions of one model, and their memory.
 type versionStore struct {
 	mode    State
 	buffers buffers
 	base    *base // nil: no patch can be decoded
-	// Not retried. Older versions are not blocked: the rejected one may have been aborted or sent
-	// to a few workers only, so a version that this worker missed may be the latest for all.
+	// Versions that are not retried. Versions older than a rejected one are accepted: the rejected
+	// one may have been aborted or sent to a few workers only, so an older version that this worker
+	// missed may be the latest for all workers.
 	rejected []Key
 	live     []*versionEntry // neither dropped nor rejected, in the order of their last moves
 }
 
-// at returns the version in a phase, the first to enter it if there are several; else nil.
+// at returns the version that is in this phase, or nil if there is none. If there are several, it
+// returns the one that entered the phase first.
 func (h *versionStore) at(phase State) *versionEntry {
 	for _, v := range h.live {
 		if v.phase == phase {
@@ -94,7 +97,7 @@ func (h *versionStore) all(phases ...State) []*versionEntry {
 	return found
 }
 
-// find returns the version of a key if it is in one of these phases; else nil.
+// find returns the version of a key, or nil if it is in none of these phases.
 func (h *versionStore) find(key Key, phases ...State) *versionEntry {
 	for _, v := range h.all(phases...) {
 		if v.Key == key {
@@ -104,7 +107,7 @@ func (h *versionStore) find(key Key, phases ...State) *versionEntry {
 	return nil
 }
 
-// newest returns the key of the newest version that is complete.
+// newest returns the key of the newest complete version; zero if no version is complete.
 func (h *versionStore) newest() Key {
 	var newest Key
 	for _, v := range h.all(staged, ready, applying, running) {
@@ -124,7 +127,7 @@ func (h *versionStore) isRejected(key Key) bool {
 	return false
 }
 
-// expect adds an announced version, in place of another one that was only announced.
+// expect adds a version in phase announced. It drops another version that is in this phase.
 func (h *versionStore) expect(a *Announce) *versionEntry {
 	h.move(h.at(announced), newer)
 	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
@@ -132,8 +135,8 @@ func (h *versionStore) expect(a *Announce) *versionEntry {
 	return v
 }
 
-// takeMemory gives a version a staging buffer; it returns false if all are in use, and notes that
-// the version lacks one.
+// takeMemory gives a version a staging buffer. If all buffers are in use, it records that the
+// version lacks one, and returns false.
 func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	var err error
 	if v.buffer, err = h.buffers.take(v.announce.Bytes); v.buffer == nil {
@@ -144,7 +147,8 @@ func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	return true, nil
 }
 
-// reconnected starts a session of an epoch: earlier requests will not be answered. (W28)
+// reconnected prepares for a new session of an epoch. The previous session's requests will not be
+// answered, so announced versions are dropped and the arriving version is requested again. (W28)
 func (h *versionStore) reconnected(epoch int64, now time.Duration) {
 	for _, v := range h.all(announced, arriving, staged) {
 		if v.phase == announced || v.Epoch != epoch {
@@ -156,7 +160,8 @@ func (h *versionStore) reconnected(epoch int64, now time.Duration) {
 	h.rejected = nil
 }
 
-// turn applies an event to the mode, and reports whether its state has a transition for it. (W26)
+// changeMode applies an event to the mode. It returns false if the mode has no transition for the
+// event. (W26)
 func (h *versionStore) changeMode(event Event) bool {
 	mode := modes[h.mode][event]
 	if mode != "" {
@@ -178,8 +183,8 @@ func (h *versionStore) rename(v *versionEntry, key Key) {
 	}
 }
 
-// move applies an event to a version, and sets its transfer, staged or running version from by. It
-// returns false if the version's phase has no transition for the event.
+// move applies an event to a version, and returns false if the version's phase has no transition
+// for the event. Each value in by sets the version's transfer, staged version or running version.
 func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
 	if v == nil || arrows[v.phase][event] == "" {
 		return false
@@ -223,7 +228,7 @@ func (h *versionStore) giveBack(v *versionEntry) {
 	if v.buffer == nil {
 		return
 	}
-	if !v.transfer.revoke() { // else decoded releases both
+	if !v.transfer.revoke() { // else decoded releases base and buffer
 		h.release(v.transfer)
 		h.buffers.giveBack(v.buffer)
 	}
@@ -232,8 +237,9 @@ func (h *versionStore) giveBack(v *versionEntry) {
 
 // The patch base.
 
-// rebase keeps the bytes of a new running version as the patch base, in place of the previous ones;
-// nil means none. It returns false, and changes nothing, while a patch needs the previous base.
+// setPatchBase makes the bytes of a new running version the patch base, in place of the previous
+// base. If v is nil, there is no base any more. While a patch needs the previous base, setPatchBase
+// changes nothing and returns false.
 func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	old := h.base
 	if old != nil && old.users > 0 {
@@ -247,18 +253,20 @@ func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	if old != nil && v != nil {
 		h.buffers.spare(old.data)
 	} else if old != nil {
-		release(old.data) // it served only patches
+		release(old.data) // the old base served only patches
 	}
 	return true
 }
 
-// buildOn returns the base for a new patch, and counts its use until release.
+// buildOn returns the base for a new patch, and counts the patch as a user of the base until
+// release.
 func (h *versionStore) buildOn() *base {
 	h.base.users++
 	return h.base
 }
 
-// release ends a transfer's use of its base, and drops the base if its version no longer runs.
+// release ends a transfer's use of its base. If the base's version no longer runs, release drops
+// the base.
 func (h *versionStore) release(t *Transfer) {
 	b := t.letGo()
 	if b == nil {
