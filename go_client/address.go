@@ -12,8 +12,8 @@ const ipcPathMax = 107 // bytes that fit the kernel's socket address
 
 var tcpEndpoint = regexp.MustCompile(`^tcp://(\[[^\]]*\]|[^:/\s]+):([0-9]{1,5})$`)
 
-// An endpoint is a network and address for package net. If within names another host, only
-// addresses that both hosts have are dialled.
+// An endpoint is a network and address for package net. If within is not empty, it names another
+// host, and only addresses that both hosts have are dialled.
 type endpoint struct{ network, address, within string }
 
 // A lookUp returns the addresses of a host.
@@ -37,10 +37,10 @@ func parseEndpoint(text string) (endpoint, error) {
 	return endpoint{network: "tcp", address: parts[1] + ":" + parts[2]}, nil
 }
 
-// dataEndpoint parses the data endpoint of a publisher. It must be on the host of the control
-// address, which a host of * stands for, unless anyHost: otherwise the peer at the control address
-// could make the worker connect to anything that it can reach. Whether two names belong to one host
-// is known only after a lookup, so that check is part of dialling.
+// dataEndpoint parses the data endpoint of a publisher. The host * stands for the host of the
+// control address. Unless anyHost is true, the endpoint must be on that host: otherwise the peer at
+// the control address could make the worker connect to anything that the worker can reach. Whether
+// two names belong to one host is known only after a lookup, so dialling includes that check.
 func dataEndpoint(data, control string, anyHost bool) (endpoint, error) {
 	end, err := parseEndpoint(data)
 	isAny := false
@@ -110,7 +110,7 @@ func elsewhere(data, control string) error {
 		"Options.AnyDataHost", data, control)
 }
 
-// resolve returns a function that looks up the addresses to dial; nil to leave that to package net.
+// resolve returns a function that looks up the addresses to dial; nil if package net looks them up.
 func (e endpoint) resolve(find lookUp) func(ctx context.Context) ([]string, error) {
 	if e.within == "" {
 		return nil

@@ -23,7 +23,7 @@ func F8E4M3ToFloat32(bits uint8) float32 {
 	return small(uint32(bits), 4, 3, false)
 }
 
-// small converts a float with the given numbers of exponent and mantissa bits. With ieee, the
+// small converts a float that has these numbers of exponent and mantissa bits. If ieee is true, the
 // largest exponent means infinity or NaN.
 func small(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
 	mantissa := bits & (1<<mantissaBits - 1)

@@ -9,8 +9,8 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// decide applies a version with the user functions, and waits for them until the context is done.
-// The outcome is queued in the handoff, for this Receive or a later one.
+// decide applies a version with BeforeApply and Apply, on another goroutine, and waits for them
+// until ctx is done. The result is queued in the handoff, for this Receive or a later one.
 func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
 	decided := make(chan struct{})
 	go func() {
@@ -24,13 +24,14 @@ func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
 	}()
 	select {
 	case <-decided:
-		return errNotApplied // or applied: see the handoff
+		return errNotApplied // or applied: the result is in the handoff
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// waitForLate waits for a function that missed its deadline, and reports it; its result is ignored.
+// waitForLate waits until a function that missed its deadline returns, and queues a Late event. The
+// function's result is ignored.
 func (w *Worker) waitForLate(m *model) {
 	select {
 	case <-w.life.Done():
@@ -60,7 +61,8 @@ func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
 	}
 }
 
-// applyBeside copies a version into the spare memory; readers see it once Apply has accepted it.
+// applyBeside copies a version into the spare memory. Readers see the version once Apply has
+// accepted it.
 func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockRead(w.life) != nil {
 		return
@@ -108,7 +110,7 @@ func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
 	w.loop.handoff.finish(update)
 }
 
-// asked calls Apply, if it is set.
+// asked calls Apply, if it is set, and returns its error.
 func (w *Worker) asked(m *model, v View) error {
 	if w.options.Apply == nil {
 		return nil
@@ -123,8 +125,9 @@ func (w *Worker) turnedDown(v *wbp.StagedVersion, err error, intact bool) {
 	}
 }
 
-// call calls a user function and returns its error, or an error at the deadline. The function runs
-// on its own goroutine, since it may return late or never; m.late then receives its result.
+// call calls a user function and returns its error, or an error if the function misses its
+// deadline. The function runs on its own goroutine, since it may return late or never. After the
+// deadline, m.late receives the function's result.
 func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(w.life, w.options.ApplyTimeout)
 	defer cancel()

@@ -7,8 +7,9 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
-// Handshakes in a row that the peer aborted before that is reported. A publisher that stops may
-// cause one, an overloaded one several, so they must also have continued for LostAfter.
+// Number of handshakes in a row that the peer must abort before the keys are reported as the cause.
+// A publisher that stops may abort one, and an overloaded publisher several, so the aborts must
+// also have continued for LostAfter.
 const hangUpsMin = 3
 
 const (
@@ -22,18 +23,19 @@ const (
 		"this worker's file names, or speaks without keys; or a proxy answers in its place"
 )
 
-// A door infers from the ends of handshakes why they fail, since a refusal carries no text. (K5)
+// A door infers why handshakes fail from how they end, since a refused handshake carries no text.
+// (K5)
 type door struct {
 	keyed    bool
 	patience time.Duration
 	hungUp   int           // aborted handshakes in a row
-	since    time.Duration // the first of them
+	since    time.Duration // when the first of them was aborted
 }
 
 // opened records a successful handshake.
 func (d *door) opened() { d.hungUp = 0 }
 
-// why returns why a handshake failed; "" if that does not concern keys.
+// why returns why a handshake failed; "" if keys are not the cause, or not known to be.
 func (d *door) why(err error, now time.Duration) string {
 	switch {
 	case errors.Is(err, zmtp.NotAllowed):

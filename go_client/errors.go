@@ -10,9 +10,10 @@ import (
 // ErrClosed means that the worker was closed.
 var ErrClosed = errors.New("this worker is closed")
 
-// ErrNoVersion means that a model runs no version: none was applied yet, or the last one failed
-// half-way (CodeApply): Apply rejected it in registered memory, or a publisher that breaks the
-// protocol overwrote its shared memory during the copy. The next version ends that.
+// ErrNoVersion means that a model runs no version: either no version was applied yet, or the last
+// apply failed half-way (CodeApply). In the latter case Apply rejected a version in registered
+// memory, or a publisher that breaks the protocol overwrote its shared memory during the copy. The
+// model runs a version again once the next one is applied.
 var ErrNoVersion = errors.New("no version runs here yet; Receive applies the first one that comes")
 
 // A Code identifies an error; errors.Is finds it in the errors of this package. Publishers may use
@@ -45,7 +46,8 @@ const (
 )
 
 // An ApplyError means that a version could not be received or applied. The previous version still
-// runs, bit for bit; but with CodeApply none may run: see Options.Apply and ErrNoVersion.
+// runs unchanged, but with CodeApply it is possible that no version runs: see Options.Apply and
+// ErrNoVersion.
 type ApplyError struct {
 	Model          string
 	Epoch, Version int64

@@ -6,12 +6,12 @@ import (
 )
 
 // A guard is a readers-writer lock whose methods wait no longer than a context. A waiting writer
-// precedes readers that arrive later, so that a stream of readers cannot keep it out.
+// precedes readers that arrive later, so that a stream of readers cannot keep the writer out.
 type guard struct {
 	mu      sync.Mutex
 	readers int
 	writing bool
-	writers int           // waiting
+	writers int           // number of waiting writers
 	changed chan struct{} // closed when a holder leaves; nil without waiters
 }
 

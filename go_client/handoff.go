@@ -10,16 +10,16 @@ import (
 const errorsMax = 64 // queued errors; the oldest are dropped first
 
 // A handoff passes ready versions and errors from the loop to Receive. It holds at most one version
-// of each model: a newer one replaces it.
+// of each model: a newer version replaces an older one.
 type handoff struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when anything changes
 	ready   []*wbp.StagedVersion
-	decides bool            // there is a BeforeApply or Apply
-	busy    map[string]bool // models for which these are running: no other version is taken
+	decides bool            // the user has set BeforeApply or Apply
+	busy    map[string]bool // models for which these functions run: no other version is taken
 	applied []Update        // not returned by Receive yet
 	errors  []error
-	told    []rejection // the latest, so that each is returned once
+	told    []rejection // the latest rejections, so that each is returned once
 	refusal *RefusedError
 	joined  int64 // epoch of the session; 0 after a refusal
 	closed  bool
@@ -31,7 +31,7 @@ type rejection struct {
 	code  Code
 }
 
-// A received is a version to apply, or one that was applied meanwhile.
+// A received is a version to apply, or the Update of a version that was applied already.
 type received struct {
 	version *wbp.StagedVersion
 	update  *Update
@@ -65,7 +65,7 @@ func (h *handoff) put(v *wbp.StagedVersion) (older *wbp.StagedVersion) {
 	return older
 }
 
-// putBack returns a taken version to the queue, unless a newer one is there.
+// putBack returns a taken version to the queue. It returns false if a newer version is there.
 func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
 	h.change(func() {
 		for _, known := range h.ready {
@@ -112,13 +112,13 @@ func (h *handoff) close() {
 	h.change(func() { h.closed = true })
 }
 
-// vacate lets a model take its next version: the user functions have returned.
+// vacate records that a model's user functions have returned, so that its next version is taken.
 func (h *handoff) vacate(model string) { h.change(func() { delete(h.busy, model) }) }
 
 // finish queues an applied version for Receive.
 func (h *handoff) finish(update Update) { h.change(func() { h.applied = append(h.applied, update) }) }
 
-// take returns an applied version, an error, or a ready version; each once.
+// take waits for an applied version, an error or a ready version, and returns each of them once.
 func (h *handoff) take(ctx context.Context) (received, error) {
 	var taken received
 	err := h.wait(ctx, func() (bool, error) {
@@ -172,7 +172,8 @@ func (h *handoff) waitJoined(ctx context.Context) (epoch int64, err error) {
 	return epoch, err
 }
 
-// wait calls look under the lock, again after each change, until it is done or the context is.
+// wait calls look under the lock, and again after each change, until look returns done or ctx is
+// done.
 func (h *handoff) wait(ctx context.Context, look func() (done bool, err error)) error {
 	for {
 		h.mu.Lock()

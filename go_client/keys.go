@@ -37,14 +37,14 @@ func (k Keys) String() string {
 	return fmt.Sprintf("keys of %q, public %s, of the publisher %s", k.Name, k.Public, k.Publisher)
 }
 
-// GoString returns the same, so that %#v does not print the secret key.
+// GoString returns the same text as String, so that %#v does not print the secret key.
 func (k Keys) GoString() string { return k.String() }
 
-// ReadKeys reads a worker's key file, or, from a folder that `weightbus keygen` made, the file for
-// a worker name; name may be "" if there is only one. It returns an error for a file that every
-// user of the host can read.
+// ReadKeys reads a worker's key file. If path is a folder that `weightbus keygen` made, it reads
+// the file for a worker name; name may be "" if there is only one file. It returns an error for a
+// file that every user of the host can read.
 func ReadKeys(path, name string) (*Keys, error) {
-	if strings.HasPrefix(strings.TrimSpace(path), "{") { // not quoted: it may hold a secret
+	if strings.HasPrefix(strings.TrimSpace(path), "{") { // the error does not quote path, which may hold a secret
 		return nil, optionErrorf("keys: the path of a file is expected, not what stands in it (give that as Keys)")
 	}
 	if seen, err := os.Stat(path); err == nil && seen.IsDir() {
@@ -86,7 +86,7 @@ func readSecret(path string) ([]byte, error) {
 	return text, nil
 }
 
-// keysIn returns the path of the file for a worker name; without a name, of the only file.
+// keysIn returns the path of the file for a worker name, or of the only file if name is "".
 func keysIn(folder, name string) (string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -122,7 +122,7 @@ func keysIn(folder, name string) (string, error) {
 	return fit[0], nil
 }
 
-// fits reports whether a key for form allows a worker name.
+// fits reports whether a key for form, a name that may have a *, allows a worker name.
 func fits(name, form string) bool {
 	begin, end, star := strings.Cut(form, "*")
 	if !star {

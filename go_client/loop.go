@@ -13,12 +13,12 @@ const (
 	tick      = 100 * time.Millisecond // interval of calls to look
 	eventsMax = 64                     // queued events; the oldest are dropped first
 
-	defectEvery = time.Second // between two Defect events: a flood causes one
+	defectEvery = time.Second // between two Defect events: a flood of panics causes one
 )
 
-// A loop connects the machine and its transport. Its lock guards both, and is never held while
-// waiting; it is taken by connections that received a message, by the ticker, and by user
-// goroutines that report the outcome of an apply.
+// A loop connects the machine and its transport. Its lock guards both. The lock is taken by
+// connections that received a message, by the ticker, and by user goroutines that report the
+// outcome of an apply. It is never held while waiting.
 type loop struct {
 	sync.Mutex
 	machine     *wbp.WorkerMachine
@@ -27,7 +27,7 @@ type loop struct {
 	address     string
 	name        string
 	anyDataHost bool // allow a data endpoint on another host
-	defects     int  // not reported yet
+	defects     int  // panics that were not reported yet
 	toldAt      time.Time
 	renamed     func(model string, key wbp.Key, metadata map[string]string)
 	door        door
@@ -79,8 +79,8 @@ func (l *loop) look(now time.Time) {
 	l.perform(l.machine.Tick(l.now()))
 }
 
-// guarded calls work and recovers from a panic, which would end the process: no message may do
-// that. The lock is held.
+// guarded calls work and recovers from a panic, since no message may end the process. The lock is
+// held.
 func (l *loop) guarded(work func()) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -90,7 +90,7 @@ func (l *loop) guarded(work func()) {
 	work()
 }
 
-// defect reports a panic, at most once per defectEvery, and returns its text.
+// defect returns the text of a panic. It queues a Defect event, at most one per defectEvery.
 func (l *loop) defect(cause interface{}) string {
 	text := wbp.Printable(fmt.Sprintf("%v; %s", cause, debug.Stack()), 0)
 	l.defects++
@@ -103,7 +103,7 @@ func (l *loop) defect(cause interface{}) string {
 	return text
 }
 
-// close sends bye and stops the loop; it does not wait for applies.
+// close sends bye and stops the loop. It does not wait for applies.
 func (l *loop) close() {
 	close(l.stop)
 	l.stopped.Wait()
@@ -245,7 +245,7 @@ func (l *loop) decode(job *wbp.Patching) {
 	l.guarded(func() { l.perform(l.machine.Decoded(job, fault, took, l.now())) })
 }
 
-// decoded decodes a patch and returns why it is unusable, or ""; a panic counts as unusable.
+// decoded decodes a patch, and returns "" or why the patch is unusable. A panic makes it unusable.
 func (l *loop) decoded(job *wbp.Patching) (fault string) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -257,7 +257,8 @@ func (l *loop) decoded(job *wbp.Patching) (fault string) {
 	return job.Run()
 }
 
-// listen connects to the publisher's data endpoint. If that is invalid, everything is fetched.
+// listen connects to the publisher's data endpoint. If the endpoint is invalid, versions are
+// fetched.
 func (l *loop) listen(data, ticket string) {
 	end, err := dataEndpoint(data, l.address, l.anyDataHost)
 	if err != nil {

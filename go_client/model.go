@@ -18,7 +18,7 @@ type model struct {
 	allowed wbp.Lenience
 
 	running atomic.Pointer[Update] // the running version; changes under the guard, except a rename
-	guard   guard                  // of the fields below, and of the memory
+	guard   guard                  // guards the fields below, and the memory
 	*memory
 	spare *memory      // for a version that Apply has not accepted yet
 	late  <-chan error // result of a user function that missed its deadline
@@ -48,7 +48,7 @@ func (m *model) bytes() int64 {
 	return total
 }
 
-// layoutBytes returns the largest size of a layout of these tensors; 0 if it may have others.
+// layoutBytes returns the largest size of a layout of these tensors; 0 if a layout may have others.
 func (m *model) layoutBytes() int64 {
 	if m.tensors == nil || m.allowed.Partial {
 		return 0
@@ -70,7 +70,7 @@ type memory struct {
 	pieces  []piece // which tensor of the layout fills each registered tensor
 	tied    []twins // tensors of the layout that share memory here
 	held    map[*wbp.Spec]Tensor
-	others  map[string]*wbp.Spec // for registered names that are not published: what fills their memory
+	others  map[string]*wbp.Spec // by registered name that is not published: the tensor that fills its memory
 }
 
 // Twins are two published tensors that are one in the registered memory.
@@ -85,7 +85,7 @@ type piece struct {
 	from *wbp.Spec
 }
 
-// prepare adapts the memory to a layout, which was accepted.
+// prepare adapts the memory to an accepted layout.
 func (m *memory) prepare(layout *wbp.Layout) {
 	if m.layout != nil && m.layout.ID == layout.ID {
 		return
@@ -97,7 +97,7 @@ func (m *memory) prepare(layout *wbp.Layout) {
 	for name, t := range m.tensors {
 		spec := layout.ByName(name)
 		if spec == nil {
-			continue // published by another name of its memory
+			continue // its memory is published under another name
 		}
 		m.held[spec] = t
 		first, other := same[name], ""
@@ -128,8 +128,8 @@ func (m *memory) prepare(layout *wbp.Layout) {
 	}
 }
 
-// differ returns an error text if tensors that are one here were published with different values;
-// "" if not. That depends on the version's data.
+// differ returns an error message if two tensors that share memory here have different values in
+// data; "" if not.
 func (m *memory) differ(data []byte) string {
 	for _, t := range m.tied {
 		a, b := t.specs[0], t.specs[1]
@@ -142,8 +142,8 @@ func (m *memory) differ(data []byte) string {
 	return ""
 }
 
-// write copies or converts a data section into the memory. It returns the tensors that could not
-// hold all values.
+// write copies or converts a data section into the memory. It returns the tensors in which finite
+// values became infinite.
 func (m *memory) write(data []byte) (lost []wbp.Overflow) {
 	if m.tensors == nil {
 		copy(m.own, data)

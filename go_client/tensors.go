@@ -19,8 +19,9 @@ type Tensor struct {
 	fault string // why it is invalid; "" if it is valid
 }
 
-// The constructors below take a slice and its shape; without sizes the tensor is a scalar, of one
-// element. The product of the shape must be the length of the slice, or New returns an error.
+// The constructors below take a slice and its shape. Without a shape the tensor is a scalar, which
+// has one element. The product of the shape must be the length of the slice, or New returns an
+// error.
 
 // F64 returns a tensor of float64.
 func F64(values []float64, shape ...int) Tensor { return tensorOf("F64", values, shape) }
@@ -115,8 +116,8 @@ func (t Tensor) DType() string { return t.dtype }
 // Shape returns the sizes of the dimensions, none for a scalar.
 func (t Tensor) Shape() []int64 { return append([]int64{}, t.shape...) }
 
-// Bytes returns the memory: little-endian elements in row-major order. Inside Worker.Read it is the
-// model's memory, and must not be written.
+// Bytes returns the memory: little-endian elements in row-major order. Inside Worker.Read this is
+// the model's memory, which must not be written.
 func (t Tensor) Bytes() []byte { return t.bytes }
 
 func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
@@ -131,8 +132,8 @@ func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	return wbp.Difference(layout, own, allowed)
 }
 
-// memory finds tensors that share memory. same maps the names of one memory to the first of them;
-// fault names two tensors that overlap only in part, which is an error.
+// memory finds tensors that share memory. same maps each name of a shared memory to the first of
+// these names. fault is an error message if two tensors overlap only in part.
 func (t Tensors) memory() (fault string, same map[string]string) {
 	var names []string
 	for name, tensor := range t {

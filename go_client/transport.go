@@ -8,13 +8,14 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
-const linger = 200 * time.Millisecond // time for queued messages, such as bye, at closing
+const linger = 200 * time.Millisecond // time to send queued messages, such as bye, at closing
 
 // A transport carries frames between a worker and its publisher. The implementation below uses
-// package zmtp; another one (such as libzmq by cgo) would have these methods and call those of a
-// carried. All methods but close are called with the carried's lock held, and must not block.
+// package zmtp; another implementation (such as libzmq by cgo) would have these methods and call
+// those of a carried. All methods but close are called with the carried's lock held, and must not
+// block.
 type transport interface {
-	// send sends a message to the publisher; dropped while not connected.
+	// send sends a message to the publisher. It drops the message while not connected.
 	send(header []byte)
 	// listen connects to a data endpoint in place of any other. If ticket is not empty, the next
 	// connection sends it first, and each later connection needs another ticket.
@@ -23,9 +24,10 @@ type transport interface {
 	wantsTicket() bool
 	// redial reconnects both channels at once; messages queued on the old connections are lost.
 	redial()
-	// subscribe subscribes to a topic, or unsubscribes; repeating that has no effect.
+	// subscribe subscribes to a topic, or unsubscribes if on is false. A repeated call has no
+	// effect.
 	subscribe(topic string, on bool)
-	// tick is called ten times a second; it reports whether messages can be sent.
+	// tick is called ten times a second. It reports whether messages can be sent.
 	tick(now time.Time) bool
 	// close sends queued messages for a short time, and returns when all goroutines have ended.
 	close()
@@ -36,7 +38,8 @@ type carried interface {
 	sync.Locker
 	// connected is called for each new control connection.
 	connected()
-	// place returns where to receive a payload, given its header; nil to discard it.
+	// place returns the memory to receive a payload into, given its header; nil to discard the
+	// payload.
 	place(header []byte, size int) *wbp.Lease
 	// received processes a control message: header, payload.
 	received(frames [][]byte, lease *wbp.Lease)
@@ -50,7 +53,7 @@ type carried interface {
 
 var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMax}
 
-// sockets is a transport of a DEALER and, once the data endpoint is known, a SUB.
+// sockets is a transport with a DEALER socket and, once the data endpoint is known, a SUB socket.
 type sockets struct {
 	carried carried
 	control *zmtp.Connection
@@ -101,7 +104,7 @@ func (s *sockets) dial(data endpoint) {
 		Opened: func() {},
 		Place:  s.placing(1),
 		Received: func(m zmtp.Message) {
-			if s.data == current { // else from a previous endpoint
+			if s.data == current { // else the message is from a previous endpoint
 				s.carried.published(m.Frames, leaseOf(m))
 			}
 		},
@@ -120,13 +123,14 @@ func (s *sockets) redial() {
 	}
 }
 
-// placing returns a function that asks for a payload's place; header is the index of its frame.
+// placing returns the function that gives a connection the Place of a payload. header is the index
+// of the header's frame.
 func (s *sockets) placing(header int) func(frames [][]byte, size int) zmtp.Place {
 	return func(frames [][]byte, size int) zmtp.Place {
 		if lease := s.carried.place(frames[header], size); lease != nil {
 			return lease
 		}
-		return nil // not an interface that holds a nil pointer
+		return nil // nil, not an interface that holds a nil pointer
 	}
 }
 

@@ -2,8 +2,8 @@ package weightbus
 
 import "github.com/weightbus/weightbus/go_client/internal/wbp"
 
-// A View gives access to a version's tensors. Inside Worker.Read and Options.Apply it refers to the
-// model's memory, and is valid until the function returns; the View of a Snapshot is a copy.
+// A View gives access to a version's tensors. Inside Worker.Read and Options.Apply a View refers to
+// the model's memory, and is valid until the function returns. The View of a Snapshot is a copy.
 type View struct {
 	Update
 	names  []string

@@ -37,38 +37,40 @@ type Options struct {
 	// none.
 	Keys *Keys
 	// AnyDataHost lets the worker connect to any data endpoint that the publisher names. By default
-	// it must be on the host of the control address, or a publisher could make the worker connect
-	// to anything.
+	// the endpoint must be on the host of the control address; otherwise a publisher could make the
+	// worker connect to anything.
 	AnyDataHost bool
 	// NetworkOnly disables the shared-memory transport, even if the publisher is a process of the
 	// same user on the same host.
 	NetworkOnly bool
-	// NoPatches makes the worker receive every version whole. Otherwise it keeps the bytes of the
-	// running version if the publisher may send patches: one more copy of the model.
+	// NoPatches makes the worker receive every version whole. Otherwise the worker keeps the bytes
+	// of the running version if the publisher may send patches, which is one more copy of the
+	// model.
 	NoPatches bool
 	// Ping is the interval of pings. LostAfter, at least twice that, is the time without a message
 	// after which the publisher is considered lost. Default: 1 s and 5 s.
 	Ping, LostAfter time.Duration
-	// Partial allows versions with tensors that Models does not have: those are ignored.
+	// Partial allows versions with tensors that Models does not have. Such tensors are ignored.
 	Partial bool
-	// Cast converts between F64, F32, F16 and BF16 if a version's dtype differs from that in
-	// Models: to the nearest value, ties to even.
+	// Cast converts between F64, F32, F16 and BF16 if a tensor's dtype differs from that in Models.
+	// Values are rounded to the nearest value, ties to even.
 	Cast bool
 	// BeforeApply, if not nil, may reject a version before any byte of the model is written, by
 	// returning an error.
 	BeforeApply func(ctx context.Context, next Update) error
-	// Apply, if not nil, is called with each version after it was verified and copied, and before
-	// it is reported as applied: load it here, for example onto a GPU. If it returns an error or
-	// panics, the version is reported as failed, and Receive returns an ApplyError with CodeApply.
-	// A model without Tensors then keeps the previous version; in registered memory, which is
-	// already overwritten, no version runs until the next one is applied.
+	// Apply, if not nil, is called with each version after the version was verified and copied, and
+	// before it is reported as applied. Use Apply to load the version, for example onto a GPU. If
+	// it returns an error or panics, the version is reported as failed, and Receive returns an
+	// ApplyError with CodeApply. A model without Tensors then keeps the previous version.
+	// Registered memory is already overwritten, so no version runs there until the next version is
+	// applied.
 	//
 	// Receive calls both functions, one at a time for each model, on a separate goroutine. They
 	// must not call Read or Snapshot. Their context ends at ApplyTimeout and on Close.
 	Apply func(ctx context.Context, v View) error
-	// ApplyTimeout is the time limit of each call of BeforeApply and Apply, up to a day. A call
-	// that takes longer fails the version, whatever it returns later, and blocks the model until it
-	// returns. Default: 60 s.
+	// ApplyTimeout is the time limit of each call of BeforeApply and Apply, up to a day. If a call
+	// takes longer, the version fails, whatever the call returns later, and the model gets no other
+	// version until the call returns. Default: 60 s.
 	ApplyTimeout time.Duration
 }
 
@@ -87,8 +89,8 @@ type Update struct {
 // An Event is a notice for operators.
 type Event struct {
 	Kind  EventKind
-	Epoch int64  // of Joined
-	Code  Code   // of Refused
+	Epoch int64  // set if Kind is Joined
+	Code  Code   // set if Kind is Refused
 	Text  string // a description
 }
 
@@ -103,7 +105,7 @@ const (
 	Unheard      EventKind = "unheard"      // no published messages arrive; everything is fetched
 	Unpatched    EventKind = "unpatched"    // a patch was unusable; the whole version is fetched
 	Disconnected EventKind = "disconnected" // a connection broke, or an attempt failed; the worker reconnects
-	Panicked     EventKind = "panicked"     // BeforeApply or Apply panicked, and the version failed; with the stack
+	Panicked     EventKind = "panicked"     // BeforeApply or Apply panicked, and the version failed; Text has the stack
 	Defect       EventKind = "defect"       // internal error on a message; the worker continues: please report it
 	Late         EventKind = "late"         // BeforeApply or Apply returned after ApplyTimeout
 )
@@ -119,8 +121,8 @@ type Worker struct {
 	close   sync.Once
 }
 
-// Dial returns a new worker once the publisher has accepted it. It waits until the context is
-// done; a refusal is returned at once.
+// Dial returns a new worker once the publisher has accepted it. It returns an error if the context
+// is done first, and at once if the publisher refuses the worker.
 func Dial(ctx context.Context, address string, options Options) (*Worker, error) {
 	w, err := New(address, options)
 	if err != nil {
@@ -151,7 +153,7 @@ func New(address string, options Options) (*Worker, error) {
 	return newWorker(address, options, opens, func(c carried) transport { return newSockets(control, keys, c) })
 }
 
-// newWorker returns a worker on a transport; opens is nil to disable shared memory.
+// newWorker returns a worker on a transport. If opens is nil, shared memory is disabled.
 func newWorker(address string, options Options, opens wbp.Opens, connect func(carried) transport) (*Worker, error) {
 	if err := options.check(); err != nil {
 		return nil, err
@@ -249,14 +251,21 @@ func (w *Worker) Join(ctx context.Context) error {
 // closes the channel.
 func (w *Worker) Events() <-chan Event { return w.loop.events }
 
-// Receive applies the newest version that has arrived, waits for one if there is none, and returns
-// it. It waits for functions inside Read to return, so it must not be called there. If its context
-// ends while BeforeApply or Apply runs, the call continues, and a later Receive returns its result.
+// Receive applies the newest version that has arrived, and returns its Update. It waits if no
+// version has arrived. It also waits until every function passed to Read has returned, so it must
+// not be called from such a function. If ctx ends while BeforeApply or Apply runs, Receive returns,
+// that function runs to its end, and a later Receive returns the result.
 //
-// Errors are those of the context; *ApplyError if a version cannot be applied (the previous one
-// still runs, except that with CodeApply none may run: see ErrNoVersion); *RefusedError if the
-// publisher refused the worker, which keeps trying; and ErrClosed. Each ApplyError and RefusedError
-// is returned once. After any error but ErrClosed, Receive can be called again.
+// Receive returns these errors:
+//
+//   - the error of ctx;
+//   - an *ApplyError if a version cannot be applied: the previous version still runs, but with
+//     CodeApply it is possible that no version runs (see ErrNoVersion);
+//   - a *RefusedError if the publisher refused the worker, which keeps trying to join;
+//   - ErrClosed.
+//
+// Each ApplyError and RefusedError is returned once. After any error but ErrClosed, Receive can be
+// called again.
 func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	for {
 		taken, err := w.loop.handoff.take(ctx)
@@ -279,13 +288,13 @@ func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	}
 }
 
-// errNotApplied means that a version was too old, failed, or was overwritten in shared memory: wait
-// for the next version or result.
+// errNotApplied means that a version was too old, failed, or was overwritten in shared memory.
+// Receive then waits for the next version or result.
 var errNotApplied = errors.New("not applied")
 
 func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error) {
 	m := w.models[v.Model]
-	if err := m.guard.lockWrite(ctx); err != nil { // readers are inside: apply it later
+	if err := m.guard.lockWrite(ctx); err != nil { // readers use the model: apply the version later
 		if !w.loop.handoff.putBack(v) {
 			w.loop.dropped(v)
 		}
@@ -304,7 +313,7 @@ func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error
 	return update, nil
 }
 
-// isNews reports whether a version must still be applied; it drops one that is too old.
+// isNews reports whether a version must still be applied. It drops a version that is too old.
 func (w *Worker) isNews(v *wbp.StagedVersion) bool {
 	if w.life.Err() != nil {
 		return false
@@ -351,7 +360,7 @@ func updateOf(v *wbp.StagedVersion) Update {
 		Encoding: v.Encoding(), Metadata: copied(v.Metadata)}
 }
 
-// copied returns a copy of a map for the user.
+// copied returns a copy of a version's metadata for the user.
 func copied(said map[string]string) map[string]string {
 	if len(said) == 0 {
 		return nil
@@ -382,8 +391,8 @@ func (w *Worker) renamed(model string, key wbp.Key, metadata map[string]string) 
 }
 
 // Read calls fn with a view of a model's weights, which do not change until fn returns. fn may also
-// read the registered slices. Read waits for an apply in progress until the context is done. It
-// must not be nested. It returns ErrNoVersion if no version runs.
+// read the registered slices. Read waits for an apply in progress until the context is done. fn
+// must not call Read. It returns ErrNoVersion if no version runs.
 func (w *Worker) Read(ctx context.Context, model string, fn func(v View)) error {
 	m := w.models[model]
 	if m == nil {
@@ -444,7 +453,7 @@ func (w *Worker) free() {
 	defer cancel()
 	for _, m := range w.models {
 		if m.guard.lockWrite(ctx) != nil {
-			return // a reader does not leave: keep the memory until the process ends
+			return // a reader still uses the model: keep the memory until the process ends
 		}
 		defer m.guard.unlockWrite()
 	}
@@ -464,7 +473,7 @@ func random(bytes int) string {
 
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 
-// defaultName returns a name that matches the keys, if there are any.
+// defaultName returns a worker name that the keys allow, or any unique name if keys is nil.
 func defaultName(keys *Keys) string {
 	host, _ := os.Hostname()
 	if host = notInNames.ReplaceAllString(host, "-"); len(host) > 80 {

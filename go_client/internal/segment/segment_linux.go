@@ -10,7 +10,7 @@
 //	                  u64     u64       u64 (little-endian), of the model's id
 //
 // The publisher writes a segment under an exclusive flock, and the worker copies under a shared
-// one; neither waits for the other. The stamp (epoch, version, model) identifies the contents.
+// flock. Neither waits for the other. The stamp (epoch, version, model) identifies the contents.
 package segment
 
 import (
@@ -133,7 +133,7 @@ func (v *view) hold() {
 	v.holds++
 }
 
-// Release ends one use; the last one unmaps the segment.
+// Release ends one use of the segment. When the last use ends, it unmaps the segment.
 func (v *view) Release() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -153,7 +153,8 @@ func (v *view) Warm() {
 
 func (v *view) warm() error { return syscall.Madvise(v.memory, populateRead) }
 
-// Copy calls copy with the locked data section if it holds this version, else returns ErrStale.
+// Copy calls copy with the locked data section. It returns ErrStale if the segment does not hold
+// this version before and after the call.
 func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
 	if err := v.lock(); err != nil { // S5
 		return wbp.ErrStale

@@ -10,7 +10,7 @@ type ages map[int64]age
 
 type age struct {
 	ms int64
-	at time.Duration // when ms was its age
+	at time.Duration // when the age was ms
 }
 
 // heard records the age of an epoch's publisher; applied is the epoch of the running versions.
@@ -33,7 +33,7 @@ func (a ages) heard(epoch, ms, applied int64, now time.Duration) {
 	a[epoch] = age{ms, now}
 }
 
-// of returns the least number of milliseconds for which an epoch's publisher has run.
+// of returns for how many milliseconds an epoch's publisher has run at least.
 func (a ages) of(epoch int64, now time.Duration) int64 {
 	known, ok := a[epoch]
 	if !ok {

@@ -13,9 +13,9 @@ var floats = map[string]int{"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 // Castable reports whether values of one dtype can be converted to another.
 func Castable(to, from string) bool { return floats[to] > 0 && floats[from] > 0 }
 
-// Cast converts little-endian values from one dtype to another, as many as fit `to`: to the nearest
-// value, ties to even, and to infinity beyond the largest. NaN stays NaN, and subnormals are kept.
-// It returns how many finite values became infinite.
+// Cast converts little-endian values from one dtype to another, as many as fit `to`. It rounds to
+// the nearest value, ties to even, and to infinity beyond the largest finite value. NaN stays NaN,
+// and subnormals are kept. Cast returns how many finite values became infinite.
 func Cast(to []byte, toDType string, from []byte, fromDType string) int {
 	var values, became [1024]float64 // float64 holds every value of these dtypes
 	wide, narrow, lost := floats[fromDType], floats[toDType], 0
@@ -127,10 +127,10 @@ func round(to []byte, dtype string, values []float64) {
 	}
 }
 
-// Of float64: the position of its exponent, and the exponent of 1.
+// The number of mantissa bits of float64, and the exponent that float64 stores for 1.
 const mantissa64, one64 = 52, 1023
 
-// widened converts a float of 16 bits with the given number of mantissa bits.
+// widened converts a 16-bit float, which has this number of mantissa bits, to float64.
 func widened(bits uint16, mantissa int) float64 {
 	sign, infinity := uint64(bits>>15)<<63, uint16(1)<<15-1<<mantissa
 	abs := bits & (1<<15 - 1)
@@ -145,9 +145,9 @@ func widened(bits uint16, mantissa int) float64 {
 	}
 }
 
-// rounded converts to a float of 16 bits with the given number of mantissa bits. A mantissa that is
-// rounded up to the next power of two carries into the exponent, and from the largest exponent into
-// infinity, which is correct.
+// rounded converts a float64 to a 16-bit float, which has this number of mantissa bits. A mantissa
+// that is rounded up to the next power of two carries into the exponent, and from the largest
+// exponent into infinity, which is correct.
 func rounded(value float64, mantissa int) uint16 {
 	bits := math.Float64bits(value)
 	sign, abs := uint16(bits>>63)<<15, bits&^(1<<63)

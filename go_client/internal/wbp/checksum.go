@@ -34,7 +34,7 @@ func DigestOf(layoutID string, data []byte, chunkBytes int64) string {
 	return DigestWhile(layoutID, data, chunkBytes, func() bool { return true })
 }
 
-// DigestWhile returns the same, or "" soon after wanted returns false.
+// DigestWhile returns the digest of a data section, or "" soon after wanted returns false.
 func DigestWhile(layoutID string, data []byte, chunkBytes int64, wanted func() bool) string {
 	plan := Plan{int64(len(data)), chunkBytes}
 	crcs := make([]uint32, plan.Count())

@@ -12,7 +12,7 @@ const differencesMax = 20 // lines of the text
 type Signature struct {
 	DType string
 	Shape []int64
-	Same  string // for tensors of the same memory, one of their names; "" if the tensor shares none
+	Same  string // the same name for all tensors of one memory; "" if the tensor shares no memory
 }
 
 func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
@@ -24,8 +24,8 @@ type Lenience struct {
 }
 
 // Difference describes how published tensors differ from those of a target; "" if they can be
-// applied. A tensor that has aliases may be in the target under any of its names, and under
-// several. Memory of the target that has several names is filled if one of them is published.
+// applied. A published tensor that has aliases may be in the target under one or several of its
+// names. Memory of the target that has several names is filled if one of these names is published.
 func Difference(layout *Layout, target map[string]Signature, allowed Lenience) string {
 	var lines []string
 	covered, filled := map[*Spec]bool{}, map[string]bool{}

@@ -1,6 +1,6 @@
 package wbp
 
-// dtypeBits has the dtypes of safetensors, with the bits of an element of each.
+// dtypeBits has the number of bits of an element, for each dtype of safetensors.
 var dtypeBits = map[string]int64{
 	"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
 	"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,

@@ -31,7 +31,8 @@ type PatchID struct {
 	Version  int64  `json:"version"`
 }
 
-// PatchOffer is a patch that an announcement offers: the digest of its base, and its size.
+// PatchOffer is a patch that an announcement offers. Digest is that of the base; Bytes is the size
+// of the patch.
 type PatchOffer struct {
 	PatchID
 	Digest string `json:"digest"`
@@ -52,7 +53,8 @@ type (
 		Host     string              `json:"host"`
 		PID      int64               `json:"pid"`
 	}
-	// Fetch requests chunks of a version or patch; with Count 0, its announcement and end.
+	// Fetch requests chunks of a version or a patch; with Count 0, the announcement and the end
+	// message.
 	Fetch struct {
 		Model     string   `json:"model"`
 		Epoch     int64    `json:"epoch"`
@@ -159,7 +161,7 @@ type (
 		Shared      *Shared      `json:"shared"`
 		Hash        bool         `json:"hash"`
 		Whole       *Whole       `json:"whole"`
-		Keep        bool         `json:"keep,omitempty"`    // keep its bytes: it may be the base of patches
+		Keep        bool         `json:"keep,omitempty"`    // keep the version's bytes: they may be the base of patches
 		Patches     []PatchOffer `json:"patches,omitempty"` // only the first one is pushed
 
 		Metadata map[string]string `json:"metadata,omitempty"` // published with the version
@@ -218,7 +220,7 @@ type (
 		Bytes  int64   `json:"nbytes"`
 		Shared *Shared `json:"shared"`
 	}
-	// Rename gives the worker's running version the key of one with the same bytes.
+	// Rename gives the worker's running version the key of another version with the same bytes.
 	Rename struct {
 		Model   string  `json:"model"`
 		Epoch   int64   `json:"epoch"`

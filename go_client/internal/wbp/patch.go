@@ -61,7 +61,7 @@ type patchPart struct {
 // A Patch turns one version into another of the same layout.
 type Patch struct {
 	LayoutID     string
-	Bytes        int64 // of the data section
+	Bytes        int64 // size of the data section
 	ChunkBytes   int64 // the chunk size for both digests
 	Base, Target string
 	parts        []patchPart
@@ -213,9 +213,10 @@ func (b block) check(mode blockMode, size int64) error {
 	return nil
 }
 
-// Apply turns the base into the target, in place. digest is the base's, or "" if it is unknown. If
-// it returns an error because this is not the base, or a block is malformed, no byte has changed;
-// if because the result is not the target, or the patch was cancelled, the data is unusable.
+// Apply turns the base into the target, in place. digest is that of data, or "" if it is unknown.
+// If data is not the base, or a block is malformed, Apply returns an error and data is unchanged.
+// If the result is not the target, or the patch is cancelled, Apply returns an error and data must
+// not be used.
 func (p *Patch) Apply(data []byte, digest string) error {
 	if digest == "" {
 		digest = DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted)
@@ -235,8 +236,9 @@ func (p *Patch) Apply(data []byte, digest string) error {
 	return nil
 }
 
-// Put changes all blocks without a check of the digests: none if a block is malformed, some if the
-// patch was cancelled.
+// Put changes all blocks without checking the digests. If a block is malformed, it returns an error
+// and changes no block. If the patch is cancelled, it returns an error after it has changed some
+// blocks, or none.
 func (p *Patch) Put(data []byte) error {
 	if int64(len(data)) != p.Bytes {
 		return fmt.Errorf("a patch for %d bytes, not for %d", p.Bytes, len(data))
@@ -273,7 +275,7 @@ func (p *Patch) Put(data []byte) error {
 		}
 		again.clear()
 		if err := part.decode(data, d, &again); err != nil {
-			return part.fail(err) // never: the first pass has checked it, and its base is unchanged
+			return part.fail(err) // never: the first pass has checked the block, whose bytes are unchanged
 		}
 		part.write(again, data)
 	}

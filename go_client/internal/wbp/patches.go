@@ -9,12 +9,12 @@ import (
 // Delta names the encoding and the feature of patches (section 19 of the protocol).
 const Delta = "delta-1"
 
-// Patches chooses the patch by which a version of one model is received, and falls back to the
-// whole version.
+// Patches chooses whether a version of one model is received as a patch, and as which. It falls
+// back to the whole version.
 //
 // A patch builds on exactly the bytes of the running version. It is received into its own memory,
-// and the result is checked against the digest like any version. If anything is wrong with it, the
-// whole version is fetched instead; the running version stays meanwhile.
+// and the result is checked against the digest like any version. If a patch is unusable, the whole
+// version is fetched instead. The running version stays meanwhile.
 type Patches struct {
 	model    string
 	versions *versionStore
@@ -31,7 +31,8 @@ func (p *Patches) topic() string {
 	return DataTopic(p.model)
 }
 
-// listen subscribes to patches or to versions, whichever a transfer receives. (D7)
+// listen subscribes to the chunks of patches if the transfer receives a patch, otherwise to those
+// of versions. (D7)
 func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 	before := p.topic()
 	p.listens = t.patch != nil
@@ -61,7 +62,8 @@ func (p *Patches) transfer(v *versionEntry, patchable bool, now time.Duration) *
 	return newTransfer(a, v.layout, v.buffer, why, now, p.timing)
 }
 
-// offered returns a patch on the running version that is not larger than the new one; else nil.
+// offered returns an offered patch that builds on the running version and is not larger than the
+// new version; nil if there is none.
 func (p *Patches) offered(a *Announce) *PatchOffer {
 	b, runs := p.versions.base, p.versions.at(running)
 	if b == nil || runs == nil || b.running != *runs.running || b.layout.ID != a.Layout {
@@ -93,7 +95,7 @@ func (p *Patches) unfit(a *Announce) string {
 	return here + "; there are patches on " + strings.Join(on, ", ")
 }
 
-// decode starts to decode a complete patch, unless that is in progress.
+// decode starts to decode a complete patch, unless its decoding is in progress.
 func (p *Patches) decode(v *versionEntry) []Effect {
 	if v.transfer.comes == decoded {
 		return nil
@@ -101,7 +103,8 @@ func (p *Patches) decode(v *versionEntry) []Effect {
 	return []Effect{DecodePatch{v.transfer.decode(v.buffer)}}
 }
 
-// refused handles the refusal of a requested patch that the publisher does not have. (D8)
+// refused handles a refusal: the publisher does not have the requested patch. The whole version is
+// fetched instead. (D8)
 func (p *Patches) refused(key Key, now time.Duration) []Effect {
 	v := p.versions.find(key, arriving)
 	if v == nil || v.transfer.patch == nil || v.transfer.comes == decoded {

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// A Patching is a job that decodes a patch into a staging buffer. It owns the buffer, and the base
-// does not change until the job has ended, so it needs no lock.
+// A Patching is a job that decodes a patch into a staging buffer. The job needs no lock, since it
+// owns the buffer, and the base does not change until the job has ended.
 type Patching struct {
 	Model    string
 	transfer *Transfer
@@ -23,7 +23,7 @@ func (j *Patching) end() { j.unwanted.Store(true) }
 // live reports whether the job was not cancelled.
 func (j *Patching) live() bool { return !j.unwanted.Load() }
 
-// Run decodes the patch, which may take long, and returns why it is unusable; "" on success. (D5)
+// Run decodes the patch, which may take long. It returns "", or why the patch is unusable. (D5)
 func (j *Patching) Run() (fault string) {
 	patch, err := ParsePatch(j.base.layout, j.patch)
 	if err == nil && patch.Target != j.digest {

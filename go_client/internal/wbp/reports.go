@@ -11,11 +11,12 @@ type Identity struct {
 	Client   string // program and version, for operators
 	Host     string
 	PID      int64
-	Keyed    bool // it has a key pair, and accepts only sealed published messages
-	Patches  bool // it accepts patches, for which it keeps the bytes of the running version
+	Keyed    bool // the worker has a key pair, and accepts only sealed published messages
+	Patches  bool // the worker accepts patches, and keeps the bytes of the running version for them
 }
 
-// hello returns a hello with the running versions, and the latest applied epoch with its age.
+// hello returns a hello. epoch is the latest applied epoch, and ageMS its age. maps means that the
+// worker can map shared memory.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
 	features := []string{"renaming"} // W25; neither W34 nor W35
 	if maps {
@@ -40,7 +41,7 @@ func standing(model string, versions *versionStore, failure []Effect) []Effect {
 		effects = append(effects, sayApplied(model, v))
 	}
 	effects = append(effects, failure...)
-	if busy != nil { // its apply may hang while other versions become ready
+	if busy != nil { // the apply may hang while other versions become ready
 		effects = append(effects, sayProgress(model, busy))
 	} else if waiting := versions.at(ready); waiting != nil && begun == nil {
 		effects = append(effects, sayProgress(model, waiting))
@@ -68,7 +69,7 @@ func sayProgress(model string, v *versionEntry) Effect {
 	return Send{&Progress{model, v.Epoch, v.Version, 0, "staged", nil, ""}}
 }
 
-// sayStaged returns staged for those versions whose publisher requires it. (W14)
+// sayStaged returns a Staged message for each version whose publisher requires one. (W14)
 func sayStaged(model string, some ...*versionEntry) []Effect {
 	var effects []Effect
 	for _, v := range some {
@@ -79,20 +80,22 @@ func sayStaged(model string, some ...*versionEntry) []Effect {
 	return effects
 }
 
-// sayApplied returns applied for the running version, with the patch that it was received by. (D11)
+// sayApplied returns an Applied message for the running version, with the patch by which the
+// version was received. (D11)
 func sayApplied(model string, v *versionEntry) Effect {
 	by := v.staged
 	return Send{&Applied{model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds(), by.Note}}
 }
 
-// sayFailed returns failed for a version; intact reports whether the previous one still runs. (W24)
+// sayFailed returns a Failed message for a version. intact means that the previous version still
+// runs. (W24)
 func sayFailed(failure *Failed, intact bool) Effect {
 	said := *failure
 	said.Intact = intact
 	return Send{&said}
 }
 
-// ping returns a ping whose token is the time, which the pong returns. (W12, W18)
+// ping returns a ping. Its token is the time; the pong has the same token. (W12, W18)
 func ping(now time.Duration, subscribed, shared bool) Effect {
 	return Send{&Ping{Token: now.Milliseconds(), Subscribed: subscribed, Shared: shared}}
 }

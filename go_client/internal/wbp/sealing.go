@@ -61,7 +61,7 @@ func mac(key, text []byte) []byte {
 
 func gcm(key []byte) cipher.AEAD {
 	block, err := aes.NewCipher(key)
-	if err != nil { // never: it has 32 bytes
+	if err != nil { // never: the key has 32 bytes
 		panic(err)
 	}
 	sealed, err := cipher.NewGCM(block)
@@ -71,7 +71,8 @@ func gcm(key []byte) cipher.AEAD {
 	return sealed
 }
 
-// openMessage decrypts the message of this count; nil if it is not authentic. (E5)
+// openMessage decrypts the message with this sequence number. It returns nil if the message is not
+// authentic. (E5)
 func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 	if len(sealed) < TagBytes {
 		return nil
@@ -101,7 +102,8 @@ func subjectOf(a *Announce, patch *PatchOffer) Subject {
 	return s
 }
 
-// Names returns the bytes to derive a version's key from, unique for version and encoding.
+// Names returns the bytes that the version's key is derived from. They are unique for the version
+// and the encoding.
 func (s Subject) Names() []byte {
 	out := append([]byte{byte(len(s.Model))}, s.Model...)
 	out = append(append(out, byte(len(s.Encoding))), s.Encoding...)
@@ -113,9 +115,10 @@ func (s Subject) Associated(purpose Purpose, index, size int64) []byte {
 	return append(s.Names(), numbers(purpose, index, size, s.Bytes, s.ChunkBytes)...)
 }
 
-// Nonce returns the nonce of 12 bytes, used once per key.
+// Nonce returns a nonce of 12 bytes. Each nonce is used once per key.
 func Nonce(purpose Purpose, index int64) []byte { return numbers(purpose, index) }
 
+// numbers returns a purpose and further numbers as little-endian bytes.
 func numbers(purpose Purpose, others ...int64) []byte {
 	out := make([]byte, 4, 44)
 	binary.LittleEndian.PutUint32(out, uint32(purpose))
@@ -144,10 +147,10 @@ func newOpening(sealed cipher.AEAD, subject Subject, purpose Purpose, index, siz
 	return &Opening{sealed, Nonce(purpose, index), subject.Associated(purpose, index, size), tag}
 }
 
-// Open decrypts a payload into `to`, memory of the same size or the same memory, and returns the
-// CRC-32C of the plain bytes, computed while they are in the cache. If the payload is not authentic
-// it returns false and zeroes `to`. (E4) The cipher needs the tag after the payload; the bytes
-// there are restored.
+// Open decrypts a payload into `to`, which has the same size and may be the same memory. It returns
+// the CRC-32C of the plain bytes, computed while they are in the cache. If the payload is not
+// authentic, Open zeroes `to` and returns false. (E4) The cipher needs the tag directly after the
+// payload: Open restores the bytes that were there.
 func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
 	size := len(payload)
 	if len(to) != size {
@@ -165,5 +168,5 @@ func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
 	return CRC32C(plain), true
 }
 
-// take decrypts a payload into its place, if it is authentic.
+// take decrypts a payload into its place. It returns false if the payload is not authentic.
 func (o *Opening) take(to, payload []byte) (crc uint32, ok bool) { return o.Open(to, payload) }

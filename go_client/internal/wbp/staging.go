@@ -37,8 +37,8 @@ type StagedVersion struct {
 	Key    Key
 	Layout *Layout
 	Digest string   // "" in shared memory, where it is not hashed
-	Shared bool     // it comes from shared memory, directly or by way of a buffer
-	Patch  *PatchID // the patch that it was received by; nil if received whole
+	Shared bool     // the version comes from shared memory, directly or by way of a buffer
+	Patch  *PatchID // the patch by which the version was received; nil if received whole
 
 	Metadata map[string]string // published with the version; read-only
 	Note     string            // once applied: values that the model cannot hold
@@ -46,11 +46,12 @@ type StagedVersion struct {
 	data      []byte
 	segment   Segment
 	took      time.Duration // time to decode the patch
-	sayStaged bool          // report staged before it is applied
+	sayStaged bool          // report the version as staged before it is applied
 	hash      int64         // in shared memory: chunk size for a digest of the bytes; 0 for none
 }
 
-// Encoding returns the encoding in which it was received over the network; "" if it was not.
+// Encoding returns the encoding in which the version was received over the network; "" if it comes
+// from shared memory.
 func (v *StagedVersion) Encoding() string {
 	switch {
 	case v.Shared:
@@ -81,7 +82,7 @@ func (v *StagedVersion) Copy(copy func(data []byte)) (digest string, err error) 
 // versions allocates no memory, and they are outside the Go heap.
 type buffers struct {
 	free  [][]byte
-	size  int64 // of each free buffer: the size of the version started last
+	size  int64 // of each free buffer: that of the version started last
 	taken int
 }
 
@@ -95,7 +96,7 @@ func (b *buffers) reserve(size int64) {
 	}
 }
 
-// take returns a buffer of this size, reused if possible; nil if the limit is reached.
+// take returns a buffer of this size, reused if possible; nil if BuffersMax buffers are in use.
 func (b *buffers) take(size int64) ([]byte, error) {
 	if b.taken >= BuffersMax {
 		return nil, nil

@@ -2,8 +2,8 @@ package zmtp
 
 import "time"
 
-// Rate limit of a peer's ZMTP commands: a publisher sends a PING every few seconds. Answering each
-// takes time.
+// Rate limit of a peer's ZMTP commands, since each answer takes time. A publisher sends a PING
+// every few seconds.
 const (
 	commandsBurst     = 64
 	commandsPerSecond = 16
@@ -17,7 +17,7 @@ type allowance struct {
 
 func newAllowance(now time.Time) allowance { return allowance{commandsBurst, now} }
 
-// take takes count tokens, and reports whether the bucket had as many.
+// take takes count tokens, and returns false if the bucket had fewer.
 func (a *allowance) take(count int, now time.Time) bool {
 	a.left += now.Sub(a.at).Seconds() * commandsPerSecond
 	if a.left > commandsBurst {

@@ -16,21 +16,21 @@ const (
 	redialMax    = time.Second
 	pingEvery    = 5 * time.Second  // pings of ZMTP, which detect a dead peer
 	silenceMax   = 30 * time.Second // longer than a chunk of 1 MiB takes at 40 kB/s
-	pingsMax     = 10 * silenceMax  // with commands alone, as from a publisher without a version
-	receiveBytes = 1 << 18          // read at once, so that they are in the cache for the checksum
+	pingsMax     = 10 * silenceMax  // with commands alone, as from a publisher that has no version
+	receiveBytes = 1 << 18          // bytes to read at once, so that they are in the cache for the checksum
 	outgoingMax  = 1 << 20          // bytes to queue for a peer that does not read
 	pongsMax     = 1 << 16          // bytes in that queue up to which a PING is answered
 )
 
-// An Owner is the user of connections. Its Lock guards all of their state: it is held when Opened,
-// Place and Received are called, and must be held to call any method of a Connection except Close
-// and Wait.
+// An Owner is the user of connections. Its Lock guards the whole state of the connections. A
+// Connection holds Lock when it calls Opened, Place and Received. The owner must hold Lock when it
+// calls any method of a Connection except Close and Wait.
 type Owner struct {
 	Lock     sync.Locker
 	Opened   func()                                // messages can be sent
 	Place    func(frames [][]byte, size int) Place // see NewStream
 	Received func(m Message)                       // a message is complete
-	Closed   func(err error)                       // it broke, or an attempt failed; called without the lock
+	Closed   func(err error)                       // the connection broke, or an attempt failed; called without the lock
 }
 
 // A HungUpError means that the peer closed the connection during the handshake.
@@ -43,8 +43,8 @@ func (e *HungUpError) Error() string {
 // Unwrap returns the error of the network.
 func (e *HungUpError) Unwrap() error { return e.Err }
 
-// A Connection connects to an endpoint until it is closed: it dials, reads, and after a failure
-// dials again, with a pause that doubles up to a second.
+// A Connection connects to an endpoint until it is closed. It dials and reads. After a failure it
+// dials again, after a pause that doubles up to a second.
 type Connection struct {
 	owner   Owner
 	kind    Kind
@@ -112,7 +112,7 @@ func (c *Connection) Subscribe(topic string, on bool) {
 }
 
 // Show sets the ticket that the next connection sends first. Each ticket serves one connection, and
-// each later connection waits for another one; with nil, connections need none.
+// each later connection waits for another ticket. After Show(nil), connections need no ticket.
 func (c *Connection) Show(ticket []byte) {
 	c.ticket, c.shows = ticket, ticket != nil
 	select {
@@ -121,14 +121,15 @@ func (c *Connection) Show(ticket []byte) {
 	}
 }
 
-// Barred reports whether a ticket is missing to connect.
+// Barred reports whether the connection waits for a ticket.
 func (c *Connection) Barred() bool { return c.barred }
 
 // Redial reconnects at once, as the current connection may be dead. Queued messages are lost.
 func (c *Connection) Redial() { c.hangUp() }
 
 // Tick must be called about ten times a second. It sends pings when they are due, aborts a
-// connection on which nothing is received, and has the received part of a payload read.
+// connection on which nothing is received, and makes the reader read the part of a payload that has
+// arrived.
 func (c *Connection) Tick(now time.Time) {
 	if c.conn == nil {
 		return
@@ -146,7 +147,7 @@ func (c *Connection) Tick(now time.Time) {
 	c.takeWhatIsHere()
 }
 
-// Close closes the connection; queued bytes have linger to be sent.
+// Close closes the connection after queued bytes were sent, or after linger.
 func (c *Connection) Close(linger time.Duration) {
 	deadline := time.Now().Add(linger)
 	for pause := 100 * time.Microsecond; c.unsent() && time.Now().Before(deadline); pause *= 2 {
@@ -195,7 +196,7 @@ func (c *Connection) run(ctx context.Context) {
 		if useful { // a completed handshake alone does not show that reconnecting is worth it
 			pause = redialMin
 		}
-		if attempt.Err() == nil { // else it was aborted by this side
+		if attempt.Err() == nil { // else this side aborted the attempt
 			c.owner.Closed(err)
 		}
 		select {
@@ -235,7 +236,7 @@ func (c *Connection) attempt(ctx context.Context) context.Context {
 	return ctx
 }
 
-// admitted waits for a ticket if one is needed; it returns false if the attempt was aborted.
+// admitted waits for a ticket if one is needed. It returns false if the attempt was aborted.
 func (c *Connection) admitted(attempt context.Context) bool {
 	for {
 		c.owner.Lock.Lock()
@@ -253,7 +254,8 @@ func (c *Connection) admitted(attempt context.Context) bool {
 	}
 }
 
-// serve uses one connection until it breaks.
+// serve uses one connection until it breaks. opened means that the handshake was completed, and
+// useful that a message was received.
 func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened, useful bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -336,7 +338,8 @@ func (c *Connection) received(n int) error {
 	return err
 }
 
-// bears returns an error if the peer sends commands above the rate limit, or does not read answers.
+// bears returns an error if the peer sends commands above the rate limit, or does not read the
+// answers.
 func (c *Connection) bears(commands int) error {
 	switch {
 	case commands == 0:
@@ -349,7 +352,7 @@ func (c *Connection) bears(commands int) error {
 	return nil
 }
 
-// deliver passes on the messages that n more bytes have completed.
+// deliver passes the messages that n more bytes complete to the owner.
 func (c *Connection) deliver(n int) error {
 	wasOpen := c.stream.Open()
 	messages, err := c.stream.Received(n)

@@ -37,12 +37,12 @@ const (
 	denied      = "\x03400" // the reason in ERROR if ZAP denies access
 )
 
-// The flags of frames inside CURVE messages, by those of plain frames, and the reverse.
+// inner maps the flags of a plain frame to those inside a CURVE message; outer is the reverse.
 var inner, outer = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0, flagMore, flagCommand}
 
 // A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is sealed from one
-// key pair to another; C and S are the permanent keys of client and server, C' and S' those of this
-// connection.
+// key pair to another. C and S are the permanent keys of client and server; C' and S' are their
+// keys of this connection.
 //
 //	HELLO      C', proof that the client knows S (C'->S)
 //	WELCOME    S', cookie (S->C')
@@ -56,7 +56,7 @@ type curve struct {
 	public, secret [32]byte // of this connection
 	shared         [32]byte // secret of C' and S, and from WELCOME on of C' and S'
 	welcomed       bool
-	said, heard    uint64
+	said, heard    uint64 // counts of the last sent and the last received box
 }
 
 // hello returns the first command of the handshake.
@@ -138,14 +138,14 @@ func (c *curve) carried(in []byte) (flags byte, body []byte, err error) {
 	return outer[plain[0]], plain[1:], nil
 }
 
-// seal appends the client's count and a box.
+// seal appends a box, preceded by the count of the client's boxes.
 func (c *curve) seal(to []byte, prefix string, plain []byte) []byte {
 	c.said++
 	nonce := shortNonce(prefix, c.said)
 	return secretbox.Seal(append(to, nonce[16:]...), plain, nonce, &c.shared)
 }
 
-// open decrypts in place a box after its count.
+// open decrypts a box in place and returns the plain bytes. The box is preceded by its count.
 func (c *curve) open(in []byte, prefix string) ([]byte, error) {
 	if len(in) < 8+secretbox.Overhead {
 		return nil, Error("a command that was cut short")
@@ -187,8 +187,8 @@ func agreed(public, secret *[32]byte) (shared [32]byte, err error) {
 	return shared, nil
 }
 
-// openInPlace is secretbox.Open in place: that function allocates as much memory again, and a frame
-// may have 100 MB. Nothing is decrypted before the authenticator was verified.
+// openInPlace does what secretbox.Open does, but in place: secretbox.Open allocates as much memory
+// again, and a frame may have 100 MB. It verifies the authenticator before it decrypts anything.
 func openInPlace(box []byte, nonce *[24]byte, shared *[32]byte) ([]byte, bool) {
 	var key, once [32]byte
 	var half, counter, proof [16]byte

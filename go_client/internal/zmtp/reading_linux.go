@@ -46,7 +46,7 @@ func (c *Connection) read(conn net.Conn) error {
 
 var errClosed = errors.New("the other side has closed the connection")
 
-// receive reads available bytes once; wait is true if there are none.
+// receive reads available bytes once; wait is true if no bytes are available.
 func (c *Connection) receive(fd int) (wait bool, err error) {
 	room := c.stream.Room()
 	if len(room) > receiveBytes {
@@ -78,10 +78,10 @@ func (c *Connection) expectBytes(fd, n int) {
 	}
 }
 
-// takeWhatIsHere makes the reader read the available part of a payload, or its next packet: on a
-// slow link, that shows the lease's owner that the payload makes progress.
+// takeWhatIsHere makes the reader read the available part of a payload, or the next packet of it.
+// On a slow link the lease's owner can then see that the payload makes progress.
 func (c *Connection) takeWhatIsHere() {
-	if c.expect > 1 { // else it is woken for each packet anyway
+	if c.expect > 1 { // else the reader is woken for each packet anyway
 		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // this wakes the reader
 	}
 }

@@ -2,8 +2,8 @@
 // worker: a DEALER and a SUB, without security (NULL), or with that of RFC 26 (CURVE).
 //
 // A ZeroMQ library receives each message into its own memory, which costs new pages, a hand-over
-// between threads and a copy, together more than the network. Here payloads are received from the
-// kernel directly into their buffer.
+// between threads and a copy: together more time than the network. This package receives payloads
+// from the kernel directly into their buffer.
 package zmtp
 
 import (
@@ -21,7 +21,7 @@ const (
 )
 
 const (
-	scratchBytes = 8192 // read ahead; at most this much of a payload is copied once more
+	scratchBytes = 8192 // bytes to read ahead; at most this much of a payload is copied once more
 	framesMax    = 8    // of a message; a later protocol may have several payloads
 	commandMax   = 4096 // bytes of a command: READY with its properties is the longest
 	roomBehind   = 16   // bytes of memory after a payload, for the tag when it is decrypted
@@ -38,8 +38,9 @@ type Kind struct {
 
 // Dealer and Sub are the sockets of a worker.
 //
-// On the control channel WBP has its own pings. And its peer is libzmq: up to 4.3.5, that aborts
-// its process if a connection breaks while libzmq does not read it and has read ahead a ping.
+// Dealer sends no pings of ZMTP, since WBP has its own pings on the control channel. Besides,
+// libzmq at the other end (up to 4.3.5) aborts its process if a connection breaks from which it has
+// read ahead a ping and which it does not read at the moment.
 var (
 	Dealer = Kind{Name: "DEALER", Payload: 1, Peers: "ROUTER"}
 	Sub    = Kind{Name: "SUB", Payload: 2, Peers: "PUB XPUB", Pings: true}
@@ -71,12 +72,12 @@ type state int
 
 const (
 	greeting state = iota // no greeting received
-	ready                 // greeting received, READY not yet (nor, with CURVE, the commands before it)
+	ready                 // greeting received; READY, or with CURVE a command before it, is awaited
 	open
 )
 
-// A Stream is one connection without its socket: write input into Room and call Received, and send
-// the bytes in Outgoing.
+// A Stream is one connection without its socket. The caller writes input into Room and calls
+// Received, and sends the bytes in Outgoing.
 //
 //	greeting (64 bytes) ──> READY ──> messages and commands
 //
@@ -108,13 +109,14 @@ type Stream struct {
 type body struct {
 	flags   byte
 	missing int    // bytes still to receive
-	own     []byte // of a frame that is no payload
+	own     []byte // memory of a frame that is no payload
 	have    int    // bytes in own
 	place   Place  // of a payload; nil to discard it
 }
 
-// NewStream returns the Stream of a new connection. place returns where to receive a payload, given
-// the frames before it and its size; nil to discard it: the frame is then empty.
+// NewStream returns the Stream of a new connection. place returns the memory to receive a payload
+// into, given the frames before the payload and its size. If place returns nil, the payload is
+// discarded, and its frame is empty.
 func NewStream(kind Kind, limits Limits, place func(frames [][]byte, size int) Place) *Stream {
 	s := &Stream{kind: kind, limits: limits, place: place, topics: map[string]bool{}}
 	if kind.Keys != nil {
@@ -136,7 +138,7 @@ func (s *Stream) mechanism() string {
 // Open reports whether messages can be sent.
 func (s *Stream) Open() bool { return s.state == open }
 
-// Send queues a message of one frame; it is dropped if the connection is not open.
+// Send queues a message of one frame. It drops the message if the connection is not open.
 func (s *Stream) Send(frame []byte) {
 	if s.state == open {
 		s.say(0, frame)
@@ -150,7 +152,7 @@ func (s *Stream) Ping(ttl uint16) {
 	}
 }
 
-// Subscribe subscribes to a topic, or unsubscribes; repeating that has no effect.
+// Subscribe subscribes to a topic, or unsubscribes if on is false. A repeated call has no effect.
 func (s *Stream) Subscribe(topic string, on bool) {
 	if s.topics[topic] == on {
 		return
@@ -169,7 +171,7 @@ func (s *Stream) subscription(topic string, on bool) {
 	s.say(0, append([]byte{first}, topic...))
 }
 
-// say sends a frame on an open connection, encrypted with CURVE.
+// say queues a frame on an open connection. With CURVE it encrypts the frame.
 func (s *Stream) say(flags byte, body []byte) {
 	if s.curve == nil {
 		s.frame(flags, body)
@@ -212,8 +214,8 @@ func (s *Stream) Missing() int {
 }
 
 // Received processes n bytes that were written into Room, and returns the messages that are now
-// complete. If Held is true then, process these messages and call it again with 0 before Room.
-// After an error the connection must be closed.
+// complete. If Held is true afterwards, the caller must process these messages, and then call
+// Received with 0 before Room. After an error the connection must be closed.
 func (s *Stream) Received(n int) (messages []Message, err error) {
 	if s.body != nil {
 		b := s.body
@@ -243,7 +245,8 @@ func (s *Stream) Received(n int) (messages []Message, err error) {
 	return messages, err
 }
 
-// Close cancels the payload being received, as the connection has closed.
+// Close must be called when the connection has closed. It cancels the payload that is being
+// received.
 func (s *Stream) Close() {
 	if s.body != nil && s.body.place != nil {
 		s.body.place.Cancel()
@@ -285,7 +288,7 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 	if end <= scratchBytes && !s.isPayload(flags) {
 		return 0, messages, nil
 	}
-	if len(messages) > 0 && s.isPayload(flags) { // processing them may decide on its place
+	if len(messages) > 0 && s.isPayload(flags) { // these messages may decide on the payload's place
 		s.Held = true
 		return 0, messages, nil
 	}
@@ -293,7 +296,7 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 	return len(in), messages, nil
 }
 
-// size reads the length of a frame, and returns an error if it exceeds its limit.
+// size returns the length of a frame, or an error if the length exceeds its limit.
 func (s *Stream) size(flags byte, digits []byte) (int, error) {
 	var size uint64
 	for _, digit := range digits {
@@ -339,7 +342,7 @@ func (s *Stream) greet(in []byte) (int, error) {
 	return 64, err
 }
 
-// agrees returns an error unless the peer's mechanism is this side's: there is no fallback. (K1)
+// agrees returns an error unless both sides have the same mechanism: there is no fallback. (K1)
 func (s *Stream) agrees(mechanism string) error {
 	switch {
 	case mechanism == s.mechanism():
@@ -364,7 +367,8 @@ func (s *Stream) isPayload(flags byte) bool {
 	return flags&flagCommand == 0 && len(s.message.Frames) >= s.kind.Payload
 }
 
-// begin chooses the memory for a frame too long for the scratch; in is its received part.
+// begin chooses the memory for a frame too long for the scratch. in is the received part of the
+// frame.
 func (s *Stream) begin(flags byte, size int, in []byte) {
 	b := &body{flags: flags, missing: size}
 	if s.encrypted() || !s.isPayload(flags) {
