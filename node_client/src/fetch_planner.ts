@@ -1,7 +1,7 @@
 /**
  * Decides when to request the latest version of a model. (W4)
  *
- * A version that failed and may be retried is put off for a delay that doubles each time.
+ * A version that failed and may be retried is postponed. The delay doubles with each failure.
  */
 
 import { type Effect, send } from "./effects.js";
@@ -9,13 +9,13 @@ import type { Timing } from "./limits.js";
 import { type Key, newer, sameKey } from "./staging.js";
 import type { VersionStore } from "./version_store.js";
 
-/** The requests for one model, and the version that is put off. */
+/** The requests for one model, and the version that is postponed. */
 export class FetchPlanner {
   #latestAt = Number.NEGATIVE_INFINITY; // when an announcement was last requested
   #answered = Number.NEGATIVE_INFINITY; // when the last answered ping was sent
-  #later: Key = { epoch: 0, version: 0 }; // the version that is put off
-  #until = Number.NEGATIVE_INFINITY; // when it may be retried
-  #pause = 0; // its delay
+  #later: Key = { epoch: 0, version: 0 }; // the version that is postponed
+  #until = Number.NEGATIVE_INFINITY; // when that version may be retried
+  #pause = 0; // the delay of that version
 
   constructor(
     readonly model: string,
@@ -23,12 +23,15 @@ export class FetchPlanner {
     readonly timing: Timing,
   ) {}
 
-  /** A session started. */
+  /** Prepare for a new session: the latest version may be requested at once. */
   reconnected(): void {
     this.#latestAt = Number.NEGATIVE_INFINITY;
   }
 
-  /** A beacon, welcome or stray chunk named a version: request the latest if that one is new. */
+  /**
+   * Handle a version that a beacon, a welcome, a pong or a stray chunk names: request the latest
+   * version if that version is new.
+   */
   hearOf(key: Key, now: number): Effect[] {
     const { versions } = this; // W4, W15
     const arriving = versions.at("arriving");
@@ -55,20 +58,20 @@ export class FetchPlanner {
     return [send({ type: "fetch", model: this.model, epoch, version, layout: true })];
   }
 
-  /** The ping sent at `sentAt` was answered, and so were all requests before it. */
+  /** Record that the ping sent at `sentAt`, and all requests before it, were answered. */
   answered(sentAt: number): void {
     this.#answered = sentAt;
     this.versions.at("arriving")?.transfer.answered(sentAt); // W12
   }
 
-  /** Whether to request a layout again; until its request counts as answered, wait longer. */
+  /** Whether to request a layout again. Wait longer while the answer may be on its way. */
   due(now: number): boolean {
     const { patience, patienceMax } = this.timing;
     const passed = this.#answered > this.#latestAt; // W7
     return now - this.#latestAt >= (passed ? patience : patienceMax);
   }
 
-  /** Put a version off, for twice as long as the last time. */
+  /** Postpone a version, each time for twice as long. */
   putOff(key: Key, now: number): void {
     const { patience, patienceMax } = this.timing; // W36
     this.#pause = sameKey(this.#later, key) ? Math.min(2 * this.#pause, patienceMax) : patience;
@@ -76,7 +79,9 @@ export class FetchPlanner {
     this.#until = now + this.#pause;
   }
 
-  /** A version became unavailable, so an older one may be the latest: clear the delay. */
+  /**
+   * End the delay of a version that is no longer available, since an older one may be the latest.
+   */
   putOffNoLonger(key: Key): void {
     if (sameKey(this.#later, key)) this.#until = Number.NEGATIVE_INFINITY;
   }

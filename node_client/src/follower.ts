@@ -1,8 +1,9 @@
 /**
- * One model of a worker: handles its messages and moves its versions through phases (`phases.ts`).
+ * The state machine of one model of a worker. It handles the model's messages and moves the model's
+ * versions through their phases (`phases.ts`).
  *
- * The latest version wins: it replaces an older one that is arriving. But after such a replacement
- * the worker completes the next version, by fetching, before it starts a newer one.
+ * A newer version replaces an older one that is arriving. After such a replacement the worker
+ * completes the next version, by fetching, before it starts a newer one.
  */
 
 import type { Effect } from "./effects.js";
@@ -39,8 +40,8 @@ export class Follower {
   readonly planner: FetchPlanner;
   readonly patches: Patches;
   readonly #acceptance: Acceptance;
-  #epoch = 0; // the greatest from which bytes were written into the model
-  #torn = 0; // consecutive applies that failed half-way; above 0, no version runs
+  #epoch = 0; // the latest epoch of which bytes were written into the model
+  #torn = 0; // number of consecutive applies that failed half-way; above 0, no version runs
   #failed: Failed | null = null; // the last failure, until another version is started
 
   constructor(
@@ -67,7 +68,7 @@ export class Follower {
     return this.#epoch;
   }
 
-  /** Whether an apply failed half-way, so the model holds no version. */
+  /** Whether an apply failed half-way, so that the model holds no version. */
   get torn(): boolean {
     return this.#torn > 0;
   }
@@ -83,14 +84,17 @@ export class Follower {
 
   // Messages from the publisher.
 
-  /** A version was announced; its chunks may follow if the announcement itself was pushed. */
+  /**
+   * Handle an announcement. If it was pushed, the version's chunks may be pushed, too; otherwise
+   * they are fetched.
+   */
   announced(
     announce: Announce,
     layout: Uint8Array | undefined,
     now: number,
     pushed: boolean,
   ): Effect[] {
-    const large = this.#acceptance.excess(announce) !== null; // it is declined unread
+    const large = this.#acceptance.excess(announce) !== null; // `#begin` declines it
     const fault = layout === undefined || large ? null : this.#acceptance.learn(announce, layout);
     if (fault !== null) return this.#unreadable(announce, fault, now);
     const staged = this.versions.at("staged");
@@ -105,7 +109,7 @@ export class Follower {
     return [...effects, ...reports.fetches(entry.transfer, now)];
   }
 
-  /** A layout is invalid or too large: decline its version, or retry it later. */
+  /** Decline a version whose layout is invalid or too large, or retry it later if that may help. */
   #unreadable(announce: Announce, fault: Fault, now: number): Effect[] {
     if (!TRANSIENT.has(fault[0])) {
       const wanted = this.#wants(announce);
@@ -124,7 +128,10 @@ export class Follower {
     return newer(announce, arriving) && this.versions.mode === "following";
   }
 
-  /** A newer version has the bytes of the running one: rename that, and fetch and apply nothing. */
+  /**
+   * Handle a rename: a newer version has the bytes of the running version, which gets the newer
+   * key. Nothing is fetched or applied.
+   */
   renamed({ epoch, version, was, metadata }: Rename, now: number): Effect[] {
     const { versions } = this; // W25
     const [entry, key] = [versions.at("running"), { epoch, version }];
@@ -139,7 +146,7 @@ export class Follower {
     return [said, ...this.#changeMode("completed", now)];
   }
 
-  /** Start to receive a version; request its layout first if that is unknown. */
+  /** Start to receive a version; request its layout first if the layout is unknown. */
   #begin(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
     const fault = this.#acceptance.fault(announce);
@@ -150,7 +157,10 @@ export class Follower {
     return this.#reserve(entry, now);
   }
 
-  /** Take a buffer and start the transfer; if none is free, `#resume` starts it later. */
+  /**
+   * Take a buffer and start the transfer. If no buffer is free, `#resume` starts the transfer
+   * later.
+   */
   #reserve(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
     const replaced = this.versions.move(this.versions.at("arriving"), "newer"); // W8
@@ -171,7 +181,10 @@ export class Follower {
     return [...effects, ...listening, ...reports.fetches(transfer, now)];
   }
 
-  /** Switch modes: follow pushed chunks and request the latest version, or stop following. */
+  /**
+   * Apply an event to the mode. In mode `following`, subscribe to pushed chunks and request the
+   * latest version; otherwise unsubscribe.
+   */
   #changeMode(event: ModeEvent, now: number): Effect[] {
     if (!this.versions.changeMode(event)) return [];
     const following = this.versions.mode === "following";
@@ -186,7 +199,7 @@ export class Follower {
 
   // The parts of a version.
 
-  /** Return where to receive the payload of a chunk; null if it is not wanted. */
+  /** Return a lease to receive the payload of a chunk; null if the chunk is not wanted. */
   place(chunk: Chunk | SealedChunk, size: number): Lease | null {
     const sealed = chunk.type === "chunk" ? null : chunk;
     const transfer = this.versions.find(chunk, "arriving")?.transfer;
@@ -200,14 +213,16 @@ export class Follower {
     return transfer?.isNamed(chunk.patch) === true && transfer.fits(chunk.index, size);
   }
 
-  /** Whether an announcement may carry `size` bytes: its layout, or the whole version. */
+  /**
+   * Whether an announcement may carry a payload of `size` bytes: its layout, or the whole version.
+   */
   accompanies(announce: Announce, size: number): boolean {
     const { whole, layout_bytes, nbytes } = announce;
     if (this.#acceptance.excess(announce) !== null) return false;
     return size === (whole === null ? layout_bytes : nbytes);
   }
 
-  /** A chunk arrived. */
+  /** Handle a chunk. */
   chunk(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): Effect[] {
     const entry = this.versions.find(chunk, "arriving");
     if (entry === null) return this.#stray(chunk, now);
@@ -219,7 +234,7 @@ export class Follower {
     return [...effects, ...this.#completed(entry, now)];
   }
 
-  /** All chunks of a version were pushed, and this is its digest. */
+  /** Handle `end`, which has the version's digest and follows the last pushed chunk. */
   end(end: End, now: number): Effect[] {
     const entry = this.versions.find(end, "arriving");
     if (entry === null) return this.#stray(end, now);
@@ -243,22 +258,25 @@ export class Follower {
     if (!transfer.complete) return [];
     if (transfer.patch !== null) return this.patches.decode(entry);
     if (transfer.verify()) return this.#arrived(entry, transfer.digest ?? "", now);
-    if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it again
+    if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it all
     const text = `the whole did not match its digest, ${transfer.restarts} times`;
     return this.#decline(entry, "digest-mismatch", text, now);
   }
 
-  /** A patch was decoded: stage its version, or, if `fault` is not empty, fetch all of it. */
+  /**
+   * Handle the end of a patch's decoding: stage the version, or fetch it whole if there is a
+   * `fault`.
+   */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     const entry = this.versions.at("arriving");
-    if (!job.live || entry === null) return []; // it was replaced or aborted
+    if (!job.live || entry === null) return []; // replaced or aborted
     if (fault) return this.patches.giveUp(entry, fault, now);
     entry.transfer.decoded(took);
     this.versions.release(entry.transfer);
     return this.#arrived(entry, job.digest, now);
   }
 
-  /** A version is complete and verified: stage it, and commit it unless it is `together`. */
+  /** Stage a complete and verified version. Commit it unless its commit is `together`. */
   #arrived(entry: VersionEntry, digest: string, now: number): Effect[] {
     const { announce, epoch, version, layout, transfer } = entry;
     const together = announce.commit === "together"; // W14
@@ -282,21 +300,21 @@ export class Follower {
     return [{ do: "ready", model: this.model }, ...this.#resume(now)];
   }
 
-  /** The publisher committed a version: make it ready if it is staged. */
+  /** Handle a commit: make the version ready if it is staged. */
   committed(commit: Commit, now: number): Effect[] {
     const entry = this.versions.at("staged"); // W14
     if (entry === null || !sameKey(entry, commit)) return [];
     return entry.staged.digest === commit.digest ? this.#commit(entry, now) : [];
   }
 
-  /** The publisher aborted a version: drop it. */
+  /** Handle an abort: drop the version. */
   aborted(key: Key, now: number): Effect[] {
     for (const entry of this.versions.all("announced", "arriving", "staged")) {
       if (sameKey(entry, key)) this.versions.move(entry, "aborted"); // W14
     }
     this.planner.putOffNoLonger(key);
-    // There may be a buffer for a waiting version; if none waits, a worker that is catching up
-    // requests the latest one.
+    // The abort may have freed a buffer for a waiting version. If no version waits, a worker that
+    // is catching up requests the latest version.
     const effects = this.#resume(now);
     const busy = effects.length > 0 || this.versions.at("arriving") !== null;
     return busy || this.versions.mode === "following"
@@ -304,7 +322,10 @@ export class Follower {
       : this.planner.latest(key.epoch, now); // W26
   }
 
-  /** The publisher no longer has a version; version 0 means that it has none at all. */
+  /**
+   * Handle a refusal: drop a version that the publisher no longer has. Version 0 means that the
+   * publisher has no version at all.
+   */
   gone({ epoch, version }: Key, now: number): Effect[] {
     this.planner.putOffNoLonger({ epoch, version });
     for (const entry of this.versions.all("announced", "arriving")) {
@@ -327,10 +348,10 @@ export class Follower {
     return memory === null ? [] : [{ do: "touch", memory, unused: () => buffers.unused(memory) }];
   }
 
-  /** A session started, and `latest` is the publisher's latest version. */
+  /** Prepare for a new session. `latest` is the publisher's latest version. */
   reconnected(latest: Key, now: number): Effect[] {
     this.versions.reconnected(latest.epoch, now);
-    this.#torn = Math.min(this.#torn, 1); // earlier failures count as one
+    this.#torn = Math.min(this.#torn, 1); // the previous session's failures count as one
     this.planner.reconnected();
     const heldBack = this.versions.all("ready", "applying", "staged");
     return [...reports.staged(this.model, heldBack), ...this.planner.hearOf(latest, now)];
@@ -344,7 +365,10 @@ export class Follower {
     return entry !== null && this.versions.move(entry, "taken") ? entry.staged : null;
   }
 
-  /** The version was applied. `kept`: the user keeps its memory. `note`: a remark to report. */
+  /**
+   * Record and report that the version runs. `kept`: the user keeps the version's memory. `note`: a
+   * remark to report.
+   */
   applied(now: number, kept: boolean, note: string): Effect[] {
     const [entry, older] = [this.versions.at("applying"), this.versions.at("running")]; // W16
     if (entry === null) return [];
@@ -358,8 +382,8 @@ export class Follower {
   }
 
   /**
-   * The version could not be applied. If the model is `intact`, the previous version still runs.
-   * `kept`: the user keeps the memory.
+   * Report that the version could not be applied. `intact`: the previous version still runs.
+   * `kept`: the user keeps the version's memory.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
     const entry = this.versions.at("applying"); // W24
@@ -376,7 +400,7 @@ export class Follower {
     return [...this.#fail(entry, "apply", text, now), ...this.#resume(now)];
   }
 
-  /** Note that a version runs, and report it. */
+  /** Record that a version runs, and return the report. */
   #runs(entry: VersionEntry): Effect {
     this.#torn = 0;
     this.#epoch = Math.max(this.#epoch, entry.epoch);
@@ -384,12 +408,15 @@ export class Follower {
     return reports.applied(this.model, entry);
   }
 
-  /** Clear the last failure as another version starts, unless an apply failed half-way. */
+  /**
+   * Clear the last failure when another version starts, unless that failure was an apply's,
+   * half-way.
+   */
   #forgetFailure(): void {
     if (!this.torn) this.#failed = null; // W17
   }
 
-  /** Report to the publisher and the user that a version failed; put off one that is retried. */
+  /** Report to the publisher and the user that a version failed. Postpone it if it is retried. */
   #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
     const { model } = this;
     if (TRANSIENT.has(code)) this.planner.putOff({ epoch, version }, now);
@@ -398,12 +425,12 @@ export class Follower {
     return [...this.#failure(), { do: "rejected", model, epoch, version, code, text, intact }];
   }
 
-  /** Report the last failure, if it still applies. */
+  /** Return a report of the last failure, or nothing if that was cleared. */
   #failure(): Effect[] {
     return this.#failed === null ? [] : [reports.failed(this.#failed, this.torn)];
   }
 
-  /** A buffer may be free: start the announced version that waits for one. */
+  /** Start the announced version that waits for a buffer, unless a version is arriving. */
   #resume(now: number): Effect[] {
     const waiting = this.versions.at("announced");
     if (waiting === null || this.versions.at("arriving") !== null) return [];
@@ -430,7 +457,7 @@ export class Follower {
     return this.planner.due(now) ? this.#begin(waiting, now) : []; // W7
   }
 
-  /** Repeat the report on each version, in case a message was lost. */
+  /** Return the report on each version again, in case one was lost. */
   repeat(): Effect[] {
     return reports.standing(this.model, this.versions, this.#failure()); // W17
   }

@@ -1,10 +1,11 @@
 /**
  * The worker's state machine, without sockets or clocks.
  *
- * A worker is outside a session or inside (`SESSIONS` of `phases.ts`; it never probes). Inside,
- * each message goes to the slot of its model (`follower.ts`). Outside, staged and running versions
- * stay as they are, and `hello` is repeated, so workers rejoin a publisher that restarts. Times
- * are in milliseconds of any monotonic clock.
+ * The session of the worker is in state `outside` or `inside` (`SESSIONS` of `phases.ts`; this
+ * worker never probes). While it is `inside`, each message goes to the follower of its model
+ * (`follower.ts`). While it is `outside`, the worker keeps its staged and running versions and
+ * repeats `hello`, so that it rejoins a publisher that restarts. Times are in milliseconds of any
+ * monotonic clock.
  */
 
 import { Ages } from "./ages.js";
@@ -65,7 +66,7 @@ export class WorkerMachine {
   #unansweredSince: number | null = null;
   #pingedAt = Number.NEGATIVE_INFINITY;
   #pingEvery: number;
-  #redialAt = Number.POSITIVE_INFINITY; // after a refusal because of keys
+  #redialAt = Number.POSITIVE_INFINITY; // when to reconnect after a refusal because of keys
 
   constructor(
     readonly identity: Identity,
@@ -99,7 +100,7 @@ export class WorkerMachine {
     return this.#session === "inside";
   }
 
-  /** Apply a change to the session; return whether its state allows that transition. */
+  /** Apply a change to the session; return false if its state has no transition for the change. */
   #changeSession(change: Change): boolean {
     const after = SESSIONS[this.#session][change];
     this.#session = after ?? this.#session;
@@ -108,17 +109,17 @@ export class WorkerMachine {
 
   // Received messages.
 
-  /** Process a message of the control channel; a malformed one is dropped. */
+  /** Process a message of the control channel. A malformed message is dropped. */
   receive(frames: Frames, now: number): Effect[] {
     return this.#receive(this.#decode(frames, true), now, false);
   }
 
-  /** Process a published message, its topic frame included. */
+  /** Process a published message. The first frame is the topic. */
   receivePublished(frames: Frames, now: number): Effect[] {
     if (!this.inside) return [];
     const effects: Effect[] = [];
     if (!this.#subscribed) {
-      this.#subscribed = true; // the first one proves that the subscription is active: W18
+      this.#subscribed = true; // the first message proves that the subscription is active: W18
       this.#unheardSince = null;
       effects.push(reports.ping(now, this.#subscribed));
     }
@@ -127,9 +128,10 @@ export class WorkerMachine {
   }
 
   /**
-   * Return where to receive the payload of a published message, given its topic and header.
+   * Return a lease to receive the payload of a published message, given its topic and header.
    *
-   * Null if it is not wanted: pass the message on with an empty payload.
+   * Return null if the payload is not wanted: the caller then drops the payload, and passes the
+   * message on with an empty one.
    */
   place(frames: Frames, size: number): Lease | null {
     const decoded = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false);
@@ -142,8 +144,9 @@ export class WorkerMachine {
   }
 
   /**
-   * The same for a message of the control channel. Its payload gets its own memory, since
-   * published messages arrive at the same time.
+   * Return a lease to receive the payload of a control message, given its header; else null.
+   *
+   * The payload gets its own memory, since published messages arrive at the same time.
    */
   placeControl(header: Uint8Array, size: number): Lease | null {
     const message = this.inside ? this.#decode([header, NO_BYTES], false)?.message : undefined;
@@ -166,7 +169,10 @@ export class WorkerMachine {
     }
   }
 
-  /** Return a published message if it is sealed as keys require; `counts`: mark it as seen. */
+  /**
+   * Return a published message, opened if it was sealed; null if keys require it to be sealed
+   * otherwise. `counts`: mark the message as seen.
+   */
   #published(decoded: Decoded, counts = true): Decoded | null {
     return this.keyring === null ? decoded : this.keyring.published(decoded, counts); // E1
   }
@@ -182,7 +188,7 @@ export class WorkerMachine {
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
     if (message.type === "refuse") return this.#refuse(message, now);
     if (!this.inside || message.type === "sealed_message") return []; // cannot be opened
-    // The publisher restarted, or the welcome was damaged: a new hello resolves that.
+    // The publisher restarted, or the welcome was damaged: the next welcome has the right epoch.
     if (message.epoch !== this.#epoch) return this.hello(now); // W3
     if (this.#isStray(message, pushed)) return []; // E4
     this.#heardAt = now;
@@ -201,7 +207,10 @@ export class WorkerMachine {
     return this.#hearOf(models, now);
   }
 
-  /** Whether it is a pushed, sealed chunk of no arriving version: its sender is unverified. */
+  /**
+   * Whether a message is a pushed, sealed chunk of a version that is not arriving. The sender of
+   * such a chunk is unverified.
+   */
   #isStray(message: PublisherMessage, pushed: boolean): boolean {
     if (!pushed || message.type !== "sealed_chunk") return false;
     return !this.followers.get(message.model)?.versions.find(message, "arriving");
@@ -215,7 +224,7 @@ export class WorkerMachine {
     }
     const [sealed] = payloads;
     if (this.keyring === null || message.type !== "announce" || !sealed) return decoded;
-    if (message.encryption !== AES_256_GCM) return { message, payloads: [] }; // it is declined
+    if (message.encryption !== AES_256_GCM) return { message, payloads: [] }; // then declined
     const payload = this.keyring.payload(message, sealed);
     return payload && { message, payloads: [payload] }; // if null, the layout is fetched later
   }
@@ -254,7 +263,9 @@ export class WorkerMachine {
 
   // Joining.
 
-  /** The latest epoch from which a version was applied: no older publisher is joined. */
+  /**
+   * The latest epoch of which bytes were written into a model. The worker joins no older publisher.
+   */
   get appliedEpoch(): number {
     return Math.max(0, ...[...this.followers.values()].map((follower) => follower.epoch));
   }
@@ -320,17 +331,19 @@ export class WorkerMachine {
   }
 
   /**
-   * Whether the publisher is unresponsive, or the control connection must be dead.
+   * Whether the publisher has not answered for too long, or the control connection is presumed
+   * dead.
    *
-   * TCP detects that late. And ZeroMQ stops reconnecting once it has received anything that is
-   * not ZMTP: then it emits no more events, and no hello can be sent. While it tries to connect,
-   * it emits events all the time, except during a name lookup, which must not be interrupted.
+   * TCP detects a dead connection late. Besides, ZeroMQ stops reconnecting once it has received
+   * anything that is not ZMTP: then it emits no more events, and no hello can be sent. While ZeroMQ
+   * is connecting, it emits events continuously, so that a long time without events means that it
+   * has stopped. The exception is a name lookup, which must not be interrupted.
    */
   #silent(now: number): boolean {
     const { lostAfter, deafAfter } = this.timing;
     const since = this.#unansweredSince;
     if (since !== null && now - since >= lostAfter) return true;
-    // After a frame with a damaged length, messages are read as its body until it is full.
+    // After a frame with a damaged length, the next messages are read as part of that frame.
     const deaf = now - this.#answeredAt >= deafAfter; // W19
     return this.#session !== "outside" && (deaf || now - this.#heardAt >= lostAfter);
   }
@@ -349,7 +362,9 @@ export class WorkerMachine {
     return [...lost, { do: "redial" }];
   }
 
-  /** A handshake failed because of keys. ZeroMQ may give up, so connect again after `ping`. */
+  /**
+   * Handle a handshake that failed because of keys. ZeroMQ may give up, so reconnect after `ping`.
+   */
   shutOut(why: string, now: number): Effect[] {
     if (this.#redialAt < Number.POSITIVE_INFINITY) return []; // K5
     this.#redialAt = now + this.timing.ping;
@@ -357,39 +372,39 @@ export class WorkerMachine {
     return [{ do: "refused", code: "keys", text: why }];
   }
 
-  /** The data connection broke, and its ticket is used up: hello requests a new one. */
+  /** Handle a broken data connection, whose ticket is used up: `hello` requests a new ticket. */
   withoutTicket(now: number): Effect[] {
     return this.inside ? this.hello(now) : []; // K7
   }
 
-  /** The control connection opened or broke, or an attempt to connect started or failed. */
+  /** Record that the control connection opened or broke, or an attempt started or failed. */
   changed(now: number): void {
     this.#unansweredSince = now;
   }
 
-  /** The control channel is connected: send hello if outside a session. */
+  /** Return `hello` if there is no session. Called while the control channel is connected. */
   connected(now: number): Effect[] {
     return this.#session === "outside" ? this.hello(now) : [];
   }
 
-  /** Send `bye`, even outside a session: the publisher may have received a hello already. */
+  /** Return `bye`, even without a session: the publisher may have received a hello already. */
   close(): Effect[] {
     return [send({ type: "bye" })]; // W22
   }
 
   // Calls on behalf of the user.
 
-  /** Return the version that a model runs; null before its first. */
+  /** Return the version that a model runs; null before the first version. */
   running(model: string): Running | null {
     return this.followers.get(model)?.running ?? null;
   }
 
-  /** Return the metadata of the version that a model runs; empty before its first. */
+  /** Return the metadata of the version that a model runs; empty before the first version. */
   metadata(model: string): ReadonlyMap<string, string> {
     return this.followers.get(model)?.metadata ?? new Map();
   }
 
-  /** Whether an apply of a model failed half-way, so that it holds no version. */
+  /** Whether an apply of a model failed half-way, so that the model holds no version. */
   torn(model: string): boolean {
     return this.followers.get(model)?.torn ?? false;
   }
@@ -399,17 +414,26 @@ export class WorkerMachine {
     return this.followers.get(model)?.taken() ?? null;
   }
 
-  /** The taken version runs now. `kept`: the user keeps its memory. `note`: a text to report. */
+  /**
+   * Record and report that the taken version runs. `kept`: the user keeps the version's memory.
+   * `note`: a text to report.
+   */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
     return this.followers.get(model)?.applied(now, kept, note) ?? [];
   }
 
-  /** The taken version could not be applied; unless `intact`, no version runs now. */
+  /**
+   * Report that the taken version could not be applied. `intact`: the previous version still runs;
+   * otherwise no version runs. `kept`: the user keeps the version's memory.
+   */
   failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
     return this.followers.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
-  /** A patch was decoded in `took` milliseconds, or, if `fault` is not empty, it is unusable. */
+  /**
+   * Handle the end of a patch's decoding, after `took` milliseconds. `fault` says why the patch is
+   * unusable, or is empty.
+   */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     return this.followers.get(job.model)?.decoded(job, fault, took, now) ?? [];
   }
@@ -423,8 +447,8 @@ export class WorkerMachine {
     if (!this.inside) return [];
     const followers = [...this.followers.values()];
     const effects = [...followers.flatMap((follower) => follower.tick(now)), ...this.#unheard(now)];
-    const elsewhere = this.appliedEpoch > this.#epoch; // a late apply, of a later publisher (W3)
-    if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: the answer brings the key
+    const elsewhere = this.appliedEpoch > this.#epoch; // a late apply, from a later publisher (W3)
+    if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: welcome has the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
     effects.push(reports.ping(now, this.#subscribed));
@@ -441,7 +465,7 @@ function isChunk(message?: PublisherMessage | null): message is Chunk | SealedCh
   return message?.type === "chunk" || message?.type === "sealed_chunk";
 }
 
-/** Pass a message to the slot of its model. */
+/** Pass a message to the follower of its model. */
 function speak(
   follower: Follower,
   { message, payloads }: Decoded,
@@ -470,7 +494,7 @@ function speak(
   }
 }
 
-/** Process a version in one message as a pushed announcement, its only chunk, and the end. */
+/** Process an announcement with a whole version as a pushed announcement, a chunk, and `end`. */
 function speakWhole(
   follower: Follower,
   said: Announce,
@@ -482,7 +506,7 @@ function speakWhole(
   const { crc, digest } = whole;
   const of = { model, epoch, version, patch: null };
   return [
-    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // it needs no patch
+    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // patches are useless
     ...follower.chunk({ type: "chunk", ...of, index: 0, crc }, payload, now, true),
     ...follower.end({ type: "end", ...of, digest }, now),
   ];

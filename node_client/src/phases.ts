@@ -1,5 +1,5 @@
 /**
- * The phases of a version at a worker: tables of phase x event -> phase. Nothing else changes one.
+ * The tables of phase x event -> phase for a version at a worker. Nothing else changes a phase.
  *
  *     announced ──> arriving ──> staged ──> ready ──> applying ──> running
  *         │             │           │         │           │           │
@@ -24,7 +24,7 @@ export type Event =
   | "begun" // its layout is known and fits, and it has memory
   | "mapped" // its segment is open, so it need not be staged
   | "whole" // all chunks and the digest have arrived, and match
-  | "committed" // it is `auto`, or `commit` arrived, or it was announced again as `auto`
+  | "committed" // its commit is `auto`, or `commit` arrived, or it was announced again as `auto`
   | "taken" // an apply started
   | "put-back" // the apply was postponed
   | "applied"
@@ -88,9 +88,9 @@ export const ARROWS: Table<Phase, Event> = {
   rejected: {},
 };
 
-// What an announced version lacks. A layout has been requested; a segment and memory are available
-// at once or not at all; a buffer becomes free when another version returns one. The version is
-// `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
+// What an announced version lacks. A missing layout was requested. A segment or memory is available
+// at once or not at all. A buffer becomes free when another version returns its buffer. The version
+// is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
 export type Lack = "layout" | "segment" | "memory" | "buffer";
 export type LackEvent = "known" | "located" | "opened" | "full" | "freed";
 
@@ -101,8 +101,8 @@ export const LACKS: Table<Lack, LackEvent> = {
   buffer: { freed: "memory" },
 };
 
-// How an arriving version is received. In state `received` chunks are pushed, and some may be
-// fetched; once nothing more is pushed, all are fetched.
+// How an arriving version is received. In state `received`, chunks are pushed and some may be
+// fetched. In state `pulled`, no more chunks are pushed and all missing ones are fetched.
 export type Coming = "received" | "pulled" | "copied" | "decoded";
 export type Way = "unpushed" | "lent" | "patched" | "returned";
 
@@ -114,8 +114,8 @@ export const COMING: Table<Coming, Way> = {
 };
 
 // Whether a model's pushed chunks are received. A worker that dropped an arriving version for a
-// newer one completes the next by fetching before it starts a newer one: otherwise a worker that
-// is slower than its publisher would never complete any.
+// newer one completes the next version by fetching, before it starts a newer one. Otherwise a
+// worker that is slower than its publisher would never complete a version.
 export type Mode = "following" | "catching-up";
 export type ModeEvent = "replaced" | "completed";
 
@@ -124,8 +124,8 @@ export const MODES: Table<Mode, ModeEvent> = {
   "catching-up": { completed: "following" },
 };
 
-// Whether a worker has a session with its publisher. While probing it has none: its hello was
-// answered, and it still tests whether it can read the publisher's memory.
+// Whether a worker has a session with its publisher. A worker that is probing has none: its hello
+// was answered, and it still tests whether it can read the publisher's memory.
 export type Session = "outside" | "probing" | "inside";
 export type Change = "located" | "welcomed" | "unknown" | "refused" | "silent";
 
@@ -147,7 +147,7 @@ export const SESSIONS: Table<Session, Change> = {
   },
 };
 
-// Refusals that end a session and are reported to the user; their reason may pass. (W20)
+// Codes of refusals that end a session and are reported to the user. Their reason may pass. (W20)
 export const TURNED_AWAY: ReadonlySet<string> = new Set([
   ...["name-taken", "stale-epoch", "limit", "protocol-version"],
   ...["wrong-name", "not-allowed", "revoked"], // K3, K4, K8

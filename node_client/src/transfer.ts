@@ -8,16 +8,17 @@
  *        ├─────push────────┼─────┤
  *        └─────lend────────┴─> LENT ──damaged, cut off──> MISSING
  *
- * A chunk is LENT while its payload is received piece by piece directly into the buffer; other
- * copies of it are ignored meanwhile, so that there is one writer.
+ * A chunk is LENT while its payload is received piece by piece directly into the buffer. Meanwhile
+ * other copies of the chunk are ignored, so that its memory has one writer.
  *
- * Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped, and
- * is fetched at once. Chunks above may still be pushed: they are fetched after `end`, or when
- * nothing has arrived for a while. At most a window of chunks is ASKED. If no chunk arrives in
- * time, all ASKED chunks become MISSING, and the retry delay doubles until one arrives. But answers
- * arrive in the order of requests: until a later ping is answered, they may be on their way.
+ * Pushed chunks arrive in order, so a missing chunk below the highest pushed one was lost, and is
+ * fetched at once. Chunks above may still be pushed: they are fetched after `end`, or when nothing
+ * has arrived for a while. At most a window of chunks is ASKED. If no chunk arrives in time, all
+ * ASKED chunks become MISSING, and the retry delay doubles until a chunk arrives. The publisher
+ * answers requests and pings in order: until it answers a ping that was sent after a fetch, the
+ * fetched chunks may be on their way.
  *
- * A transfer may instead receive a patch into its own memory, from which the version is decoded.
+ * A transfer of a patch receives the patch into its own memory, from which the version is decoded.
  */
 
 import { isDeepStrictEqual } from "node:util";
@@ -45,7 +46,7 @@ export class Lease {
     readonly bytes: Uint8Array,
     /** Called if the payload is not received completely. */
     readonly cancel: () => void = () => {},
-    /** Decrypts a sealed payload in place; null if it is not sealed. */
+    /** Decrypts a sealed payload in place; null if the payload is not sealed. */
     readonly opening: Opening | null = null,
   ) {}
 
@@ -133,11 +134,11 @@ export class Transfer {
     buffer: Uint8Array,
     now: number,
     readonly timing: Timing,
-    /** Decrypts its chunks; null if they are not sealed. */
+    /** Decrypts the chunks; null if the chunks are not sealed. */
     readonly keyring: Keyring | null = null,
     /** The patch to receive instead of the version, and its base. */
     by: { readonly patch: Patch; readonly base: Base } | null = null,
-    /** Why no patch is received although some are offered. */
+    /** Why no patch is received although patches are offered. */
     readonly unpatched = "",
   ) {
     this.patch = by && idOf(by.patch);
@@ -170,12 +171,12 @@ export class Transfer {
     return this.#restarts;
   }
 
-  /** Microseconds that decoding the patch took; 0 until it is decoded. */
+  /** Duration of the patch's decoding in microseconds; 0 until the patch is decoded. */
   get decodeUs(): number {
     return this.#decodeUs;
   }
 
-  /** The digest from `end`; null before. */
+  /** The digest from `end`; null before `end` has arrived. */
   get digest(): string | null {
     return this.#digest;
   }
@@ -190,12 +191,12 @@ export class Transfer {
     return this.#comes !== "decoded" && this.#tries >= TRIES_MAX;
   }
 
-  /** Whether a message about `patch` belongs to this transfer. (D9) */
+  /** Whether a message about `patch` (null: the version itself) belongs to this transfer. (D9) */
   isNamed(patch: PatchId | null): boolean {
     return isDeepStrictEqual(patch, this.patch);
   }
 
-  /** Add a received chunk; return whether to report progress. */
+  /** Store a received chunk; return whether to report progress. */
   take(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): boolean {
     const proof = chunk.type === "chunk" ? chunk.crc : chunk;
     const fresh = this.add(chunk.index, proof, payload, now, pushed);
@@ -206,9 +207,9 @@ export class Transfer {
   }
 
   /**
-   * Add a chunk; return whether it is new and valid. Any other chunk is ignored.
+   * Store a chunk, and return true if it is new and valid. Any other chunk is ignored.
    *
-   * @param proof - its CRC-32C, or the message of a sealed chunk.
+   * @param proof - the chunk's CRC-32C, or the message of a sealed chunk.
    */
   add(
     index: number,
@@ -255,7 +256,9 @@ export class Transfer {
     return proof;
   }
 
-  /** A chunk was damaged: request it again, the first few at once, later ones after a timeout. */
+  /**
+   * Drop a damaged chunk. The first few are requested again at once, later ones after a timeout.
+   */
   #reject(index: number): null {
     this.#damaged += 1;
     if (this.#states[index] === ASKED && this.#damaged <= DAMAGED_MAX) {
@@ -275,10 +278,10 @@ export class Transfer {
   }
 
   /**
-   * Return a lease to receive a chunk directly into the buffer; null if it is not wanted.
+   * Return a lease to receive a chunk directly into the buffer; null if the chunk is not wanted.
    *
-   * Once it is complete, call `add` with the lease's own bytes as payload. A `sealed` chunk is
-   * decrypted in place.
+   * Once the payload is complete, call `add` with the lease's own bytes as payload. A `sealed`
+   * chunk is decrypted in place.
    */
   lend(index: number, size: number, sealed: SealedChunk | null = null): Lease | null {
     if (!this.fits(index, size)) return null;
@@ -300,11 +303,11 @@ export class Transfer {
   }
 
   /**
-   * Stop writes into the buffers; return whether the version's buffer may still be written. (The
-   * kernel may hold its address for the next read.)
+   * Stop writes into the buffers. Return true if the version's buffer may still be written, since
+   * the kernel may hold the buffer's address for the next read.
    */
   revoke(): boolean {
-    if (this.#patching !== null) this.#patching.end(); // takes effect before its next step
+    if (this.#patching !== null) this.#patching.end(); // takes effect before the job's next step
     if (this.#lease === null) return false;
     this.#lease.end();
     this.#lease = null;
@@ -313,7 +316,7 @@ export class Transfer {
     return this.patch === null; // else the lease was for the patch's memory
   }
 
-  /** Return a job that decodes the complete patch into `buffer`; null if there is one already. */
+  /** Return a job that decodes the complete patch into `buffer`; null if there is a job already. */
   decode(buffer: Uint8Array): Patching | null {
     if (this.#comes === "decoded" || this.#base === null || this.#digest === null) return null;
     this.#changeWay("patched");
@@ -322,7 +325,7 @@ export class Transfer {
     return this.#patching;
   }
 
-  /** The patch was decoded in `took` milliseconds: free its memory. */
+  /** Record that the patch was decoded in `took` milliseconds, and free the patch's memory. */
   decoded(took: number): void {
     this.#decodeUs = Math.round(took * 1000);
     this.#patching = null;
@@ -336,13 +339,13 @@ export class Transfer {
     return base;
   }
 
-  /** Record the digest of the version: no more chunks will be pushed. */
+  /** Record the digest from `end`, after which no more chunks are pushed. */
   end(digest: string): void {
     this.#digest = digest;
     this.pull();
   }
 
-  /** Fetch all missing chunks at once: probably none will be pushed any more. */
+  /** Make `wants` return all missing chunks from now on: probably no more chunks will be pushed. */
   pull(): void {
     this.#changeWay("unpushed");
   }
@@ -351,7 +354,7 @@ export class Transfer {
     this.#comes = COMING[this.#comes][way] ?? this.#comes;
   }
 
-  /** The ping sent at `sentAt` was answered, and so were all requests before it. */
+  /** Record that the ping sent at `sentAt`, and all requests before it, were answered. */
   answered(sentAt: number): void {
     this.#answered = sentAt;
   }
@@ -365,7 +368,7 @@ export class Transfer {
     }
     const silent = now - this.#heardAt;
     if (silent >= this.timing.quiet) this.pull(); // W30
-    const passed = this.#answered > this.#askedAt; // else answers are still on their way
+    const passed = this.#answered > this.#askedAt; // else the chunks may be on their way
     if (silent >= (passed ? this.#patience : this.timing.patienceMax)) {
       this.#tries += 1;
       this.#askAgain(now); // W12, W32
@@ -400,7 +403,7 @@ export class Transfer {
     }
   }
 
-  /** Return whether the version matches its digest; if not, discard all chunks. */
+  /** Return whether the version matches its digest. If not, discard all chunks. */
   verify(): boolean {
     if (this.#digest === digest(this.announce.layout, this.#plan.chunkBytes, this.#crcs))
       return true;
@@ -413,14 +416,16 @@ export class Transfer {
     return false;
   }
 
-  /** A session started: requests of the previous one will not be answered. */
+  /**
+   * Prepare for a new session: repeat the previous session's requests, which will not be answered.
+   */
   reconnected(now: number): void {
     this.#askAgain(now);
     this.pull();
     this.#tries = 0;
   }
 
-  /** A chunk arrived: adapt the retry delay to the time between chunks, for slow links. */
+  /** Record a chunk's arrival; adapt the retry delay to the time between chunks, for slow links. */
   #hear(now: number): void {
     this.#tries = 0;
     this.#gap = Math.max(now - this.#heardAt, (this.#gap * 7) / 8);

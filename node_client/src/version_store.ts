@@ -25,7 +25,7 @@ class VersionRecord implements Key {
   epoch: number;
   version: number;
   phase: Phase = "announced";
-  /** What it lacks, while announced. */
+  /** What the version lacks, while it is announced. */
   lacks: Lack = "layout";
   buffer: Uint8Array | null = null;
   layout!: Layout; // once known
@@ -33,7 +33,7 @@ class VersionRecord implements Key {
   staged!: StagedVersion; // once staged
   running!: Running; // while running
   note = ""; // while running: values that the model cannot hold
-  /** The metadata of its current key. */
+  /** The metadata of the version's current key. */
   metadata: ReadonlyMap<string, string>;
 
   constructor(public announce: Announce) {
@@ -42,7 +42,7 @@ class VersionRecord implements Key {
     this.metadata = announce.metadata;
   }
 
-  /** Accept a repeated announcement; return false if it contradicts the one before. */
+  /** Accept a repeated announcement; return false if it contradicts the previous one. */
   update_announcement(announce: Announce): boolean {
     const [ours, theirs] = [this.announce, announce];
     const same = ours.layout === theirs.layout && ours.nbytes === theirs.nbytes;
@@ -51,13 +51,13 @@ class VersionRecord implements Key {
     return true;
   }
 
-  /** Something that an announced version lacks arrived, or is not available for now. */
+  /** Record that something that an announced version lacks arrived, or is not available now. */
   resolve(event: LackEvent, layout: Layout = this.layout): void {
     this.lacks = LACKS[this.lacks][event] ?? this.lacks;
     this.layout = layout;
   }
 
-  /** Replace its transfer by another one. */
+  /** Set the transfer that receives the version. */
   comesBy(transfer: Transfer): void {
     this.transfer = transfer;
   }
@@ -74,8 +74,9 @@ export class VersionStore {
   readonly buffers = new Buffers();
   #mode: Mode = "following";
   #base: Base | null = null;
-  // Not retried. Older versions are not blocked: the rejected one may have been aborted or sent to
-  // a few workers only, so a version that this worker missed may be the latest for all.
+  // Versions that are not retried. Versions older than a rejected one are accepted: the rejected
+  // one may have been aborted or sent to a few workers only, so an older version that this worker
+  // missed may be the latest for all workers.
   #rejected: readonly Key[] = [];
   #live: VersionRecord[] = []; // neither dropped nor rejected, in the order of their last moves
 
@@ -88,7 +89,10 @@ export class VersionStore {
     return this.#base;
   }
 
-  /** Return the version in a phase, the first to enter it if there are several; else null. */
+  /**
+   * Return the version that is in a phase, or null. If there are several, return the first to enter
+   * it.
+   */
   at(phase: Phase): VersionEntry | null {
     return this.#live.find((entry) => entry.phase === phase) ?? null;
   }
@@ -98,12 +102,12 @@ export class VersionStore {
     return phases.flatMap((phase) => this.#live.filter((entry) => entry.phase === phase));
   }
 
-  /** Return the version of this key if it is in one of these phases; else null. */
+  /** Return the version of this key; null if the version is in none of these phases. */
   find(key: Key, ...phases: Phase[]): VersionEntry | null {
     return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
   }
 
-  /** The key of the newest version that is complete. */
+  /** The key of the newest complete version. */
   get newest(): Key {
     const known = this.all("staged", "ready", "applying", "running");
     return known.reduce<Key>((best, entry) => (newer(entry, best) ? entry : best), NONE);
@@ -113,7 +117,7 @@ export class VersionStore {
     return this.#rejected.some((rejected) => sameKey(rejected, key));
   }
 
-  /** Add an announced version, in place of another one that was only announced. */
+  /** Add a version in phase `announced`; drop another version that is in this phase. */
   expect(announce: Announce): VersionEntry {
     this.move(this.at("announced"), "newer");
     const entry = new VersionRecord(announce);
@@ -121,7 +125,10 @@ export class VersionStore {
     return entry;
   }
 
-  /** A session of this epoch started: earlier requests will not be answered. */
+  /**
+   * Prepare for a new session of this epoch. The previous session's requests will not be answered,
+   * so drop announced versions, and request the arriving version again.
+   */
   reconnected(epoch: number, now: number): void {
     for (const entry of this.all("announced", "arriving", "staged")) {
       if (entry.phase === "announced" || entry.epoch !== epoch)
@@ -134,7 +141,8 @@ export class VersionStore {
   // Memory.
 
   /**
-   * Give a version a staging buffer; return false if all are in use, and note that it lacks one.
+   * Give a version a staging buffer. If all buffers are in use, record that the version lacks one,
+   * and return false.
    *
    * @throws RangeError - if there is no memory, even after the patch base is released.
    */
@@ -151,7 +159,7 @@ export class VersionStore {
     return entry.buffer !== null;
   }
 
-  /** Leave the buffer of a version to its user. */
+  /** Detach a version's buffer from the staging memory: the user of the version now owns it. */
   letGo(entry: VersionRecord): void {
     if (entry.buffer !== null) this.buffers.forget();
     entry.buffer = null;
@@ -160,8 +168,8 @@ export class VersionStore {
   // The patch base.
 
   /**
-   * Keep the bytes of a new running version as the patch base, in place of the previous ones.
-   * Return false, and change nothing, while an arriving patch needs the previous base.
+   * Make the bytes of a new running version the patch base, in place of the previous base. While an
+   * arriving patch needs the previous base, change nothing and return false.
    */
   setPatchBase(
     entry: VersionRecord | null,
@@ -179,7 +187,9 @@ export class VersionStore {
     return true;
   }
 
-  /** A transfer no longer needs its base: release that, unless it is the running version. */
+  /**
+   * End a transfer's use of its base. Release the base unless it belongs to the running version.
+   */
   release(transfer: Transfer): void {
     const [base, runs] = [transfer.release(), this.at("running")];
     if (base === null || base !== this.#base || base.running === runs?.running) return;
@@ -199,14 +209,17 @@ export class VersionStore {
     entry.metadata = metadata;
   }
 
-  /** Apply an event to the mode; return whether its state has a transition for it. */
+  /** Apply an event to the mode; return false if the mode has no transition for the event. */
   changeMode(event: ModeEvent): boolean {
     const mode = MODES[this.#mode][event]; // W26
     this.#mode = mode ?? this.#mode;
     return mode !== undefined;
   }
 
-  /** Apply an event to a version and set the fields `by`; return false without a transition. */
+  /**
+   * Apply an event to a version, and set the fields in `by`. Return false if the version's phase
+   * has no transition for the event.
+   */
   move(entry: VersionRecord | null, event: Event, by: Part = {}): boolean {
     const after = entry === null ? undefined : ARROWS[entry.phase][event];
     if (entry === null || after === undefined) return false;
@@ -218,7 +231,7 @@ export class VersionStore {
     return true;
   }
 
-  /** Return a buffer for reuse, unless the kernel may still write into it. */
+  /** Return a version's buffer for reuse, unless the kernel may still write into the buffer. */
   #giveBack(entry: VersionRecord): void {
     if (entry.buffer === null) return;
     if (entry.transfer.revoke()) this.buffers.forget();

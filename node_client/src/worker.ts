@@ -27,46 +27,57 @@ const JOIN_MS = 30_000;
 
 export interface WorkerOptions {
   /**
-   * The models to receive. By name: memory into which every version is copied, or `"snapshot"`
-   * for new tensors with every version. A list of names means snapshots of all of them.
+   * The models to receive, by name. A value is the memory into which every version is copied, or
+   * `"snapshot"` for new tensors with every version. A list of names means snapshots of all these
+   * models.
    */
   readonly models: readonly string[] | Readonly<Record<string, Registered | "snapshot">>;
   /**
-   * Called with each version that is complete and verified, before it is reported as applied. If it
-   * throws or rejects, the version is reported as failed with that error. A snapshot is then
-   * dropped, and the previous version still runs; registered memory already holds the new bytes,
-   * so no version runs until another one is applied.
+   * Called with each version that is complete and verified, before it is reported as applied. If
+   * the function throws or rejects, the version is reported as failed with that error. A snapshot
+   * is then dropped, and the previous version still runs. Registered memory already holds the new
+   * bytes, so no version runs there until another version is applied.
    */
   readonly apply?: Hook | undefined;
   /**
-   * Called before any byte is written; throw to reject the version, and the previous one still
-   * runs. The tensors are the version's own memory: read them only until the function returns.
+   * Called with each version before any byte is written. If the function throws or rejects, the
+   * version is rejected, and the previous version still runs. The tensors are the version's own
+   * memory, which may be read only until the function returns.
    */
   readonly beforeApply?: Hook | undefined;
-  /** Milliseconds (60000) for each call of these functions; a longer call fails the version. */
+  /**
+   * Milliseconds (60000) for each call of these functions. If a call takes longer, the version
+   * fails.
+   */
   readonly applyTimeout?: number | undefined;
   /** If false, published tensors that a registered model does not have are ignored. */
   readonly strict?: boolean | undefined;
-  /** If true, floats of 16, 32 and 64 bits may be registered as any of these, and are converted. */
+  /**
+   * If true, a tensor of floats of 16, 32 or 64 bits may be registered with another dtype of these,
+   * and its values are converted.
+   */
   readonly cast?: boolean | undefined;
   /** The worker's name, unique at its publisher; by default host, process id and a random part. */
   readonly name?: string | undefined;
   /**
    * The path of a file that `weightbus keygen` wrote, the path of its folder (then `name` selects
-   * the file), or the parsed file. The worker then connects only to the publisher named there.
-   * Defaults to the environment variable WEIGHTBUS_KEYS, else no keys; `""` ignores the variable.
+   * the file), or the parsed file. With keys the worker connects only to the publisher that the
+   * file names. Defaults to the environment variable WEIGHTBUS_KEYS, or else to no keys; `""`
+   * ignores the variable.
    */
   readonly keys?: WorkerKeys | string | undefined;
   /** The largest version to accept, in bytes. */
   readonly bytesMax?: number | undefined;
   /**
-   * If false, every version is received whole. Else the publisher may send patches against the
-   * running version, whose bytes are kept for that: one more copy of registered memory.
+   * If false, every version is received whole. Otherwise the publisher may send patches on the
+   * running version. The worker keeps the bytes of that version, which is one more copy of
+   * registered memory.
    */
   readonly patches?: boolean | undefined;
   /**
-   * Whether to connect to any data endpoint that the publisher names. By default it must be on the
-   * host of the control address, or a publisher could make the worker connect to anything.
+   * Whether to connect to any data endpoint that the publisher names. By default the endpoint must
+   * be on the host of the control address; otherwise a publisher could make the worker connect to
+   * anything.
    */
   readonly anyDataHost?: boolean | undefined;
   /** Milliseconds between pings (1000). */
@@ -99,8 +110,8 @@ export type State = "joining" | "joined" | "lost" | "refused" | "closed";
 /**
  * A worker.
  *
- * It receives in the background, and applies a version only while `receive()` or an iteration of
- * `for await` is pending: at any other time the weights do not change.
+ * It receives versions in the background. It applies a version only while `receive()` or an
+ * iteration of `for await` is pending; at any other time the weights do not change.
  *
  * A version that cannot be applied is emitted as `failed`, a refusal as `refused`. Without a
  * listener for that event, the next `receive()` throws the error.
@@ -113,8 +124,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   readonly #applier: Applier;
   readonly #receivers = new Waiters<Update | undefined>();
   readonly #joiners = new Waiters<void>();
-  readonly #ready = new Set<string>(); // models, the longest waiting first
-  #applying = 0; // versions, at most one per pending `receive()`
+  readonly #ready = new Set<string>(); // models with a ready version, the longest waiting first
+  #applying = 0; // number of versions being applied, at most one per pending `receive()`
   #updates: Update[] = []; // applied after their `receive()` had ended
   #errors: (ApplyError | RefusedError)[] = [];
   #refusal: RefusedError | null = null;
@@ -212,7 +223,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   }
 
   /**
-   * Apply the newest version that has arrived; wait for one if there is none.
+   * Apply the newest version that has arrived, or wait for a version if none has arrived.
    *
    * If the timeout expires while a version is being applied, the apply continues, and the next call
    * returns that version.
@@ -235,9 +246,10 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   }
 
   /**
-   * Call `use` while no version is written into the model's registered memory; return its result.
-   * For tasks other than the receiving one: a large version is written in slices, between which
-   * other tasks run. A version that is ready waits until `use` has returned. Do not nest calls.
+   * Call `use` while no version is written into the model's registered memory, and return its
+   * result. Tasks other than the receiving one need this, since a large version is written in
+   * slices, between which other tasks run. A ready version waits until `use` has returned. `use`
+   * must not call `reading`.
    *
    * @param deadline - how long to wait for an apply in progress; by default `applyTimeout`.
    * @throws TornError - if the memory holds no version, because an apply failed half-way.
@@ -247,7 +259,10 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     return this.#applier.reading(model, use, deadline);
   }
 
-  /** Receive until the worker is closed. Leaving the loop does not close it. */
+  /**
+   * Yield each applied version until the worker is closed. Leaving the loop does not close the
+   * worker.
+   */
   async *[Symbol.asyncIterator](): AsyncGenerator<Update, void, undefined> {
     while (this.#state !== "closed") {
       try {
@@ -302,7 +317,10 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     }
   }
 
-  /** Emit outside the loop: listeners are user code, and their errors must not reach it. */
+  /**
+   * Emit an event outside the worker's loop: listeners are user code, whose errors must not reach
+   * it.
+   */
   #emit<K extends keyof WorkerEvents>(event: K, ...words: WorkerEvents[K]): void {
     process.nextTick(() => (this as EventEmitter).emit(event, ...words));
   }
@@ -404,7 +422,7 @@ function targetsOf({ models, strict = true, cast = false }: WorkerOptions): Map<
   return targets;
 }
 
-/** Return a name that matches the form of the worker's key, with a random part for its `*`. */
+/** Return a name that the worker's key allows: `form` with a random part in place of its `*`. */
 function defaultName(form = "*"): string {
   const host = hostname()
     .replace(/[^A-Za-z0-9._-]/g, "-")

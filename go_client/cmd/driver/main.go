@@ -37,7 +37,8 @@ func main() {
 }
 
 // flip changes a transition in the tables of phases ("version arriving whole dropped"), or removes
-// it if no new state is given: tests must fail then (tests/protocol/flip_arrows.py at the root).
+// the transition if words have no new state. Tests must then fail (tests/protocol/flip_arrows.py at
+// the root).
 func flip(words []string) {
 	if len(words) < 3 {
 		return

@@ -51,8 +51,8 @@ func sequences(t table) error {
 	return nil
 }
 
-// A player runs a machine with a simulated clock. It applies each ready version at once, or fails
-// it if the case says so.
+// A player runs a machine with a simulated clock. It applies each ready version at once, or reports
+// it as failed if the case says so.
 type player struct {
 	machine *wbp.WorkerMachine
 	now     time.Duration
