@@ -5,9 +5,10 @@
  *                    │                  │               │
  *                    └──────────────────┴───────────────┴──> failed
  *
- * A large version is written in slices between which the event loop runs, so pings are answered; a
- * small one, without user functions, is applied within one turn. A function that does not return
- * in time fails its version, and its model applies no other version until it returns.
+ * A large version is written in slices, between which the event loop runs, so that pings are
+ * answered. A small version is applied within one turn of the event loop if there are no user
+ * functions. If a function does not return in time, its version fails, and its model applies no
+ * other version until the function returns.
  */
 
 import { setTimeout as passed } from "node:timers/promises";
@@ -29,7 +30,9 @@ export interface Update {
   readonly version: number;
   /** The digest of the version, as reported to the publisher. */
   readonly digest: string;
-  /** How it was received: `raw`, whole, or `delta-1`, as a patch on the previous version. */
+  /**
+   * How the version was received: `raw` means whole, `delta-1` as a patch on the previous version.
+   */
   readonly encoding: string;
   /** The tensors by name, aliases included: registered memory, or the snapshot. */
   readonly tensors: ReadonlyMap<string, Tensor>;
@@ -51,9 +54,9 @@ export interface Hooks {
 
 export interface ApplierHandlers {
   readonly perform: (effects: readonly Effect[]) => void;
-  /** A model may be free again: a late function has returned, or a reader has left. */
+  /** Called when a model may be free again: a late function has returned, or a reader has left. */
   readonly freed: () => void;
-  /** A function returned after its deadline, and its result is ignored. */
+  /** Called when a function has returned after its deadline. Its result is ignored. */
   readonly late: (text: string) => void;
 }
 
@@ -77,15 +80,15 @@ export class Applier {
     for (const model of targets.keys()) this.#gates.set(model, new Gate());
   }
 
-  /** Reserve a model for an apply; false if it is in use. */
+  /** Reserve a model for an apply; return false if the model is in use. */
   claim(model: string): boolean {
     if (this.#busy.has(model) || this.#hung.has(model)) return false;
-    if (!this.#gates.get(model)?.shut()) return false; // readers are inside
+    if (!this.#gates.get(model)?.shut()) return false; // readers use the model
     this.#busy.add(model);
     return true;
   }
 
-  /** Apply the ready version of a claimed model; null if none was applied. */
+  /** Apply the ready version of a claimed model; return null if no version was applied. */
   async apply(model: string): Promise<Update | null> {
     const target = this.targets.get(model);
     const staged = this.#closed ? null : this.machine.taken(model);
@@ -133,7 +136,7 @@ export class Applier {
     }
   }
 
-  /** Call a user function and wait until it returns; throws LateError at the deadline. */
+  /** Call a user function and wait until it returns. Throws LateError if it misses the deadline. */
   async #call(name: string, hook: Hook, update: Update): Promise<void> {
     const { timeout } = this.hooks;
     const over = new AbortController();
@@ -144,13 +147,13 @@ export class Applier {
       if ((await Promise.race([returned, deadline])) !== "late") return;
     } finally {
       this.#calls.delete(over);
-      over.abort(); // the timer
+      over.abort(); // stops the timer
     }
     this.#awaitLate(`${name} of ${update.model}`, update.model, returned);
     throw new LateError(`${name} did not return within ${timeout / 1000} s`);
   }
 
-  /** Block the model until a late function has returned, then report that. */
+  /** Block the model until a late function has returned, then report the late return. */
   #awaitLate(what: string, model: string, returned: Promise<void>): void {
     this.#hung.add(model);
     const free = (how: string) => {

@@ -2,14 +2,14 @@
 
 import { PatchError } from "./errors.js";
 
-const PEEKED = 25; // valid bits of a peek, at any position in a byte
-const PADDING = 4; // zero bytes after the last, so that peeks never pass the end
-const GOLOMB_BITS_MAX = 16; // the size of a step has no more
+const PEEKED = 25; // bits that a peek returns at least, at any position in a byte
+const PADDING = 4; // zero bytes after the last byte, so that peeks never pass the end
+const GOLOMB_BITS_MAX = 16; // bits of the size of a step
 
 /** A cursor over a string of bits. */
 export class BitReader {
   readonly #bytes: Uint8Array;
-  readonly #end: number; // in bits
+  readonly #end: number; // number of bits
   #at = 0;
 
   constructor(bytes: Uint8Array) {
@@ -22,7 +22,7 @@ export class BitReader {
     return this.#end - this.#at;
   }
 
-  /** Return the next bits, at least 25; zeros after the end. */
+  /** Return the next bits, at least 25, without consuming them. Bits after the end are zero. */
   #peek(): number {
     const bytes = this.#bytes;
     const at = this.#at >> 3;
@@ -56,7 +56,7 @@ export class BitReader {
       value += zeros;
       if (value > most) throw new PatchError(`a code of ${value} or more; it may be ${most}`);
       if (zeros < PEEKED) {
-        this.#at += zeros + 1; // a 1 is before the end, as zeros follow that
+        this.#at += zeros + 1; // the 1 is before the end, after which all bits are zero
         return value;
       }
       if (this.left <= zeros) throw new PatchError("a unary code has no end");
@@ -64,7 +64,10 @@ export class BitReader {
     }
   }
 
-  /** Read rising positions below `most` from Rice codes of the gaps between them. */
+  /**
+   * Read `count` rising positions below `most`, into `to` from index `begin` on. Each is encoded as
+   * the gap from the one before, in a Rice code with `k` low bits.
+   */
   positions(to: Uint32Array, begin: number, count: number, k: number, most: number): void {
     for (let i = begin; i < begin + count; i++) to[i] = this.#unary(most >> k) << k;
     this.#need(count * k);
@@ -77,13 +80,13 @@ export class BitReader {
     }
   }
 
-  /** Read signs: 1 for a clear bit, -1 for a set one. */
+  /** Read `count` signs into `to` from index `begin` on: 1 for a clear bit, -1 for a set bit. */
   signs(to: Int32Array, begin: number, count: number): void {
     this.#need(count);
     for (let i = begin; i < begin + count; i++) to[i] = 1 - 2 * this.#take(1);
   }
 
-  /** Read numbers in Exp-Golomb codes. */
+  /** Read `count` numbers in Exp-Golomb codes of order `k` into `to`. */
   golomb(to: Uint32Array, count: number, k: number): void {
     let bits = 0;
     for (let i = 0; i < count; i++) {

@@ -1,9 +1,9 @@
 /**
- * Converts floats of one dtype to another: to the nearest, ties to even.
+ * Converts floats of one dtype to another, rounded to the nearest value, ties to even.
  *
- * Every conversion goes through the bits of float32, which holds each bfloat16 and half exactly.
- * From float64 that would round twice: so the first rounding is *to odd*, whose last bit keeps what
- * the second rounding needs.
+ * Every conversion goes through the bits of float32, which holds each bfloat16 and half exactly. A
+ * float64 is rounded twice on this way, so the first rounding is *to odd*: its last bit shows the
+ * second rounding whether lower bits were lost.
  */
 
 import { arrayType, type Dtype, type TypedArray } from "./dtypes.js";
@@ -19,7 +19,7 @@ export function castable(from: Dtype, to: Dtype): boolean {
 /**
  * Convert the elements of `from` into `to`.
  *
- * @returns How many finite values became infinite.
+ * @returns The number of finite values that became infinite.
  */
 export function convert(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
   if (native(source) && native(target)) (to as Float64Array).set(from as Float64Array);

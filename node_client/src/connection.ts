@@ -30,17 +30,19 @@ export interface Options {
 export interface Handlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** Whether to start an attempt; if not, the caller calls `dial` later. */
+  /**
+   * Returns whether to start an attempt. If not, the owner of the connection calls `dial` later.
+   */
   readonly may?: () => boolean;
-  /** An attempt with this stream starts. */
+  /** Called when an attempt with this stream starts. */
   readonly begins?: (stream: Stream) => void;
-  /** The socket is connected: return the ticket to send first, empty if there is none. */
+  /** Called when the socket is connected. Returns the ticket to send first, or an empty string. */
   readonly connected?: () => string;
-  /** Messages can be sent. */
+  /** Called when messages can be sent. */
   readonly opened?: () => void;
-  /** The connection broke, or the attempt failed. */
+  /** Called when the connection broke, or the attempt failed. */
   readonly broke?: (error: Error) => void;
-  /** Several attempts have failed, with the last reason: once per outage. */
+  /** Called once per outage, when several attempts have failed, with the reason of the last one. */
   readonly useless?: (reason: string) => void;
 }
 
@@ -83,17 +85,17 @@ export class Connection {
     if (destination !== null) this.#dial(destination);
   }
 
-  /** Send a message of one frame; dropped while not connected, or if the peer does not read. */
+  /** Send a message of one frame. Drop it while not connected, or if the peer does not read. */
   say(body: Uint8Array): void {
     const waits = this.#socket?.writableLength ?? 0;
     if (this.open && waits + body.length <= this.options.unread) this.#stream?.say(body);
   }
 
-  /** Close the connection; queued bytes have `linger` milliseconds to be sent. */
+  /** Close the connection after queued bytes were sent, or after `linger` milliseconds. */
   close(linger = 0): void {
     const socket = this.#socket;
     if (socket !== null && this.open && linger > 0) {
-      this.#socket = null; // so that `dial` does not destroy it
+      this.#socket = null; // so that `dial` does not destroy the socket
       socket.end();
       const timer = setTimeout(() => socket.destroy(), linger);
       socket.once("close", () => clearTimeout(timer));

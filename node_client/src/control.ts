@@ -10,25 +10,25 @@ import type { Lease } from "./transfer.js";
 import { DEALER, MechanismError } from "./zmtp.js";
 
 export interface ControlHandlers {
-  /** Returns where to receive a payload, given its header and size; null if it is not wanted. */
+  /** Returns a lease to receive a payload, given its header and size; null if it is not wanted. */
   readonly place: (header: Uint8Array, size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** The publisher is connected. */
+  /** Called when the publisher is connected. */
   readonly connected: () => void;
-  /** The connection opened or broke, or an attempt to connect started or failed. */
+  /** Called when the connection opened or broke, or an attempt to connect started or failed. */
   readonly changed: () => void;
-  /** A handshake failed because of keys. */
+  /** Called when a handshake failed because of keys. `why` explains the failure. */
   readonly shutOut: (why: string) => void;
-  /** The channel has ended: no more messages will be received. */
+  /** Called when the channel has ended: no more messages will be received. */
   readonly ended: (error: unknown) => void;
 }
 
 export interface Control {
   /** Whether a publisher is connected, as far as is known. */
   readonly connected: boolean;
-  /** Send a message to the publisher; dropped while not connected. */
+  /** Send a message to the publisher. Drop it while not connected. */
   send(header: string): void;
-  /** Reconnect; messages queued on the old connection are lost. */
+  /** Reconnect. Messages queued on the old connection are lost. */
   redial(): void;
   close(): void;
 }
@@ -36,12 +36,14 @@ export interface Control {
 /**
  * Start to connect to the publisher.
  *
- * With keys, libzmq is used: the peer proves that it is the publisher before it can send messages.
- * Without keys the peer may be anybody, and libzmq would collect frames of a message without limit.
+ * With keys the channel uses libzmq: the peer proves that it is the publisher before it can send
+ * messages. Without keys the channel does not use libzmq, which would collect the frames of a
+ * message without limit, and the peer may be any process.
  *
  * @param keys - the worker's pair and the publisher's public key; null without keys.
  * @param bytesMax - the largest version to accept, in bytes.
- * @param patience - milliseconds for which the peer may abort handshakes before that is reported.
+ * @param patience - milliseconds for which the peer may abort handshakes before keys are reported
+ * as the cause.
  * @throws AddressError, KeysError - if the address or the keys cannot be used.
  */
 export function control(

@@ -93,7 +93,7 @@ export function naturalDtype(array: unknown): Dtype | undefined {
   return undefined;
 }
 
-/** Return the size of a tensor in bytes; NaN if it is fractional or has 2^53 bits or more. */
+/** Return the size of a tensor in bytes; NaN if the size is fractional, or 2^53 bits or more. */
 export function tensorBytes(dtype: Dtype, shape: readonly number[]): number {
   const bits = BITS[dtype];
   let elements = 1;

@@ -10,7 +10,7 @@ export type Effect =
   | { readonly do: "connect"; readonly endpoint: string; readonly ticket: string }
   /** Reconnect both channels: the current connections may be dead. */
   | { readonly do: "redial" }
-  /** Subscribe to a topic, or unsubscribe. */
+  /** Subscribe to a topic, or unsubscribe if `on` is false. */
   | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
   /** Prefault new memory while it is `unused`, so that the first version arrives faster. */
   | { readonly do: "touch"; readonly memory: Uint8Array; readonly unused: () => boolean }
@@ -18,7 +18,7 @@ export type Effect =
   | { readonly do: "decode"; readonly job: Patching }
   /** A version of the model is ready to be applied. */
   | { readonly do: "ready"; readonly model: string }
-  /** A version cannot be applied; if `intact`, the previous one still runs, else none runs. */
+  /** A version cannot be applied. If `intact`, the previous version still runs, else none runs. */
   | {
       readonly do: "rejected";
       readonly model: string;

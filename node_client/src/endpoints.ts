@@ -27,9 +27,9 @@ export type Lookup = (
 ) => void;
 
 /**
- * Return the address if it has the form of one.
+ * Return the address if it is valid.
  *
- * @throws AddressError - if it does not.
+ * @throws AddressError - if the address is invalid.
  */
 export function checkAddress(address: string): string {
   const port = Number(TCP.exec(address)?.[2] ?? 1);
@@ -54,9 +54,9 @@ export function controlDestination(address: string): Destination {
 /**
  * Return the destination of the data endpoint `data`, for a worker connected to `control`.
  *
- * It must be on the same host, unless `anyHost`: otherwise the peer at the control address could
- * make the worker connect to anything that it can reach. Whether two names belong to one host is
- * known only after a lookup, so that check is part of connecting.
+ * The endpoint must be on the host of `control`, unless `anyHost` is true: otherwise the peer at
+ * the control address could make the worker connect to anything that the worker can reach. Whether
+ * two names belong to one host is known only after a lookup, so connecting includes that check.
  *
  * @throws AddressError - if the endpoint is invalid, or must not be connected to.
  */
@@ -143,8 +143,8 @@ function addresses(host: string, lookup: Lookup): Promise<LookupAddress[]> {
 }
 
 /**
- * Return a destination with the addresses that both hosts have. Its `host` is the one that is a
- * name: `node:net` calls `lookup` only for names.
+ * Return a destination with the addresses that both hosts have. Its `host` is one of the two that
+ * is a name, since `node:net` calls `lookup` only for names.
  */
 function inBoth(said: string, own: string, found: Found, fault: () => Error) {
   const [name, other] = isIP(said) === 0 ? [said, own] : [own, said];

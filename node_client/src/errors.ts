@@ -13,7 +13,7 @@ export class AddressError extends WeightbusError {}
 /** Keys cannot be read or are invalid, or this build has no support for keys. */
 export class KeysError extends WeightbusError {}
 
-/** A version cannot be applied. If `intact`, the previous one still runs, else none runs. */
+/** A version cannot be applied. If `intact`, the previous version still runs, else none runs. */
 export class ApplyError extends WeightbusError {
   constructor(
     readonly model: string,

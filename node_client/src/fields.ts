@@ -82,12 +82,12 @@ export function oneOf<const T extends string>(...allowed: T[]): Field<T> {
   return { must: `one of ${allowed.join(", ")}`, read: (v) => allowed.find((a) => a === v) };
 }
 
-/** The same field, or null. */
+/** Return a field that allows null besides the values of `field`. */
 export function nullable<T>(field: Field<T>): Field<T | null> {
   return { must: `${field.must}, or null`, read: (v) => (v === null ? null : field.read(v)) };
 }
 
-/** The same field, which may be omitted. */
+/** Return a field like `field` that may be omitted. `absent` returns its default. */
 export function optional<T>(field: Field<T>, absent: () => T): Field<T> {
   return { ...field, absent };
 }
@@ -146,7 +146,7 @@ export function object<F extends Fields>(fields: F): Field<Values<F>> {
   };
 }
 
-/** Read all fields of an object; call `wrong` with the first that is missing or invalid. */
+/** Read all fields of an object; call `wrong` with the first field that is missing or invalid. */
 export function readAll<F extends Fields>(
   fields: F,
   from: Readonly<Record<string, unknown>>,

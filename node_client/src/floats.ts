@@ -1,4 +1,4 @@
-/** Converts floats without a JavaScript array type: half precision, bfloat16, 8-bit formats. */
+/** Converts floats that have no JavaScript array type: half precision, bfloat16, 8-bit formats. */
 
 import type { Dtype } from "./dtypes.js";
 import type { Tensor } from "./tensor.js";
@@ -44,7 +44,7 @@ function fromBfloat16(bits: Uint16Array): Float32Array {
   return new Float32Array(words.buffer);
 }
 
-/** Return the value of every bit pattern of a dtype; undefined if it has no float format. */
+/** Return the value of every bit pattern of a dtype; undefined if the dtype has no float format. */
 function tableOf(dtype: Dtype): Float32Array | undefined {
   const known = tables.get(dtype);
   if (known !== undefined) return known;

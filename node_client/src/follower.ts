@@ -94,7 +94,7 @@ export class Follower {
     now: number,
     pushed: boolean,
   ): Effect[] {
-    const large = this.#acceptance.excess(announce) !== null; // `#begin` declines it
+    const large = this.#acceptance.excess(announce) !== null; // `#begin` declines the version
     const fault = layout === undefined || large ? null : this.#acceptance.learn(announce, layout);
     if (fault !== null) return this.#unreadable(announce, fault, now);
     const staged = this.versions.at("staged");
@@ -408,10 +408,7 @@ export class Follower {
     return reports.applied(this.model, entry);
   }
 
-  /**
-   * Clear the last failure when another version starts, unless that failure was an apply's,
-   * half-way.
-   */
+  /** Clear the last failure when another version starts. Keep it if an apply failed half-way. */
   #forgetFailure(): void {
     if (!this.torn) this.#failed = null; // W17
   }

@@ -9,7 +9,7 @@ export class Gate {
   #wanted = false; // a writer waits for the readers inside
   #shut = false;
 
-  /** Lock for writing; return false if readers are inside, and let no new ones in meanwhile. */
+  /** Lock for writing. If readers are inside, return false, and let no new readers in meanwhile. */
   shut(): boolean {
     this.#wanted = this.#readers > 0;
     this.#shut = !this.#wanted;
@@ -33,7 +33,7 @@ export class Gate {
     } else this.#readers += 1;
   }
 
-  /** Stop reading. Let a waiting writer `shut` first, then `admit` the waiting readers. */
+  /** Stop reading. The caller then lets a waiting writer call `shut`, before it calls `admit`. */
   leave(): void {
     this.#readers -= 1;
     if (this.#readers === 0) this.#wanted = false;
@@ -43,7 +43,7 @@ export class Gate {
   admit(): void {
     if (this.#shut || this.#wanted) return;
     for (const waiter of this.#waiters.all()) {
-      this.#readers += 1; // at once, not when its promise continues
+      this.#readers += 1; // counted at once, not when the reader's promise continues
       waiter.resolve();
     }
   }

@@ -3,8 +3,9 @@
  * the socket's events. (K5)
  */
 
-// Handshakes in a row that the peer aborted before that is reported. A publisher that stops may
-// cause one, an overloaded one several, so they must also have continued for a while.
+// Number of handshakes in a row that the peer must abort before keys are reported as the cause. A
+// publisher that stops may abort one, and an overloaded publisher several, so the aborts must also
+// have continued for a while.
 const BROKEN = 3;
 
 const NOT_ALLOWED =
@@ -22,11 +23,11 @@ export const NO_KEYS_HERE =
 
 /** The outcomes of the handshakes of one socket of a worker with keys. */
 export class Handshakes {
-  #broken = 0; // aborted by the peer, in a row
+  #broken = 0; // number of handshakes in a row that the peer aborted
   #since = 0;
 
   constructor(
-    /** Milliseconds for which handshakes must have been aborted before that is reported. */
+    /** Milliseconds for which the aborts must have continued before they are reported. */
     readonly patience: number,
   ) {}
 
@@ -34,19 +35,19 @@ export class Handshakes {
     this.#broken = 0;
   }
 
-  // Each of these returns the reason of a failure; empty if it does not concern keys.
+  // Each of these returns the reason of a failed handshake; empty if keys are not the cause.
 
-  /** The peer refused the key. */
+  /** Handle a handshake in which the peer refused the key. */
   refused(): string {
     return NOT_ALLOWED;
   }
 
-  /** The peer broke ZMTP, or uses another security mechanism. */
+  /** Handle a handshake in which the peer broke ZMTP, or uses another security mechanism. */
   mismatched(code: string): string {
     return code === "ERR_ZMTP_MECHANISM_MISMATCH" ? NO_KEYS_THERE : "";
   }
 
-  /** The peer closed the connection. */
+  /** Handle a handshake in which the peer closed the connection. */
   cutOff(now: number): string {
     if (this.#broken === 0) this.#since = now;
     this.#broken += 1;

@@ -16,10 +16,12 @@ import {
   SLICE_MS,
 } from "./limits.js";
 
-const DESCRIPTORS = 16; // that a worker needs at most
+const DESCRIPTORS = 16; // number of file descriptors that a worker needs at most
 const TOO_MANY = new Set(["EMFILE", "ENFILE"]);
 
-/** The events of a change. After a ZMTP error a socket emits the last of these, then no more. */
+/**
+ * The events that count as a change. After a ZMTP error a socket emits a last one, then no more.
+ */
 const CHANGES = [
   "connect:delay",
   "connect:retry",
@@ -32,9 +34,9 @@ const CHANGES = [
 ] as const;
 
 /**
- * Check that enough file descriptors are free, since ZeroMQ aborts the process if it gets none.
+ * Check that enough file descriptors are free: if ZeroMQ cannot open one, it aborts the process.
  *
- * @throws AddressError - if there are fewer.
+ * @throws AddressError - if fewer than `DESCRIPTORS` are free.
  */
 function checkDescriptors(address: string): void {
   const taken: number[] = [];
@@ -56,7 +58,7 @@ function dealer(address: string, bytesMax: number): Dealer {
   const payload = Math.max(bytesMax, LAYOUT_BYTES_FREE);
   return new Dealer({
     immediate: true, // queue nothing while disconnected: hellos would pile up
-    sendTimeout: 0, // drop a message that cannot be sent now: it is repeated
+    sendTimeout: 0, // drop a message that cannot be sent now: the machine repeats it
     linger: LINGER_MS,
     receiveHighWaterMark: 32, // received messages to queue before TCP flow control stops the peer
     // The limit of a frame, also in the handshake, before the peer is authenticated.
@@ -124,7 +126,7 @@ export class KeyedControl implements Control {
     return !this.#socket.closed && this.#socket.writable;
   }
 
-  /** Pass on messages until the channel is closed, letting the event loop run in between. */
+  /** Pass messages to the handlers until the channel is closed. The event loop runs in between. */
   async #run(): Promise<void> {
     let since = performance.now();
     for await (const frames of this.#socket) {

@@ -1,8 +1,9 @@
 /**
  * The group keys of a worker's session, which decrypt sealed messages, layouts and chunks.
  *
- * During a rotation there are two keys; the older one expires soon after. Published messages other
- * than chunks have a count that rises under each key: one that is not above the last is a replay.
+ * During a rotation there are two keys, of which the older one expires soon. Each published message
+ * except a chunk has a count, which rises from message to message under the same key. A message is
+ * a replay if its count is not above that of the last message.
  */
 
 import { ProtocolError } from "./errors.js";
@@ -36,17 +37,19 @@ interface Seal {
   readonly tag: string | null;
 }
 
-/** The group keys of one worker. With a keyring, it ignores published messages in the clear. */
+/**
+ * The group keys of one worker. A worker with a keyring ignores published messages in the clear.
+ */
 export class Keyring {
   readonly #keys = new Map<string, GroupKey>(); // by id, the newest last
-  readonly #counts = new Map<string, number>(); // the highest count opened, by key id
+  readonly #counts = new Map<string, number>(); // by key id: the highest count of an opened message
   #aloneAt = Number.POSITIVE_INFINITY; // when all but the newest key expire
   #lacking = false; // a message was sealed with an unknown key
   #last = NO_SECRET; // the last version key that was derived
 
   /**
-   * Start a session with these keys; all but the newest are valid until `until`. Counts of known
-   * keys are kept, so that replays are still detected.
+   * Start a session with these keys only. All keys but the newest expire at `until`. The counts of
+   * known keys are kept, so that replays are still detected.
    */
   begin(keys: readonly string[], until = Number.POSITIVE_INFINITY): void {
     this.#keys.clear();
@@ -58,8 +61,8 @@ export class Keyring {
   }
 
   /**
-   * Add keys of a rotation; the previous one is valid until `until`. Keys listed before a known key
-   * are older than it, and are ignored.
+   * Add the keys of a rotation. The previous key expires at `until`. Keys listed before a known key
+   * are older than that key, and are ignored.
    */
   add(keys: readonly string[], until: number): void {
     const told = keys.map((hex) => new GroupKey(hex));
@@ -71,7 +74,7 @@ export class Keyring {
     this.#keep(GROUP_KEYS_MAX);
   }
 
-  /** Drop an expired key; return whether a message needed a key that is unknown. */
+  /** Drop expired keys. Return whether a message needed an unknown key since the last `asked`. */
   lacks(now: number): boolean {
     if (now >= this.#aloneAt) {
       this.#aloneAt = Number.POSITIVE_INFINITY;
@@ -80,7 +83,7 @@ export class Keyring {
     return this.#lacking;
   }
 
-  /** A hello was sent, whose answer brings the current keys. */
+  /** Record that a hello was sent. The answer has the current keys. */
   asked(): void {
     this.#lacking = false;
   }
@@ -99,16 +102,18 @@ export class Keyring {
     return found;
   }
 
-  /** Return the decryption of a chunk of a version or patch; null if its key is unknown. */
+  /**
+   * Return the `Opening` that decrypts a chunk of a version or patch; null if its key is unknown.
+   */
   opening(subject: Subject, chunk: SealedChunk, size: number): Opening | null {
     return this.#opening(subject, chunk, CHUNK, chunk.index, size);
   }
 
   /**
-   * Decrypt in place the payload of an announcement: its layout, or all bytes of the version.
+   * Decrypt the payload of an announcement in place. The payload is a layout or a whole version.
    *
-   * If it is not authentic, return null for a layout, and no bytes for a version: like a damaged
-   * chunk, those are fetched.
+   * If a layout is not authentic, return null. If a version is not authentic, return no bytes; the
+   * version is then fetched, as a damaged chunk would be.
    */
   payload(announce: Announce, bytes: Uint8Array): Uint8Array | null {
     const purpose = announce.whole === null ? LAYOUT : CHUNK; // E4
@@ -134,10 +139,10 @@ export class Keyring {
   }
 
   /**
-   * Return a published message, opened, if it was sealed; else null, as its sender is unknown. (E1)
+   * Return the message in a sealed published message. A sealed chunk is returned as it is. Return
+   * null for any other message, whose sender is unknown, and for a replay. (E1)
    *
-   * Each message is returned once; with `counts` false, before its payload is complete, it is not
-   * marked as seen.
+   * Mark the message as seen unless `counts` is false, which it is before the payload is complete.
    */
   published(decoded: Decoded, counts = true): Decoded | null {
     const { message, payloads } = decoded;

@@ -46,7 +46,7 @@ export interface WorkerKeys {
 }
 
 /**
- * Return a worker's keys; null if it has none.
+ * Return a worker's keys; null if the worker has none.
  *
  * @param given - the keys, or a path; undefined means the path in the environment variable.
  * @param name - the worker's name, if the user set one.
@@ -79,7 +79,7 @@ function isFolder(path: string): boolean {
   try {
     return statSync(path).isDirectory();
   } catch {
-    return false; // reading it reports the error
+    return false; // reading the path reports the error
   }
 }
 
@@ -115,7 +115,7 @@ function read(path: string): string {
   }
 }
 
-/** Return the path of the file for a worker name; without a name, of the only file. */
+/** Return the path of the file for a worker name, or of the only file if there is no name. */
 function fileOf(folder: string, name: string | undefined): string {
   const files = filesOf(folder).map((file) => ({ file, of: nameOf(file) }));
   const exact = files.filter(({ of }) => of === name);
@@ -165,7 +165,7 @@ function checkPair(keys: WorkerKeys, where: string): WorkerKeys {
   );
 }
 
-/** Return the number that each five characters of a key stand for. */
+/** Return a number for each five characters of a key. */
 function valuesOf(key: string): number[] {
   const groups = key.match(/.{5}/g) ?? [];
   return groups.map((five) => [...five].reduce((sum, c) => sum * 85 + DIGITS.indexOf(c), 0));

@@ -7,7 +7,7 @@
  *     │ little │                       │ row-major, without gaps      │
  *     └────────┴───────────────────────┴──────────────────────────────┘
  *
- * `Layout.parse` checks everything (rules L1 to L8 of the protocol), as the bytes may be hostile.
+ * `Layout.parse` checks all rules (L1 to L8 of the protocol), since the bytes may be hostile.
  */
 
 import { sha256 } from "./checksum.js";
@@ -19,8 +19,9 @@ import { LAYOUT_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX } from "./limits.js";
 export const PREFIX_BYTES = 8;
 
 /**
- * The metadata entry with the order of names in the source: for each, its index in the list of all
- * tensors by position, followed by the sorted aliases.
+ * The name of the metadata entry that has the order of the names in the publisher's source. The
+ * entry has one index for each name, into the list of all tensors by position followed by the
+ * sorted aliases.
  */
 const ORDER = "weightbus.order";
 
@@ -36,7 +37,7 @@ export interface TensorSpec {
 /** A valid layout. */
 export class Layout {
   private constructor(
-    /** SHA-256 of all its bytes. */
+    /** SHA-256 of all bytes of the layout. */
     readonly id: string,
     /** By position in the data section. */
     readonly tensors: readonly TensorSpec[],
@@ -74,7 +75,9 @@ export class Layout {
   }
 }
 
-/** Return the names in the order of a text; in their own order if the text is invalid. */
+/**
+ * Return `byName` in the order that the order entry `text` gives, or unchanged if it is invalid.
+ */
 function ordered(
   tensors: readonly TensorSpec[],
   aliases: ReadonlyMap<string, string>,
@@ -93,7 +96,7 @@ function ordered(
   return names.size === inFile.length ? names : byName;
 }
 
-/** Return the JSON of a layout; throws if its length is not that of the prefix. */
+/** Return the JSON of a layout; throws unless the prefix has the length of that JSON. */
 function jsonOf(bytes: Uint8Array): Uint8Array {
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const size = buffer.length < PREFIX_BYTES ? -1n : buffer.readBigUInt64LE();
