@@ -19,7 +19,7 @@ export class Ages {
     this.#since = new Map([...others.slice(0, EPOCHS_KEPT - 1), [epoch, since]]);
   }
 
-  /** Return the least number of milliseconds for which an epoch's publisher has run. */
+  /** Return for how many milliseconds an epoch's publisher has run at least. */
   of(epoch: number, now: number): number {
     return Math.min(INTEGER_MAX, Math.round(now - (this.#since.get(epoch) ?? now)));
   }

@@ -33,11 +33,11 @@ export class FetchPlanner {
    * version if that version is new.
    */
   hearOf(key: Key, now: number): Effect[] {
-    const { versions } = this; // W4, W15
+    const { versions } = this; // W4, W15, W26
     const arriving = versions.at("arriving");
     if (key.version === 0 || versions.isRejected(key)) return [];
     if (!newer(key, versions.newest)) return [];
-    if (arriving !== null && (!newer(key, arriving) || versions.mode === "catching-up")) return []; // W26
+    if (arriving !== null && (!newer(key, arriving) || versions.mode === "catching-up")) return [];
     const waiting = versions.at("announced");
     if (waiting?.lacks === "layout" && !newer(key, waiting)) return []; // W7
     if (!newer(key, this.#later) && now < this.#until) return []; // W36

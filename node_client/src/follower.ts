@@ -115,7 +115,8 @@ export class Follower {
       const wanted = this.#wants(announce);
       return wanted ? this.#decline(this.versions.expect(announce), ...fault, now) : [];
     }
-    this.versions.move(this.versions.find(announce, "announced"), "failed"); // it waited for this layout
+    // The version may wait for this layout.
+    this.versions.move(this.versions.find(announce, "announced"), "failed");
     return this.#fail(announce, ...fault, now);
   }
 
@@ -124,7 +125,8 @@ export class Follower {
     const arriving = this.versions.at("arriving"); // W5, W8, W26
     if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
     if (arriving === null) return true;
-    if (sameKey(arriving, announce)) return !arriving.update_announcement(announce); // one of them was damaged
+    // If the two announcements differ, one of them was damaged.
+    if (sameKey(arriving, announce)) return !arriving.update_announcement(announce);
     return newer(announce, arriving) && this.versions.mode === "following";
   }
 

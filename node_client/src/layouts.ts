@@ -21,7 +21,7 @@ export type Accepts = (model: string, layout: Layout) => string;
 
 /** The size limits of a worker. */
 export interface Most {
-  /** The largest version in bytes, and the largest layout unless that is small. */
+  /** The largest version in bytes. Layouts have the same limit, but of at least 1 MiB. */
   readonly bytesMax: number;
   /** The largest layout of the registered tensors in bytes, if known. */
   readonly layoutBytesMax?: number | undefined;
@@ -46,7 +46,7 @@ export class Acceptance {
     return this.#layouts.get(announce.layout)?.layout;
   }
 
-  /** Parse and store the layout of an announcement; return a fault if it is invalid. */
+  /** Parse and store the layout of an announcement; return a fault if the layout is invalid. */
   learn(announce: Announce, bytes: Uint8Array): Fault | null {
     if (bytes.length !== announce.layout_bytes) {
       const text = `the layout has ${bytes.length} bytes, announced were ${announce.layout_bytes}`;
@@ -67,7 +67,9 @@ export class Acceptance {
     }
   }
 
-  /** The most names of a layout: storing them counts against the memory for a version. */
+  /**
+   * The largest number of names in a layout. It follows from `bytesMax`: names need memory, too.
+   */
   get #namesMax(): number {
     return Math.max(NAMES_FREE, Math.floor(this.most.bytesMax / NAME_COST));
   }
@@ -102,7 +104,7 @@ export class Acceptance {
     return ["too-large", `${text}; ${here}: are its names others?`];
   }
 
-  /** Return a fault if a version cannot be accepted, as far as is known yet. */
+  /** Return a fault if a version cannot be accepted; null if no reason is known yet. */
   fault(announce: Announce): Fault | null {
     const { encoding, encryption, nbytes, chunk_bytes } = announce; // W6
     if (encoding !== "raw" || encryption !== this.encryption) {

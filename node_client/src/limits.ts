@@ -13,7 +13,7 @@ export const METADATA_NAME_MAX = 128;
 export const LABEL_MAX = 256; // code points of a client's description or a host
 export const FEATURES_MAX = 64;
 export const MODELS_MAX = 64;
-export const GROUP_KEYS_MAX = 2; // the current one and, during a rotation, the previous one
+export const GROUP_KEYS_MAX = 2; // the current key and, during a rotation, the previous one
 export const CHUNK_BYTES_MAX = 2 ** 26;
 export const CHUNKS_MAX = 2 ** 20;
 export const PATCHES_MAX = 8; // of one version, each on another base; two cover most workers
@@ -31,12 +31,14 @@ export const NAMES_FREE = 2 ** 14;
 /** Bytes of memory that one name of a layout counts as, with everything stored for it. */
 export const NAME_COST = 512;
 export const LAYOUTS_KEPT = 4; // per model, so that alternating layouts are not sent again
-export const LAYOUTS_BYTES_KEPT = 2 ** 22; // in sum, except the last; ten times that in memory
+export const LAYOUTS_BYTES_KEPT = 2 ** 22; // of all layouts but the last; ten times that in memory
 
 export const CONNECT_MS = 3_000; // per attempt; the kernel sends SYN again after 1 s and after 3 s
 export const LINGER_MS = 200; // for queued messages at closing, such as `bye` or an acknowledgement
 export const FAULT_MS = 1_000; // between two notices of internal errors: a flood causes one
-/** Commands of ZMTP: a publisher sends a PING every few seconds. Answering each takes time. */
+/**
+ * Rate limit of ZMTP commands, since answers take time. A publisher sends a PING every few seconds.
+ */
 export const COMMANDS = { burst: 64, perSecond: 16 };
 export const UNREAD_BYTES_MAX = 2 ** 16; // queued answers to PINGs that the peer does not read
 export const UNSENT_BYTES_MAX = 2 ** 20; // queued messages; a hello has up to 64 KiB

@@ -1,6 +1,6 @@
 /**
- * The worker's loop: owns the connections and the clock, passes frames to the machine, and carries
- * out its effects. It runs on the event loop of the code that created it.
+ * The worker's loop. It owns the connections and the clock, passes frames to the machine, and
+ * carries out the machine's effects. It runs on the event loop of the code that created it.
  */
 
 import { setImmediate as turned } from "node:timers/promises";
@@ -19,7 +19,7 @@ import { printable } from "./words.js";
 
 const TICK_MS = 100; // between two calls of `machine.tick`
 
-/** The effects that the loop passes on: those not for connections, memory or decoding. */
+/** The effects that the loop passes to its handlers: not for connections, memory or decoding. */
 export type Told = Exclude<
   Effect,
   { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }
@@ -27,7 +27,7 @@ export type Told = Exclude<
 
 export interface LoopHandlers {
   readonly told: (effect: Told) => void;
-  /** The control channel has ended: no more messages will arrive. */
+  /** Called when the control channel has ended: no more messages will arrive. */
   readonly ended: (reason: unknown) => void;
 }
 
@@ -38,7 +38,7 @@ export class WorkerLoop {
   readonly #names: Names;
   readonly #patches: Patching[] = []; // to be decoded; the first is in progress
   #closed = false;
-  #faults = 0; // not reported yet
+  #faults = 0; // internal errors that were not reported yet
   #toldAt = Number.NEGATIVE_INFINITY; // when a fault was last reported
 
   constructor(
@@ -121,7 +121,7 @@ export class WorkerLoop {
       this.#guarded(() => this.machine.connected(now()));
     }
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
-    // Tick last: messages sent just after it has given up a connection would be lost.
+    // Tick last: if `tick` gives up a connection, messages sent just after it would be lost.
     this.#guarded(() => this.machine.tick(now()));
     const text = this.#closed ? null : this.#names.process_events(this.machine.inside, now());
     if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });

@@ -4,7 +4,7 @@
  *
  * A header is one JSON object, `{"wbp":1,"type":"announce",...}`. The tables below are those of
  * section 6 of the protocol. Decoding validates, so the machine never sees a value out of bounds.
- * Unknown fields are ignored, so that later versions of the protocol can add some.
+ * Unknown fields are ignored, so that later versions of the protocol can add fields.
  */
 
 import { ProtocolError } from "./errors.js";
@@ -117,7 +117,7 @@ export type Commit = MessageOf<"commit">;
 export type Rename = MessageOf<"rename">;
 export type Refuse = MessageOf<"refuse">;
 export type Pong = MessageOf<"pong">;
-/** A patch that an announcement offers, and the fields that identify one. */
+/** A patch that an announcement offers. `PatchId` has the fields that identify a patch. */
 export type Patch = Announce["patches"][number];
 export type PatchId = Pick<Patch, "encoding" | "epoch" | "version">;
 
@@ -276,7 +276,7 @@ function show(value: unknown): string {
   return value === undefined ? "missing" : (JSON.stringify(value) ?? "?").slice(0, 60);
 }
 
-/** Return the ticket of a welcome; empty if it has none. */
+/** Return the ticket of a welcome; empty if the welcome has no ticket. */
 export function ticketOf({ features }: Welcome): string {
   return features.map((feature) => TICKET.exec(feature)?.[1] ?? "").find(Boolean) ?? "";
 }
@@ -294,9 +294,9 @@ export function patchTopic(model: string): string {
 }
 
 /**
- * Return the name if it is valid for a model or worker.
+ * Return `name` if it is a valid name of a model or worker.
  *
- * @throws RangeError - if it is not.
+ * @throws RangeError - if the name is invalid.
  */
 export function checkName(name: string, what: string): string {
   if (f.isName(name)) return name;

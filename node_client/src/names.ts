@@ -29,8 +29,8 @@ export class Names {
   }
 
   /**
-   * Start a lookup if one is due. Return a text if the host is not found and a report is due, else
-   * null.
+   * Start a lookup if one is due. Return the text of a report if the host is not found and a report
+   * is due, else null.
    *
    * @param inside - whether there is a session, so that the host was found.
    */

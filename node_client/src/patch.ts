@@ -102,7 +102,7 @@ export class Patch {
   /**
    * Read the header of a patch.
    *
-   * @throws PatchError - if it is not a patch, or is for another layout.
+   * @throws PatchError - if the bytes are no patch, or a patch for another layout.
    */
   constructor(
     readonly layout: Layout,
@@ -197,17 +197,17 @@ export class Patch {
   }
 
   /**
-   * ModeEvent the base into the target, in place.
+   * Turn the base into the target, in place. If `data` is not the base, or a block is malformed,
+   * `data` is unchanged. If the result is not the target, `data` must not be used.
    *
    * @param digest - of the base, if it is known.
-   * @throws PatchError - if this is not the base, or a block is malformed: no byte has changed. Or
-   *     if the result is not the target: the data is unusable then.
+   * @throws PatchError - in each of these cases.
    */
   apply(data: Uint8Array, digest?: string): void {
     atOnce(this.steps(data, data, digest));
   }
 
-  /** Do the same in short steps, into other memory or in place. */
+  /** Do what `apply` does in short steps. `out` is other memory, or the same as `base`. */
   *steps(base: Uint8Array, out: Uint8Array, digest?: string): Generator<void> {
     const found = digest ?? (yield* digesting(this.layoutId, this.chunkBytes, base));
     if (found !== this.base) {
@@ -226,7 +226,7 @@ export class Patch {
   /**
    * Change all blocks in place, without a check of the digests.
    *
-   * @throws PatchError - if a block is malformed: no byte has changed.
+   * @throws PatchError - if a block is malformed. No byte has changed then.
    */
   put(data: Uint8Array): void {
     atOnce(this.#change(data, data));

@@ -1,9 +1,9 @@
 /**
- * Chooses the patch by which a version is received, and falls back to the whole version.
+ * Chooses whether a version is received as a patch, and as which. Falls back to the whole version.
  *
  * A patch builds on exactly the bytes of the running version. It is received into its own memory,
- * and the result is checked against the digest like any version. If anything is wrong with it, the
- * whole version is fetched instead; the running version stays meanwhile.
+ * and the result is checked against the digest like any version. If a patch is unusable, the whole
+ * version is fetched instead. The running version stays meanwhile.
  */
 
 import type { Effect } from "./effects.js";
@@ -25,7 +25,7 @@ import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** The patches of one model. */
 export class Patches {
-  #listens = false; // to chunks of patches instead of versions
+  #listens = false; // subscribed to chunks of patches instead of versions
 
   constructor(
     readonly model: string,
@@ -41,7 +41,10 @@ export class Patches {
     return this.#listens ? patchTopic(this.model) : dataTopic(this.model);
   }
 
-  /** Subscribe to patches or to versions, whichever a transfer receives, unless catching up. */
+  /**
+   * Subscribe to the chunks of patches if the transfer receives a patch, otherwise to those of
+   * versions, unless the worker is catching up.
+   */
   listen({ patch }: Transfer): Effect[] {
     const before = this.topic; // D7
     this.#listens = patch !== null;
@@ -72,7 +75,9 @@ export class Patches {
     }
   }
 
-  /** Return the running version if its bytes were kept and it has this layout; else null. */
+  /**
+   * Return the running version as base, if its bytes were kept and it has this layout; else null.
+   */
   #base(layout: string): Base | null {
     const { base } = this.versions;
     const runs = base !== null && base.running === this.versions.at("running")?.running;
@@ -93,13 +98,13 @@ export class Patches {
     return new Transfer(announce, memory, now, this.timing, this.keyring, null, unpatched);
   }
 
-  /** A patch and its version's digest have arrived: decode it, unless that is in progress. */
+  /** Start to decode a complete patch, unless its decoding is in progress. */
   decode({ transfer, buffer }: VersionEntry): Effect[] {
     const job = transfer.decode(buffer as Uint8Array); // D5
     return job === null ? [] : [{ do: "decode", job }];
   }
 
-  /** The publisher does not have (any more) the patch that was requested. */
+  /** Handle a refusal: the publisher no longer has the requested patch, or never had it. */
   refused(refuse: Refuse, now: number): Effect[] {
     const entry = this.versions.find(refuse, "arriving"); // D8
     if (entry === null || entry.transfer.patch === null || entry.transfer.comes === "decoded")
@@ -107,7 +112,7 @@ export class Patches {
     return this.giveUp(entry, "the publisher has no such patch (any more)", now);
   }
 
-  /** A patch is unusable: fetch the whole version instead. */
+  /** Fetch the whole version instead of an unusable patch. */
   giveUp(entry: VersionEntry, why: string, now: number): Effect[] {
     const { transfer: old, version } = entry; // D5, D10
     old.revoke();

@@ -32,7 +32,7 @@ export class Patching {
   }
 }
 
-/** Decode a patch in short steps; return why it is unusable, empty if it was decoded. (D5) */
+/** Decode a patch in short steps; return an empty string, or why the patch is unusable. (D5) */
 export function* patching(job: Patching): Generator<void, string> {
   const { base, buffer, digest } = job;
   if (!job.live) return UNWANTED;

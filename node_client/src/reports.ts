@@ -1,4 +1,4 @@
-/** Builds the worker's messages: hello, fetches, and reports, repeated with every ping. (W17) */
+/** Builds the worker's messages: hello, fetches, and the reports that each ping repeats. (W17) */
 
 import { type Effect, send } from "./effects.js";
 import { DELTA, type Failed, type Running } from "./messages.js";
@@ -69,7 +69,7 @@ export function progress(
   return send({ type: "progress", model, epoch, version, chunks, phase, patch });
 }
 
-/** Return `staged` for those versions whose publisher requires it. */
+/** Return a `staged` message for each version whose publisher requires one. */
 export function staged(model: string, some: readonly VersionEntry[]): Effect[] {
   const due = some.map((entry) => entry.staged).filter(({ sayStaged }) => sayStaged); // W14
   return due.map(({ epoch, version, digest, patch }) =>
@@ -77,7 +77,7 @@ export function staged(model: string, some: readonly VersionEntry[]): Effect[] {
   );
 }
 
-/** Return `applied` for the running version, with the patch that it was received by. */
+/** Return `applied` for the running version, with the patch by which the version was received. */
 export function applied(
   model: string,
   { running, staged: came, note: said }: VersionEntry,
@@ -88,12 +88,12 @@ export function applied(
   return send({ type: "applied", model, ...running, patch, decode_us, note });
 }
 
-/** Return `failed` for a version; `torn` reports that no version runs. */
+/** Return `failed` for a version. `torn` means that no version runs. */
 export function failed(failure: Failed, torn: boolean): Effect {
   return send({ ...failure, intact: !torn }); // W24
 }
 
-/** Return a ping whose token is the time, which the pong returns. (W12, W18) */
+/** Return a ping. Its token is the time; the pong has the same token. (W12, W18) */
 export function ping(now: number, subscribed: boolean): Effect {
   return send({ type: "ping", token: Math.floor(now), subscribed });
 }

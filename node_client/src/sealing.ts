@@ -1,9 +1,10 @@
 /**
  * Decrypts data that the publisher sealed once for all workers that have the group key. (E2, E3)
  *
- * AES-256-GCM. HKDF-SHA256 derives a key for each version from the group key and all that names the
- * version and its encoding. A nonce is a purpose and an index, and each pair seals only one text.
- * Other published messages have a key of their own, and a rising count in the nonce.
+ * The encryption is AES-256-GCM. HKDF-SHA256 derives a key for each version from the group key and
+ * everything that names the version and its encoding. A nonce is a purpose and an index, and each
+ * such pair seals only one text. Published messages other than chunks have a key of their own, and
+ * a rising count in the nonce.
  *
  *     group key ──> id                              which group key it was
  *               ├─> key of messages ──> nonce: MESSAGE, count
@@ -13,7 +14,7 @@
 import { createDecipheriv, type DecipherGCM, hkdfSync } from "node:crypto";
 import { crc32c } from "./checksum.js";
 
-export const AES_256_GCM = "aes-256-gcm"; // its name in announcements
+export const AES_256_GCM = "aes-256-gcm"; // the name of the encryption in announcements
 const SALT = "weightbus 1";
 const KEY_BYTES = 32;
 const ID_BYTES = 8;
@@ -31,7 +32,7 @@ export interface Subject {
   readonly model: string;
   readonly epoch: number;
   readonly version: number;
-  /** Bytes of its data section. */
+  /** Bytes of the data section, or of the patch. */
   readonly nbytes: number;
   readonly chunk_bytes: number;
   readonly encoding: string;
@@ -57,7 +58,10 @@ export class GroupKey {
     return this.#derived(Buffer.concat([Buffer.from("version"), names]));
   }
 
-  /** Decrypt the message of this count, whose tag is at its end; null if it is not authentic. */
+  /**
+   * Decrypt the message with this sequence number, whose tag is at its end. Return null if the
+   * message is not authentic.
+   */
   openMessage(count: number, sealed: Uint8Array): Uint8Array | null {
     const size = sealed.length - TAG_BYTES;
     if (size < 0) return null;
@@ -85,7 +89,7 @@ export function associatedOf(of: Subject, purpose: Purpose, index: number, size:
   return Buffer.concat([namesOf(of), u32(purpose), ...sizes]);
 }
 
-/** Return the nonce of 12 bytes, used once per key. */
+/** Return a nonce of 12 bytes. Each nonce is used once per key. */
 export function nonceOf(purpose: Purpose, index: number): Buffer {
   return Buffer.concat([u32(purpose), u64(index)]);
 }
@@ -116,7 +120,7 @@ function release({ buffer, byteLength }: Uint8Array): void {
 }
 
 /**
- * The decryption of one sealed payload, piece by piece, as it arrives.
+ * Decrypts one sealed payload, piece by piece, as the payload arrives.
  *
  * The decrypted bytes must not be trusted before `proves` has returned true.
  */
@@ -129,7 +133,7 @@ export class Opening {
     this.#decipher.setAuthTag(tag);
   }
 
-  /** Decrypt the next piece into `to`, memory of the same size, or the same memory. */
+  /** Decrypt the next piece into `to`, which has the same size and may be the same memory. */
   take(sealed: Uint8Array, to: Uint8Array): void {
     for (let at = 0; at < sealed.length; at += PIECE_BYTES) {
       const plain = this.#decipher.update(sealed.subarray(at, at + PIECE_BYTES));
@@ -148,7 +152,10 @@ export class Opening {
     }
   }
 
-  /** Decrypt the whole payload at once; return its CRC-32C, null if it is not authentic. */
+  /**
+   * Decrypt the whole payload at once; return the CRC-32C of the plain bytes, or null if the
+   * payload is not authentic.
+   */
   opens(sealed: Uint8Array, to: Uint8Array): number | null {
     let crc = 0;
     for (let begin = 0; begin < sealed.length; begin += PIECE_BYTES) {

@@ -6,7 +6,10 @@ import { SLICE_MS } from "./limits.js";
 const PAGE_BYTES = 4096;
 const PIECE_BYTES = 2 ** 20;
 
-/** Run all steps, the first at once, yielding to the event loop; return the iterator's result. */
+/**
+ * Run all steps, the first one at once, and return the iterator's result. The event loop runs in
+ * between.
+ */
 export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   const each = steps[Symbol.iterator]();
   let since = performance.now();
@@ -33,7 +36,7 @@ export function* pieces(begin: number, end: number): Generator<readonly [number,
   for (let at = begin; at < end; at += PIECE_BYTES) yield [at, Math.min(at + PIECE_BYTES, end)];
 }
 
-/** Prefault new memory by writing to every page, until it is used. */
+/** Prefault new memory by writing to every page, as long as the memory is `unused`. */
 export function* touched(memory: Uint8Array, unused: () => boolean): Generator<void> {
   for (const [begin, end] of pieces(0, memory.length)) {
     if (!unused()) return;

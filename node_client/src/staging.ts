@@ -2,9 +2,9 @@
  * The staging buffers of one model, and the versions that they hold.
  *
  * At most two buffers are in use: one for a complete version that waits to be applied, one for the
- * version that is arriving. They are reused: new memory costs more than the network, since the
- * kernel must find and clear each page. If patches are accepted, a third buffer keeps the running
- * version. (D3)
+ * version that is arriving. Buffers are reused, since new memory costs more time than the network:
+ * the kernel must find and clear each page. If patches are accepted, a third buffer keeps the
+ * running version. (D3)
  */
 
 import type { Layout } from "./layout.js";
@@ -34,11 +34,11 @@ export interface StagedVersion extends Key {
   readonly digest: string;
   /** Whether to report `staged` before the version is applied. */
   readonly sayStaged: boolean;
-  /** The patch that it was received by; null if it was received whole. */
+  /** The patch by which the version was received; null if it was received whole. */
   readonly patch: PatchId | null;
-  /** Microseconds that decoding the patch took; 0 without one. */
+  /** Duration of the patch's decoding in microseconds; 0 without a patch. */
   readonly decodeUs: number;
-  /** The metadata that was published with it. */
+  /** The metadata that was published with the version. */
   readonly metadata: ReadonlyMap<string, string>;
 }
 
@@ -46,7 +46,10 @@ export interface StagedVersion extends Key {
 export interface Base {
   readonly running: Running;
   readonly layout: Layout;
-  /** The data section. A user may have changed a snapshot, so it is checked against the digest. */
+  /**
+   * The data section. A user may have changed a snapshot, so the bytes are checked against the
+   * digest.
+   */
   readonly data: Uint8Array;
   /** Whether `data` is a staging buffer that is kept for this purpose. */
   readonly own: boolean;
@@ -58,7 +61,7 @@ export class Buffers {
   #nbytes = 0; // the size of each free buffer, that of the version started last
   #taken = 0;
 
-  /** Allocate a buffer of this size and return it; null if there is one, or no memory. */
+  /** Allocate a buffer of this size and return it; null if there is a buffer, or no memory. */
   reserve(nbytes: number): Uint8Array | null {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {
@@ -67,7 +70,7 @@ export class Buffers {
       this.#free.push(buffer);
       return buffer;
     } catch (error) {
-      if (!(error instanceof RangeError)) throw error; // `take` reports it later
+      if (!(error instanceof RangeError)) throw error; // `take` reports the error later
       return null;
     }
   }
@@ -78,7 +81,7 @@ export class Buffers {
   }
 
   /**
-   * Return a buffer of this size, reused if possible; null if the limit is reached.
+   * Return a buffer of this size, reused if possible; null if `BUFFERS_MAX` are in use.
    *
    * @throws RangeError - if there is no memory for it.
    */
@@ -93,7 +96,7 @@ export class Buffers {
     return buffer;
   }
 
-  /** Return a buffer after use. */
+  /** Take a buffer back after use. */
   giveBack(buffer: Uint8Array): void {
     this.#taken -= 1;
     this.add(buffer);

@@ -7,7 +7,7 @@ export const BLOCK_ELEMENTS = 2 ** 18;
 export const CLASSES = 16;
 const COUNT_BITS_MAX = 19;
 const RICE_MAX = 18;
-const EVERY = 31; // in place of the width of a count: each step has a size
+const EVERY = 31; // in place of the width of the count of large steps: each step has a size
 const NEVER = 2 ** 30; // above the rank of any element
 const HEAD_BYTES = 3; // of a body in mode `overwrite`
 const LOOKED_AT = 2 ** 16; // elements per step of the generator
@@ -25,7 +25,7 @@ interface Row {
   readonly size: number;
 }
 
-/** The coding parameters of a group: of one class or of all, except those without steps. */
+/** The coding parameters of a group, with a row for each class that has steps. */
 export interface Table {
   readonly classes: number;
   readonly rows: readonly Row[];
@@ -95,7 +95,10 @@ export class Changes {
     return copied;
   }
 
-  /** Add the change of element `at` by `step`; the caller has reserved room. */
+  /**
+   * Add the change of the element with index `at`. The new value is `step` values above or below
+   * the base's value. The caller has reserved room.
+   */
   put(block: Uint8Array, at: number, step: number): void {
     const place = placeOf((block[2 * at] as number) | ((block[2 * at + 1] as number) << 8)) + step;
     if (place < 0 || place > 0xffff) {
@@ -118,7 +121,10 @@ interface Counts {
   readonly large: number;
 }
 
-/** Read the number of steps of each class; throws if there are more than elements or bits. */
+/**
+ * Read the number of steps of each class. Throws if there are more steps than elements, or than the
+ * remaining bits can encode.
+ */
 function readCounts(reader: BitReader, { rows }: Table, elements: number): Counts[] {
   let total = 0;
   const counts = rows.map((row) => {
@@ -134,7 +140,7 @@ function readCounts(reader: BitReader, { rows }: Table, elements: number): Count
   return counts;
 }
 
-/** Decodes blocks of steps; its memory for one block is reused. */
+/** Decodes blocks of steps. It reuses its memory from block to block. */
 export class StepReader {
   // The ranks and steps of each class are contiguous, followed by the rank NEVER.
   readonly #ranks = new Uint32Array(BLOCK_ELEMENTS + CLASSES);
@@ -247,7 +253,9 @@ const BF16 = Uint8Array.from({ length: 512 }, (_, upper) => {
 });
 const F16 = Uint8Array.from({ length: 512 }, (_, upper) => (upper >> 4) & 15);
 
-/** Read the positions from a body in mode `overwrite`; the new values are at its end. */
+/**
+ * Read the positions from a body in mode `overwrite`. The new values are at the end of the body.
+ */
 export function readOverwritten(
   body: Uint8Array,
   width: number,

@@ -12,7 +12,10 @@ const DIAL_MS = 5_000; // for name lookup and connecting
 export interface SubscriptionHandlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** Several attempts have failed, with the last reason; further attempts follow. */
+  /**
+   * Called when several attempts have failed, with the reason of the last one. More attempts
+   * follow.
+   */
   readonly broken: (reason: string) => void;
 }
 
@@ -22,7 +25,7 @@ export class Subscription {
   readonly #connection: Connection;
   #destination: Destination | null = null;
   #ticket = ""; // for the next connection
-  #ticketed = false; // whether each connection needs one
+  #ticketed = false; // whether each connection needs a ticket
 
   constructor(handlers: SubscriptionHandlers, silence = { any: SILENCE_MS, message: PINGS_MS }) {
     const { place, message, broken: useless } = handlers;
@@ -47,8 +50,8 @@ export class Subscription {
   /**
    * Connect to `destination` in place of any other.
    *
-   * If a ticket is given, each connection uses up one: a current connection to the same destination
-   * is kept.
+   * If a ticket is given, a current connection to the same destination is kept, since each
+   * connection uses up a ticket.
    */
   connect(destination: Destination, ticket = ""): void {
     const same = isDeepStrictEqual(destination, this.#destination);
@@ -58,7 +61,7 @@ export class Subscription {
     if (!same || !this.#connection.busy || !this.#ticketed) this.redial();
   }
 
-  /** Whether a ticket is missing to connect. */
+  /** Whether the connection waits for a ticket. */
   get needsTicket(): boolean {
     return this.#ticketed && this.#ticket === "" && !this.#connection.busy;
   }
@@ -68,7 +71,7 @@ export class Subscription {
     this.#connection.dial(this.#destination);
   }
 
-  /** Subscribe to a topic, or unsubscribe; repeating that has no effect. */
+  /** Subscribe to a topic, or unsubscribe if `on` is false. A repeated call has no effect. */
   subscribe(topic: string, on: boolean): void {
     if (on) this.#topics.add(topic);
     else this.#topics.delete(topic);

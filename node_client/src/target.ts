@@ -20,7 +20,7 @@ export type Registered = Readonly<Record<string, Tensor | TypedArray>>;
 
 /** Which differences between a target and the published tensors are allowed. */
 export interface Tolerance {
-  /** Whether each published tensor must be registered; if not, the others are ignored. */
+  /** Whether each published tensor must be registered. If not, unregistered tensors are ignored. */
   readonly strict: boolean;
   /** Whether floats of 16, 32 and 64 bits may have another of these dtypes, and are converted. */
   readonly cast: boolean;
@@ -34,7 +34,9 @@ export interface Writing {
   readonly large: boolean;
   /** Writes one piece per step. Throws if a tensor's memory is gone. */
   readonly pieces: Iterable<void>;
-  /** After writing, describe the tensors that could not hold all values; empty if all could. */
+  /**
+   * Return, after writing, a text on the tensors whose finite values became infinite; else empty.
+   */
   note(): string;
 }
 
@@ -43,11 +45,13 @@ export interface Target {
   readonly nbytes: number;
   /** The largest layout to accept, in bytes. */
   readonly layoutBytesMax: number;
-  /** Whether its tensors use the memory of the version, which must then not be reused. */
+  /** Whether the user's tensors use the version's memory, which must then not be reused. */
   readonly keeps: boolean;
   /** Return why a layout cannot be applied; empty if it can. */
   fault(layout: Layout): string;
-  /** Prepare to write a version. Throws if that is impossible; nothing has changed then. */
+  /**
+   * Prepare to write a version. Throws if the version cannot be written; nothing has changed then.
+   */
   begin(staged: StagedVersion): Writing;
 }
 
@@ -66,7 +70,7 @@ export class SnapshotTarget implements Target {
   }
 }
 
-/** Return the tensors of a version, in its own memory where they are aligned. */
+/** Return the tensors of a version. Tensors that are aligned use the version's own memory. */
 export function views({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
   const tensors = new Map<string, Tensor>();
   const own = new Map<TensorSpec, Tensor>(); // shared by aliases
@@ -91,7 +95,7 @@ export class RegisteredTarget implements Target {
   readonly #tensors = new Map<string, Tensor>();
   readonly #same: ReadonlyMap<string, string>; // by name, the first name of the same memory
   #order: readonly (readonly [spec: TensorSpec, name: string])[] = [];
-  #twins: readonly (readonly [name: string, other: string])[] = []; // one here, published as two
+  #twins: readonly (readonly [name: string, other: string])[] = []; // pairs with one memory here
   #ordered: Layout | null = null; // the layout that `#order` was made for
 
   constructor(
@@ -129,7 +133,7 @@ export class RegisteredTarget implements Target {
     const needed = [...names].filter((name) => {
       const spec = layout.byName.get(name);
       if (this.#tensors.has(name)) return spec !== undefined || !filled.has(this.#same.get(name));
-      return !arrived.has(spec); // it is registered under another of its names
+      return !arrived.has(spec); // it is registered under another name
     });
     const lines = needed.sort().flatMap((name) => this.#difference(name, layout));
     if (lines.length <= DIFFERENCE_LINES_MAX) return lines.join("\n");
@@ -186,7 +190,7 @@ export class RegisteredTarget implements Target {
     const twins: (readonly [string, string])[] = [];
     for (const name of this.#tensors.keys()) {
       const spec = layout.byName.get(name);
-      if (spec === undefined) continue; // published by another name of its memory
+      if (spec === undefined) continue; // its memory is published under another name
       const other = written.get(this.#same.get(name));
       if (other === undefined) {
         written.set(this.#same.get(name), name);
@@ -310,7 +314,10 @@ function sameMemory(tensors: ReadonlyMap<string, Tensor>): ReadonlyMap<string, s
   return same;
 }
 
-/** Whether a tensor equals the one before it in memory; throws TypeError if they overlap. */
+/**
+ * Whether a tensor has the same memory as the tensor before it; throws TypeError if the two only
+ * overlap.
+ */
 function isOne(first: string, last: Tensor, name: string, own: Tensor): boolean {
   const begin = own.data.byteOffset;
   if (begin >= last.data.byteOffset + last.data.byteLength) return false;

@@ -3,7 +3,7 @@
 export interface Deadline {
   /** Milliseconds; no limit if omitted. */
   readonly timeout?: number | undefined;
-  /** Rejects with the signal's reason when aborted. */
+  /** If the signal is aborted, the wait rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -21,7 +21,10 @@ export class Waiters<T> {
     return this.#waiting.size;
   }
 
-  /** Return a promise that the holder of its waiter settles; `late` must settle it on a timeout. */
+  /**
+   * Add a waiter to the queue and return its promise. At the timeout `late` is called, and must
+   * settle the waiter.
+   */
   wait({ timeout, signal }: Deadline, late: (waiter: Waiter<T>) => void): Promise<T> {
     if (timeout !== undefined && !(timeout >= 0)) {
       throw new RangeError(`timeout ${timeout}; milliseconds are not negative`);

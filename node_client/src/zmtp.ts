@@ -2,16 +2,16 @@
  * The worker's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
  *
  * libzmq receives each message into newly allocated memory and passes it between threads; both cost
- * more than the network. It also collects the frames of a message without limit. So this module
- * parses messages, and payloads are received from the kernel directly into their buffer. Write
- * input into `room()`, then call `received()` with its length.
+ * more time than the network. It also collects the frames of a message without limit. This module
+ * therefore parses messages itself, and payloads are received from the kernel directly into their
+ * buffer. The caller writes input into `room()`, then calls `received()` with the number of bytes.
  *
  *     greeting (64 bytes) ──> READY ──> messages and commands
  *
  *     a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size,
  *               │ flags │ size, 1 or 8 │    body     │          4 command
  *               └───────┴──────────────┴──── ··· ────┘
- *     a message: header, at most one payload; a topic before it if it is published
+ *     a message:  topic (only if published), header, at most one payload
  */
 
 import { HEADER_BYTES_MAX, LABEL_MAX, MESSAGE_BYTES_MAX } from "./limits.js";
@@ -23,8 +23,8 @@ const TICKET = "\x03"; // first byte of a message with a ticket
 const GREETING_BYTES = 64;
 const HEAD_BYTES_MAX = 9; // of a frame: flags and a long size
 const FRAMES_MAX = 8; // of a message; a later protocol may have several payloads
-const SCRATCH_BYTES = 2 ** 15; // read ahead; at most this much of a payload is copied once more
-const RECEIVE_BYTES = 2 ** 18; // read at once, so that they are in the cache for the checksum
+const SCRATCH_BYTES = 2 ** 15; // to read ahead; at most this much of a payload is copied once more
+const RECEIVE_BYTES = 2 ** 18; // to read at once, so that they are in the cache for the checksum
 const WORDS_MAX = 200; // characters of an ERROR to show
 const NOTHING = Buffer.alloc(0);
 
@@ -36,7 +36,7 @@ const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
 
 /** A type of socket. */
 export interface Kind {
-  /** Its name in READY. */
+  /** The name of the type in READY. */
   readonly name: string;
   /** The socket types that it may connect to. */
   readonly peers: readonly string[];
@@ -47,7 +47,7 @@ export interface Kind {
 export const DEALER: Kind = { name: "DEALER", peers: ["ROUTER"], payload: 1 };
 export const SUB: Kind = { name: "SUB", peers: ["PUB", "XPUB"], payload: 2 };
 
-/** The peer does not speak ZMTP 3 or breaks its rules: close the connection. */
+/** The peer does not speak ZMTP 3 or breaks its rules: the connection must be closed. */
 export class ZmtpError extends Error {}
 
 /** The peer requires another security mechanism. */
@@ -61,15 +61,18 @@ export interface Handlers {
   /** Send bytes to the peer. */
   readonly send: (bytes: Uint8Array) => void;
   /**
-   * Returns where to receive a payload, given the frames before it and its size. Null to discard
-   * it: the message then has an empty payload.
+   * Returns a lease to receive a payload, given the frames before the payload and its size. If it
+   * returns null, the payload is discarded, and the message has an empty payload.
    */
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
-  /** A message is complete. */
+  /** Called when a message is complete. */
   readonly message: (frames: readonly Uint8Array[]) => void;
 }
 
-/** A frame body being received: a payload into its lease, if any, any other into memory. */
+/**
+ * A frame body that is being received. A payload is received into `lease`, or discarded if that is
+ * null; any other body is received into `memory`.
+ */
 interface Body {
   readonly flags: number;
   readonly memory: Buffer | null;
@@ -83,7 +86,7 @@ export class Stream {
   readonly #topics = new Set<string>();
   #ticket = "";
   readonly #head = Buffer.alloc(GREETING_BYTES); // a greeting or a frame's head
-  #have = 0; // bytes of it received so far
+  #have = 0; // bytes of the head received so far
   #frames: Uint8Array[] = []; // of the message that is arriving
   #body: Body | null = null;
   #payload: Lease | null = null; // of the message that is arriving
@@ -118,7 +121,7 @@ export class Stream {
     this.#send(body);
   }
 
-  /** Subscribe to a topic, or unsubscribe; repeating that has no effect. */
+  /** Subscribe to a topic, or unsubscribe if `on` is false. A repeated call has no effect. */
   subscribe(topic: string, on: boolean): void {
     if (this.#topics.has(topic) === on) return;
     if (on) this.#topics.add(topic);
@@ -136,7 +139,7 @@ export class Stream {
   /**
    * Process `count` bytes that were written into the last `room()`.
    *
-   * @throws ZmtpError - if the peer breaks the protocol: close the connection.
+   * @throws ZmtpError - if the peer breaks the protocol. The connection must then be closed.
    */
   received(count: number): void {
     if (this.#direct && this.#body !== null) {
@@ -152,13 +155,13 @@ export class Stream {
     }
   }
 
-  /** Cancel the payload being received, as the connection has closed. */
+  /** Cancel the payload that is being received. Call this when the connection has closed. */
   close(): void {
     this.#payload?.cancel();
     this.#payload = null;
   }
 
-  // Each of these consumes bytes and returns how many.
+  // Each of these methods consumes bytes and returns their number.
 
   #takeHead(bytes: Uint8Array): number {
     const wanted = this.state === "greeting" ? GREETING_BYTES : this.#headBytes(bytes[0] as number);
@@ -172,7 +175,10 @@ export class Stream {
     return count;
   }
 
-  /** Return the length of a frame's head, from its flags: received already, or the next byte. */
+  /**
+   * Return the length of a frame's head. It follows from the flags, which were received already, or
+   * are the byte `next`.
+   */
   #headBytes(next: number): number {
     const flags = this.#have > 0 ? (this.#head[0] as number) : next;
     if (flags > (MORE | LONG | COMMAND)) throw new ZmtpError(`a frame with flags ${flags}`);
@@ -190,7 +196,7 @@ export class Stream {
     this.#send(ready(this.kind.name), COMMAND);
   }
 
-  /** A frame's head is complete: choose the memory for its body. */
+  /** Handle the complete head of a frame: choose the memory for the body. */
   #begin(head: Buffer, headBytes: number): void {
     const flags = head[0] as number;
     const size = headBytes === 2 ? (head[1] as number) : Number(head.readBigUInt64BE(1));

@@ -90,7 +90,7 @@ type Subject struct {
 	Model, Encoding   string
 	Key               Key
 	Base              Key   // the version that the encoding builds on; zero if none
-	Bytes, ChunkBytes int64 // sizes of the data section and of a chunk
+	Bytes, ChunkBytes int64 // sizes of the data section, or of the patch, and of a chunk
 }
 
 // subjectOf returns the Subject of an announced version, or of a patch to it. (D12)
