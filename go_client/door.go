@@ -7,9 +7,9 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
-// Number of handshakes in a row that the peer must abort before the keys are reported as the cause.
-// A publisher that stops may abort one, and an overloaded publisher several, so the aborts must
-// also have continued for LostAfter.
+// The peer must abort this many handshakes in a row before keys are reported as the cause. A
+// stopping publisher may abort one, an overloaded one several, so they must also have continued for
+// LostAfter.
 const hangUpsMin = 3
 
 const (

@@ -28,10 +28,7 @@ export class FetchPlanner {
     this.#latestAt = Number.NEGATIVE_INFINITY;
   }
 
-  /**
-   * Handle a version that a beacon, a welcome, a pong or a stray chunk names: request the latest
-   * version if that version is new.
-   */
+  /** Request the latest version if a message, such as a beacon, names a new version. */
   hearOf(key: Key, now: number): Effect[] {
     const { versions } = this; // W4, W15, W26
     const arriving = versions.at("arriving");
@@ -79,9 +76,7 @@ export class FetchPlanner {
     this.#until = now + this.#pause;
   }
 
-  /**
-   * End the delay of a version that is no longer available, since an older one may be the latest.
-   */
+  /** End the delay of a version that became unavailable, since an older one may be the latest. */
   putOffNoLonger(key: Key): void {
     if (sameKey(this.#later, key)) this.#until = Number.NEGATIVE_INFINITY;
   }

@@ -84,10 +84,7 @@ export class Follower {
 
   // Messages from the publisher.
 
-  /**
-   * Handle an announcement. If it was pushed, the version's chunks may be pushed, too; otherwise
-   * they are fetched.
-   */
+  /** Handle an announcement. The version's chunks may follow if the announcement was pushed. */
   announced(
     announce: Announce,
     layout: Uint8Array | undefined,
@@ -130,10 +127,7 @@ export class Follower {
     return newer(announce, arriving) && this.versions.mode === "following";
   }
 
-  /**
-   * Handle a rename: a newer version has the bytes of the running version, which gets the newer
-   * key. Nothing is fetched or applied.
-   */
+  /** Handle a rename: the running version gets the key of a newer version with the same bytes. */
   renamed({ epoch, version, was, metadata }: Rename, now: number): Effect[] {
     const { versions } = this; // W25
     const [entry, key] = [versions.at("running"), { epoch, version }];
@@ -159,10 +153,7 @@ export class Follower {
     return this.#reserve(entry, now);
   }
 
-  /**
-   * Take a buffer and start the transfer. If no buffer is free, `#resume` starts the transfer
-   * later.
-   */
+  /** Take a buffer and start the transfer. If no buffer is free, `#resume` starts it later. */
   #reserve(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
     const replaced = this.versions.move(this.versions.at("arriving"), "newer"); // W8
@@ -215,9 +206,7 @@ export class Follower {
     return transfer?.isNamed(chunk.patch) === true && transfer.fits(chunk.index, size);
   }
 
-  /**
-   * Whether an announcement may carry a payload of `size` bytes: its layout, or the whole version.
-   */
+  /** Whether an announcement may carry `size` bytes, which are its layout or the whole version. */
   accompanies(announce: Announce, size: number): boolean {
     const { whole, layout_bytes, nbytes } = announce;
     if (this.#acceptance.excess(announce) !== null) return false;
@@ -265,10 +254,7 @@ export class Follower {
     return this.#decline(entry, "digest-mismatch", text, now);
   }
 
-  /**
-   * Handle the end of a patch's decoding: stage the version, or fetch it whole if there is a
-   * `fault`.
-   */
+  /** Handle the end of a patch's decoding: stage the version, or on a `fault` fetch it whole. */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     const entry = this.versions.at("arriving");
     if (!job.live || entry === null) return []; // replaced or aborted
@@ -368,8 +354,7 @@ export class Follower {
   }
 
   /**
-   * Record and report that the version runs. `kept`: the user keeps the version's memory. `note`: a
-   * remark to report.
+   * Report that the version runs. `kept`: the user keeps its memory. `note`: a remark to report.
    */
   applied(now: number, kept: boolean, note: string): Effect[] {
     const [entry, older] = [this.versions.at("applying"), this.versions.at("running")]; // W16

@@ -38,7 +38,7 @@ interface Seal {
 }
 
 /**
- * The group keys of one worker. A worker with a keyring ignores published messages in the clear.
+ * The group keys of one worker. With a keyring, a worker ignores published messages in the clear.
  */
 export class Keyring {
   readonly #keys = new Map<string, GroupKey>(); // by id, the newest last
@@ -102,9 +102,7 @@ export class Keyring {
     return found;
   }
 
-  /**
-   * Return the `Opening` that decrypts a chunk of a version or patch; null if its key is unknown.
-   */
+  /** Return the `Opening` of a chunk of a version or patch; null if the chunk's key is unknown. */
   opening(subject: Subject, chunk: SealedChunk, size: number): Opening | null {
     return this.#opening(subject, chunk, CHUNK, chunk.index, size);
   }

@@ -169,10 +169,7 @@ export class WorkerMachine {
     }
   }
 
-  /**
-   * Return a published message, opened if it was sealed; null if keys require it to be sealed
-   * otherwise. `counts`: mark the message as seen.
-   */
+  /** Return a published message, opened by the keyring, if any. `counts`: mark it as seen. */
   #published(decoded: Decoded, counts = true): Decoded | null {
     return this.keyring === null ? decoded : this.keyring.published(decoded, counts); // E1
   }
@@ -208,8 +205,7 @@ export class WorkerMachine {
   }
 
   /**
-   * Whether a message is a pushed, sealed chunk of a version that is not arriving. The sender of
-   * such a chunk is unverified.
+   * Whether a message is a pushed, sealed chunk of no arriving version: its sender is unverified.
    */
   #isStray(message: PublisherMessage, pushed: boolean): boolean {
     if (!pushed || message.type !== "sealed_chunk") return false;
@@ -263,9 +259,7 @@ export class WorkerMachine {
 
   // Joining.
 
-  /**
-   * The latest epoch of which bytes were written into a model. The worker joins no older publisher.
-   */
+  /** The latest epoch of the bytes in the models. The worker joins no older publisher. */
   get appliedEpoch(): number {
     return Math.max(0, ...[...this.followers.values()].map((follower) => follower.epoch));
   }
@@ -362,9 +356,7 @@ export class WorkerMachine {
     return [...lost, { do: "redial" }];
   }
 
-  /**
-   * Handle a handshake that failed because of keys. ZeroMQ may give up, so reconnect after `ping`.
-   */
+  /** Handle a handshake that failed because of keys: reconnect after `ping`, as ZeroMQ may not. */
   shutOut(why: string, now: number): Effect[] {
     if (this.#redialAt < Number.POSITIVE_INFINITY) return []; // K5
     this.#redialAt = now + this.timing.ping;
@@ -415,8 +407,8 @@ export class WorkerMachine {
   }
 
   /**
-   * Record and report that the taken version runs. `kept`: the user keeps the version's memory.
-   * `note`: a text to report.
+   * Report that the taken version runs. `kept`: the user keeps its memory. `note`: a text to
+   * report.
    */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
     return this.followers.get(model)?.applied(now, kept, note) ?? [];
@@ -430,10 +422,7 @@ export class WorkerMachine {
     return this.followers.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
-  /**
-   * Handle the end of a patch's decoding, after `took` milliseconds. `fault` says why the patch is
-   * unusable, or is empty.
-   */
+  /** Handle the end of a patch's decoding. `fault` says why the patch is unusable, or is empty. */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     return this.followers.get(job.model)?.decoded(job, fault, took, now) ?? [];
   }

@@ -75,9 +75,7 @@ export class Patches {
     }
   }
 
-  /**
-   * Return the running version as base, if its bytes were kept and it has this layout; else null.
-   */
+  /** Return the running version if its bytes were kept and its layout is this one; else null. */
   #base(layout: string): Base | null {
     const { base } = this.versions;
     const runs = base !== null && base.running === this.versions.at("running")?.running;

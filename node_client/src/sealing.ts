@@ -58,10 +58,7 @@ export class GroupKey {
     return this.#derived(Buffer.concat([Buffer.from("version"), names]));
   }
 
-  /**
-   * Decrypt the message with this sequence number, whose tag is at its end. Return null if the
-   * message is not authentic.
-   */
+  /** Decrypt the message with this sequence number; return null if it is not authentic. */
   openMessage(count: number, sealed: Uint8Array): Uint8Array | null {
     const size = sealed.length - TAG_BYTES;
     if (size < 0) return null;
@@ -152,10 +149,7 @@ export class Opening {
     }
   }
 
-  /**
-   * Decrypt the whole payload at once; return the CRC-32C of the plain bytes, or null if the
-   * payload is not authentic.
-   */
+  /** Decrypt the whole payload; return the CRC-32C of the plain bytes, null if not authentic. */
   opens(sealed: Uint8Array, to: Uint8Array): number | null {
     let crc = 0;
     for (let begin = 0; begin < sealed.length; begin += PIECE_BYTES) {

@@ -6,10 +6,7 @@ import { SLICE_MS } from "./limits.js";
 const PAGE_BYTES = 4096;
 const PIECE_BYTES = 2 ** 20;
 
-/**
- * Run all steps, the first one at once, and return the iterator's result. The event loop runs in
- * between.
- */
+/** Run all steps, the first one at once, in slices of time; return the iterator's result. */
 export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   const each = steps[Symbol.iterator]();
   let since = performance.now();

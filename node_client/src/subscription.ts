@@ -12,10 +12,7 @@ const DIAL_MS = 5_000; // for name lookup and connecting
 export interface SubscriptionHandlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /**
-   * Called when several attempts have failed, with the reason of the last one. More attempts
-   * follow.
-   */
+  /** Called when several attempts have failed, with the last reason. More attempts follow. */
   readonly broken: (reason: string) => void;
 }
 

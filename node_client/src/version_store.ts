@@ -89,10 +89,7 @@ export class VersionStore {
     return this.#base;
   }
 
-  /**
-   * Return the version that is in a phase, or null. If there are several, return the first to enter
-   * it.
-   */
+  /** Return the version that entered a phase first and is still in it; null if there is none. */
   at(phase: Phase): VersionEntry | null {
     return this.#live.find((entry) => entry.phase === phase) ?? null;
   }
@@ -125,10 +122,7 @@ export class VersionStore {
     return entry;
   }
 
-  /**
-   * Prepare for a new session of this epoch. The previous session's requests will not be answered,
-   * so drop announced versions, and request the arriving version again.
-   */
+  /** Drop or restart versions for a new session, since earlier requests will not be answered. */
   reconnected(epoch: number, now: number): void {
     for (const entry of this.all("announced", "arriving", "staged")) {
       if (entry.phase === "announced" || entry.epoch !== epoch)
@@ -187,9 +181,7 @@ export class VersionStore {
     return true;
   }
 
-  /**
-   * End a transfer's use of its base. Release the base unless it belongs to the running version.
-   */
+  /** End a transfer's use of its base. Release the base unless its version is the running one. */
   release(transfer: Transfer): void {
     const [base, runs] = [transfer.release(), this.at("running")];
     if (base === null || base !== this.#base || base.running === runs?.running) return;

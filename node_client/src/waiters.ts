@@ -21,10 +21,7 @@ export class Waiters<T> {
     return this.#waiting.size;
   }
 
-  /**
-   * Add a waiter to the queue and return its promise. At the timeout `late` is called, and must
-   * settle the waiter.
-   */
+  /** Queue a waiter and return its promise. On a timeout `late` is called and must settle it. */
   wait({ timeout, signal }: Deadline, late: (waiter: Waiter<T>) => void): Promise<T> {
     if (timeout !== undefined && !(timeout >= 0)) {
       throw new RangeError(`timeout ${timeout}; milliseconds are not negative`);

@@ -46,16 +46,12 @@ export interface WorkerOptions {
    */
   readonly beforeApply?: Hook | undefined;
   /**
-   * Milliseconds (60000) for each call of these functions. If a call takes longer, the version
-   * fails.
+   * Milliseconds (60000) for a call of these functions. If a call takes longer, the version fails.
    */
   readonly applyTimeout?: number | undefined;
   /** If false, published tensors that a registered model does not have are ignored. */
   readonly strict?: boolean | undefined;
-  /**
-   * If true, a tensor of floats of 16, 32 or 64 bits may be registered with another dtype of these,
-   * and its values are converted.
-   */
+  /** If true, floats of 16, 32 and 64 bits are converted to the dtype of the registered tensor. */
   readonly cast?: boolean | undefined;
   /** The worker's name, unique at its publisher; by default host, process id and a random part. */
   readonly name?: string | undefined;
@@ -259,10 +255,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     return this.#applier.reading(model, use, deadline);
   }
 
-  /**
-   * Yield each applied version until the worker is closed. Leaving the loop does not close the
-   * worker.
-   */
+  /** Yield each applied version until the worker is closed. Leaving the loop does not close it. */
   async *[Symbol.asyncIterator](): AsyncGenerator<Update, void, undefined> {
     while (this.#state !== "closed") {
       try {
@@ -317,10 +310,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     }
   }
 
-  /**
-   * Emit an event outside the worker's loop: listeners are user code, whose errors must not reach
-   * it.
-   */
+  /** Emit an event in a later turn, so that errors of its listeners do not reach the loop. */
   #emit<K extends keyof WorkerEvents>(event: K, ...words: WorkerEvents[K]): void {
     process.nextTick(() => (this as EventEmitter).emit(event, ...words));
   }

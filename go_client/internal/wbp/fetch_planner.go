@@ -89,8 +89,7 @@ func (a *FetchPlanner) putOff(key Key, now time.Duration) {
 	a.later, a.until = key, now+a.pause
 }
 
-// putOffNoLonger ends the delay of a version that is no longer available, since an older version
-// may now be the latest.
+// putOffNoLonger ends the delay of an unavailable version, since an older one may be the latest.
 func (a *FetchPlanner) putOffNoLonger(key Key) {
 	if a.later == key {
 		a.until = 0
