@@ -6,16 +6,16 @@ import (
 	"math"
 )
 
-// BF16ToFloat32 converts a bfloat16: the upper half of a float32.
+// BF16ToFloat32 converts a bfloat16, which is the upper half of a float32.
 func BF16ToFloat32(bits uint16) float32 { return math.Float32frombits(uint32(bits) << 16) }
 
 // F16ToFloat32 converts an IEEE half float.
 func F16ToFloat32(bits uint16) float32 { return small(uint32(bits), 5, 10, true) }
 
-// F8E5M2ToFloat32 converts a float8_e5m2: the upper half of an IEEE half float.
+// F8E5M2ToFloat32 converts a float8_e5m2, which is the upper half of an IEEE half float.
 func F8E5M2ToFloat32(bits uint8) float32 { return small(uint32(bits), 5, 2, true) }
 
-// F8E4M3ToFloat32 converts a float8_e4m3fn: no infinities, and one NaN for each sign.
+// F8E4M3ToFloat32 converts a float8_e4m3fn, which has no infinities, and one NaN for each sign.
 func F8E4M3ToFloat32(bits uint8) float32 {
 	if bits&0x7f == 0x7f {
 		return float32(math.NaN())

@@ -8,8 +8,8 @@ import (
 )
 
 // The peer must abort this many handshakes in a row before keys are reported as the cause. A
-// stopping publisher may abort one, an overloaded one several, so they must also have continued for
-// LostAfter.
+// stopping publisher may abort one, an overloaded one several, so the aborts must also have
+// continued for LostAfter.
 const hangUpsMin = 3
 
 const (

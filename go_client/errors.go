@@ -10,10 +10,10 @@ import (
 // ErrClosed means that the worker was closed.
 var ErrClosed = errors.New("this worker is closed")
 
-// ErrNoVersion means that a model runs no version: either no version was applied yet, or the last
-// apply failed half-way (CodeApply). In the latter case Apply rejected a version in registered
-// memory, or a publisher that breaks the protocol overwrote its shared memory during the copy. The
-// model runs a version again once the next one is applied.
+// ErrNoVersion means that a model runs no version: no version was applied yet, or the last apply
+// failed half-way (CodeApply). An apply fails half-way if Apply rejects a version in registered
+// memory, or if a publisher that breaks the protocol overwrites its shared memory during the copy.
+// The next applied version ends this state.
 var ErrNoVersion = errors.New("no version runs here yet; Receive applies the first one that comes")
 
 // A Code identifies an error; errors.Is finds it in the errors of this package. Publishers may use

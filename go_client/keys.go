@@ -131,8 +131,8 @@ func fits(name, form string) bool {
 	return len(name) >= len(begin)+len(end) && strings.HasPrefix(name, begin) && strings.HasSuffix(name, end)
 }
 
-// findKeys returns the keys of the options or the environment, nil if there are none, and stores
-// them in the options.
+// findKeys returns the keys of the options, or else of the environment; nil if there are no keys.
+// It stores the keys in the options.
 func (o *Options) findKeys() (*zmtp.Keys, error) {
 	if path := os.Getenv(keysVariable); o.Keys == nil && path != "" {
 		found, err := ReadKeys(path, o.Name)

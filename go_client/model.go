@@ -73,13 +73,13 @@ type memory struct {
 	others  map[string]*wbp.Spec // by registered name that is not published: the tensor that fills its memory
 }
 
-// Twins are two published tensors that are one in the registered memory.
+// Twins are two published tensors that have the same registered memory.
 type twins struct {
 	names [2]string
 	specs [2]*wbp.Spec
 }
 
-// A piece is a registered tensor and the published tensor that is written there.
+// A piece is a registered tensor and the published tensor that is written into it.
 type piece struct {
 	to   Tensor
 	from *wbp.Spec

@@ -29,16 +29,16 @@ func F64(values []float64, shape ...int) Tensor { return tensorOf("F64", values,
 // F32 returns a tensor of float32.
 func F32(values []float32, shape ...int) Tensor { return tensorOf("F32", values, shape) }
 
-// F16 returns a tensor of IEEE half floats, as bits; F16ToFloat32 converts them.
+// F16 returns a tensor of IEEE half floats, given as bits. F16ToFloat32 converts the bits.
 func F16(bits []uint16, shape ...int) Tensor { return tensorOf("F16", bits, shape) }
 
-// BF16 returns a tensor of bfloat16, as bits; BF16ToFloat32 converts them.
+// BF16 returns a tensor of bfloat16, given as bits. BF16ToFloat32 converts the bits.
 func BF16(bits []uint16, shape ...int) Tensor { return tensorOf("BF16", bits, shape) }
 
-// F8E4M3 returns a tensor of float8_e4m3fn, as bits; F8E4M3ToFloat32 converts them.
+// F8E4M3 returns a tensor of float8_e4m3fn, given as bits. F8E4M3ToFloat32 converts the bits.
 func F8E4M3(bits []uint8, shape ...int) Tensor { return tensorOf("F8_E4M3", bits, shape) }
 
-// F8E5M2 returns a tensor of float8_e5m2, as bits; F8E5M2ToFloat32 converts them.
+// F8E5M2 returns a tensor of float8_e5m2, given as bits. F8E5M2ToFloat32 converts the bits.
 func F8E5M2(bits []uint8, shape ...int) Tensor { return tensorOf("F8_E5M2", bits, shape) }
 
 // C64 returns a tensor of complex64.
@@ -122,7 +122,7 @@ func (t Tensor) Bytes() []byte { return t.bytes }
 
 func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
 
-// difference describes how published tensors differ from these; "" if they can be applied.
+// difference describes how published tensors differ from t; "" if they can be written into t.
 func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	_, same := t.memory()
 	own := make(map[string]wbp.Signature, len(t))

@@ -356,7 +356,7 @@ export class WorkerMachine {
     return [...lost, { do: "redial" }];
   }
 
-  /** Handle a handshake that failed because of keys: reconnect after `ping`, as ZeroMQ may not. */
+  /** Handle a handshake that failed because of keys. Redial after `ping`: ZeroMQ may give up. */
   shutOut(why: string, now: number): Effect[] {
     if (this.#redialAt < Number.POSITIVE_INFINITY) return []; // K5
     this.#redialAt = now + this.timing.ping;

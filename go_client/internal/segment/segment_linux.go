@@ -82,7 +82,7 @@ type view struct {
 	copying int // copies in progress, which share the descriptor's one flock
 }
 
-// open maps a segment after it has checked that the file is one.
+// open maps the file of a segment. It returns an error if the file is no segment.
 func open(shared *wbp.Shared, size int64) (*view, error) {
 	file, err := os.OpenFile(shared.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // close-on-exec by default in Go
 	if err != nil {

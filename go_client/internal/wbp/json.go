@@ -290,7 +290,7 @@ func (s *scanner) integer() (int64, error) {
 	return n, nil
 }
 
-// integerOf returns the value of an integer as defined for integer; false for any other word.
+// integerOf returns the value of a word that is an integer from 0 to IntegerMax; else false.
 func integerOf(word []byte) (int64, bool) {
 	for _, c := range word {
 		if c < '0' || c > '9' {

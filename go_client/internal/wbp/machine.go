@@ -203,9 +203,9 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	return nil
 }
 
-// ignores reports whether to ignore a message. It ignores nil, and messages that only workers with
-// keys accept, or only workers without keys, if this worker is not one of those. (E1) It also
-// ignores a pushed sealed chunk whose version is not arriving, since the chunk's header is not
+// ignores reports whether to ignore a message. It returns true for nil, for a sealed message if
+// this worker has no keys, and for a chunk in the clear if it has keys. (E1) It also returns true
+// for a pushed sealed chunk whose version is not arriving, since the chunk's header is not
 // authenticated. (E4)
 func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 	switch message := message.(type) {
@@ -278,7 +278,7 @@ func subject(message Message) (epoch int64, model string) {
 	panic(fmt.Sprintf("no publisher sends a %s", message.Kind()))
 }
 
-// receive processes a message about this model, of the session's epoch.
+// receive processes a message about this model. The message is of the session's epoch.
 func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	switch message := message.(type) {
 	case *Announce:
@@ -458,8 +458,8 @@ func (m *WorkerMachine) probe(shared *Shared) bool {
 	return segment != nil
 }
 
-// Connected must be called again and again while the control channel is connected. fresh means that
-// the connection is new, so that the publisher does not know the worker yet. Without a session,
+// Connected must be called repeatedly while the control channel is connected. fresh means that the
+// connection is new, so that the publisher does not know the worker yet. Without a session,
 // Connected returns a hello: at once on a new connection, then at intervals until the publisher
 // answers.
 func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
