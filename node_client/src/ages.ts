@@ -1,7 +1,7 @@
 /**
  * Tracks the ages of publishers whose versions run at the worker or may still be applied.
  *
- * A publisher announces its age, and the worker reports the current age to other publishers: of two
+ * A publisher announces its age. The worker reports the present age to other publishers: of two
  * publishers the younger one started later, whatever their clocks show.
  */
 

@@ -31,7 +31,7 @@ export class BitReader {
     return (a | (b << 8) | (c << 16) | (d << 24)) >>> (this.#at & 7);
   }
 
-  /** Read `width` bits, at most 25; the caller has checked that they exist. */
+  /** Read `width` bits, at most 25; the caller has checked that enough bits are left. */
   #take(width: number): number {
     const value = this.#peek() & ((1 << width) - 1);
     this.#at += width;

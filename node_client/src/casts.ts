@@ -2,7 +2,7 @@
  * Converts floats of one dtype to another, rounded to the nearest value, ties to even.
  *
  * Every conversion goes through the bits of float32, which holds each bfloat16 and half exactly. A
- * float64 is rounded twice on this way, so the first rounding is *to odd*: its last bit shows the
+ * float64 is rounded twice in this way, so the first rounding is *to odd*: its last bit shows the
  * second rounding whether lower bits were lost.
  */
 

@@ -2,7 +2,7 @@
 
 import { CHUNK_BYTES_MAX } from "./limits.js";
 
-/** The chunks of `nbytes` bytes, each of `chunkBytes` except a shorter last one; maybe none. */
+/** Divides `nbytes` bytes into `count` chunks of `chunkBytes` bytes; the last may be shorter. */
 export class ChunkPlan {
   readonly count: number;
 

@@ -2,9 +2,10 @@ package wbp
 
 import "time"
 
-// ages has, by epoch, the ages of publishers whose versions run here or may still be applied.
+// ages maps an epoch to the age of its publisher, for publishers whose versions run here or may
+// still be applied.
 //
-// A publisher announces its age, and the worker reports the current age to other publishers: of two
+// A publisher announces its age. The worker reports the present age to other publishers: of two
 // publishers the younger one started later, whatever their clocks show.
 type ages map[int64]age
 

@@ -51,7 +51,7 @@ func number(bytes []byte) uint64 {
 	return value
 }
 
-// take reads `width` bits; the caller has checked that they exist.
+// take reads `width` bits; the caller has checked that enough bits are left.
 func (r *bitReader) take(width int) uint32 {
 	value := r.peek() & (1<<width - 1)
 	r.at += width
