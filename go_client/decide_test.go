@@ -13,7 +13,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// deciding returns a worker whose Apply is fn, with registered memory or without.
+// deciding calls each with a worker that has these options, with registered memory and without.
 func deciding(t *testing.T, options Options, each func(t *testing.T, s *stage, inPlace bool)) {
 	for name, tensors := range map[string]Tensors{"in place": {"w": U8(make([]byte, 1), 1)}, "snapshots": nil} {
 		tensors := tensors
@@ -24,7 +24,7 @@ func deciding(t *testing.T, options Options, each func(t *testing.T, s *stage, i
 	}
 }
 
-// value returns the value that readers of a model see; -1 without a version.
+// value returns the value that readers of the model see; -1 if no version runs.
 func (s *stage) value() int {
 	value := -1
 	err := s.worker.Read(within(s.t, 10*time.Second), "m", func(v View) {
@@ -57,7 +57,7 @@ func odd(_ context.Context, v View) error {
 	return nil
 }
 
-// A version is applied if Apply accepts it, and fails with Apply's error if not.
+// A version is applied if Apply accepts it. Otherwise the version fails with Apply's error.
 func TestTheUserDecides(t *testing.T) {
 	deciding(t, Options{Apply: odd}, func(t *testing.T, s *stage, inPlace bool) {
 		s.version(1, []byte{1})
@@ -144,8 +144,8 @@ func TestTheUsersPanicIsCaught(t *testing.T) {
 	})
 }
 
-// A function that hangs fails its version at the deadline. Meanwhile pings are answered; the model
-// takes no other version until the function has returned, and its result is ignored.
+// A function that hangs fails its version at the deadline. Meanwhile pings are answered, and the
+// model takes no other version until the function has returned. The function's result is ignored.
 func TestTheUserHangs(t *testing.T) {
 	var calls int32
 	var leave chan struct{}
@@ -190,7 +190,7 @@ func TestTheUserHangs(t *testing.T) {
 	})
 }
 
-// A Receive whose context ends does not stop Apply: a later Receive returns its result.
+// A Receive whose context ends does not stop Apply. A later Receive returns the result.
 func TestReceiveIsLeftWhileTheUserDecides(t *testing.T) {
 	var called, leave chan struct{}
 	apply := func(context.Context, View) error { close(called); <-leave; return nil }
@@ -212,7 +212,7 @@ func TestReceiveIsLeftWhileTheUserDecides(t *testing.T) {
 	})
 }
 
-// Close does not wait for a function that hangs, and its version is not reported any more.
+// Close does not wait for a function that hangs. The function's version is not reported any more.
 func TestCloseWhileTheUserHangs(t *testing.T) {
 	var called chan struct{}
 	leave := make(chan struct{})

@@ -33,7 +33,7 @@ const (
 	raw       = "\x1b[2J\r\nFAKE\u202e\u200b\x07\u009b\u2028\x7f"
 )
 
-// A port is a listening socket; it sends to the latest connection.
+// A port is a listening socket. It sends to the latest connection.
 type port struct {
 	t        *testing.T
 	listener net.Listener
@@ -102,7 +102,7 @@ func (p *port) address() string {
 	return "tcp://" + p.listener.Addr().String()
 }
 
-// hears waits until a peer has sent words.
+// hears waits until the peer has sent these words.
 func (p *port) hears(words string) {
 	p.t.Helper()
 	deadline := time.After(patience)
@@ -130,7 +130,8 @@ func (p *port) current() (net.Conn, int) {
 	return p.peer, p.peers
 }
 
-// flood sends the same bytes until most were sent, or the peer closes the connection.
+// flood sends the same bytes repeatedly, until `most` bytes were sent or the peer closes the
+// connection. It returns the number of sent bytes.
 func (p *port) flood(in []byte, most int) (said int) {
 	conn, _ := p.current()
 	for said < most {

@@ -92,7 +92,7 @@ func TestKeysVersionsAndRekeying(t *testing.T) {
 	}
 }
 
-// With shared memory only messages are sealed; a small version is in its announcement.
+// With shared memory only messages are sealed. A small version is part of its announcement.
 func TestKeysOnTheSharedRoadAndWhole(t *testing.T) {
 	folder := keygen(t, "w")
 	for _, shared := range []bool{true, false} {

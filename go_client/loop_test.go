@@ -154,7 +154,8 @@ func TestTheNewestWaitsToBeApplied(t *testing.T) {
 	}
 }
 
-// Of two receiving goroutines, the one that is late with an older version does not apply it.
+// Of two receiving goroutines, the one that is late with an older version does not apply that
+// version.
 func TestNoStepBack(t *testing.T) {
 	memory := make([]byte, 1)
 	s := perform(t, map[string]Tensors{"m": {"w": U8(memory, 1)}})
@@ -257,7 +258,8 @@ func (overwritten) Copy(_ string, _ wbp.Key, copy func([]byte)) error {
 func (overwritten) Warm()    {}
 func (overwritten) Release() {}
 
-// A copy that failed half-way leaves no version, and the next one is received over the network.
+// After a copy that failed half-way no version runs, and the next version is received over the
+// network.
 func TestATornCopy(t *testing.T) {
 	memory := make([]byte, 2)
 	opens := func(*wbp.Shared, int64) wbp.Segment { return overwritten{} }

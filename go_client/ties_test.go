@@ -26,7 +26,7 @@ const (
 	tiedName = `{"__metadata__":{"head":"embed"},"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`
 )
 
-// Memory that is registered under two names is filled if either of them is published.
+// Memory that is registered under two names is filled if either of the names is published.
 func TestMemoryOfTwoNamesIsFilledByEither(t *testing.T) {
 	memory := make([]uint8, 2)
 	tied := Tensors{"embed": U8(memory, 2), "head": U8(memory, 2)}
@@ -64,7 +64,8 @@ func TestMemoryOfTwoNamesIsFilledByEither(t *testing.T) {
 	}
 }
 
-// In each version the bytes must be equal, or it is rejected before anything is written.
+// If two tensors with one memory differ in a version, the version is rejected before a byte is
+// written.
 func TestOneMemoryCannotHoldTwoValues(t *testing.T) {
 	memory := make([]uint8, 2)
 	m, layout := newModel(Tensors{"embed": U8(memory, 2), "head": U8(memory, 2)}, wbp.Lenience{}), layoutOf(t, twoNames)

@@ -175,8 +175,8 @@ export class Follower {
   }
 
   /**
-   * Apply an event to the mode. In mode `following`, subscribe to pushed chunks and request the
-   * latest version; otherwise unsubscribe.
+   * Apply an event to the mode. On a change to `following`, subscribe to pushed chunks and request
+   * the latest version; on a change to `catching-up`, unsubscribe.
    */
   #changeMode(event: ModeEvent, now: number): Effect[] {
     if (!this.versions.changeMode(event)) return [];
@@ -243,7 +243,7 @@ export class Follower {
     return [...reports.fetches(entry.transfer, now), ...this.#completed(entry, now)];
   }
 
-  /** If the version is complete, verify and stage it. */
+  /** If all chunks and the digest are here, verify and stage the version, or decode the patch. */
   #completed(entry: VersionEntry, now: number): Effect[] {
     const { transfer } = entry; // W13
     if (!transfer.complete) return [];

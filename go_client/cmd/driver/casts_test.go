@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// infinities are the bits of a dtype above which everything is NaN, sign aside.
+// infinities has the bits of positive infinity of each dtype. Greater bits, without the sign, are
+// NaN.
 var infinities = map[string]uint64{"F64": 0x7ff0 << 48, "F32": 0x7f80 << 16, "F16": 0x7c00, "BF16": 0x7f80}
 
 func TestCasts(t *testing.T) {

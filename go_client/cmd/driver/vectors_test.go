@@ -73,7 +73,7 @@ func cases(t *testing.T, file, list string, check func(t *testing.T, c map[strin
 	}
 }
 
-// expected checks the result of a case, which has ok, error, or allows either.
+// expected checks the result of a case. The case expects ok, an error, or either of the two.
 func expected(t *testing.T, c map[string]interface{}, got object) {
 	expect := c["expect"].(map[string]interface{})
 	if code, refused := got["error"]; refused {
@@ -270,7 +270,7 @@ func contains(sent []interface{}, want map[string]interface{}) bool {
 	return false
 }
 
-// note adds the requested chunks.
+// note adds to asked the chunks that the sent messages request.
 func note(asked map[string]bool, sent []interface{}) {
 	for _, message := range sent {
 		fields := message.(map[string]interface{})

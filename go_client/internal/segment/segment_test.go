@@ -21,7 +21,7 @@ const token = "00112233445566778899aabbccddeeff"
 
 var key = wbp.Key{Epoch: 7, Version: 3}
 
-// content returns a segment of the model "policy" with a version, zeros for none.
+// content returns the bytes of a segment of the model "policy". A stamp of zeros means no version.
 func content(stamp string, data []byte) []byte {
 	raw, _ := hex.DecodeString(token)
 	out := append([]byte("WBPSHM1\x00"), raw...)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// nearest finds the nearest float of 16 bits by a search of all of them.
+// nearest returns the 16-bit float that is nearest to value, found by a search of all such floats.
 func nearest(value float64, all []float64, infinity uint16) uint16 {
 	best, least := uint16(0), math.Inf(1)
 	for bits := uint16(0); bits < infinity; bits++ {

@@ -226,8 +226,8 @@ func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []
 	return append([]Effect{Ready{version}}, s.changeMode(completed, now)...)
 }
 
-// changeMode applies an event to the mode. In mode following it subscribes to pushed chunks and
-// requests the latest version; otherwise it unsubscribes.
+// changeMode applies an event to the mode. On a change to following, it subscribes to pushed chunks
+// and requests the latest version. On a change to catching up, it unsubscribes.
 func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	if !s.versions.changeMode(event) {
 		return nil
@@ -337,8 +337,8 @@ func (s *follower) advance(v *versionEntry, now time.Duration) []Effect {
 	return append(fetches(v.transfer, now), s.completed(v, now)...)
 }
 
-// completed verifies and stages a version if all chunks and the digest have arrived. It starts the
-// decoding of a patch.
+// completed returns nothing until all chunks and the digest have arrived. Then it verifies and
+// stages the version, or starts to decode the patch.
 func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	t := v.transfer
 	switch { // W13

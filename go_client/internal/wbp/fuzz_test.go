@@ -56,7 +56,8 @@ func seeds(f testing.TB, file string, add func(frames [][]byte)) {
 	}
 }
 
-// Decode returns a ProtocolError or a message for any bytes, the same as encoding/json decodes.
+// Decode returns a ProtocolError or a message for any bytes. The message is the same as
+// encoding/json decodes.
 func FuzzDecode(f *testing.F) {
 	seeds(f, "messages.json", func(frames [][]byte) {
 		if len(frames) > 0 {
@@ -199,8 +200,8 @@ func fuzzedMachine(keyed bool) *WorkerMachine {
 	return m
 }
 
-// feed sends one message to the machine. The bits of how say whether it is pushed, has a payload,
-// is received into a lease, and what the user does meanwhile.
+// feed sends one message to the machine. The bits of how say whether the message is pushed, has a
+// payload, and is received into a lease, and what the user does meanwhile.
 func feed(t *testing.T, m *WorkerMachine, how byte, frames [][]byte, now time.Duration) {
 	var lease *Lease
 	if how&4 != 0 && len(frames) > 1 && len(frames[1]) > 0 {

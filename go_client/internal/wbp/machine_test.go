@@ -48,8 +48,8 @@ func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
 	tick(217000) // the refusal is an answer
 }
 
-// After a late apply from a later publisher than the current one, hello is repeated until the
-// session ends (W3).
+// After a late apply of a version from a later publisher than the current one, hello is repeated
+// until the session ends (W3).
 func TestWhatWasAppliedLateIsTold(t *testing.T) {
 	m := fuzzedMachine(false)
 	layout := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
@@ -124,7 +124,7 @@ func TestNothingPublished(t *testing.T) {
 	}
 }
 
-// A lying is a segment that holds a version, or another one.
+// A lying is a segment that holds the requested version, or another version if stale is true.
 type lying struct {
 	stale  bool
 	warmed int

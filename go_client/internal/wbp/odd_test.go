@@ -68,7 +68,8 @@ func (o oddity) header(id string) []byte {
 	return header
 }
 
-// oddly sends such messages to a worker, and reports whether it then accepts an honest version.
+// oddly sends such messages to a worker, and reports whether the worker then accepts a valid
+// version.
 func oddly(t *testing.T, random *rand.Rand) bool {
 	o, keyed, now := oddity{random}, random.Intn(4) == 0, time.Second
 	m := fuzzedMachine(keyed)

@@ -65,7 +65,7 @@ func FuzzPatch(f *testing.F) {
 	})
 }
 
-// Long work checks repeatedly whether the patch was cancelled, and ends then.
+// Long work checks repeatedly whether the patch was cancelled, and ends soon after that.
 func TestAPatchThatNobodyWantsAnyMoreEndsSoon(t *testing.T) {
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
 	layout, _ := ParseLayout(one.layout)

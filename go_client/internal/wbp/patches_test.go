@@ -126,7 +126,7 @@ func (k *taker) do(effects []Effect) {
 	}
 }
 
-// control sends a control message about a version, or about none.
+// control passes a control message to the worker. p is the version that it is about, or nil.
 func (k *taker) control(p *published, m Message, payload []byte) {
 	if k.vault != nil && p != nil {
 		m, payload = k.vault.answered(m, payload, &p.announce)
@@ -166,7 +166,7 @@ func (k *taker) apply(p *published) {
 	k.do(k.WorkerMachine.Applied(v, v.Digest, k.now))
 }
 
-// serve answers requests until a version is applied; it returns how that was received.
+// serve answers requests until a version is applied. It returns how the version was received.
 func (k *taker) serve(p *published) string {
 	k.t.Helper()
 	for len(k.asked)+len(k.jobs) > 0 {
@@ -205,7 +205,8 @@ func (k *taker) answer(p *published, f *Fetch) {
 	}
 }
 
-// push publishes a version as a patch, or whole, and returns how it was received.
+// push publishes a version as a patch, or whole if by is nil. It returns how the version was
+// received.
 func (k *taker) push(p *published, by *PatchID) string {
 	k.t.Helper()
 	k.published(p, p.announcement(), nil)
@@ -316,8 +317,8 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 	}
 }
 
-// If anything is wrong with a patch, the whole version is fetched, the running one stays meanwhile,
-// and the next patch is accepted.
+// If a patch is unusable, the whole version is fetched. The running version stays meanwhile, and
+// the next patch is accepted.
 func TestAPatchThatIsOfNoUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(k *taker, two *published)
@@ -394,7 +395,8 @@ func TestAPatchThatComesSlowly(t *testing.T) {
 	}
 }
 
-// D12: the key of a patch depends on its encoding and base; its size is bound to its chunks.
+// D12: the key of a patch depends on the patch's encoding and base. The patch's size is part of the
+// associated data of its chunks.
 func TestWhatAPatchIsSealedUnder(t *testing.T) {
 	a := &Announce{Model: "m", Epoch: 7, Version: 3, Bytes: 330, ChunkBytes: 250, Encoding: "raw"}
 	offer := &PatchOffer{PatchID{Delta, 6, 2}, "", 155}
@@ -424,8 +426,8 @@ func TestWhyAPatchWasGivenUpIsSaid(t *testing.T) {
 	k.expect(k.serve(two), "raw")
 }
 
-// D9: messages about another patch than the arriving one, or about none, have no effect; nor do
-// messages about a patch when none is arriving.
+// D9: while a patch is arriving, messages about another patch or about no patch have no effect.
+// While no patch is arriving, messages about a patch have no effect.
 func TestPatchesAreToldApart(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := k.first(), patchedVersion(2, 2)
@@ -505,7 +507,8 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 	k.Free()
 }
 
-// A patch on the previously running version is still usable: it leads to a newer version.
+// A patch on the previously running version is still usable, since the patch leads to a newer
+// version.
 func TestAnotherVersionRunsWhileAPatchIsDecoded(t *testing.T) {
 	k := newTaker(t, false)
 	one, two, three := k.first(), patchedVersion(2, 2), patchedVersion(3, 3)

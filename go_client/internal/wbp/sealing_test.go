@@ -46,7 +46,7 @@ func (v *vault) seal(of Subject, purpose Purpose, index int64, payload []byte) (
 	return sealed[:len(payload)], hex.EncodeToString(sealed[len(payload):])
 }
 
-// answered seals a control message: only payloads. a is the announcement of a chunk's version.
+// answered seals the payload of a control message. a is the announcement of a chunk's version.
 func (v *vault) answered(m Message, payload []byte, a *Announce) (Message, []byte) {
 	switch m := m.(type) {
 	case *Chunk:
@@ -141,7 +141,8 @@ func versionOf(data []byte, chunk int64) *published {
 	return &published{announce: a, layout: layout, data: data, digest: DigestOf(parsed.ID, data, chunk)}
 }
 
-// The cipher needs the tag after a payload: Open restores the bytes there, even after a failure.
+// The cipher needs the tag directly after a payload. Open restores the bytes that were there, even
+// after a failure.
 func TestWhatIsOpenedInItsPlaceLeavesItsNeighboursAlone(t *testing.T) {
 	v := newVault(1)
 	p := versionOf(bytes.Repeat([]byte("0123456789"), 30), 100)
@@ -228,7 +229,7 @@ func TestAWorkerWithoutKeysTakesNothingThatIsSealed(t *testing.T) {
 	}
 }
 
-// A worker keeps the previous key for a while, and requests an unknown one.
+// A worker keeps the previous key for a while, and requests a key that it does not know.
 func TestGroupKeysThatChange(t *testing.T) {
 	k := keyedInside(t)
 	beacon := func() Message { return k.vault.message(Encode(&Beacon{"m", 7, k.vault.count + 5})) }
@@ -298,7 +299,7 @@ func (r *Keyring) ids() string {
 	return strings.Join(ids, " ")
 }
 
-// A key listed before a known one is older and has expired, and counts are kept.
+// A key that is listed before a known key is older and has expired. Counts are kept.
 func TestTheOrderOfGroupKeysThatAreTold(t *testing.T) {
 	v, r := newVault(1), NewKeyring()
 	v.rekey()
@@ -356,7 +357,7 @@ func TestTheOlderGroupKeyIsOverInTimeOutsideASessionToo(t *testing.T) {
 	}
 }
 
-// The header is not sealed, so anybody can forge it.
+// The header of a sealed chunk is not sealed, so any process can forge it.
 func TestTheHeaderOfASealedChunkIsNeitherNewsNorASignOfLife(t *testing.T) {
 	k := keyedInside(t)
 	k.published(k.vault.message(Encode(&Beacon{"m", 7, 0})), nil)
@@ -376,7 +377,7 @@ func TestTheHeaderOfASealedChunkIsNeitherNewsNorASignOfLife(t *testing.T) {
 	}
 }
 
-// Place is called before the message counts; the message then counts once.
+// A message does not count as seen when Place is called. It counts once when it is received.
 func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 	k, p := keyedInside(t), versionOf(bytes.Repeat([]byte("0123456789"), 4), 16)
 	receive := func(m Message, payload []byte) string {

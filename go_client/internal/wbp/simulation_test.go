@@ -190,7 +190,7 @@ func (w *world) check() {
 	}
 }
 
-// apply applies the next ready version as a user does.
+// apply applies the next ready version, as Receive does for a user.
 func (w *world) apply() {
 	v := w.applying[0]
 	w.applying = w.applying[1:]
@@ -266,7 +266,8 @@ func (w *world) perform(effects []Effect) {
 	}
 }
 
-// travel delivers a message later, unless it is lost; perhaps twice, perhaps damaged.
+// travel delivers a message later, unless the message is lost. It may deliver the message twice, or
+// damaged.
 func (w *world) travel(header, payload []byte, arrive func(header, payload []byte)) {
 	for times := 1; times > 0; times-- {
 		if w.chance(w.loss) {

@@ -149,7 +149,8 @@ func TestAConnectionIsMadeAnewWhenAsked(t *testing.T) {
 	}
 }
 
-// A ticket is sent first and serves one connection: without another one the connection waits.
+// A ticket is sent first, and serves one connection. Without another ticket the next connection
+// waits.
 func TestAConnectionShowsItsTicketFirst(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -220,7 +221,7 @@ type slow struct {
 
 func (s *slow) Received(n int) { s.memory.Received(n); s.pieces <- n }
 
-// Tick has bytes read that are too few to wake the reader.
+// Tick makes the reader read bytes that are too few to wake it.
 func TestWhatComesSlowlyIsTakenPieceByPiece(t *testing.T) {
 	h, c, listener := dial(t)
 	p := accept(t, listener)
@@ -329,7 +330,7 @@ func TestMoreCommandsThanAPublisherHas(t *testing.T) {
 	for round, count := range []int{commandsBurst - 2, commandsBurst + 2} {
 		p := acceptAs(t, listener, "XPUB")
 		await(t, "opened", h.opened)
-		// In one write: the worker may close the connection before the last one.
+		// All in one write, since the worker may close the connection before the last message.
 		p.send(append(bytes.Repeat(ping, count), messageOf([]byte("topic"), []byte("header"))...))
 		if round == 0 {
 			await(t, "a message", h.messages)

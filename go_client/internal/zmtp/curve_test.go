@@ -50,7 +50,7 @@ func keyed(public [32]byte) Kind {
 
 var cookie = bytes.Repeat([]byte("c"), cookieBytes)
 
-// welcome returns the answer to HELLO, given without its name.
+// welcome returns the answer to a HELLO. hello is the command without its name.
 func (s *server) welcome(t testing.TB, hello []byte) []byte {
 	copy(s.client[:], hello[74:])
 	shared, err := agreed(&s.client, &s.secret)
@@ -93,7 +93,7 @@ func (s *server) seal(name, prefix string, plain []byte) []byte {
 	return secretbox.Seal(append([]byte(name), nonce[16:]...), plain, nonce, &s.shared)
 }
 
-// frame returns the bytes of a frame that carries an encrypted one.
+// frame returns the bytes of a frame that carries an encrypted frame.
 func (s *server) frame(flags byte, body []byte) []byte {
 	return frameOf(0, s.seal(messageName, "CurveZMQMESSAGES", append([]byte{flags}, body...)))
 }
@@ -327,7 +327,7 @@ func TestMechanismsThatDoNotFit(t *testing.T) {
 	}
 }
 
-// A peer with the keys may send anything, in pieces of any size; without keys nothing is accepted.
+// A peer with the keys may send any bytes, in pieces of any size. Without keys nothing is accepted.
 func FuzzCurve(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x05hello"), int64(1))
 	f.Add([]byte("\x01\x00\x00\x01h\x00\x00\x20\x00payload"), int64(2))

@@ -70,7 +70,7 @@ func (m *memory) Cancel() { m.cancel = true }
 // wanted returns a place for every payload.
 func wanted(_ [][]byte, size int) Place { return &memory{bytes: make([]byte, size)} }
 
-// receive feeds a stream in pieces, whose largest sizes most returns.
+// receive feeds a stream in pieces. most returns the largest size of the next piece.
 func receive(s *Stream, in []byte, most func() int) (messages []Message, err error) {
 	for len(in) > 0 && err == nil {
 		room := s.Room()
@@ -224,7 +224,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A name may have 255 bytes: with its length byte that is more than a byte can count.
+// A name may have 255 bytes. The name and its length byte are then more than a byte can count.
 func TestTheLongestNames(t *testing.T) {
 	name := "\xff" + strings.Repeat("n", 255)
 	for _, kind := range []Kind{Dealer, keyed(newServer().public)} {
