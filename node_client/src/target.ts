@@ -206,7 +206,7 @@ export class RegisteredTarget implements Target {
 const SHOWN = 4; // tensors named in a note: the first ones show where the overflow starts
 const NAME_SHOWN = 256;
 
-/** Describe the tensors whose finite values became infinite; empty if there are none. */
+/** Return a text on the tensors whose finite values became infinite; empty if there are none. */
 function overflow(copies: readonly Copy[]): string {
   const some = copies.filter((copy) => copy.lost > 0);
   const words = some.slice(0, SHOWN).map(({ name, lost, to: { dtype } }) => {

@@ -41,8 +41,8 @@ func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	return a.latest(key.Epoch, now, false)
 }
 
-// latest requests the latest version. Unless atOnce is true, it does so at most once per
-// Timing.Quiet.
+// latest returns a request for the latest version. Unless atOnce is true, it returns one at most
+// once per Timing.Quiet.
 func (a *FetchPlanner) latest(epoch int64, now time.Duration, atOnce bool) []Effect {
 	if now-a.latestAt < a.timing.Quiet && !atOnce { // W4
 		return nil

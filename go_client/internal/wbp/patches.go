@@ -79,7 +79,7 @@ func (p *Patches) offered(a *Announce) *PatchOffer {
 	return nil
 }
 
-// unfit explains why no offered patch can be used.
+// unfit returns a text that says why no offered patch can be used.
 func (p *Patches) unfit(a *Announce) string {
 	here := "nothing runs here"
 	if runs := p.versions.at(running); runs != nil {

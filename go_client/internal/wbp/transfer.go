@@ -390,8 +390,8 @@ func (t *Transfer) read(data []byte) {
 	t.Here, t.asked, t.cursor = int64(t.count()), 0, t.count()
 }
 
-// unread discards all chunks: the memory that read copied held another version by the end, or the
-// digest does not match.
+// unread discards all chunks. It is called if the memory that read copied held another version by
+// the end, or if the digest does not match.
 func (t *Transfer) unread() { t.Here, t.states, t.cursor = 0, make([]byte, t.count()), 0 }
 
 // wants returns the fetches that are due. A Fetch of 0 chunks requests the announcement and the end

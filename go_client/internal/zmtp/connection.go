@@ -352,7 +352,7 @@ func (c *Connection) bears(commands int) error {
 	return nil
 }
 
-// deliver passes the messages that n more bytes complete to the owner.
+// deliver processes n more bytes, and passes the messages that are now complete to the owner.
 func (c *Connection) deliver(n int) error {
 	wasOpen := c.stream.Open()
 	messages, err := c.stream.Received(n)
