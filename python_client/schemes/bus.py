@@ -7,12 +7,13 @@
     receive()                  waits for an applied version, or applies one in the call
     shutdown()                 closes the publisher or the subscriber
 
-The name of a worker on the bus is its number. If the number of workers is known, a send is for all
-of them: it waits, for most of its time, until each has joined once, and then publishes to the
-connected ones; the receipt names the others. Otherwise a send is for the workers that have joined.
+A worker's name on the bus is its number. If the number of workers is known, a send includes all of
+them: `send` waits until every worker has joined once, but keeps a part of its timeout (`MARGIN`)
+for publishing. It publishes to the connected workers, and the receipt names the others. If the
+number of workers is unknown, a send includes the workers that have joined.
 
-Some collectors number their workers from 0 on the sender and from 1 on the receivers. If a worker
-joins whose number is the number of workers, receivers are assumed to count from 1.
+Some collectors number their workers from 0 on the sender and from 1 on the receivers. Receivers
+are assumed to count from 1 once a worker joins whose number equals the number of workers.
 """
 
 import re
@@ -48,7 +49,7 @@ from .strategy import Format
 from .vintage import WeightSyncScheme, read, tell
 
 LOOPBACK = "tcp://127.0.0.1:0"
-LOOK_SECONDS = 0.02  # between two checks which workers have joined
+LOOK_SECONDS = 0.02  # seconds between two checks of which workers have joined
 MARGIN = 0.2  # part of a send's time that is not spent waiting for workers to join
 
 
@@ -56,25 +57,25 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     """Sends weights over ZeroMQ to workers in any process, on any host.
 
     Args:
-        address: The address that the sender binds. Port 0 takes a free port; after
-            `init_on_sender`, `address` has that port, also in a pickled scheme.
+        address: The address that the sender binds. Port 0 selects a free port: after
+            `init_on_sender`, the attribute `address` contains that port, also in pickled copies.
         strategy: The naming of the weights: "tensordict" or "state_dict".
-        num_workers: The number of workers. A send then includes workers that are still starting.
-            None: the context's number, otherwise the workers that have joined.
+        num_workers: The number of workers. If it is known, a send also waits for workers that are
+            still starting. None: the context's number if it has one, otherwise unknown.
         shared_memory: Whether workers on the sender's host may read from its memory.
-        keyed: Encrypt, and accept only the scheme's own workers: the sender makes keys, which a
-            pickled scheme contains and pipes transmit. None: only if other hosts can reach the
-            address.
+        keyed: Whether to encrypt, and to accept only the scheme's own workers. The sender makes the
+            keys; workers get them in the pickled scheme or through a pipe. None: only if other
+            hosts can reach the address.
         insecure: Allow an address that other hosts can reach, without keys.
-        advertise: The data address that workers connect to; None: it follows from `address`.
-        liveness: A `Settings` whose `ping` and `lost_after` are used.
+        advertise: The data address that workers connect to. None: derived from `address`.
+        liveness: A `Settings`, of which only `ping` and `lost_after` are used.
         timeout: Default seconds that a call waits.
         strict: Whether both sides must have the same names.
         cast: Whether values may be converted to the receiving model's dtypes.
-        background: Receivers apply versions in the background; otherwise in `receive()`.
+        background: Whether receivers apply versions in the background; otherwise in `receive()`.
     """
 
-    _one_host = False  # whether the number of workers is required, as in TorchRL's local schemes
+    _one_host = False  # whether to check arguments as TorchRL's schemes for one host do
 
     def __init__(
         self,
@@ -96,12 +97,12 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self.bind, self.address, self.advertise = address, address, advertise
         self.num_workers, self.shared_memory, self.liveness = num_workers, shared_memory, liveness
         self.keyed, self.insecure = keyed, insecure
-        self._keys: WorkerKeys | None = None  # for receivers
+        self._keys: WorkerKeys | None = None  # the keys that receivers need
 
     def init_on_sender(
         self, model_id: str | None = None, context: Any = None, **kwargs: Any
     ) -> None:
-        """Become the sender, and bind the address. Arguments are those of the base.
+        """Become the sender, and bind the address. Arguments are those of `Scheme`.
 
         Schemes for one host reject the combinations of arguments that TorchRL's schemes reject.
         """
@@ -112,7 +113,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     def _make_carrier(
         self, *, num_workers: int | None = None, pipes: Any = None, context: Any = None, **_: Any
     ) -> Transport:
-        if pipes is None and not is_torchrl(context):  # TorchRL's collectors use theirs themselves
+        if pipes is None and not is_torchrl(context):  # a TorchRL collector uses its own pipes
             pipes = getattr(context, "pipes", None)
         own, self._keys = handed_out(self.bind, keyed=self.keyed, insecure=self.insecure)
         keys = "" if self.keyed is False else own  # "": ignore keys in the environment
@@ -149,7 +150,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         return _BusReceiver(destination, join, self._settings(), background=background)
 
     def _settings(self) -> Settings:
-        """Return the settings that both sides share."""
+        """Return the settings that the publisher and the subscribers of this scheme use."""
         times = self.liveness or Settings()
         shared = self.shared_memory
         return Settings(ping=times.ping, lost_after=times.lost_after, shared_memory=shared)
@@ -174,8 +175,8 @@ class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
         backend: Accepted for compatibility, "gloo" or "nccl"; no process group is needed.
         sync: As in `MultiProcessWeightSyncScheme`.
         timeout: Default seconds that a call waits.
-        **settings: Those of `ZMQWeightSyncScheme`. Workers on other hosts need an `address` that
-            they can reach, "tcp://this-host:5555"; only this host can reach the default.
+        **settings: Those of `ZMQWeightSyncScheme`. Only this host can reach the default `address`;
+            if workers run on other hosts, pass one like "tcp://this-host:5555".
     """
 
     def __init__(
@@ -192,8 +193,8 @@ class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
 
     Args:
         strategy: The naming of the weights: "tensordict" or "state_dict".
-        sync: Whether `send` waits until the workers have applied the weights. If not, `send` acts
-            like `send_async`, and the next send first waits for the previous one.
+        sync: Whether `send` waits until the workers have applied the weights. If False, `send`
+            returns as `send_async` does, and the next `send` first waits for the previous one.
         **settings: Those of `ZMQWeightSyncScheme`.
     """
 
@@ -213,7 +214,7 @@ class MPTransport(WorkerTransport):
                 f"an MPTransport of a {type(pipe).__name__} leads nowhere: write MPTransport(pipe) "
                 "or take those of an initialised scheme, sender_transports"
             )
-        scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # lives as long as the transport
+        scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # the transport keeps it alive
         super().__init__(scheme, scheme.carrier_to(pipe))
 
 
@@ -224,13 +225,13 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         strategy: The naming of the weights: "tensordict" or "state_dict".
         sync: Whether `send` waits until the workers have applied the weights.
         per_worker_weights: Accepted for compatibility; `send({0: ..., 1: ...})` always works.
-        policy_weights: Weights to send, by model id, as with `register_shared_weights`. In the
+        policy_weights: Weights by model id, registered as `register_shared_weights` does. In the
             older API this is the first argument.
         auto_register: Whether models that were not registered may be sent.
         **settings: Those of `ZMQWeightSyncScheme`.
 
     The trainer's own tensors are never shared: workers read a snapshot, and copy it into their own
-    models. Without shared memory on the host, weights are sent over the network.
+    models. If the host has no shared memory, weights are sent over the network.
     """
 
     _one_host = True
@@ -253,17 +254,17 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         self.policy_weights: dict[str, Any] = dict(policy_weights or {})
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
-        """Register the `weights` that a send without weights sends for `model_id`.
+        """Register the `weights` of `model_id` that `send()` sends if it is called without weights.
 
         Raises:
-            RuntimeError: Weights of this model are registered already.
+            RuntimeError: Weights of this model are already registered.
         """
         if model_id in self.policy_weights:
             raise RuntimeError("Re-registering weights is not supported.")
         self.policy_weights[model_id] = weights
 
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
-        """Return the registered weights of a model if none are given, else the base's source."""
+        """Return the model's registered weights if `weights` is None, else as `Scheme` does."""
         if weights is None and model_id in self.policy_weights:
             return self.policy_weights[model_id]
         if weights is None and not self.auto_register:
@@ -271,7 +272,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         return super()._source(weights, model_id, context)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"policy_weights": {}}  # workers do not need them
+        return super().__getstate__() | {"policy_weights": {}}  # workers do not send weights
 
 
 # On the sender.
@@ -311,7 +312,7 @@ def _check_sources(
 
 
 class _BusSender(Transport):
-    """Sends over its own publisher: to `num_workers` workers, or to those that have joined."""
+    """Sends over a publisher: to `num_workers` workers, or if None to those that have joined."""
 
     def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:
         self._publisher, self._count = publisher, num_workers
@@ -321,7 +322,8 @@ class _BusSender(Transport):
         self._first = 0  # the number of the first receiver: 0 or 1
         self._firsts: dict[int, Weights] = {}  # first weights of workers that have not joined yet
         self._order = threading.Lock()  # orders publishes, so that later weights are newer
-        publisher.on_worker(lambda event: self._note([event.worker]))  # also if it leaves at once
+        # Record a worker when it joins, since it may leave before the next look at the publisher.
+        publisher.on_worker(lambda event: self._note([event.worker]))
 
     def workers(self) -> Sequence[int]:
         if self._count is not None:
@@ -347,7 +349,7 @@ class _BusSender(Transport):
                 weights.tensors,
                 workers=reached,
                 timeout=deadline - time.monotonic(),
-                # Without grace, the receipt names a lost worker at once; none waits for a restart.
+                # Without grace, the receipt reports a lost worker at once: no wait for a restart.
                 settings=Settings(grace=0.0),
             )
         answer: Future[Receipt] = Future()
@@ -364,7 +366,7 @@ class _BusSender(Transport):
     def _await_joined(self, ids: Sequence[int], deadline: float) -> frozenset[str]:
         """Wait until each worker has joined once; return the names of all connected workers."""
         while True:
-            before = frozenset(self._seen)  # read first: one noted later may not be in `there`
+            before = frozenset(self._seen)  # read first: `there` lacks workers that join later
             there = frozenset(self._publisher.workers())
             self._note(there)
             all_came = (before | there).issuperset(self._names(ids).values())
@@ -381,7 +383,7 @@ class _BusSender(Transport):
         return {worker: str(worker + self._first) for worker in ids}
 
     def _renamed(self, receipt: Receipt, model_id: str, names: Mapping[int, str]) -> Receipt:
-        """Return a receipt with a row for every worker id, also for workers that are missing."""
+        """Return a copy of `receipt` with a row for each worker id, also of missing workers."""
         workers: dict[str, WorkerReceipt] = {}
         for worker, name in names.items():
             row = receipt.workers.get(name)
@@ -410,7 +412,7 @@ class _BusSender(Transport):
             greet.start()
 
     def _greet_each(self, share: float) -> None:
-        """Publish its first weights to each worker that joins before a send."""
+        """Publish each worker's first weights when it joins, unless a send has replaced them."""
         while self._firsts and not self._closed.wait(LOOK_SECONDS):
             there = self._publisher.workers().keys()
             for worker, name in self._names([*self._firsts]).items():
@@ -446,7 +448,7 @@ class _BusSender(Transport):
 
 
 class _BusTarget(MemoryTarget):
-    """A `Destination` as the target of a subscriber."""
+    """The target of a subscriber that writes versions into a `Destination`."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination, strict=True, cast=True, write=destination.write)
@@ -460,7 +462,7 @@ class _BusTarget(MemoryTarget):
 
 
 class _BusReceiver(Receiver):
-    """Receives over a subscriber, which `join` makes at `connect()`."""
+    """Receives over a subscriber, which `connect()` makes by calling `join`."""
 
     def __init__(
         self,
@@ -483,7 +485,7 @@ class _BusReceiver(Receiver):
             name=str(worker_idx),
             settings=replace(
                 self._settings,
-                on_commit=destination.commit,  # may send the version on to other workers
+                on_commit=destination.commit,  # the context may forward the version to its workers
                 apply_timeout=min(max(timeout, APPLY_SECONDS), APPLY_SECONDS_MAX),
             ),
         )
@@ -512,12 +514,12 @@ class _BusReceiver(Receiver):
 
 
 def _bus_name(model_id: str) -> str:
-    """Return a model id with only characters that the bus allows, unlike "env.transform[0]"."""
+    """Return a model id in which "-" replaces characters that the bus forbids, such as "["."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:128] or "model"
 
 
 def _receipt_of(done: "Future[Receipt]") -> Receipt:
-    """Return the receipt of a finished publish, also if it comes in a PublishError."""
+    """Return the receipt of a finished publish: its result, or that of its PublishError."""
     try:
         return done.result()
     except PublishError as error:

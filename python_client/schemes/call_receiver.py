@@ -1,10 +1,11 @@
 """Receives versions by calls (torch RPC, Ray): the receivers of this process, and their versions.
 
-A receiver is registered here, by a weak reference, from `init_on_receiver()` on. A version that
-arrives before its `connect()` is kept for it; a greeting is also kept if no receiver exists yet.
+`init_on_receiver()` registers a receiver here, by a weak reference. A version that arrives before
+the receiver's `connect()` is kept for that call. A greeting (the sender's first version) is also
+kept if no receiver is registered yet.
 
-If no receiver is registered, the called object (a collector, for example) may have a documented
-method that accepts weights, which is then called.
+If no receiver is registered and the called object (a collector, for example) has one of `METHODS`,
+that method is called with the weights.
 """
 
 import os
@@ -26,20 +27,20 @@ from .model import POLICY, CallResult, Outcome, hand_over, model_in, weights_of
 from .passes import ForwardPasses
 from .receiver import Destination
 
-MARGIN = 0.8  # part of the sender's timeout that a worker may wait, so that its answer is in time
+MARGIN = 0.8  # part of the sender's timeout that a worker may use, so that its answer is in time
 
 
 class Call(NamedTuple):
     """The description of a version in a call, as plain values."""
 
-    key: str  # of the sender's scheme
+    key: str  # identifies the sender's scheme and its copies
     model_id: str
     worker: int
     epoch: int
     version: int
     seconds: float  # time limit of the worker
-    greeting: bool  # the sender's first version, kept for a receiver that does not exist yet
-    strategy: str
+    greeting: bool  # whether this is the sender's first version, which may be kept
+    strategy: str  # the naming of the weights: "tensordict" or "state_dict"
 
 
 @dataclass(eq=False)
@@ -49,27 +50,27 @@ class IncomingVersion:
     call: Call
     header: bytes
     data: Bytes
-    patience: float  # seconds to wait for a receiver; 0 if waiting would block its creation
-    timeout: float  # seconds to wait until the weights may be written
-    answer: CallResult | None = None  # the result; None before it is known
+    patience: float  # seconds to wait for a receiver; 0 if that would block its creation
+    timeout: float  # seconds to wait for readers of the model before writing
+    answer: CallResult | None = None  # the result of the call; None until the version is settled
 
     @classmethod
     def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "IncomingVersion":
-        """Return the version of a call; `waits` if the call's thread may wait for a receiver."""
+        """Return a call's version; `waits`: whether the call's thread may wait for a receiver."""
         patience = call.seconds if waits and not call.greeting else 0.0
         return cls(call, header, data, patience, call.seconds)
 
     @property
     def number(self) -> tuple[int, int]:
-        """Its epoch and version."""
+        """The epoch and version number."""
         return self.call.epoch, self.call.version
 
 
 class CallReceiver(Receiver):
     """A receiver that gets versions by calls, and applies them in the call or in `receive()`.
 
-    A copy of the sender's scheme has the sender's key. A scheme that was made in this process (not
-    `copied`) accepts the greeting of any sender.
+    A copy of the sender's scheme has the sender's key, and accepts only greetings with that key. A
+    scheme that was made in this process (not `copied`) accepts the greeting of any sender.
     """
 
     def __init__(
@@ -84,22 +85,22 @@ class CallReceiver(Receiver):
         self.key, self.copied, self.worker = key, copied, worker
         self.model_id = destination.subject.model_id or POLICY
         self._destination, self._background = destination, background
-        self._turn = threading.Lock()  # one version at a time
+        self._turn = threading.Lock()  # held while a version is applied
         self._changed = threading.Condition()
         self._connected = False
         self._waiting: IncomingVersion | None = None
         self._number = (0, 0)
-        self._poller = 0  # the thread that calls `receive()`
+        self._poller = 0  # id of the thread that called `connect()` or `receive()` last
         self._layout: Layout | None = None
         registry.register(self)
 
     # The scheme's side.
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Apply the version that was kept, if any, and accept later ones.
+        """Apply the version that was kept for this receiver, if any, and accept later versions.
 
         Raises:
-            ApplyError: The kept version does not fit.
+            ApplyError: The kept version cannot be applied.
         """
         self.worker = worker_idx
         if self._background:
@@ -113,7 +114,7 @@ class CallReceiver(Receiver):
             self._apply(early)
 
     def receive(self, timeout: float) -> Update | None:
-        """Apply the newest waiting version; in the background, wait for an applied one."""
+        """Return the newest update, as `Receiver.receive`; unless `background`, apply it first."""
         if self._background:
             return self._destination.arrivals.take(timeout)
         with self._changed:
@@ -129,7 +130,7 @@ class CallReceiver(Receiver):
         return self._destination.reading(timeout)
 
     def close(self) -> None:
-        """Deregister, and fail a waiting version."""
+        """Deregister, and answer the waiting version, if any, with a failure."""
         registry.leave(self)
         with self._changed:
             version, self._waiting = self._waiting, None
@@ -139,23 +140,27 @@ class CallReceiver(Receiver):
     # The sender's side.
 
     def accept(self, version: IncomingVersion) -> CallResult:
-        """Apply a version, or keep it for `connect()` or `receive()`; return the result."""
+        """Apply a version, or keep it for `connect()` or `receive()`; return the call's result."""
         with self._changed:
             if version.number <= self._number:
                 return _stale(version, self._number)
             if not self._connected:
                 return self._put_aside(version, version.patience, "connect")
-            # The polling thread must not wait for itself; it is in this call, so not in the model.
+            # In the polling thread, waiting for `receive()` would deadlock. But that thread does
+            # not run the model now, so apply the version.
             if not self._background and self._poller != threading.get_ident():
                 if fault := self._destination.fault(self._parsed(version)):
                     return CallResult("failed", fault)
                 return self._put_aside(version, version.timeout, "receive")
-        with suppress(ApplyError):  # the answer has the error
+        with suppress(ApplyError):  # `version.answer` contains the error
             self._apply(version)
         return version.answer or CallResult("failed", "it was not applied")
 
     def _put_aside(self, version: IncomingVersion, patience: float, until: str) -> CallResult:
-        """Keep a version for `connect()` or `receive()`, and wait at most `patience` s for that."""
+        """Keep a version until the method `until` applies it; return the result, or "staged".
+
+        A version that is kept already is replaced if older. Wait at most `patience` seconds.
+        """
         if self._waiting is not None:
             if version.number <= self._waiting.number:
                 return _stale(version, self._waiting.number)
@@ -221,7 +226,10 @@ class Registry:
             return self._search(version.call)
 
     def find_or_keep(self, version: IncomingVersion) -> CallReceiver | None:
-        """Return the receiver of a version; if there is none, keep it in place of an older one."""
+        """Return the receiver of a version, or None after keeping the version.
+
+        A kept version replaces an older one of the same sender, model and worker.
+        """
         with self._changed:
             found = self._search(version.call)
             if found is None:
@@ -230,7 +238,7 @@ class Registry:
             return found
 
     def claim(self, receiver: CallReceiver) -> IncomingVersion | None:
-        """Remove the versions kept for a receiver, and return the newest."""
+        """Remove the versions kept for a receiver, and return the newest; None without any."""
         with self._changed:
             kept = [v for v in self._kept if v.call.key == receiver.key or not receiver.copied]
             mine = [v for v in kept if self._search(v.call) is receiver]
@@ -239,9 +247,10 @@ class Registry:
         return max(exact or mine, key=lambda version: version.number, default=None)
 
     def _search(self, call: Call) -> CallReceiver | None:
-        """Return the receiver of a call: by key, and by worker id if several have the key.
+        """Return the receiver that a call is for; None if there is none, or more than one.
 
-        A receiver with another key matches if it is the only one of the model.
+        Among the receivers of the model, those with the call's key come first, then all. In each
+        group, the call's worker id decides, unless there is only one receiver.
         """
         known = [r for r in (ref() for ref in self._receivers) if r is not None]
         of_model = [r for r in known if r.model_id == call.model_id]
@@ -275,12 +284,12 @@ def deliver(
 
     Args:
         version: The version.
-        other: Returns the object that was called, in case there is no receiver.
-        hand: Calls that object's method with weights.
+        other: Returns the object that was called; used if there is no receiver.
+        hand: Calls a method of that object with weights.
     """
     try:
         return _delivered(version, other, hand)
-    except Exception as error:  # RPC or Ray would print it here, and pickle it for the sender
+    except Exception as error:  # RPC or Ray would print an error here, and pickle it for the sender
         return CallResult("failed", f"{type(error).__name__}: {error}")
 
 
@@ -309,8 +318,8 @@ def _delivered(
     return receiver.accept(version)
 
 
-# Methods that accept weights if no receiver is registered; the first that an object has is called.
-# Each with its strategy (None: any), the names of its argument, and whether it takes a TensorDict.
+# Methods that get the weights if no receiver is registered; the first that an object has is called.
+# Values: its strategy (None: any), the names of its argument, and whether it takes a TensorDict.
 METHODS = {
     "_update_weights_tensordict": ("tensordict", ("params",), True),
     "_update_weights_state_dict": ("state_dict", ("state_dict",), False),
@@ -319,7 +328,7 @@ METHODS = {
 
 
 def _documented(owner: object | None, strategy: str) -> str | None:
-    """Return the name of an object's method that accepts weights; None if it has none."""
+    """Return the name of the object's first method in `METHODS` for the strategy, or None."""
     for name, (wanted, _, _) in METHODS.items():
         if wanted in (None, strategy) and callable(getattr(owner, name, None)):
             return name
@@ -342,13 +351,13 @@ _making = threading.Lock()
 
 
 def _between_passes(owner: Any, model_id: str, timeout: float) -> AbstractContextManager[object]:
-    """Return a context in which no forward pass runs of an owner's module `model_id`."""
+    """Return a context in which no forward pass of the owner's module `model_id` runs."""
     try:
         model = model_in(owner, model_id)
         with _making:
             of_owner = _passes.setdefault(owner, {})
             passes = of_owner.setdefault(model_id, ForwardPasses(ReadingLock(), timeout))
-    except (AttributeError, TypeError):  # no such model, or the owner has no weak references
+    except (AttributeError, TypeError):  # no such model, or the owner cannot be weakly referenced
         return nullcontext()
     passes.guard(model)
     return passes.lock.writing(timeout, f"{type(owner).__name__} takes weights of {model_id}")

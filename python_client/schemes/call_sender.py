@@ -1,11 +1,11 @@
 """Sends weights by calling a function in each worker's process, over torch RPC or Ray.
 
-One call per worker carries a version; its return value is the acknowledgement. Subclasses of
-`Peers` (torch_rpc.py, ray.py) make the calls and interpret their errors.
+A version is sent with one call per worker, and the call's return value is the acknowledgement.
+Subclasses of `Peers` (torch_rpc.py, ray.py) make the calls and interpret their errors.
 
 `Answers` collects the results. The receipt is complete when all workers have answered, or at the
-deadline: a worker without an answer is `behind` then, whether it is stopped, cut off or busy. No
-thread waits: answers arrive by callback, and the deadline by a timer.
+deadline. A worker that has not answered by then is `behind`, whether it is stopped, cut off or
+busy. No thread waits: callbacks record the answers, and a timer fires at the deadline.
 """
 
 import itertools
@@ -33,15 +33,16 @@ class Answers:
     """Collects the answers of the workers to one version, and makes a receipt by the deadline.
 
     Args:
-        begun: The receipt without workers.
-        calls: The call to each worker, by name.
+        begun: The receipt, still without workers.
+        calls: The future of the call to each worker, by the worker's name.
         started: The time on the monotonic clock at which the send began, in seconds.
         timeout: Seconds from `started` to the deadline.
-        explain: Returns the answer for a call that raised: the worker is lost, for example.
-        ended: Called when the last call is over, also after the deadline; True if none raised.
+        explain: Returns the result to report for a worker whose call raised an error.
+        ended: Called when the last call is over, also after the deadline. Its argument is True if
+            no call raised.
 
     Attributes:
-        receipt: A future that never raises: the receipt has the result of each worker.
+        receipt: A future of the receipt, which has the result of each worker. It never raises.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Answers:
         self._begun, self._started, self._explain, self._ended = begun, started, explain, ended
         self._lock = threading.Lock()
         self.receipt: Future[Receipt] = Future()
-        self.receipt.set_running_or_notify_cancel()  # so that it cannot be cancelled
+        self.receipt.set_running_or_notify_cancel()  # so that the future cannot be cancelled
         self._timer = threading.Timer(max(0.0, started + timeout - time.monotonic()), self._settle)
         self._timer.daemon = True
         self._timer.start()
@@ -85,7 +86,7 @@ class Answers:
             self._settle()
 
     def _settle(self) -> None:
-        """Complete the receipt, once: all workers have answered, or the deadline has passed."""
+        """Complete the receipt, unless it is complete; after the last answer or at the deadline."""
         with self._lock:
             if self._over:
                 return
@@ -102,46 +103,46 @@ class Payload(Protocol):
     def layout(self) -> Layout: ...
 
     def done(self, clean: bool, /) -> None:
-        """Release it: all calls are over. Unless `clean`, one may still be reading its memory."""
+        """Release the copy, after the last call. Unless `clean`, a call may still be reading it."""
 
 
 class Peers(ABC):
-    """Makes calls to `workers`."""
+    """Makes calls to the processes of `workers` (actors, or members of an RPC group)."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self.workers = workers
 
     @abstractmethod
     def pack(self, state: State) -> Payload:
-        """Return a copy of a state."""
+        """Return a copy of a state in a form that `call` accepts as `payload`."""
 
     @abstractmethod
     def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[CallResult]":
-        """Start `call_receiver.deliver` in a worker's process."""
+        """Call `call_receiver.deliver` in a worker's process; return a future of its result."""
 
     @abstractmethod
     def explain(self, worker: int, error: BaseException) -> CallResult:
-        """Return the answer for a call that raised `error`."""
+        """Return the result to report for a worker whose call raised `error`."""
 
 
 class Channel:
     """The key that a scheme shares with its copies, and the numbers of the versions it sends."""
 
     def __init__(self) -> None:
-        # Identifies copies of the scheme, made before or after it became a sender.
+        # Copies of the scheme have the same key, also those made before it became a sender.
         self.key = secrets.token_hex(8)
         self._copied = False
         self._epoch = 0
         self._count = itertools.count(1)
 
     def begin(self) -> None:
-        """Set the epoch of the sender. All carriers of a scheme share epoch and version numbers."""
+        """Set the sender's epoch, once: all carriers of a scheme share epoch and version count."""
         self._epoch = self._epoch or time.time_ns() // 1_000_000
 
     def receiver(
         self, destination: Destination, *, worker_idx: int | None, background: bool, **_: Any
     ) -> CallReceiver:
-        """Return a receiver of the versions that this scheme, or its original, sends."""
+        """Return a receiver of the versions sent by this scheme, or by the one it is a copy of."""
         own = destination, self.key, self._copied
         return CallReceiver(*own, worker=worker_idx, background=background)
 
@@ -159,7 +160,8 @@ class CallSender(Transport):
     def __init__(self, channel: Channel, peers: Peers, strategy: str) -> None:
         channel.begin()
         self._channel, self._peers, self._strategy = channel, peers, strategy
-        # By worker, the newest version that it wrote, wholly or half-way, and whether it runs it.
+        # For each worker: the newest version that it wrote, completely or in part, and whether the
+        # worker runs that version.
         self._newest: dict[int, tuple[tuple[int, int], bool]] = {}
         self._lock = threading.Lock()
 
@@ -167,7 +169,7 @@ class CallSender(Transport):
         return range(len(self._peers.workers))
 
     def versions(self) -> Mapping[int, int]:
-        """Return the version that each worker runs, also if it answered after the deadline."""
+        """Return the version that each worker runs; answers after the deadline count too."""
         with self._lock:
             newest = sorted(self._newest.items())
         return {worker: version for worker, ((_, version), runs) in newest if runs}
@@ -175,16 +177,16 @@ class CallSender(Transport):
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
-        """Copy the weights, and call every worker with the copy."""
+        """Copy the weights, and call each of `workers` with the copy; see `Transport.send`."""
         return self._send(weights, workers, timeout, greeting=False)
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Send the first weights to every worker, and wait for the answers.
 
-        A worker without a receiver keeps the weights for it, and counts as reached.
+        A worker that has no receiver yet keeps the weights for it, and counts as reached.
 
         Raises:
-            PublishError: Some workers were not reached; it names them.
+            PublishError: Some workers were not reached; the error names them.
         """
         if weights is None:
             return
@@ -224,7 +226,7 @@ class CallSender(Transport):
     def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[CallResult]":
         try:
             return self._peers.call(worker, payload, what, left)
-        except Exception as error:  # the other workers are still called
+        except Exception as error:  # must not prevent the calls to the other workers
             failed: Future[CallResult] = Future()
             failed.set_exception(error)
             return failed

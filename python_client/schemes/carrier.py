@@ -1,7 +1,7 @@
 """The interface between a scheme and its transport: the bus, calls, or none.
 
-A scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and checks receipts, for
-all transports. A scheme for another transport overrides two methods:
+For every transport, a scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and
+checks receipts. A scheme for another transport overrides two methods:
 
     _make_carrier(...) -> Transport        on the sender, at init_on_sender()
     _make_receiver(...) -> Receiver      on the receiver, at init_on_receiver()
@@ -33,14 +33,14 @@ TIMEOUT = 60.0  # seconds that a call waits by default
 class Weights:
     """The weights of one model, by dotted name, ready to send.
 
-    They share the trainer's memory until the carrier has copied them.
+    The tensors share the trainer's memory; a carrier copies them before its `send` returns.
     """
 
     model_id: str
     tensors: Mapping[str, Leaf]
 
     def state(self) -> State:
-        """Return the weights as a state, with tied tensors once.
+        """Return the weights as a state, which contains tied tensors only once.
 
         Raises:
             StateError: Some of the weights cannot be sent.
@@ -48,7 +48,7 @@ class Weights:
         return state_of(self.tensors)
 
     def copied(self) -> "Weights":
-        """Return a copy in memory of its own; tied tensors stay tied."""
+        """Return a copy of the weights in new memory; tied tensors stay tied."""
         state = self.state()
         layout = state.layout()
         data = np.empty(layout.nbytes, np.uint8)
@@ -59,16 +59,16 @@ class Weights:
 
 
 WorkerIds: TypeAlias = int | list[int] | None  # None: all workers
-Prepared: TypeAlias = Weights | Mapping[int, Weights]  # for all workers, or by worker id
+Prepared: TypeAlias = Weights | Mapping[int, Weights]  # one set for all workers, or by worker id
 
 
 class Transport:
     """The sender's end of a transport: sends weights to the workers."""
 
-    anybody = False  # whether it accepts any number as a worker id
+    anybody = False  # whether this transport accepts any number as a worker id
 
     def workers(self) -> Sequence[int]:
-        """Return the worker ids: 0 to n-1 if the number n of workers is known, else the joined."""
+        """Return 0 to n-1 if the number n of workers is known, else the ids of joined workers."""
         raise NotImplementedError
 
     def send(
@@ -82,8 +82,8 @@ class Transport:
             timeout: Seconds until the future must be done, whatever the workers do.
 
         Returns:
-            A future of the receipt, which has a row under `str(id)` for every requested worker. A
-            worker that failed has a row too; the future does not raise for it.
+            A future of the receipt, which has a row under `str(id)` for every requested worker,
+            also for one that failed. The failure of a worker does not make the future raise.
 
         Raises:
             StateError: The weights cannot be sent; nothing was sent.
@@ -91,10 +91,13 @@ class Transport:
         raise NotImplementedError
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Offer the first weights to the workers, at `connect()`; do not wait for absent ones."""
+        """Offer the first weights to the workers; do not wait for absent workers.
+
+        The sender's `connect()` calls this. None: there are no first weights.
+        """
 
     def versions(self) -> Mapping[int, int]:
-        """Return the version that each worker runs, by worker id, without workers that run none."""
+        """Return the versions that workers run, by worker id; omit workers that run none."""
         return {}
 
     def close(self) -> None:
@@ -105,12 +108,12 @@ class Receiver:
     """The receiver's end of a transport: receives weights."""
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Join as worker `worker_idx`, at `connect()`. Must not wait for the sender."""
+        """Join as worker `worker_idx`. The scheme's `connect()` calls this; it must not block."""
 
     def receive(self, timeout: float) -> Update | None:
         """Return the newest update that was not returned before; None after `timeout` seconds.
 
-        A receiver that polls applies the version in this call; others applied it before.
+        A receiver without `background` applies the version in this call, others before it.
         """
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
@@ -123,7 +126,7 @@ class Receiver:
 
 
 def merged(receipts: Sequence[Receipt]) -> Receipt:
-    """Return one receipt for the receipts of one call, with the version of the last."""
+    """Merge the receipts of one call into one; its version is that of the last receipt."""
     last = receipts[-1]
     if len(receipts) == 1:
         return last
@@ -136,7 +139,7 @@ def merged(receipts: Sequence[Receipt]) -> Receipt:
     )
 
 
-# Schemes by the name of their transport, for `from_backend`.
+# The schemes that `from_backend` constructs, by the name of their transport.
 
 # fmt: off
 WeightSyncBackend = Literal[
@@ -145,7 +148,7 @@ WeightSyncBackend = Literal[
 ]
 # fmt: on
 
-# Module and class of the scheme of each name. Modules are imported on first use.
+# Module and class of the scheme for each name. A module is imported when its scheme is requested.
 _HOMES = {
     "none": "none:NoWeightSyncScheme",
     "shared": "bus:SharedMemWeightSyncScheme",
@@ -162,7 +165,7 @@ Scheme = TypeVar("Scheme", bound=type)
 
 
 def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
-    """Return a decorator that registers a scheme class for `from_backend`, as `backend`."""
+    """Return a decorator that registers a scheme class as `backend`, a name for `from_backend`."""
 
     def register(scheme: Scheme) -> Scheme:
         _registered[backend] = scheme

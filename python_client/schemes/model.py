@@ -1,11 +1,11 @@
 """Finds the user's model of a scheme, and calls the user's methods that accept weights.
 
-A model is given directly, or looked up in a context (a collector, for example) each time it is
-needed, by a path like "policy", "env.value_net" or "env.transform[0]". The scheme has a weak
-reference to the context, since the context usually holds the scheme.
+Either the user passes the model itself, or the scheme looks it up in a context (a collector, for
+example) on each use, by a path like "policy", "env.value_net" or "env.transform[0]". The scheme has
+a weak reference to the context, since the context usually holds the scheme.
 
 A method that gets weights may return an awaitable: a coroutine, a Python or torch future, a Ray
-reference, or a list of those. The weights count as applied when all of them are done.
+reference, or a list of these. The weights count as applied when every awaitable is done.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ class ModelReference:
 
     def __init__(self, model_id: str | None = None) -> None:
         self.model_id = model_id
-        self.given: object | None = None  # the model, if it was given directly
-        self.weights: Any = None  # weights to send, if given without a model (sender)
-        self.worker_idx: int | None = None  # the id of this worker (receiver)
+        self.given: object | None = None  # the model, if the user passed the model itself
+        self.weights: Any = None  # on a sender: the weights that the user passed without a model
+        self.worker_idx: int | None = None  # on a receiver: the id of this worker
         self._context: Callable[[], object | None] = _nothing
 
     @property
     def context(self) -> object | None:
-        """The context; None if none was given or it is gone."""
+        """The context; None if none was given or it was garbage-collected."""
         return self._context()
 
     @context.setter
@@ -71,9 +71,10 @@ class ModelReference:
     def cascade(self, weights: Callable[[], object]) -> None:
         """Notify the context that its model has new weights, as TorchRL's collectors expect.
 
-        A collector counts versions, and passes weights of its policy and of models that it has
-        schemes for on to the collectors inside it; for other models it only counts the version.
-        A context that counts no versions, such as an inference server, gets weights of any model.
+        A collector gets the weights of its policy and of models that it has schemes for: it counts
+        the version, and forwards the weights to its inner collectors. For other models it only
+        counts the version. A context without version count, such as an inference server, gets the
+        weights of every model.
 
         Raises:
             Exception: The error of the context's method or of the awaitable that it returns.
@@ -94,7 +95,7 @@ class ModelReference:
 
 
 def model_in(context: object, model_id: str) -> object:
-    """Return the model of a context at an attribute path, or from its `get_model()`.
+    """Return the model at the attribute path `model_id` of a context, or from its `get_model()`.
 
     Raises:
         AttributeError: The context has no such model.
@@ -115,13 +116,17 @@ def model_in(context: object, model_id: str) -> object:
 
 
 def own_weights(subject: ModelReference, model_id: str, context: Any) -> Any:
-    """Return a subject's weights or model; None if it has neither."""
+    """Return the weights or the model of a subject or of its context; None if there is neither.
+
+    The first that exists: the subject's weights, its model, the context's cached weights, the
+    context's model, its fallback policy.
+    """
     if subject.weights is not None:
         return subject.weights
     if subject.given is not None or context is None:
         return subject.given
     cached = getattr(context, "get_cached_weights", None)
-    # TorchRL's collectors may cache weights on another device.
+    # Do not use the cache of TorchRL's collectors: its weights may be on another device.
     if cached is not None and not is_torchrl(context):
         weights = cached(model_id)
         if weights is not None:
@@ -133,7 +138,7 @@ def own_weights(subject: ModelReference, model_id: str, context: Any) -> Any:
 
 
 def is_torchrl(context: object) -> bool:
-    """Return whether a context is a TorchRL collector, whose pipes and caches are its own."""
+    """Return whether a context is a TorchRL collector: a scheme must not use its pipes or cache."""
     return hasattr(context, "policy_device")
 
 
@@ -145,7 +150,7 @@ def resolve(context: object, path: str) -> object:
     """Return the object at an attribute path, which may have subscripts (numbers or strings).
 
     Raises:
-        AttributeError: A step of the path does not exist; the text says which.
+        AttributeError: A step of the path does not exist; the message names the step.
         ValueError: The path is malformed.
     """
     at, found = 0, context
@@ -180,7 +185,7 @@ def _step(found: object, step: re.Match[str], path: str) -> object:
 
 
 class CallResult(NamedTuple):
-    """The result of a version on a worker."""
+    """The result of applying a version on one worker."""
 
     state: State
     detail: str = ""
@@ -203,10 +208,10 @@ def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
 def hand_over(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
 ) -> CallResult:
-    """Call a method with weights, under one of `names`; wait until they are applied.
+    """Call a method with weights (see `arguments`) and `others`; wait for its awaitable, if any.
 
     Raises:
-        TimeoutError: The awaitable that it returned was not done in time.
+        TimeoutError: The awaitable that the method returned was not done in time.
         Exception: The error of the method or of the awaitable.
     """
     args, kwargs = arguments(method, weights, names)
@@ -217,7 +222,10 @@ def hand_over(
 def arguments(
     method: Callable[..., Any], weights: Any, names: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments that pass weights to a method: by the first fitting name, or by position."""
+    """Return the positional and keyword arguments that pass weights to a method.
+
+    The weights are passed as the first of `names` that is a parameter, or by position.
+    """
     try:
         parameters = inspect.signature(method).parameters
     except (TypeError, ValueError):  # some callables have no signature
@@ -231,7 +239,7 @@ def arguments(
 
 
 def keep(promised: Any, timeout: float) -> None:
-    """Wait for `promised`, if it is an awaitable or several, and raise its error."""
+    """Wait for `promised` if it is an awaitable or a list of awaitables; raise the first error."""
     deadline = time.monotonic() + timeout
     if isinstance(promised, (list, tuple)):
         for one in cast("Sequence[Any]", promised):
@@ -255,7 +263,7 @@ def keep(promised: Any, timeout: float) -> None:
 
 
 def references(value: Any) -> list[Any]:
-    """Return the Ray references in a value, which may be one or a list."""
+    """Return the Ray references in a value: the value itself, or items of a list."""
     kind: Any = getattr(sys.modules.get("ray"), "ObjectRef", None)  # None during Ray's own import
     listed = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
     return [] if kind is None else [one for one in listed if isinstance(one, kind)]

@@ -32,7 +32,7 @@ class _Nothing(Transport, Receiver):
     def receive_weights(self, timeout: float | None = None, **_: Any) -> None: ...
 
     def check_connection(self) -> bool:
-        return True  # no connection that could be lost
+        return True  # there is no connection that could be lost
 
 
 class NoWeightSyncScheme(WeightSyncScheme):
@@ -51,7 +51,9 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return _Nothing()
 
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:
-        """Do nothing but check the model; may be called again. Arguments are those of the base.
+        """Check that a receiver's model has weights. Arguments are those of `Scheme.connect`.
+
+        Unlike that method, this one may be called more than once.
 
         Raises:
             RuntimeError: The worker's model is on the meta device: it has no weights, and this
@@ -74,25 +76,25 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def send(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Send nothing. Arguments are those of the base."""
+        """Send nothing. Arguments are those of `Scheme.send`."""
         del worker_ids, timeout
         self.prepared(weights)
 
     send_async = send
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Return at once. Arguments are those of the base."""
+        """Return at once. Arguments are those of `Scheme.wait_async`."""
 
     def receive(self, timeout: float | None = None) -> None:
-        """Return None at once. Arguments are those of the base."""
+        """Return None at once. Arguments are those of `Scheme.receive`."""
 
     def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
-        """Return empty weights. Arguments are those of the base."""
+        """Return empty weights. Arguments are those of `Scheme.prepared`."""
         del weights, model_id
         log.debug("%r: NoWeightSyncScheme sends nothing", self.model_id)
         return Weights(self.model_id or POLICY, {})
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return a transport that sends no weights. Arguments are those of the base."""
+        """Return a transport that sends no weights. Arguments are those of the base class."""
         del pipe_or_context, kwargs
         return _Nothing()

@@ -1,10 +1,10 @@
 """Applies versions between forward passes of a receiver's model, never during one.
 
-A collector calls its policy at any time, and versions are applied in another thread, under a lock
-(`reading.py`). Hooks on the module make each forward pass hold that lock as a reader.
+A collector may call its policy while another thread wants to apply a version. The apply takes a
+lock (`reading.py`); hooks on the module make each forward pass hold the lock as a reader.
 
-Hooks belong to one process and one receiver. In a deep copy or a pickle of the module they are
-replaced by functions that do nothing and can be loaded without weightbus.
+Hooks belong to one process and one receiver. Deep copies and pickles of the module have functions
+in their place that do nothing and can be loaded without weightbus.
 """
 
 import inspect
@@ -24,19 +24,20 @@ from ..reading import READING_SECONDS, Holder, Reading, ReadingLock
 
 log = logging.getLogger("weightbus.schemes")
 
-EARLIER_SECONDS = 1.0  # time limit for passes that began before the hooks were registered
+EARLIER_SECONDS = 1.0  # longest wait for passes that began before the hooks were registered
 
 _nothing = nullcontext().__exit__  # accepts any arguments and returns None
 
 
 def _none() -> None:
-    """Return None: a forward pass does not use the version that it reads."""
+    """Return None: a forward pass does not use the number of the version that it reads."""
 
 
 class _Hook(partial[None]):
     """A hook that does nothing in copies of its module.
 
-    It is a `partial`, since calling one adds no Python frame that torch.compile would trace.
+    A hook is a `partial`, because calling a `partial` adds no Python frame for torch.compile to
+    trace.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -47,7 +48,7 @@ class _Hook(partial[None]):
 
 
 class ForwardPasses:
-    """Makes forward passes of a module, and of a module that replaces it, hold a lock.
+    """Makes each forward pass of a module hold a lock.
 
     Args:
         lock: The lock that an apply takes exclusively.
@@ -62,10 +63,10 @@ class ForwardPasses:
         self._turn = threading.Lock()
 
     def guard(self, model: object) -> None:
-        """Register hooks on a module in place of the previous one; wait for its running passes.
+        """Register hooks on a module, remove the previous hooks, and wait for running passes.
 
-        Objects that are no modules, and processes without TorchRL, get no hooks: only the user's
-        own code calls the model there, and can use `reading()`.
+        No hooks are registered if the model is not a module or TorchRL is not imported: then only
+        the user's own code calls the model, and can use `reading()`.
         """
         with self._turn:
             guarded = is_module(model) and "torchrl" in sys.modules
@@ -100,8 +101,8 @@ class ForwardPasses:
     def _before(self, _module: object, _args: object) -> None:
         me = threading.get_ident()
         if self._inside.setdefault(me, []):
-            # This pass is nested in another, or the other ended without its hook: torch calls
-            # none on KeyboardInterrupt.
+            # Either this pass is nested in another pass of this thread, or that pass ended without
+            # its hook (torch calls no hook after a KeyboardInterrupt): end passes of that kind.
             self._end_lost(self._passes_of(inspect.currentframe()) - 1)
         alive = self._is_under_way
         begun = Reading(self.lock, self._timeout, _none, doing="a forward pass", alive=alive)
@@ -112,7 +113,7 @@ class ForwardPasses:
         me = threading.get_ident()
         begun = self._inside.get(me)
         if not begun:
-            return  # the pre-hook failed, or was registered after the pass began
+            return  # the pre-hook raised, or was registered after this pass began
         begun.pop().__exit__()
         if not begun:
             del self._inside[me]
@@ -125,11 +126,11 @@ class ForwardPasses:
     # Runs in any thread.
 
     def _is_under_way(self, thread: int) -> bool:
-        """Return whether a thread is still in a pass."""
+        """Return whether a thread (its id) is still in a pass."""
         return self._passes_of(_stacks().get(thread)) > 0
 
     def _passes_of(self, frame: FrameType | None) -> int:
-        """Count the passes on a thread's stack."""
+        """Return the number of passes on the stack whose innermost frame is `frame`."""
         modules = {id(module()) for module in self._called}
         code = sys.modules["torch"].nn.Module._call_impl.__code__  # noqa: SLF001
         count = 0
@@ -152,7 +153,7 @@ class ForwardPasses:
 def _keep_from_compiler() -> None:
     """Make torch.compile break its graph at the hooks, and not trace them.
 
-    `torch.compiler.disable` does the same with a wrapper that costs each pass more than the lock.
+    `torch.compiler.disable` would do the same, but its wrapper costs each pass more than the lock.
     """
     from torch._dynamo.decorators import skip  # pyright: ignore[reportPrivateImportUsage]
 
@@ -167,11 +168,11 @@ def _stacks() -> dict[int, FrameType]:
 
 
 def _called(model: Any) -> Iterator[Any]:
-    """Yield the modules whose calls to hook: the model, or the parts of a mere container.
+    """Yield the modules to register hooks on: the model, or the parts of a mere container.
 
-    Environments and transforms, which have their own methods for each step, and lists are such
-    containers. For a class with its own `__call__` both are hooked: it may call torch's `__call__`,
-    which calls hooks, or only its parts.
+    Containers are lists of modules, and environments and transforms, which have other methods than
+    `forward` for each step. If a class has its own `__call__`, hooks go on the model and on its
+    parts, since that `__call__` may call torch's (which calls the model's hooks) or only the parts.
     """
     envs, nn = sys.modules.get("torchrl.envs"), sys.modules["torch"].nn
     kinds = tuple(kind for name in ("EnvBase", "Transform") if (kind := getattr(envs, name, None)))

@@ -1,6 +1,6 @@
 """The schemes over Ray: send weights to actors through Ray's object store.
 
-A version is stored once, as a layout and one flat array, which every actor of a host reads in
+A version is stored once, as a layout and one flat array. All actors of a host read that array in
 place. (Ray pickles torch tensors through byte strings, which takes several times as long.)
 """
 
@@ -27,7 +27,7 @@ from .sender import WeightSender, WorkerTransport
 from .strategy import Format
 from .vintage import TransportBackend, WeightSyncScheme
 
-HOOK = "_init_weight_sync_scheme"  # method of TorchRL's ModuleTransform that makes a receiver
+HOOK = "_init_weight_sync_scheme"  # TorchRL's ModuleTransform becomes a receiver by this method
 
 
 class RayWeightSyncScheme(WeightSyncScheme):
@@ -41,14 +41,14 @@ class RayWeightSyncScheme(WeightSyncScheme):
     On the sender, `init_on_sender` takes the actors as `remote_collectors=[...]` (or `actors`, or
     `actor_refs`), or from a context with `remote_collectors`. Their positions are the worker ids.
 
-    An actor calls `init_on_receiver` and `connect` in one of its methods; versions are applied
-    between its tasks. If it does not, its `update_policy_weights_` is called.
+    An actor becomes a receiver by calling `init_on_receiver` and `connect` in one of its methods;
+    versions are applied between its tasks. Of other actors, `update_policy_weights_` is called.
     """
 
     _waits_for_first = False  # an actor that waits cannot be called, so it would get no weights
 
     def __init__(self, strategy: Format = "tensordict", backend: str = "gloo", **kwargs: Any):
-        """Make one. `backend` is accepted for compatibility; no process group is needed."""
+        """Construct a scheme. Arguments are described in the class."""
         del backend
         super().__init__(strategy, **kwargs)
         self._channel = Channel()
@@ -73,9 +73,9 @@ class RayTransport(WorkerTransport):
     """The transport to one actor.
 
     Args:
-        remote_collector: The actor, or its wrapper.
+        remote_collector: The actor, or an object that has it as `_actor`.
         tensor_transport: Accepted for compatibility; the object store carries the weights.
-        scheme: Its strategy extracts weights from models; its timeout applies.
+        scheme: Provides the strategy that extracts weights from models, and the timeout.
     """
 
     def __init__(
@@ -100,25 +100,25 @@ class RayModuleTransformSender(WeightSender):
 
 
 class RayModuleTransformReceiver(WeightReceiver):
-    """Receives weights for the module of its actor."""
+    """Receives weights for the module of the actor that it runs in."""
 
 
 class RayModuleTransformScheme(RayWeightSyncScheme):
     """Sends weights to the module of a Ray actor. Arguments are those of `RayWeightSyncScheme`.
 
     The sender takes the actor from the transform that has this scheme, or from `ray_transform=...`,
-    `actor_refs=[...]` or `actors=[...]` of `init_on_sender`. The receiver is the actor; its module
-    is `model`, or the context's `_actor_module` or `module`. TorchRL's transforms become receivers
-    automatically when the sender connects.
+    `actor_refs=[...]` or `actors=[...]` of `init_on_sender`. The actor is the receiver: weights go
+    into the argument `model` of `init_on_receiver`, or the context's `_actor_module` or `module`.
+    TorchRL's transforms become receivers when the sender connects.
     """
 
     def __init__(self, strategy: Any = "tensordict", backend: str = "gloo", **kwargs: Any):
-        """Make one. `backend` is accepted for compatibility; no process group is needed."""
+        """Construct a scheme. Arguments are those of `RayWeightSyncScheme`."""
         super().__init__(strategy, backend, **kwargs)
         self._ray_transform: Any = None
 
     def _set_transform(self, ray_transform: Any) -> None:
-        """Set the transform whose module gets the weights. (TorchRL calls this.)"""
+        """Set the transform whose module gets the weights. TorchRL calls this method."""
         self._ray_transform = ray_transform
 
     def _make_carrier(self, **kwargs: Any) -> Transport:
@@ -158,9 +158,9 @@ class RayActorTransport(RayTransport):
 
     Args:
         actor_ref: The actor, or an object that has it as `_actor`.
-        update_method: "tensordict" or "state_dict": the argument of the actor's own method, if the
-            actor is no receiver.
-        scheme: Its strategy extracts weights from models; its timeout applies.
+        update_method: "tensordict" or "state_dict": the form in which the actor's own method gets
+            the weights, if the actor is no receiver.
+        scheme: Provides the strategy that extracts weights from models, and the timeout.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class RayActorTransport(RayTransport):
 
 
 class _ModuleSender(CallSender):
-    """Sends to actors, after making receivers of those that have a `HOOK` method."""
+    """Sends to actors; first makes actors that have a `HOOK` method receivers."""
 
     def __init__(self, scheme: RayModuleTransformScheme, channel: Channel, actors: list[Any]):
         super().__init__(channel, _Actors(actors), scheme.strategy_str)
@@ -184,7 +184,7 @@ class _ModuleSender(CallSender):
         self._actors = [actor for actor in map(actor_of, actors) if hasattr(actor, HOOK)]
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Make the receivers, then send them their first weights."""
+        """Make actors with a `HOOK` method receivers, then send all actors the first weights."""
         scheme = self._scheme()
         made = [
             getattr(actor, HOOK).remote(scheme=scheme, model_id=scheme and scheme.model_id)
@@ -205,13 +205,13 @@ class _ModuleSender(CallSender):
 
 
 def _actors_in(context: Any, kwargs: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
-    """Return the actors under the first of `names` that keywords or the context have."""
+    """Return the actors listed under the first of `names` that is a keyword or in the context."""
     found = (kwargs.get(name) or getattr(context, name, None) for name in names)
     return list(next((actors for actors in found if actors), ()))
 
 
 def actor_of(owner: Any) -> Any:
-    """Return the handle of an actor, which may be wrapped as in TorchRL's services."""
+    """Return an actor's handle: `owner` itself, or its `_actor`, as in TorchRL's services."""
     from ray.actor import ActorHandle
 
     handle: Any = ActorHandle
@@ -229,7 +229,7 @@ class _Actors(Peers):
     def call(
         self, worker: int, payload: "Stored", what: Call, timeout: float
     ) -> "Future[CallResult]":
-        del timeout  # Ray's calls have none; `Answers` keeps the deadline
+        del timeout  # Ray's calls have no timeout; `Answers` keeps the deadline
         return call(self.workers[worker], _deliver, what, payload.ref)
 
     def explain(self, worker: int, error: BaseException) -> CallResult:
@@ -242,9 +242,10 @@ def _deliver(actor: Any, what: Call, version: tuple[bytes, Bytes]) -> Outcome:
 
 
 def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[CallResult]":
-    """Call `function(instance, *args)` in the process of an actor of any class.
+    """Call `function(instance, *args)` in an actor's process; return a future of the result.
 
-    Ray resolves references in `args`. The function returns an answer, or references to wait for.
+    The actor may be of any class. Ray resolves references in `args`. If the function returns
+    references, the result is "applied" when these are resolved.
     """
     answer: Future[CallResult] = Future()
     _follow([actor.__ray_call__.remote(function, *args)], answer, promised=False)
@@ -252,7 +253,7 @@ def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[Ca
 
 
 def answer_to(returned: Any, timeout: float) -> "Future[CallResult]":
-    """Return a future of the answer to a call by the user's code, from what the call returned."""
+    """Return a future of the result of the user's own call, which returned `returned`."""
     answer: Future[CallResult] = Future()
     if pending := references(returned):
         _follow(pending, answer, promised=True)
@@ -266,7 +267,10 @@ def answer_to(returned: Any, timeout: float) -> "Future[CallResult]":
 
 
 def _follow(pending: list[Any], answer: "Future[CallResult]", *, promised: bool) -> None:
-    """Complete an answer when the references, and the references they resolve to, are resolved."""
+    """Complete `answer` when all references are resolved, also those that they resolve to.
+
+    The answer is "applied" if `promised`, otherwise the value of the only reference.
+    """
     first, *rest = pending
 
     def ended(done: "Future[Any]") -> None:
@@ -288,8 +292,8 @@ def taken(
 ) -> Outcome:
     """Call a method of the actor with weights. (Runs in the actor.)
 
-    Ray runs an `async def` in the actor's event loop, which this thread would block by waiting: for
-    such a method, return a reference, for the caller to wait for.
+    Ray runs an `async def` method in the actor's event loop, and waiting here would block that
+    loop. For such a method, return a reference that the caller must wait for.
     """
     if not inspect.iscoroutinefunction(method):
         return hand_over(method, weights, names, timeout, **others)
@@ -301,7 +305,7 @@ def taken(
 
 
 def explain(actor: Any, error: BaseException) -> CallResult:
-    """Return the answer for a call to an actor that raised `error`."""
+    """Return the result to report for an actor if a call to it raised `error`."""
     from ray.exceptions import RayActorError, RayTaskError
 
     task_error: Any = RayTaskError
@@ -325,29 +329,29 @@ class Stored:
     layout: Layout
 
     def done(self, clean: bool) -> None:
-        """Do nothing: Ray frees the version when no reference to it is left."""
+        """Do nothing: Ray frees the version when no reference to the version is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsWeights:
-    """A version that unpickles as weights, in memory of their own."""
+    """A version that unpickles as a TensorDict or dict of weights, in new memory."""
 
     header: bytes
     data: Bytes
-    nested: bool  # a TensorDict; else a dict
+    nested: bool  # True: unpickles as a TensorDict; False: as a dict
 
     def __reduce__(self) -> Any:
         return partial(weights_of, nested=self.nested), (self.header, self.data)
 
 
 class Store:
-    """Puts states into the object store, through one buffer, which `ray.put` copies."""
+    """Puts states into the object store: writes them into one buffer, which `ray.put` copies."""
 
     def __init__(self) -> None:
         self._writer: Writer | None = None
 
     def put(self, state: State, form: Callable[[bytes, Bytes], Any] | None = None) -> Stored:
-        """Store a copy of a state: as `form` of its header and data, or as these, read in place."""
+        """Store a copy of a state, as `form(header, data)` or as the pair `(header, data)`."""
         import ray
 
         if not ray.is_initialized():

@@ -1,8 +1,9 @@
 """The receiver's side of a scheme: applies versions, completely or not at all, and announces them.
 
-A receiver passes versions on in one of two ways. A receiver that has only a layout and bytes calls
-`deliver()`, which does everything. A receiver that decides itself when to apply (the bus) calls
-`fault()`, then `write()`, then `commit()`, and locks readers out itself.
+A receiver passes versions to its `Destination` in one of two ways. A receiver that has only a
+layout and bytes calls `deliver()`, which validates, locks, writes and announces. A receiver that
+decides itself when to apply (the bus) calls `fault()`, `write()` and `commit()`, in this order, and
+takes its own lock.
 """
 
 import threading
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from .scheme import Scheme
     from .vintage import WeightSyncScheme
 
-LOOK_SECONDS = 0.05  # between two checks whether the first weights have arrived
+LOOK_SECONDS = 0.05  # seconds between two checks whether the first weights have arrived
 
 
 class Arrivals:
-    """The newest version that was applied, and whether it was taken yet."""
+    """The newest update that was applied, and whether `take` has returned it yet."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.newest: Update | None = None  # what the model runs
+        self.newest: Update | None = None  # of the version that the model runs
         self._fresh = False
         self._closed = False
 
@@ -45,7 +46,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Update | None:
-        """Return the newest update that was not taken before; None after `timeout` seconds."""
+        """Return the newest update unless it was returned before; None after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._fresh or self._closed, max(0.0, timeout))
             if not self._fresh:
@@ -69,9 +70,9 @@ class Destination:
         self.subject, self.strategy = subject, strategy
         self.arrivals = Arrivals()
         self.refusal = ""  # why the last version cannot be applied; empty if it can
-        self._filling = False  # the model has memory, but no values yet
+        self._filling = False  # while `write` fills a model that was on the meta device
         self._strict, self._cast = strict, cast
-        self.lock = ReadingLock()  # of `deliver`
+        self.lock = ReadingLock()  # taken by `deliver`
         self.passes: ForwardPasses | None = None
 
     # For receivers of layouts and bytes.
@@ -84,8 +85,10 @@ class Destination:
         Waits at most `timeout` seconds for readers of the model.
 
         Raises:
-            ApplyError: The version cannot be applied; the model is unchanged. The text says why.
-            TornError: Applying failed half-way; `reading()` raises this until a version is applied.
+            ApplyError: The version cannot be applied, and the model is unchanged. The message says
+                why.
+            TornError: The model was partly written. `reading()` raises this error until a version
+                is applied.
         """
         started = time.perf_counter()
         model = self.subject.model_id or ""
@@ -117,18 +120,18 @@ class Destination:
     # Forward passes of the model.
 
     def guard(self, lock: ReadingLock, timeout: float) -> None:
-        """Make forward passes of the model hold a lock, which every apply takes exclusively.
+        """Make each forward pass of the model hold a lock as a reader.
 
         Args:
-            lock: The lock.
-            timeout: Seconds that a pass waits for an apply; at least `READING_SECONDS`.
+            lock: The lock, which an apply takes exclusively.
+            timeout: Seconds that a pass waits for an apply; `READING_SECONDS` if that is longer.
         """
         self.unguard()
         self.passes = ForwardPasses(lock, max(timeout, READING_SECONDS))
         self.look_again()
 
     def look_again(self) -> None:
-        """Guard the current model, if it was replaced."""
+        """Guard the current model in place of the previous one, if the model was replaced."""
         if self.passes is not None:
             with suppress(AttributeError):  # the context has no model yet
                 self.passes.guard(self.subject.model())
@@ -141,7 +144,7 @@ class Destination:
     # For receivers that decide themselves when to apply.
 
     def fault(self, layout: Layout) -> str:
-        """Return why a layout cannot be applied; empty if it can. Does not change the model."""
+        """Return why a layout cannot be applied, or "" if it can. Does not change the model."""
         model, strict = self.model(), self._strict
         lines = self.strategy.faults(layout, model, strict=strict, cast=self._cast)
         self.refusal = "\n".join(trimmed(lines))
@@ -151,8 +154,8 @@ class Destination:
         """Copy a version into the model.
 
         Raises:
-            StateError: The version does not fit, and the model is unchanged; the text says why.
-            Exception: Another failure; `reader.begun` is true if the model was partly written.
+            StateError: The version does not fit, and the model is unchanged. The message says why.
+            Exception: Any other failure. If `reader.begun` is true, the model is partly written.
         """
         self._filling = self.unfilled()
         self.look_again()
@@ -168,10 +171,10 @@ class Destination:
         """Announce a written version to the context and to `receive()`.
 
         Raises:
-            Exception: The context rejected the version. This fails the apply, because a context may
-                send the weights on to workers of its own, which then still run the old ones.
+            Exception: The context rejected the version. The apply then fails, because a context may
+                forward the weights to workers of its own, and these still run the old weights.
         """
-        if update.nbytes:  # a policy without weights, such as a random one, gets no updates
+        if update.nbytes:  # a policy without weights, such as a random one, needs no update
             self.subject.cascade(lambda: self.strategy.tensors_as_td(self.model()))
         self.arrivals.put(update)
 
@@ -199,7 +202,7 @@ class Destination:
         return self.strategy.extract_weights(self.model())
 
     def unfilled(self) -> bool:
-        """Return whether the model was on the meta device and its first version is not applied."""
+        """Return whether the model is on the meta device, or is now getting its first values."""
         if self._filling:
             return True
         return self._found() is not None and self.strategy.on_meta(self.model())
@@ -207,8 +210,8 @@ class Destination:
     def _found(self) -> object | None:
         """Return the model; build one if a collector has only a factory of policies.
 
-        A collector whose workers build their own policies has none itself. The one built here
-        checks which versions fit, and holds the weights that the collector passes on.
+        A collector whose workers build their own policies has no policy itself. The policy built
+        here checks whether versions fit, and holds the weights that the collector forwards.
         """
         factories: Any = getattr(self.subject.context, "policy_factory", None)
         make = next((f for f in factories if f is not None), None) if factories else None
@@ -223,14 +226,14 @@ class Destination:
 
 @dataclass(eq=False)
 class ReceiverSide:
-    """A scheme between `init_on_receiver` and its shutdown."""
+    """The state of a scheme that is a receiver, from `init_on_receiver` to `shutdown`."""
 
     destination: Destination
     receiver: Receiver
     connected: bool = False
 
     def connect(self, timeout: float, *, fill: bool) -> None:
-        """Connect the receiver; with `fill`, a model on the meta device waits for weights."""
+        """Connect; with `fill`, wait for the first weights if the model is on the meta device."""
         self.connected = True
         try:
             self.receiver.connect(self.destination.subject.worker_idx, timeout)
@@ -269,7 +272,7 @@ class ReceiverSide:
         return None if update is None else self.destination.weights()
 
     def apply(self, weights: Any, inplace: bool, *, strict: bool, timeout: float) -> None:
-        """Apply weights from another source; no version is applied meanwhile."""
+        """Apply weights from another source, while no version is applied."""
         destination = self.destination
         model = destination.model()
         with self._alone(timeout) if self.connected else nullcontext():
@@ -290,7 +293,7 @@ class ReceiverSide:
         self.destination.arrivals.close()
 
 
-# The older API, and the transport.
+# Receivers of the older API, and the transport of a receiver.
 
 
 class WeightReceiver:
@@ -303,7 +306,8 @@ class WeightReceiver:
         """Apply the newest weights that arrive within `timeout` seconds; return whether any did.
 
         Raises:
-            ApplyError: The weights do not fit; the model is unchanged, and the sender is informed.
+            ApplyError: The weights do not fit. The model is unchanged, and the sender gets the
+                error.
         """
         scheme = self._scheme
         return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
@@ -319,7 +323,7 @@ class WeightReceiver:
 
 
 class ReceiverTransport:
-    """Receives weights from the sender; if `named`, as `(model_id, weights)` of the older API."""
+    """Receives weights from the sender; `named`: as `(model_id, weights)`, as in the older API."""
 
     def __init__(self, scheme: "Scheme", *, named: bool = False) -> None:
         self._scheme, self._named = scheme, named

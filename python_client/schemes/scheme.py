@@ -1,28 +1,29 @@
-"""The base of all schemes: keeps one model the same on a sender and its workers.
+"""The base of all schemes: keeps one model equal on a sender and its workers.
 
 A scheme becomes a sender or a receiver, and then connects:
 
     new ── init_on_sender() ───> sender ──── connect() ──> connected: send(), send_async()
      └──── init_on_receiver() ─> receiver ── connect() ──> connected: receive(), reading()
 
-The side is an object (sender.py, receiver.py), and so is the model with its context (model.py).
-This is the newer of TorchRL's two APIs; vintage.py implements the older one on top of it.
+A scheme delegates to two objects: its side (sender.py or receiver.py), and its model with the
+context (model.py). This module has the newer of TorchRL's two APIs; vintage.py implements the older
+API with it.
 
 To send weights over another transport, derive from `WeightSyncScheme` and override:
 
     _make_carrier(**kwargs)                the sender's side (carrier.Transport)
     _make_receiver(destination, **kwargs)  the receiver's side (carrier.Receiver)
-    carrier_to(pipe_or_context)            a carrier to one worker, 0, for `create_transport`
+    carrier_to(pipe_or_context)            a carrier to one worker (id 0), for `create_transport`
     _waits_for_first                       False: a receiver's connect() must not wait for weights
 
 `kwargs` are the keywords of `init_on_sender` and `init_on_receiver` that the base does not use,
 plus `num_workers` on the sender, and `worker_idx` and `background` on the receiver. Ignore unknown
-keywords: collectors pass more than any scheme needs.
+keywords: collectors pass more keywords than any scheme needs.
 
-`_side` and `_subject` hold everything that belongs to one process. Pickling a scheme copies its
-configuration only, so a scheme that is sent to a worker, or forked into one, starts uninitialised
-there and can become a receiver. A subclass therefore stores plain values; sockets belong in the
-carrier or the receiver.
+`_side` and `_subject` hold everything that belongs to one process. Pickling a scheme copies only
+its configuration. So in a worker that gets a scheme by pickling or by forking, the scheme is
+uninitialised and can become a receiver. Subclasses therefore store only plain values in a scheme,
+and keep sockets in the carrier or the receiver.
 """
 
 import multiprocessing
@@ -78,11 +79,11 @@ class Scheme:
         return f"<{type(self).__name__} of {self.model_id!r}: {now}>"
 
     def _make_carrier(self, **kwargs: Any) -> Transport:
-        """Return the carrier that sends weights to the workers. Called by `init_on_sender`."""
+        """Return the carrier that sends weights to the workers. `init_on_sender` calls this."""
         raise NotImplementedError
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
-        """Return the receiver of weights. Called by `init_on_receiver`."""
+        """Return the receiver that writes to `destination`. `init_on_receiver` calls this."""
         raise NotImplementedError
 
     def carrier_to(self, pipe_or_context: Any) -> Transport:
@@ -97,11 +98,11 @@ class Scheme:
         """Become the sender.
 
         Args:
-            model_id: The model's id; with a context, also the path to the model in it.
+            model_id: The model's id. If there is a context, also the path of the model in it.
             context: An object that has the model, such as a collector.
-            **kwargs: Instead of a context: `model` or `weights` (for a send without weights),
-                `num_workers` or `devices` or `params_map` (the number of workers), and the
-                arguments of the transport.
+            **kwargs: In place of a context: `model` or `weights` (what `send()` sends if it is
+                called without weights), and `num_workers`, `devices` or `params_map` (which give
+                the number of workers). Also the arguments of the transport.
 
         Raises:
             TypeError: `weights` contains no weights.
@@ -129,13 +130,13 @@ class Scheme:
             weights: An `nn.Module`, a TensorDict, a dict of tensors, the path of a model in the
                 context, or `{worker id: weights}`; None: this scheme's model.
             worker_ids: The workers; None: all.
-            timeout: Seconds for the whole call; None: the scheme's own.
+            timeout: Seconds for the whole call; None: the scheme's timeout.
 
-        `receipt` has the result of each worker, also after an error. Only one thread sends at a
-        time; the others wait, each within its own deadline.
+        Afterwards `receipt` has the result of each worker, also if this raises. If another thread
+        is sending, this waits for it within the timeout.
 
         Raises:
-            PublishError: Some workers do not have the weights; it names them. All others do.
+            PublishError: The workers that the error names do not have the weights; all others do.
             RuntimeError: This is no connected sender, or a `send_async` is still pending.
             ValueError: No worker has that id.
             TypeError: The argument contains no weights; nothing was sent.
@@ -148,7 +149,7 @@ class Scheme:
             else:
                 sending.send_async(self, weights, worker_ids, timeout, after=True)
         except NothingToSendError as error:
-            # TorchRL's own schemes send nothing for a collector that has no policy here.
+            # As in TorchRL's schemes, no error if a collector has no policy in this process.
             if weights is not None or not is_torchrl(self.context):
                 raise
             log.warning("nothing was sent: %s", error)
@@ -156,7 +157,10 @@ class Scheme:
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Start a `send`; return once the weights may be changed. Arguments are those of `send`."""
+        """Start a `send`, and return once the caller may change the weights.
+
+        Arguments are those of `send`.
+        """
         self._connected().send_async(self, weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
@@ -164,7 +168,7 @@ class Scheme:
 
         Raises:
             RuntimeError: No send is pending.
-            TimeoutError: The send is still pending after `timeout` seconds; wait again.
+            TimeoutError: The send is still pending after `timeout` seconds. Call this again.
         """
         self._connected().wait(timeout)
 
@@ -178,18 +182,18 @@ class Scheme:
 
     @property
     def receipt(self) -> Receipt | None:
-        """The result of the last send for every worker; None before the first send."""
+        """The receipt of the last send, with every worker's result; None before the first send."""
         side = self._as_sender
         return None if side is None else side.receipt
 
     def versions(self) -> Mapping[int, int]:
-        """Return the version that each worker runs, by worker id, as last acknowledged."""
+        """Return the last version that each worker acknowledged and runs, by worker id."""
         side = self._as_sender
         return {} if side is None else dict(side.carrier.versions())
 
     @property
     def sender_transports(self) -> "Mapping[int, TransportBackend]":
-        """The transport of each worker, on the sender; empty before it is initialised."""
+        """The sender's transport to each worker, by worker id; empty unless this is a sender."""
         if (side := self._as_sender) is None:
             return {}
         carrier = side.carrier
@@ -198,13 +202,13 @@ class Scheme:
     # Preparing weights.
 
     def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
-        """Return the weights to send: one set for all workers, or one per worker.
+        """Return the weights to send: one set for all workers, or one set per worker.
 
-        Every send calls this.
+        Every send calls this method.
 
         Args:
             weights: As in `send`.
-            model_id: The id of their model; None: the scheme's own model.
+            model_id: The id of the model that has the weights; None: the scheme's model.
 
         Raises:
             NothingToSendError: No weights were given, and the scheme has none.
@@ -218,7 +222,7 @@ class Scheme:
         name, context = model_id or self.model_id or POLICY, self.context
         if type(self).prepare_weights is Scheme.prepare_weights:
             source = self._source(weights, name, context)
-        else:  # a subclass of the user's overrides it
+        else:  # a subclass, which a user wrote, overrides `prepare_weights`
             source = self.prepare_weights(weights, name, self._strategy, context)
         if source is None:
             raise NothingToSendError(
@@ -230,9 +234,13 @@ class Scheme:
     def prepare_weights(
         self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None
     ) -> Any:
-        """Return the weights to send for the `weights` that were given to `send`.
+        """Return the weights to send. A subclass may override this.
 
-        Models (`model_id`) are looked up in the context; the strategy extracts their weights.
+        Args:
+            weights: As in `send`.
+            model_id: The id of the model, which is looked up in the context if `weights` is None.
+            strategy: Extracts the weights from the model.
+            context: The context of the scheme.
 
         Returns:
             A TensorDict or a dict of tensors; None if there is nothing to send.
@@ -246,7 +254,7 @@ class Scheme:
         return strategy.extract_weights(source)
 
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
-        """Return the object that a send extracts weights from; None if there is none."""
+        """Return the object that a send extracts weights from; None if no object has any."""
         if weights is None:
             return own_weights(self._subject, model_id, context)
         if not isinstance(weights, str):
@@ -261,16 +269,16 @@ class Scheme:
     # The receiver.
 
     def init_on_receiver(self, *, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Become a receiver. In a forked process, the sender's state is discarded first.
+        """Become a receiver. In a forked process, this first discards the sender's state.
 
         Args:
-            model_id: The model's id; with a context, also the path to the model in it.
+            model_id: The model's id. If there is a context, also the path of the model in it.
             context: An object that has the model, such as the worker's collector.
-            **kwargs: `model` (instead of a context), `worker_idx` (this worker's id), `background`
-                (instead of the scheme's own), and the arguments of the transport.
+            **kwargs: `model` (in place of a context), `worker_idx` (this worker's id), `background`
+                (in place of the scheme's setting), and the arguments of the transport.
         """
         if context is None and self._here() is None:
-            context = self.context  # inference servers set it beforehand
+            context = self.context  # inference servers set `context` before this call
         self._begin(model_id, context, kwargs.pop("model", None))
         self._subject.worker_idx = kwargs.setdefault("worker_idx", None)
         if kwargs.get("background") is None:
@@ -289,19 +297,19 @@ class Scheme:
     def receive(self, timeout: float | None = None) -> Any | None:
         """Return the newest weights that were applied since the last call.
 
-        By default versions are applied in the background, and this only waits for one. With
-        `background=False` they are applied during this call.
+        By default versions are applied in the background, and this method only waits until one is
+        applied. With `background=False`, versions are applied in this call.
 
         Args:
-            timeout: Seconds to wait for a version; 0: do not wait; None: the scheme's own.
+            timeout: Seconds to wait for a version; 0: do not wait; None: the scheme's timeout.
 
         Returns:
             The model's weights; None if no new version was applied.
 
         Raises:
             RuntimeError: This is no connected receiver.
-            ApplyError: A version does not fit; the weights are unchanged (background=False). With a
-                context the error is logged instead, so that a polling server goes on.
+            ApplyError: With `background=False`: a version does not fit; the weights are unchanged.
+                If there is a context, the error is only logged, so that a polling server goes on.
         """
         side = self._as_receiver
         if side is None:
@@ -315,12 +323,13 @@ class Scheme:
 
         Args:
             weights: A TensorDict, a dict of tensors, or a module.
-            inplace: Write into the model's own tensors; otherwise give it new ones.
+            inplace: Whether to write into the model's tensors; otherwise the model gets new ones.
 
         Raises:
             RuntimeError: This is no receiver.
             ValueError: There is no model.
-            DestinationError: The weights do not fit; the text says why. The model is unchanged.
+            DestinationError: The weights do not fit, and the model is unchanged. The message says
+                why.
         """
         side = self._as_receiver
         if side is None:
@@ -344,7 +353,7 @@ class Scheme:
 
     @property
     def receiver_transport(self) -> "TransportBackend | None":
-        """The transport on which a receiver gets weights; None elsewhere."""
+        """The transport on which a receiver gets weights; None unless this is a receiver."""
         return ReceiverTransport(self) if self.initialized_on_receiver else None
 
     # Both sides.
@@ -352,15 +361,15 @@ class Scheme:
     def connect(
         self, *, worker_idx: int | None = None, weights: Any = None, timeout: float | None = None
     ) -> None:
-        """Connect. Neither side waits for the other, except for a model on the meta device.
+        """Connect this side. Neither side waits for the other, with one exception (see below).
 
-        The sender's weights (`weights`, or the model's) become the first version, for every worker
-        that has joined or joins later. A receiver (with this `worker_idx`) whose model is on the
-        meta device waits for that version, at most `timeout` seconds.
+        On the sender, `weights` (None: the model's) become the first version, which every worker
+        gets that has joined or joins later. On a receiver, `worker_idx` is the worker's id, and if
+        its model is on the meta device, the call waits at most `timeout` seconds for that version.
 
         Raises:
-            RuntimeError: The scheme is not initialised, or already connected, or got an argument of
-                the other side.
+            RuntimeError: The scheme is not initialised, is already connected, or got an argument
+                that only the other side accepts.
             TimeoutError: No weights arrived for a model on the meta device.
         """
         limit = self.timeout if timeout is None else timeout
@@ -377,7 +386,7 @@ class Scheme:
             try:
                 first = self.prepared(weights)
             except NothingToSendError:
-                first = None  # the first send delivers them
+                first = None  # workers get their first weights from the first send
             side.connect(first, limit)
             return
         if weights is not None:
@@ -395,7 +404,7 @@ class Scheme:
 
     @property
     def shared_transport(self) -> "TransportBackend | None":
-        """Always None: `sender_transports` has a transport for each worker."""
+        """None, always: `sender_transports` has a transport for each worker."""
         return None
 
     @shared_transport.setter
@@ -464,7 +473,7 @@ class Scheme:
 
     @property
     def context(self) -> Any | None:
-        """The context object, such as a collector; None if none was given or it is gone."""
+        """The context, such as a collector; None if none was given or it was garbage-collected."""
         return self._subject.context
 
     @context.setter
@@ -483,7 +492,7 @@ class Scheme:
 
     @property
     def model(self) -> Any | None:
-        """The model; None if neither it nor a context was given."""
+        """The model; None if neither a model nor a context was given."""
         return self._subject.model()
 
     @model.setter
@@ -527,7 +536,11 @@ class Scheme:
         _accept(type(self))
 
     def _renew(self) -> None:
-        """Become uninitialised; a later side is closed with the scheme or at interpreter exit."""
+        """Become uninitialised.
+
+        A side that the scheme takes later is closed by `shutdown`, when the scheme is
+        garbage-collected, or when the interpreter exits.
+        """
         self._side: Sending | ReceiverSide | None = None
         self._open = ExitStack()
         self._close = weakref.finalize(self, self._open.close)
@@ -537,7 +550,7 @@ class Scheme:
         self._open.callback(side.close)
 
     def _here(self) -> Sending | ReceiverSide | None:
-        """Return the side in this process; a forked copy of a scheme is uninitialised."""
+        """Return this process's side, or None; after a fork, first become uninitialised."""
         if self._pid != os.getpid():
             self._close.detach()
             self._start_anew(self.model_id)
@@ -566,6 +579,6 @@ def _accept(scheme: type) -> None:
     schemes here work without TorchRL, so they cannot derive from that class.
     """
     module: Any = sys.modules.get("torchrl.weight_update.weight_sync_schemes")
-    base = getattr(module, "WeightSyncScheme", None)  # None while it is still being imported
+    base = getattr(module, "WeightSyncScheme", None)  # None while that module is being imported
     if base is not None and not issubclass(scheme, base):
         base.register(scheme)

@@ -2,10 +2,10 @@
 
 idle ── start() ──> pending ── finish() ──> idle
 
-Only one thread sends at a time; the others wait, each within its own deadline.
+Only one thread sends at a time; the other threads wait, each within its own deadline.
 
-A scheme sends to all of its workers. So does a `WeightSender`, of the older API, unless transports
-were registered with it; a `WorkerTransport` sends to one worker.
+A scheme sends to all of its workers. A `WeightSender` (of the older API) does the same, unless
+workers were registered with it; then it sends to these. A `WorkerTransport` sends to one worker.
 """
 
 import math
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from .scheme import Scheme
     from .vintage import WeightSyncScheme
 
-# How long after its deadline a carrier's answer still counts: a part of the timeout, plus seconds.
+# A carrier's answer counts if it comes at most this much after the deadline: a part of the timeout,
+# plus seconds.
 LATE_PART, LATE_SECONDS = 0.1, 0.25
 
 
 class NothingToSendError(WeightBusError, LookupError):
-    """No weights were given to a send, and the scheme has none."""
+    """A send was called without weights, and the scheme has none."""
 
 
 class Sending:
     """The pending send of a carrier, and the receipt of the last one.
 
-    A scheme that is a sender has one as its side, from `init_on_sender` to `shutdown`.
+    A scheme that is a sender has a `Sending` as its side, from `init_on_sender` to `shutdown`.
     """
 
     def __init__(self, carrier: Transport) -> None:
@@ -49,7 +50,7 @@ class Sending:
         self._deadline = self._timeout = 0.0
         self._asked: tuple[str, Sequence[int]] = "", ()  # model and workers of the pending send
         self._turn = threading.RLock()
-        self._awaited = False  # the thread that started the pending send waits for it
+        self._awaited = False  # whether the pending send is a `send`, which waits for the result
 
     def connect(self, first: Prepared | None, timeout: float) -> None:
         """Offer the first weights to every worker that has joined or joins later."""
@@ -57,7 +58,7 @@ class Sending:
         try:
             self.carrier.greet(first, timeout=timeout)
         except PublishError:
-            raise  # some workers were not reached; sends to the others work
+            raise  # stay connected: later sends to the workers that were reached work
         except BaseException:
             self.connected = False
             raise
@@ -74,10 +75,11 @@ class Sending:
 
     @contextmanager
     def turn(self, scheme: "Scheme", timeout: float | None) -> Generator[float]:
-        """Keep other threads from sending; yield the seconds that are left of `timeout`.
+        """Return a context in which no other thread sends; it yields the seconds left of `timeout`.
 
         Raises:
-            PublishError: Another thread was sending for all of `timeout`; nothing was sent.
+            PublishError: Another thread was sending during all of `timeout`; nothing was sent.
+            TimeoutError: The same, if there are no workers.
         """
         timeout = scheme.timeout if timeout is None else timeout
         timeout = checks.seconds(timeout, "timeout", positive=True)
@@ -85,7 +87,7 @@ class Sending:
         if not self._turn.acquire(timeout=timeout):
             told = f"not sent to: another thread was sending for all of {timeout:.3g} s"
             check(_unanswered(scheme.model_id or POLICY, self.carrier.workers(), timeout, told))
-            raise TimeoutError(told)  # there are no workers
+            raise TimeoutError(told)  # without workers, `check` accepts the receipt
         try:
             yield max(0.001, deadline - time.monotonic())
         finally:
@@ -99,12 +101,12 @@ class Sending:
         timeout: float | None = None,
         model_id: str | None = None,
     ) -> None:
-        """Send when no other thread sends, and wait until the send is over.
+        """Wait until no other thread sends, then send, and wait until the send is over.
 
         Args:
-            scheme: Its strategy prepares the weights, when no other thread sends.
+            scheme: Prepares the weights, just before the send.
             weights, worker_ids, timeout: As in `Scheme.send`.
-            model_id: The model of the weights; None: the scheme's model.
+            model_id: The id of the model that has the weights; None: the scheme's model.
 
         Raises:
             RuntimeError: A `send_async` is still pending.
@@ -129,7 +131,10 @@ class Sending:
         *,
         after: bool = False,
     ) -> None:
-        """Start to send when no other thread sends; with `after`, finish a pending send first."""
+        """Wait until no other thread sends, then start to send.
+
+        If a send is pending, finish it first if `after`, otherwise raise RuntimeError.
+        """
         with self.turn(scheme, timeout) as left:
             if after and self.pending:
                 self.finish()
@@ -137,7 +142,7 @@ class Sending:
             self.start(scheme.prepared(weights), worker_ids, left)
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Wait for the send that `send_async` started; RuntimeError if none is pending."""
+        """Wait for the send that `send_async` started; raise RuntimeError if none is pending."""
         if not self.pending:
             raise RuntimeError("No async send is pending. Call send_async() first.")
         return self.finish(timeout)
@@ -154,7 +159,8 @@ class Sending:
         """Start to send; return as soon as the trainer may change its weights.
 
         Raises:
-            ValueError: A worker does not exist; nothing was sent.
+            RuntimeError: All workers are to get the weights, but there are no workers.
+            ValueError: A worker does not exist, or no weights were given for it; nothing was sent.
             StateError: The weights cannot be sent; nothing was sent.
         """
         workers = [worker_ids] if isinstance(worker_ids, int) else worker_ids
@@ -176,8 +182,8 @@ class Sending:
         """Wait until the send is over.
 
         Raises:
-            PublishError: Some workers lack the weights; it names them and has the receipt.
-            TimeoutError: The send is still pending after `timeout` seconds. Wait again.
+            PublishError: Some workers lack the weights; the error names them and has the receipt.
+            TimeoutError: The send is still pending after `timeout` seconds. Call this again.
         """
         future, limit = self._future, self._deadline + _late(self._timeout)
         if future is None:
@@ -197,7 +203,8 @@ class Sending:
         return self.receipt
 
     def _over(self, future: "Future[Receipt]") -> None:
-        if self._future is future:  # another thread may have waited too, and started the next send
+        # Another thread that waited for the same send may have started the next one already.
+        if self._future is future:
             self._future = None
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
@@ -232,10 +239,10 @@ def check(receipt: Receipt) -> None:
 def _send_each(
     carrier: Transport, weights: Mapping[int, Weights], timeout: float
 ) -> "Future[Receipt]":
-    """Copy the weights of each worker, start to send them, and return a future of one receipt.
+    """Copy each worker's own weights, start to send them, and return a future of one receipt.
 
-    Workers are sent to one after another, each with a share of the time: a carrier holds only a few
-    versions of a model at a time, and drops older versions for newer ones.
+    A thread sends to one worker after another, each within a share of the timeout: a carrier holds
+    only a few versions of a model, and if all were sent at once, newer would replace older ones.
 
     Raises:
         StateError: Some of the weights cannot be sent; nothing was sent.
@@ -265,7 +272,7 @@ def _late(timeout: float) -> float:
 
 
 def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
-    """Return the receipt, also if it comes in a PublishError; None after `timeout` seconds."""
+    """Return the future's receipt, or that of its PublishError; None after `timeout` seconds."""
     try:
         return future.result(max(0.0, timeout))
     except PublishError as error:
@@ -279,7 +286,7 @@ def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
 def _unanswered(
     model: str, workers: Sequence[int], timeout: float, detail: str | None = None
 ) -> Receipt:
-    """Return the receipt of a send for which the carrier returned none: all workers are behind."""
+    """Return a receipt for a send that the carrier did not finish: all workers are "behind"."""
     silent = f"no answer within {timeout:.3g} s; what carries the weights is busy, or stuck"
     detail = detail or silent
     rows = {str(worker): WorkerReceipt(str(worker), "behind", None, detail) for worker in workers}
@@ -292,7 +299,8 @@ def _unanswered(
 class WeightSender:
     """Sends weights of one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
 
-    It sends to the workers that were registered with it; without any, to those of its `scheme`.
+    It sends to the workers that were registered with it, or if there are none, to all workers of
+    its `scheme`.
     """
 
     def __init__(self, scheme: "WeightSyncScheme") -> None:
@@ -302,7 +310,7 @@ class WeightSender:
 
     @property
     def receipt(self) -> Receipt | None:
-        """The result of the last send for every worker; None before the first send."""
+        """The receipt of the last send, with every worker's result; None before the first send."""
         return self._sending().receipt
 
     def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
@@ -325,9 +333,9 @@ class WeightSender:
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Start a `send`; return once the weights may be changed. Arguments are those of `send`.
+        """Start a `send`, and return once the caller may change the weights.
 
-        Call `wait_async` before the next send.
+        Arguments are those of `send`. Call `wait_async` before the next send.
         """
         self._sending().send_async(self._scheme, weights, worker_ids, timeout)
 
@@ -336,13 +344,13 @@ class WeightSender:
 
         Raises:
             RuntimeError: No send is pending.
-            PublishError: Some workers do not have the weights; it names them.
-            TimeoutError: The send is still pending after `timeout` seconds; wait again.
+            PublishError: Some workers do not have the weights; the error names them.
+            TimeoutError: The send is still pending after `timeout` seconds. Call this again.
         """
         self._sending().wait(timeout)
 
     def update_weights(self, weights: Any = None) -> None:
-        """Send weights to all workers (the oldest name of `send`)."""
+        """Send weights to all workers. (This is TorchRL's oldest name of `send`.)"""
         self.send(weights)
 
     def _sending(self) -> Sending:
@@ -350,7 +358,7 @@ class WeightSender:
 
 
 class WorkerTransport:
-    """Sends weights, prepared by a scheme, to one worker of a carrier."""
+    """Sends weights, which a scheme prepares, to one worker of a carrier."""
 
     def __init__(self, scheme: "Scheme", carrier: Transport, worker: int = 0) -> None:
         self.worker = worker
@@ -361,11 +369,11 @@ class WorkerTransport:
 
     @property
     def receipt(self) -> Receipt | None:
-        """The result of the last send; None before the first send."""
+        """The receipt of the last send; None before the first send."""
         return self._sending.receipt
 
     def send_weights(self, *weights: Any) -> None:
-        """Send `(weights)` or `(model_id, weights)`; PublishError if they are not applied."""
+        """Send `(weights)` or `(model_id, weights)`; raise PublishError unless they are applied."""
         *model_id, given = weights
         self._sending.send(self._scheme, given, self.worker, None, *model_id)
 
@@ -380,14 +388,14 @@ class WorkerTransport:
 
         Raises:
             RuntimeError: No send is pending.
-            PublishError: The weights were not applied; the text says why.
+            PublishError: The weights were not applied; the message says why.
         """
         if not self._sending.pending:
             raise RuntimeError("No pending future. Did you call send_weights_async?")
         self._sending.finish(timeout)
 
     def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
-        """Send prepared weights; called by the sender that this transport is registered with."""
+        """Send prepared weights. The sender that this transport is registered with calls this."""
         return self._sending.carrier.send(weights, [self.worker], timeout=timeout)
 
     def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
@@ -400,11 +408,11 @@ class WorkerTransport:
         return self.worker in self._sending.carrier.workers()
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Do nothing: `connect()` of the scheme does it."""
+        """Do nothing: the scheme's `connect()` connects and sends the first weights."""
 
 
 class _Registered(Transport):
-    """One carrier over several transports that `scheme.create_transport` made."""
+    """A carrier that sends over several transports, which `scheme.create_transport` made."""
 
     def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
         self._transports = transports
@@ -433,7 +441,7 @@ class _Registered(Transport):
         return whole
 
     def _renamed(self, receipt: Receipt, worker: int) -> Receipt:
-        """Return a transport's receipt, with its worker under the registered id."""
+        """Return a transport's receipt in which its only worker has the registered id `worker`."""
         row = receipt.workers[str(self._transports[worker].worker)]
         return replace(receipt, workers={str(worker): replace(row, name=str(worker))})
 
@@ -446,12 +454,12 @@ class Sources:
     """The arguments that `init_on_sender` uses itself; the carrier gets the others."""
 
     model: Any
-    weights: Any  # the weights of a send without weights
+    weights: Any  # sent by a send that is called without weights
     count: int | None  # the number of workers; None: not given
 
     @classmethod
     def taken(cls, kwargs: dict[str, Any], context: Any) -> "Sources":
-        """Remove these arguments from `kwargs` and return them."""
+        """Remove the arguments that `init_on_sender` uses from `kwargs`, and return them."""
         model, source_model = kwargs.pop("model", None), kwargs.pop("source_model", None)
         names = ("params_map", "weights", "cached_weights", "devices", "device_map_fn")
         given = {name: kwargs.pop(name, None) for name in names}
@@ -468,7 +476,7 @@ class Sources:
 
 
 def is_per_worker(weights: Any) -> TypeGuard[Mapping[int, Any]]:
-    """Return whether `weights` is `{worker id: weights}`, not the weights of one model."""
+    """Return whether `weights` is a mapping `{worker id: weights}`."""
     if not isinstance(weights, Mapping):
         return False
     # A TensorDict iterates over its batch, not over its keys.

@@ -1,11 +1,11 @@
 """The strategy of a scheme: names the tensors of a model, extracts them, and applies them.
 
     tensordict   every parameter and every buffer, also buffers that are not persistent
-    state_dict   the entries of state_dict() (PEFT adapters merged)
+    state_dict   the entries of state_dict(), with PEFT adapters merged
 
-Both include the extra state of every submodule that has some (codecs/torch_modules.py). Tied
-tensors are sent once. A model may also be a TensorDict or a mapping of names to tensors or arrays,
-which keep their names; any other object (a random policy, for example) has no weights.
+Both include the extra state of submodules (codecs/torch_modules.py). Tied tensors are sent once. A
+model may also be a TensorDict, or a mapping of names to tensors or arrays; then these names are
+used. Any other object (a random policy, for example) has no weights.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ EXTRA_KEY, EXTRA_NAME = "__extra_state__", "_extra_state"
 
 
 class DestinationError(StateError, KeyError):
-    """Weights do not fit the model that should get them; the model is unchanged."""
+    """The weights do not fit the receiving model, which is unchanged."""
 
 
 class WeightStrategy:
@@ -42,7 +42,8 @@ class WeightStrategy:
     Args:
         extract_as: "tensordict" or "state_dict".
 
-    An instance equals its own name, because older code compares `scheme.strategy` with strings.
+    An instance is equal to the string `extract_as`, because older programs compare
+    `scheme.strategy` with strings.
     """
 
     def __init__(self, extract_as: Format = "tensordict") -> None:
@@ -76,11 +77,12 @@ class WeightStrategy:
         Args:
             destination: An `nn.Module`, a TensorDict, or a mapping of tensors or arrays.
             weights: The result of `extract_weights`, or a module; None: nothing happens.
-            inplace: Write into the existing tensors; otherwise give a module new ones.
+            inplace: Whether to write into the existing tensors; otherwise a module gets new ones.
             strict: Whether both sides must have the same names.
 
         Raises:
-            DestinationError: The weights do not fit; the text says why. The model is unchanged.
+            DestinationError: The weights do not fit, and the model is unchanged. The message says
+                why.
             ValueError: `weights` is no module, TensorDict or dict.
         """
         if weights is None:
@@ -100,23 +102,24 @@ class WeightStrategy:
     # Used by schemes.
 
     def formed(self, weights: Any) -> Any:
-        """Return `weights` in the strategy's own form: for "tensordict", a dict as a TensorDict.
+        """Return `weights` in the strategy's form: for "tensordict", a dict becomes a TensorDict.
 
-        A dict that no TensorDict can hold (arrays, a name that is a prefix of another) stays one.
+        A dict is returned as it is if no TensorDict can hold its entries: because they are arrays,
+        or one name is a prefix of another.
         """
         if self.extract_as == "state_dict" or not isinstance(weights, dict):
             return weights
         given = cast("dict[str, Any]", weights)
         try:
             leaves = named_leaves(given)
-        except StateError:  # sending them raises it again
+        except StateError:  # the error is reported when the weights are sent
             return given
         heads = {name[:at] for name in leaves for at, sign in enumerate(name) if sign == "."}
         arrays = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
         return given if arrays or not heads.isdisjoint(leaves) else nested(leaves)
 
     def tensors_of(self, source: object) -> dict[str, Leaf]:
-        """Return the tensors of a `source` by dotted name; they share its memory."""
+        """Return the tensors of a `source` by dotted name; they share the source's memory."""
         if is_module(source):
             from ...codecs.torch_modules import contents_of
 
@@ -133,7 +136,7 @@ class WeightStrategy:
     def tensors_as_td(self, model: object) -> Any:
         """Return the parameters and buffers of a `model` as a TensorDict, without extra state.
 
-        TorchRL's collectors copy it into their own parameters and buffers, name by name.
+        TorchRL's collectors copy the TensorDict into their own parameters and buffers, by name.
         """
         if not is_module(model):
             return nested(self.tensors_of(model))
@@ -142,7 +145,7 @@ class WeightStrategy:
         return nested(parts_by(model, "tensordict").tensors)
 
     def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
-        """Return the reasons why a layout cannot be applied to a model, one a line; none if it can.
+        """Return the reasons why a layout cannot be applied to a model; empty if it can.
 
         Args:
             layout: The layout of a version.
@@ -171,7 +174,7 @@ class WeightStrategy:
         Args:
             reader: Reads the version.
             model, strict, cast: As in `faults`.
-            inplace: Write into the existing tensors; otherwise give a module new ones.
+            inplace: Whether to write into the existing tensors; otherwise a module gets new ones.
 
         Raises:
             DestinationError: The version does not fit; the model is unchanged.
@@ -196,7 +199,7 @@ class WeightStrategy:
             for name in layout.names()
             if parts.part_of(name) is not None
         }
-        # First, since it runs the user's code, which may raise: no tensor is written yet.
+        # Before any tensor is written, since this runs the user's code, which may raise.
         torch_modules.put_extra(parts, extra)
         reader.copy_into(parts.tensors, strict=False, cast=cast)
         if (loading := parts.loading) is None:
@@ -222,7 +225,7 @@ def strategy_named(name: Format) -> WeightStrategy:
 
 
 def nested(tensors: "Mapping[str, Leaf] | Mapping[str, torch.Tensor]") -> Any:
-    """Return named tensors as a TensorDict; as a dict if tensordict is not installed."""
+    """Return named tensors as a nested TensorDict, or as a dict if tensordict is not installed."""
     try:
         from tensordict import TensorDict
     except ImportError:
@@ -274,7 +277,7 @@ def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: 
 
 
 def _collection(model: object) -> object:
-    """Return a model that is a mapping or a TensorDict; for any other, an empty mapping."""
+    """Return the model if it is a mapping or a TensorDict, otherwise an empty mapping."""
     empty: dict[str, Leaf] = {}
     return model if has_names(model) else empty
 

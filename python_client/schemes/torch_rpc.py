@@ -1,8 +1,8 @@
 """`RPCWeightSyncScheme`: sends weights to the workers of a `torch.distributed.rpc` group.
 
-Versions are sent in pieces, which the worker joins. RPC receives every tensor into new memory, and
-the allocator returns large blocks to the system, so one large tensor would cost a page fault per
-page in each version, which takes several times as long as the copy. Pieces of a few MiB are reused.
+Versions are sent in pieces, which the worker joins. RPC receives every tensor into new memory. The
+allocator returns large blocks to the system, so a large tensor would cost a page fault per page in
+each version, which takes several times as long as the copy. Blocks of a few MiB are reused.
 """
 
 import threading
@@ -27,8 +27,8 @@ from .strategy import Format
 from .vintage import TransportBackend, WeightSyncScheme
 
 PIECE_BYTES = 2 * 2**20  # the fastest of 1, 2, 4 and 8 MiB, by a small margin
-KEPT_MAX = 2  # buffers kept for reuse: one for the next version while another is being sent
-_TIMED_OUT = "RPC ran for more than set timeout"  # the beginning of torch's error text
+KEPT_MAX = 2  # most buffers kept for reuse: while one is being sent, the other gets a new version
+_TIMED_OUT = "RPC ran for more than set timeout"  # the start of torch's error text for a timeout
 
 
 class RPCWeightSyncScheme(WeightSyncScheme):
@@ -45,8 +45,8 @@ class RPCWeightSyncScheme(WeightSyncScheme):
 
     The default strategy is "state_dict", as in TorchRL's documentation.
 
-    A worker calls `init_on_receiver` and `connect`. If it does not, its collector's
-    `update_policy_weights_` is called.
+    A worker becomes a receiver if it calls `init_on_receiver` and `connect`. If a worker is no
+    receiver, a send calls its collector's `update_policy_weights_`.
     """
 
     def __init__(self, strategy: Format = "state_dict", **settings: Any) -> None:
@@ -83,9 +83,9 @@ class RPCTransport(WorkerTransport):
 
     Args:
         collector_info: The worker's name, id or `WorkerInfo`.
-        collector_rref: A reference to the worker's collector, if it has one.
+        collector_rref: A reference to the worker's collector, if the worker has one.
         collector_class, worker_rank: Not needed; accepted for compatibility.
-        scheme: Its strategy extracts weights from models; its timeout applies.
+        scheme: Provides the strategy that extracts weights from models, and the timeout.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RPCTransport(WorkerTransport):
 
 
 def _peer(given: Any) -> tuple[Any, Any]:
-    """Return a worker and the reference to its collector, or None, from a tuple or the worker."""
+    """Return (worker, reference to its collector or None), given such a tuple or the worker."""
     if issubclass(type(given), tuple) and not hasattr(given, "name"):  # a WorkerInfo has a name
         parts = [*given, None]
         return parts[0], parts[1]
@@ -141,7 +141,7 @@ class _Peers(Peers):
 
 
 def _promised(future: Any) -> "Future[CallResult]":
-    """Return a torch future as a Python future."""
+    """Return a Python future that gets the result or the error of a torch future."""
     promised: Future[CallResult] = Future()
 
     def done(ended: Any) -> None:
@@ -156,20 +156,20 @@ def _promised(future: Any) -> "Future[CallResult]":
 
 @dataclass(eq=False)
 class Pieces:
-    """A version in pieces, which RPCs read until they are over."""
+    """A version in pieces, which RPCs read until `done` is called."""
 
     layout: Layout
     pieces: list[torch.Tensor]
     owner: "Snapshots"
 
     def done(self, clean: bool) -> None:
-        """Return the memory for reuse, unless an RPC that timed out may still be sending it."""
+        """Give the memory back for reuse, unless an RPC that timed out may still be reading it."""
         if clean:
             self.owner.take_back(self)
 
 
 class Snapshots:
-    """Copies states into pieces, in the memory of versions that were sent."""
+    """Copies states into pieces, and reuses the memory of versions whose RPCs are over."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -188,7 +188,7 @@ class Snapshots:
             begins = range(0, layout.nbytes, PIECE_BYTES)
             parts = [flat[begin : begin + PIECE_BYTES] for begin in begins]
             if not self._free:
-                # Each piece has its own memory: RPC would copy views again for every worker.
+                # Clone, since RPC would copy a view of a larger tensor again for every worker.
                 return Pieces(layout, [part.clone() for part in parts], self)
             kept = self._free.pop()
             for piece, part in zip(kept.pieces, parts, strict=True):
@@ -196,7 +196,7 @@ class Snapshots:
             return kept
 
     def take_back(self, used: Pieces) -> None:
-        """Keep the memory of a copy for reuse."""
+        """Keep the memory of a copy for reuse, if its layout is still the current one."""
         with self._lock:
             current = self._writer is not None and used.layout is self._writer.section.layout
             if current and len(self._free) < KEPT_MAX:
@@ -224,23 +224,23 @@ class Staging:
         self._free: list[Bytes] = []
 
     def join(self, pieces: list[torch.Tensor]) -> Bytes:
-        """Return the pieces as one read-only array, in memory that is not in use."""
+        """Return the pieces as one read-only array; free it with `free`."""
         size = sum(piece.numel() for piece in pieces)
         with self._lock:
             place = next((i for i, free in enumerate(self._free) if free.size == size), None)
             data = np.empty(size, np.uint8) if place is None else self._free.pop(place)
-        if pieces:  # with numpy: torch would start a thread pool for each RPC thread
+        if pieces:  # join with numpy, because torch would start a thread pool in each RPC thread
             np.concatenate([piece.numpy() for piece in pieces], out=data)
         joined = data.view()
-        joined.flags.writeable = False  # so that user code that keeps a part copies it
+        joined.flags.writeable = False  # so that the user's code copies a part that it keeps
         return joined
 
     def free(self, joined: Bytes) -> None:
-        """Keep memory that is no longer in use for the next version."""
+        """Keep the memory of a `joined` array, which is no longer in use, for the next version."""
         data = joined.base
         with self._lock:
             if isinstance(data, np.ndarray):
                 self._free = [*self._free[1 - KEPT_MAX :], data]
 
 
-_staging = Staging()  # of this process, if it is a worker
+_staging = Staging()  # used if this process is a worker

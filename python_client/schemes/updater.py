@@ -1,8 +1,8 @@
 """Weight updaters: `WeightUpdaterBase`, from which users derive their own, and one over Ray.
 
-The API is that of TorchRL's updaters, but neither deprecated nor dependent on TorchRL. In addition,
-`RayWeightUpdater` waits for every worker's acknowledgement, with a deadline, and names workers that
-died. It works with any actor that has a method `update_policy_weights_(weights)`.
+The API is that of TorchRL's updaters, but does not require TorchRL and is not deprecated. In
+addition, `RayWeightUpdater` waits, until a deadline, for every worker's acknowledgement, and names
+workers that died. Its actors can be any with a method `update_policy_weights_(weights)`.
 """
 
 import abc
@@ -37,7 +37,7 @@ NAMES = "policy_weights", "policy_or_weights"  # the argument's names in collect
 class WeightUpdaterBase(abc.ABC):
     """Pushes weights to workers. Subclasses implement `_sync_weights_with_worker`.
 
-    Calling an updater pushes. If TorchRL is imported, this class is registered as its updater.
+    Calling an updater pushes. If TorchRL is imported, its collectors accept this class.
     """
 
     _post_hooks: list[Callable[[], Any]] | None = None
@@ -52,21 +52,21 @@ class WeightUpdaterBase(abc.ABC):
 
     @classmethod
     def from_policy(cls, policy: Any) -> "WeightUpdaterBase | None":
-        """Return an updater for a `policy`; None: use the constructor."""
+        """Return an updater for a `policy`, or None if the caller must use the constructor."""
         del policy
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Accept and ignore a collector's arguments (`args`, `kwargs`) before its first batch."""
+        """Do nothing. A collector calls this before its first batch, with `args` and `kwargs`."""
         del args, kwargs
 
     # The collector.
 
     def register_collector(self, collector: Any) -> None:
-        """Keep a weak reference to the `collector`. An updater has at most one.
+        """Register the `collector`, of which this updater keeps a weak reference.
 
         Raises:
-            RuntimeError: Another one is registered already.
+            RuntimeError: Another collector is already registered.
         """
         known = self.collector
         if known is not None and known is not collector:
@@ -78,12 +78,12 @@ class WeightUpdaterBase(abc.ABC):
 
     @property
     def collector(self) -> Any:
-        """The registered collector; None if there is none or it is gone."""
+        """The registered collector; None if none is registered or it was garbage-collected."""
         return None if self._collector is None else self._collector()
 
     @property
     def collectors(self) -> list[Any] | None:
-        """The registered collector in a list; None if none was ever registered."""
+        """A list with the registered collector; None if no collector was ever registered."""
         return None if self._collector is None else [self._collector()]
 
     def increment_version(self) -> None:
@@ -101,7 +101,7 @@ class WeightUpdaterBase(abc.ABC):
 
     @property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        """The functions that are called after every push, in this order."""
+        """The functions that are called, in this order, after every push."""
         if self._post_hooks is None:
             self._post_hooks = []
         return self._post_hooks
@@ -113,7 +113,7 @@ class WeightUpdaterBase(abc.ABC):
             hook: The function.
 
         Raises:
-            TypeError: The hook is `async`, so that a plain call has no effect.
+            TypeError: The hook is an `async def` function, so calling it would run nothing.
         """
         if inspect.iscoroutinefunction(hook):
             raise TypeError(
@@ -130,8 +130,8 @@ class WeightUpdaterBase(abc.ABC):
             policy_or_weights: The weights to push; None: the updater's weights.
             worker_ids: The workers; None: all.
 
-        If some workers miss the push, the hooks run before the error is raised, because the other
-        workers run new weights.
+        If some workers miss the push, the hooks are called before the PublishError is raised,
+        because the other workers run new weights.
         """
         missed: PublishError | None = None
         try:
@@ -162,12 +162,12 @@ class WeightUpdaterBase(abc.ABC):
         return None
 
     def _skip_update(self, worker_id: Any) -> bool:
-        """Return whether this push leaves out a worker."""
+        """Return whether this push skips a worker."""
         del worker_id
         return False
 
     def _get_server_weights(self) -> Any:
-        """Return the weights to push if none were given."""
+        """Return the weights to push if the caller gave none."""
         return None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
@@ -188,7 +188,7 @@ class WeightUpdaterBase(abc.ABC):
 
     @abc.abstractmethod
     def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
-        """Send weights to a worker. The push waits for the result if it is an awaitable."""
+        """Send weights to a worker. If this returns an awaitable, the push waits for it."""
 
 
 def listed(worker_ids: Any) -> list[Any]:
@@ -202,11 +202,11 @@ class RayWeightUpdater(WeightUpdaterBase):
     Args:
         policy_weights: The trainer's weights, a TensorDict. A push sends their current values.
         remote_collectors: The actors. Worker ids are their positions in this list.
-        max_interval: How many pushes to skip for a worker between two that reach it; 0: none.
-        timeout: Seconds in which the workers have to apply a push.
+        max_interval: The number of pushes that skip a worker between two that reach it; 0: none.
+        timeout: Seconds within which the workers must apply a push.
 
     Attributes:
-        receipt: The result of the last push; None before the first.
+        receipt: The receipt of the last push; None before the first push.
     """
 
     def __init__(
@@ -229,10 +229,10 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._store = Store()
         self._calls: dict[str, Future[CallResult]] = {}
         self._shared: tuple[Any, Any] | None = None  # a push's weights, and their Ray reference
-        self._nbytes = 0  # size of the weights stored last
+        self._nbytes = 0  # size of the weights that were stored last
 
     def versions(self) -> dict[int, int]:
-        """Return the number of the last push that each worker acknowledged, by worker id."""
+        """Return, by worker id, the number of the last push that the worker acknowledged."""
         return dict(self._versions)
 
     def all_worker_ids(self) -> list[Any] | None:
@@ -244,7 +244,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         checked = [self._checked(worker) for worker in ids or ()]
         due = dict.fromkeys(worker for worker in checked if self._is_due(worker))
         if not due:
-            return  # no worker gets this push, so do not store it
+            return  # no worker gets this push, so do not store the weights
         started, given = time.monotonic(), policy_or_weights
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
         self._version += 1
@@ -274,7 +274,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         return True
 
     def _skip_update(self, worker_id: int) -> bool:
-        """Count a push for a worker; return whether to skip it, within the worker's interval."""
+        """Count a push for a worker; return whether the worker's interval skips this push."""
         self._batches_since_weight_update[worker_id] += 1
         return self._batches_since_weight_update[worker_id] <= self.max_interval
 
@@ -284,7 +284,7 @@ class RayWeightUpdater(WeightUpdaterBase):
 
     def _stored(self, weights: Any) -> Any:
         if references(weights):
-            return weights  # stored by the caller; their size is unknown here
+            return weights  # the caller stored the weights; their size is unknown here
         if is_module(weights):
             weights = WeightStrategy().tensors_as_td(weights)
         flat = type(weights) in (dict, OrderedDict) and all(
@@ -295,7 +295,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         return stored.ref
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Return the weights for workers, from those of a push or of `_get_server_weights`."""
+        """Return the weights unchanged; `_sync_weights_with_worker` stores them."""
         return policy_or_weights
 
     # Arguments may be positional too, as in TorchRL's own updater.
@@ -304,8 +304,8 @@ class RayWeightUpdater(WeightUpdaterBase):
     ) -> Any:
         """Start a worker's update; the push waits for the updates of all workers together.
 
-        An override returns the reference that its call of the actor returned, and the push waits
-        for it. If an override returns None, the receipt has no result for the worker.
+        An override should return the reference that its call of the actor returned; the push then
+        waits for it. If an override returns None, the receipt has no result for the worker.
         """
         if self._shared is None or self._shared[0] is not server_weights:
             self._shared = server_weights, self._stored(server_weights)  # once for all workers
@@ -323,7 +323,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         for name in self.receipt.in_state("applied"):
             self._versions[int(name)] = self._version
         for name in self.receipt.in_state("failed", "lost", "behind"):
-            # Do not skip it at the next push.
+            # The next push must not skip this worker.
             self._batches_since_weight_update[int(name)] = self.max_interval
         check(self.receipt)
 
@@ -332,10 +332,10 @@ class RayWeightUpdater(WeightUpdaterBase):
 
 
 def _update(actor: Any, weights: Any, timeout: float) -> Outcome:
-    """Pass weights to an actor. (Runs in the actor.)"""
+    """Call the actor's method with weights. (Runs in the actor.)"""
     if isinstance(weights, dict) and is_torchrl(actor):  # TorchRL expects nested names
         weights = nested(cast("dict[str, Any]", weights))
     try:
         return taken(actor.update_policy_weights_, weights, NAMES, timeout)
-    except Exception as error:  # Ray would print it here, and pickle it for the sender
+    except Exception as error:  # Ray would print an error here, and pickle it for the sender
         return CallResult("failed", f"{type(error).__name__}: {error}")

@@ -1,14 +1,14 @@
 """The older of TorchRL's two APIs, implemented on the newer one (scheme.py).
 
-Older programs use senders, receivers and transports of a scheme; newer ones use the scheme itself.
-Each of these objects is a view of the scheme:
+Older programs use senders, receivers and transports of a scheme; newer programs use the scheme
+itself. Each of these objects is a view of the scheme:
 
     init_on_worker()      init_on_receiver() and connect(); versions are applied in `receive()`
-    get_sender()          a `WeightSender` (sender.py): sends as the scheme does, connected or not
+    get_sender()          a `WeightSender` (sender.py): sends as the scheme does, even unconnected
     get_receiver()        a `WeightReceiver` (receiver.py): receives as the scheme does
     create_transport(x)   a `WorkerTransport` (sender.py): sends to the worker behind x
 
-Both APIs have transports; in the older one, their methods also take and return a model id.
+Both APIs have transports; in the older API, a transport's methods also take and return a model id.
 """
 
 import json
@@ -24,14 +24,14 @@ from .sender import Sending, WeightSender, WorkerTransport
 class WeightSyncScheme(Scheme):
     """One model on a sender and its workers.
 
-    Construct a subclass; `from_backend` finds the one for a transport.
+    Construct a subclass. `from_backend` constructs the subclass for a transport, given its name.
 
     Args:
         strategy: The naming of the weights: "tensordict" or "state_dict".
         timeout: Default seconds that a call waits.
         strict: Whether both sides must have the same names.
         cast: Whether values may be converted to the receiving model's dtypes.
-        background: Receivers apply versions in the background; otherwise in `receive()`.
+        background: Whether receivers apply versions in the background; otherwise in `receive()`.
 
     Raises:
         ValueError: There is no such strategy, or the timeout is not above zero.
@@ -42,17 +42,19 @@ class WeightSyncScheme(Scheme):
 
     @classmethod
     def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
-        """Return a scheme of a `backend` (none, shared, process, rpc, zmq ...), given `kwargs`.
+        """Return a scheme of a `backend` (none, shared, process, rpc, zmq ...).
+
+        `kwargs` are the arguments of its class.
 
         Raises:
-            ValueError: There is no such backend; the text lists all.
+            ValueError: There is no such backend; the message lists all.
         """
         return cast("type[WeightSyncScheme]", scheme_class(backend))(**kwargs)
 
     def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Become a receiver and connect; versions are applied in `receive()`.
+        """Become a receiver and connect; by default, versions are applied in `receive()`.
 
-        Arguments are those of `init_on_receiver`; `pipe` is the worker's end of the sender's pipe.
+        Arguments are those of `init_on_receiver`. `pipe` is the worker's end of the sender's pipe.
         """
         if kwargs.get("pipe") is None:
             kwargs["pipe"] = getattr(context, "pipe", None)
@@ -66,13 +68,13 @@ class WeightSyncScheme(Scheme):
             raise
 
     def get_sender(self) -> WeightSender:
-        """Return the sender, the same each time; RuntimeError before `init_on_sender`."""
+        """Return the scheme's only sender; raise RuntimeError before `init_on_sender`."""
         self._check(self.initialized_on_sender, "init_on_sender() before get_sender()")
         self._made_sender = self._made_sender or self.create_sender()
         return self._made_sender
 
     def get_receiver(self) -> WeightReceiver:
-        """Return the receiver, the same each time; RuntimeError before `init_on_worker`."""
+        """Return the scheme's only receiver; raise RuntimeError before `init_on_worker`."""
         self._check(self.initialized_on_receiver, "init_on_worker() before get_receiver()")
         self._made_receiver = self._made_receiver or self.create_receiver()
         return self._made_receiver
@@ -90,17 +92,19 @@ class WeightSyncScheme(Scheme):
         return WeightReceiver(self)
 
     def own_sending(self) -> Sending:
-        """Return the scheme's own `Sending`, for its senders; connect it if necessary."""
+        """Return the scheme's own `Sending`, for its senders; mark the scheme as connected."""
         if (side := self._as_sender) is not None:
-            side.connected = True  # without publishing first weights
+            side.connected = True  # unlike `connect`, do not publish first weights
         return self._connected()
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> "TransportBackend":
-        """Return the transport of one worker: the worker behind `pipe_or_context`.
+        """Return the transport of one worker.
 
-        This is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, as a tuple or
-        as `kwargs`; over Ray an actor, also as `remote_actor`. Without it, the keyword `worker_idx`
-        selects a worker of the initialised sender. A receiver returns its own transport.
+        On a receiver, this is the receiver's own transport. Otherwise `pipe_or_context` is the end
+        of a pipe to the worker. Over RPC it is the tuple `(collector_info, collector_rref,
+        collector_class)`, or these are keywords. Over Ray it is an actor, or the keyword
+        `remote_actor`. If none is given, the keyword `worker_idx` selects a worker of the
+        initialised sender.
         """
         if self.initialized_on_receiver:
             return ReceiverTransport(self, named=pipe_or_context is not None)
@@ -139,7 +143,7 @@ class WeightSyncScheme(Scheme):
 
 
 def _peer_in(kwargs: Mapping[str, Any]) -> Any:
-    """Return the peer that keywords of `create_transport` name; None if they name none."""
+    """Return the peer given by keywords of `create_transport`; None if there are none."""
     if (info := kwargs.get("collector_info")) is not None:
         return info, kwargs.get("collector_rref")
     return kwargs.get("remote_actor")
@@ -159,7 +163,7 @@ class TransportBackend(Protocol):
         model: Any = None,
         strategy: Any = None,
     ) -> Any | None:
-        """Receive and apply weights; None if none came in time.
+        """Receive and apply weights, and return them; None if no weights came in time.
 
         Args:
             timeout: Seconds; None: the transport's own timeout.
@@ -168,7 +172,10 @@ class TransportBackend(Protocol):
 
 
 class InitialSyncTransport(Protocol):
-    """A transport that connects and sends the first weights itself; here the scheme does both."""
+    """A transport of TorchRL that connects and sends the first weights itself.
+
+    Here, a scheme's `connect` does both.
+    """
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Connect, and send the first weights."""
@@ -188,12 +195,12 @@ class _NoScheme:
     _instead = ""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise TypeError with a replacement for the class."""
+        """Raise TypeError; the message says what to use in place of the class."""
         raise TypeError(f"{cls.__name__} is nothing by itself here: {cls._instead}")
 
 
 class SharedMemTransport(_NoScheme):
-    """A name from TorchRL; no transport here uses only shared memory."""
+    """A name from TorchRL that raises TypeError: no transport here uses only shared memory."""
 
     _instead = (
         "workers read a publisher's memory. Write SharedMemWeightSyncScheme(), and after "
@@ -203,7 +210,7 @@ class SharedMemTransport(_NoScheme):
 
 
 class DistributedTransport(_NoScheme):
-    """A name from TorchRL; no transport here needs a store and a rank."""
+    """A name from TorchRL that raises TypeError: no transport here needs a store and a rank."""
 
     _instead = (
         "there is neither store nor process group. Write DistributedWeightSyncScheme(), and after "
@@ -215,14 +222,14 @@ class DistributedTransport(_NoScheme):
 
 
 def tell(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | None) -> None:
-    """Send the sender's address, the worker's id and its keys through each pipe."""
+    """Send the sender's address, the worker's id and the keys for workers through each pipe."""
     for worker, pipe in enumerate(pipes):
         told = {"weightbus": address, "worker": worker, "keys": keys}
         pipe.send_bytes(json.dumps(told).encode())
 
 
 def read(pipe: Any, timeout: float) -> dict[str, Any]:
-    """Receive the sender's address, the id of this worker, and its keys or None, from a pipe."""
+    """Receive from a pipe the sender's address, the id of this worker, and its keys (or None)."""
     if not pipe.poll(timeout):
         raise TimeoutError(
             f"no address came down the pipe within {timeout} s; is init_on_sender() called with "
