@@ -1,7 +1,7 @@
 """HTTP calls to one server, with a deadline, a few retries, and a bound on the answer's length.
 
-A call without an answer is retried, although the server may have received it. So use more than one
-try only for idempotent calls.
+A call that gets no answer is retried, although the server may have received it. So allow more than
+one try only for idempotent calls.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from ...codecs.errors import WeightBusError
 
 CONNECT_SECONDS = 5.0  # limit for a connection to be accepted
 TRIES = 4
-PAUSE_SECONDS = 0.5  # before the second try; doubled before each further one
-ANSWER_BYTES_MAX = 256 * 1024  # of an answer: a status, or the list of the server's models
-SAID_MAX = 600  # characters of an engine's error text; a whole report has at most 4096
-NOT_NOW = {502, 503, 504}  # from a server that is starting or stopping, or from its proxy
+PAUSE_SECONDS = 0.5  # pause before the second try; doubled before each further try
+ANSWER_BYTES_MAX = 256 * 1024  # largest answer: a status, or the list of the server's models
+SAID_MAX = 600  # characters kept of an engine's error text; a report on the bus has at most 4096
+NOT_NOW = {502, 503, 504}  # status while a server or its proxy is starting or stopping
 
 
 class ServerError(WeightBusError):
@@ -36,7 +36,7 @@ class CallError(ServerError):
         text: Which call failed, and why.
 
     Attributes:
-        harmless: The server is unchanged: it did not receive the call, or did not begin it.
+        harmless: Whether the server is unchanged, because it did not receive or begin the call.
     """
 
     def __init__(self, text: str, *, harmless: bool = False) -> None:
@@ -69,7 +69,7 @@ class HttpAnswer:
 
     @property
     def message(self) -> str:
-        """The engine's message, from whichever field has it."""
+        """The engine's message, from the first field that contains one."""
         error = self.fields.get("error")
         if isinstance(error, dict):
             error = cast("dict[str, Any]", error).get("message")
@@ -86,14 +86,14 @@ class Server:
     """A server, by its URL.
 
     Args:
-        url: The URL, such as `http://gpu-1:8000`. A user and a password in it are sent, but never
-            shown.
+        url: The URL, such as `http://gpu-1:8000`. If it contains a user and a password, they are
+            sent, but never shown.
         token: The bearer token; empty: none.
-        tries: How often a call is tried at most.
+        tries: The largest number of tries of a call.
         pause: Seconds before the second try.
 
     Raises:
-        ModuleNotFoundError: httpx is not installed; the text says what to install.
+        ModuleNotFoundError: httpx is not installed; the message says what to install.
         ValueError: The URL is invalid.
     """
 
@@ -107,8 +107,8 @@ class Server:
         auth = (parts.username, parts.password) if parts.userinfo else None
         url = str(parts.copy_with(username="", password="")) if auth else url
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
-        # No proxy from the environment and no redirects: another host is not this server. Each call
-        # has its own connection: a server may close an idle one, and the next call would be lost.
+        # No proxy from the environment and no redirects, since they lead to another host. A new
+        # connection for each call, since a server may close an idle one as the next call is sent.
         self._client = self._httpx.Client(
             limits=self._httpx.Limits(max_keepalive_connections=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -118,25 +118,26 @@ class Server:
         )
 
     def get(self, path: str, seconds: float) -> HttpAnswer:
-        """Make a GET call."""
+        """Make a GET call; see `call`."""
         return self.call("GET", path, None, seconds)
 
     def ready(self, path: str) -> bool:
-        """Call once a route that answers 503 for "not ready"; return whether it is ready."""
+        """Return whether the server is ready, by one call of a route that answers 503 if not."""
         try:
             return self._once("GET", path, None, time.monotonic() + CONNECT_SECONDS).status != 503
         except self._httpx.HTTPError as error:
             raise SilentError(f"{self.url} does not answer GET {path}: {error}") from None
 
     def post(self, path: str, body: object, seconds: float) -> HttpAnswer:
-        """Make a POST call."""
+        """Make a POST call; see `call`."""
         return self.call("POST", path, body, seconds)
 
     def call(self, method: str, path: str, body: object, seconds: float) -> HttpAnswer:
-        """Make a call, and retry it without an answer; for at most `seconds` in all.
+        """Make a call and return the answer; retry a call that gets none, within `seconds`.
 
         Raises:
-            SilentError: No answer came. It is harmless if no try reached the server.
+            SilentError: No answer came. The error is `harmless` if no try reached the server.
+            CallError: The answer is too long.
         """
         end, reached, why, tried = time.monotonic() + seconds, False, "", 0
         while tried < self._tries and (not tried or time.monotonic() < end):

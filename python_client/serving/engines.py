@@ -1,20 +1,20 @@
 """The HTTP routes of SGLang and vLLM servers that load weights: arguments, answers, side effects.
 
-As in the sources of sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Every call may be made twice
-(`calls.Server`).
+According to the sources of sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Each call is idempotent, since
+`calls.Server` may make it twice.
 
-sglang  /update_weights_from_disk waits until running requests end, and holds new ones back; during
-        a pause it loads at once. It answers {"success", "message"}, with status 400 for a failure;
-        "Weights were updated, ..." means that only the cache was not flushed. Its "rollback" reads
-        the new files. Names that its model lacks are skipped, and it reports success.
-        An adapter can only be unloaded, which waits for the requests that use it, and then loaded.
-        A request in between makes the server load it again from the old path: so that path is a
-        link, which points to the new version by then.
+sglang  /update_weights_from_disk waits until running requests end, and holds new requests back;
+        during a pause it loads at once. It answers {"success", "message"}, with status 400 for a
+        failure; "Weights were updated, ..." means that only the cache was not flushed. Its
+        "rollback" reads the new files. It skips names that its model lacks, and reports success.
+        An adapter cannot be replaced: it is unloaded, after the requests that use it, and then
+        loaded. A request in between makes the server load the adapter again from the old path. So
+        that path is a link, which already points to the new version.
 vllm    /collective_rpc calls `reload_weights` on each rank; the server must not generate meanwhile.
         The answer is a list, or 500 with the exception's text. Needs VLLM_SERVER_DEV_MODE=1.
-        After a failure half-way the server keeps the partly loaded weights; the next load may fail
-        with the same error, or seem to succeed and fail the time after (seen in 0.32).
-        An adapter is loaded before the previous one of its name is removed. The prefix cache
+        If a load fails half-way, the server keeps the partly loaded weights. The next load may fail
+        with the same error, or seem to succeed, and the load after that fails (seen in 0.32).
+        A new adapter is loaded before the previous one of its name is removed. The prefix cache
         identifies adapters by path (before 0.33 by name), so a new version needs a new path.
 """
 
@@ -29,13 +29,13 @@ from zlib import crc32
 
 from .calls import CallError, HttpAnswer, Server
 
-ANSWER_SECONDS = 10.0  # for fast calls, such as status and resume
-INFO_SECONDS = 60.0  # for /server_info, which the server first collects
-FLUSH_SECONDS = 30.0  # for a cache, which is flushed between two steps
-FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush it
+ANSWER_SECONDS = 10.0  # limit for fast calls, such as status and resume
+INFO_SECONDS = 60.0  # limit for /server_info, which the server first collects
+FLUSH_SECONDS = 30.0  # limit for a flush of the cache, which happens between two steps
+FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush the cache
 UNPAUSED = "none"  # the mode without a pause: the load itself waits for running requests
 BROKEN = "broken"  # the version label of a server that must be restarted
-UPDATED = "Weights were updated"  # the beginning of sglang's message that only the flush failed
+UPDATED = "Weights were updated"  # start of sglang's message if only the flush of the cache failed
 DENIED = {401, 403}
 LACKING = {404, 405}
 
@@ -45,10 +45,10 @@ class How:
     """The settings for all servers.
 
     Attributes:
-        pause: The engine's pause mode, for running requests; None: its first mode.
-        seconds: The time that a server may take to load a version.
-        folder: The folder of versions, and of files that outlive this process: pause marks, links.
-        seen: The path of that folder on the servers.
+        pause: The pause mode, for running requests; None: the engine's first mode.
+        seconds: The longest time that a server may take to load a version.
+        folder: The folder of versions, and of files that outlive this process (marks, links).
+        seen: The path of `folder` on the servers.
     """
 
     pause: str | None
@@ -77,13 +77,14 @@ class Engine(ABC):
 
     kind: ClassVar[str]
     pauses: ClassVar[tuple[str, ...]]  # the pause modes, the default first
-    last_resort: ClassVar[str]  # the pause mode for a server with parts of two versions
+    last_resort: ClassVar[str]  # the pause mode for a server that may hold parts of two versions
     go_on: ClassVar[str]  # the route that ends a pause
 
     def __init__(self, server: Server, how: How) -> None:
         self._server, self._how = server, how
         self._pause = self.pauses[0] if how.pause is None else how.pause
-        # Both files outlive this process, for the next one that uses this folder.
+        # Both files outlive this process, for the next process that uses this folder: `_mark`
+        # exists while a bridge has paused the server, `_part` while the server is `partial`.
         self._mark = how.folder / f".paused-{crc32(self.url.encode()):08x}"
         self._part = how.folder / f".partial-{crc32(self.url.encode()):08x}"
 
@@ -103,7 +104,7 @@ class Engine(ABC):
 
     @abstractmethod
     def home(self) -> str:
-        """Return the path or name that the server's weights were read from."""
+        """Return the path or name from which the server read the weights that it runs."""
 
     @abstractmethod
     def checkpoint(self) -> str:
@@ -111,10 +112,10 @@ class Engine(ABC):
 
     @abstractmethod
     def check_reload(self, derived: str) -> None:
-        """Check that the server's reload also updates its copies of `derived` weights.
+        """Check that a reload also updates the copies of `ServedCheckpoint.derived` weights.
 
         Raises:
-            CallError: It does not, so the server would compute with a mix of old and new weights.
+            CallError: A reload does not, so the server would mix old and new weights.
         """
 
     @property
@@ -123,7 +124,7 @@ class Engine(ABC):
         return self._part.exists()
 
     def adapter(self, name: str) -> str | None:
-        """Return the path that an adapter was read from; None if there is none of this name.
+        """Return the path from which an adapter was read; None if no adapter has this name.
 
         Raises:
             CallError: The model itself has that name.
@@ -135,7 +136,7 @@ class Engine(ABC):
         return root
 
     def _cards(self) -> dict[str, tuple[str, str]]:
-        """Return path and base model of each listed model, by name; no base: not an adapter."""
+        """Return (path, base model) of each listed model, by name; only adapters have a base."""
         answer = self._checked(self._server.get("/v1/models", ANSWER_SECONDS), "/v1/models")
         found: dict[str, tuple[str, str]] = {}
         with contextlib.suppress(AttributeError, TypeError):  # an answer of another form
@@ -146,16 +147,17 @@ class Engine(ABC):
     # Loading.
 
     def load(self, weights: ServedWeights) -> None:
-        """Load weights on the server. `resume` has no effect until all of them are loaded.
+        """Load weights on the server. After a partial load, `resume` does nothing until a full one.
 
         Raises:
-            CallError: The load failed, with the server's text. Harmless if nothing was changed.
+            CallError: The load failed; the message has the server's text. The error is `harmless`
+                if the server is unchanged.
         """
         if weights.adapter:
             self._load_adapter(weights.adapter, weights.folder)
             return
         was_whole = not self.partial
-        # Before the call, since this process may be killed during it.
+        # Written before the call, since this process may be killed during the call.
         _write(self._part, f"{self.url} does not begin to load")
         try:
             self._load(weights.folder, weights.version)
@@ -175,7 +177,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _paused(self) -> bool:
-        """Return whether the server is paused, by any client."""
+        """Return whether any client has paused the server."""
 
     @abstractmethod
     def _stop(self, mode: str) -> HttpAnswer: ...
@@ -193,20 +195,20 @@ class Engine(ABC):
         try:
             if self._paused() and not self._mark.exists():
                 return
-            # Before the call, since this process may be killed during it.
+            # Written before the call, since this process may be killed during the call.
             _write(self._mark, f"{self.url} is not paused")
             self._checked(self._stop(mode), "its pause")
-        except CallError as error:  # the weights are unchanged
+        except CallError as error:  # harmless, since a pause does not change weights
             raise CallError(str(error), harmless=True) from None
 
     def hold(self) -> None:
         """Pause a server that may hold parts of two versions.
 
         Raises:
-            CallError: The server does not confirm the pause, and may answer.
+            CallError: The server does not confirm the pause, so it may answer requests.
         """
         if self._pause != UNPAUSED:
-            return  # paused before the load
+            return  # the server was paused before the load
         try:
             self._stand_still(self.last_resort)
         except CallError as error:
@@ -216,7 +218,7 @@ class Engine(ABC):
         """Resume the server if this bridge or an earlier one paused it, unless it is `partial`.
 
         Raises:
-            CallError: The server does not confirm it.
+            CallError: The server does not confirm that it has resumed.
         """
         if self.partial or not self._mark.exists():
             return
@@ -236,7 +238,7 @@ class Engine(ABC):
     # Answers.
 
     def _checked(self, answer: HttpAnswer, what: str) -> HttpAnswer:
-        """Return an answer that reports success.
+        """Return the `answer` if it reports success; `what` names the call in error texts.
 
         Raises:
             CallError: The answer reports a failure.
@@ -253,10 +255,10 @@ class Engine(ABC):
 
     @abstractmethod
     def _lacking(self, what: str) -> str:
-        """Return advice for a route that the server lacks."""
+        """Return advice, for an error text, on a server that lacks the route of the call `what`."""
 
     def _other(self, path: str, kind: str) -> str:
-        """Return advice for a server of another kind, which has the route `path`."""
+        """Return advice on a server that may be of `kind`, whose servers have the route `path`."""
         if self._has(path):
             return f"it is a server of {kind}, by its {path}: --kind {kind}"
         return f"it is no server of {self.kind}: check its URL and --kind"
@@ -274,28 +276,28 @@ class Sglang(Engine):
     go_on = "/continue_generation"
 
     def version(self) -> str:
-        """Return the label that was given with the last load, or at the server's start."""
+        """Return the version label that the last load set, or else the server's start."""
         return str(self._info().get("weight_version"))
 
     def home(self) -> str:
-        """Return the server's model path, which is that of the version it loaded last."""
+        """Return the server's model path: the path of the version that it loaded last."""
         return str(self._info().get("model_path"))
 
     def checkpoint(self) -> str:
-        """Return the model path, or after the first load the tokenizer path, which stays."""
+        """Return the server's model path, or after a load its tokenizer path, which stays."""
         info = self._info()
         path = str(info.get("model_path"))
         ours = PurePosixPath(path).parent == PurePosixPath(self._how.seen)
         return str(info.get("tokenizer_path") or path) if ours else path
 
     def check_reload(self, derived: str) -> None:
-        """Accept all: SGLang loads into the parameters that it computes with."""
+        """Accept every server: SGLang loads into the parameters that it computes with."""
 
     def _info(self) -> dict[str, Any]:
         return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
 
     def _paused(self) -> bool:
-        """Return whether the server accepts no requests; SGLang does not report a pause itself."""
+        """Return whether the server accepts no requests, since SGLang does not report pauses."""
         return not self._server.ready("/ready")
 
     def _stop(self, mode: str) -> HttpAnswer:
@@ -303,7 +305,7 @@ class Sglang(Engine):
 
     def _load(self, folder: str, version: str) -> None:
         route = "/update_weights_from_disk"
-        flush = self._pause != "in_place"  # in that mode, requests go on with their cache
+        flush = self._pause != "in_place"  # in that mode, running requests still need the cache
         body = {"model_path": folder, "weight_version": version, "flush_cache": flush}
         answer = self._server.post(route, body, self._how.seconds)
         if not answer.done and answer.message.startswith(UPDATED):
@@ -315,7 +317,7 @@ class Sglang(Engine):
         self._succeeded(answer, route)
 
     def adapter(self, name: str) -> str | None:
-        """Return the path that an adapter was read from; of this bridge's link, its target."""
+        """Return the path that an adapter was read from, or the target of this bridge's link."""
         path, link = super().adapter(name), self._link
         ours = path is not None and PurePosixPath(path).name == link.name and link.is_symlink()
         return os.readlink(link) if ours else path
@@ -329,13 +331,13 @@ class Sglang(Engine):
         new.unlink(missing_ok=True)
         new.symlink_to(folder)
         new.replace(self._link)
-        # Even if it is not listed: some ranks may have it.
+        # Unload the adapter even if the server does not list it: some ranks may have it.
         answer = self._server.post("/unload_lora_adapter", {"lora_name": name}, self._how.seconds)
         if "does not exist" not in answer.message:
             self._succeeded(answer, "/unload_lora_adapter")
         body = {"lora_name": name, "lora_path": f"{self._how.seen}/{self._link.name}"}
         answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
-        if "already loaded" not in answer.message:  # by a request in between
+        if "already loaded" not in answer.message:  # a request in between made the server load it
             self._succeeded(answer, "/load_lora_adapter")
 
     def _succeeded(self, answer: HttpAnswer, route: str) -> None:
@@ -354,7 +356,7 @@ class Vllm(Engine):
     go_on = "/resume"
 
     def version(self) -> str:
-        """Return the label of the last load; `default` after the server's start."""
+        """Return the version label that the last load set; `default` before the first load."""
         return str(self._get("/weight_info").get("weight_version"))
 
     def home(self) -> str:
@@ -362,11 +364,11 @@ class Vllm(Engine):
         return next((root for root, parent in self._cards().values() if not parent), "")
 
     def checkpoint(self) -> str:
-        """Return `home()`, which loads do not change."""
+        """Return `home()`, since loads do not change it."""
         return self.home()
 
     def check_reload(self, derived: str) -> None:
-        """Reject a server on a CPU, whose layers compute with packed copies of such weights."""
+        """Reject a server that runs on a CPU: its layers compute with packed copies of weights."""
         said = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
         if "device_config=cpu" in said:
             raise CallError(
@@ -389,7 +391,7 @@ class Vllm(Engine):
     def hold(self) -> None:
         """Pause the server until it is restarted, and set its label to `BROKEN`."""
         super().hold()
-        with contextlib.suppress(CallError):  # without the label, the next load is tried
+        with contextlib.suppress(CallError):  # without the label, the next `load` tries to load
             route = "/update_weight_version"
             self._server.post(route, {"new_version": BROKEN}, ANSWER_SECONDS)
 
@@ -421,7 +423,7 @@ class Vllm(Engine):
             raise CallError(f"{self.url} does not say what {method} has come to: {answer}")
 
     def _flushed(self) -> bool:
-        """Reset the prefix cache and restart running requests; return whether it was done."""
+        """Reset the prefix cache and restart running requests; return whether this succeeded."""
         route = "/reset_prefix_cache"
         path = f"{route}?reset_running_requests=true"
         answer = self._checked(self._server.post(path, None, FLUSH_SECONDS), route)
@@ -440,10 +442,10 @@ class Vllm(Engine):
 
 
 def _write(mark: Path, what: str) -> None:
-    """Create a file that outlives this process.
+    """Create a marker file, which outlives this process.
 
     Raises:
-        CallError: It cannot be created, so the server is not called.
+        CallError: The file cannot be created; the message is `what` and the reason.
     """
     try:
         mark.touch()

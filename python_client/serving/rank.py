@@ -1,19 +1,20 @@
 """One rank of a served model: stages the versions of a trainer, and loads them on command.
 
-Commands arrive by the server's calls, results are sent over the bus. A call may be lost, arrive
+Commands arrive as calls of the server; results are sent over the bus. A call may be lost, arrive
 twice, or arrive after its caller has given up. So each call names its version: a call for an older
 version than the newest known one changes nothing, and a repeated call has no further effect.
 
 join      join the bus, and check with the model whether the published tensors can be loaded at all
           (a version that cannot be loaded is rejected when it is announced, so no rank stages it)
 start     do nothing
-update    stage the version. During the pause, a second update marks it to be loaded by the next
-          finish. If the trainer cancels the version, release it
+update    stage the version. During the pause, a second update marks the version, and the next
+          finish loads it. If the trainer cancels the version, release it
 finish    load the version that the last update marked, and acknowledge it
 
-vLLM reads the answers of its ranks in order, and after an error leaves the remaining ones for the
-next call; so only the last rank raises an error that all ranks have. A rank without the version
-raises an error, since no rank may load it then. Calls do not raise errors that the bus reports.
+vLLM reads the answers of its ranks in order. After an error it leaves the remaining answers to the
+next call, so only the last rank raises an error that all ranks have. A rank that cannot get the
+version raises an error, since no rank may load the version then. Other errors of a version are
+reported over the bus, and calls do not raise them.
 """
 
 import logging
@@ -31,7 +32,7 @@ from ..subscriber import Subscriber
 
 log = logging.getLogger("weightbus.serving")
 
-HEARD_SECONDS = 1.0  # that a call waits for the publisher to receive the result of a version
+HEARD_SECONDS = 1.0  # longest wait of a call until the publisher has the result of a version
 NO_TRAINER = (
     "no trainer has joined this server yet, so there is nothing to load: call "
     "init_weight_transfer_engine first"
@@ -42,11 +43,11 @@ class Loader(Protocol):
     """Loads versions into a model."""
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Return why such tensors cannot be loaded; empty if they can. The model is unchanged."""
+        """Return why such tensors cannot be loaded, or "" if they can. Do not change the model."""
         ...
 
     def make_ready(self, staged: Staged) -> None:
-        """Prepare a version before the model is paused for it. The model is unchanged."""
+        """Prepare a version for `load`, before the server pauses. Do not change the model."""
         ...
 
     def load(self, pairs: Pairs) -> None:
@@ -65,7 +66,7 @@ class Join:
     Attributes:
         address: The address of the trainer's publisher.
         model: The model's id on the bus.
-        deployment: The name of the server on the bus; its ranks are `deployment-dpX-rankY`.
+        deployment: The server's name on the bus. Its ranks are named `deployment-dpX-rankY`.
         deadline: Seconds that loading a version may take.
         tensors: Dtype and shape of each tensor that will be published, by name.
     """
@@ -85,10 +86,10 @@ class RankVersion:
 
     Attributes:
         epoch, version: The numbers of the version.
-        deadline: Seconds to wait for the version, and then for the publisher's decision.
-        cancel: Why the trainer cancels this version and all older ones; empty: it does not.
-        load: The server is paused, and the next `finish` loads the version. (The default is for
-            trainers that do not send this field.)
+        deadline: Seconds to wait for the version, and later for the publisher's decision.
+        cancel: Why the trainer cancels this and all older versions; empty: it does not cancel.
+        load: Whether the server is paused, so that the next `finish` loads the version. (The
+            default is for trainers that do not send this field.)
     """
 
     epoch: int
@@ -99,7 +100,7 @@ class RankVersion:
 
 
 class _RankTarget(FunctionTarget):
-    """A target that loads through a rank, and rejects layouts that it cannot load."""
+    """A target that loads through a rank, and rejects layouts that the rank cannot load."""
 
     def __init__(self, rank: "Rank") -> None:
         super().__init__(rank.load)
@@ -110,11 +111,11 @@ class _RankTarget(FunctionTarget):
 
 
 class Rank:
-    """A rank and its current session.
+    """One rank of a server, and its current session.
 
     Args:
         loader: Loads versions into the rank's model.
-        last: Whether it is the rank of its server whose answers are read last.
+        last: Whether this is the server's last rank, whose answers vLLM reads last.
     """
 
     def __init__(self, loader: Loader, *, last: bool = True) -> None:
@@ -122,10 +123,10 @@ class Rank:
         self._worker: Subscriber | None = None
         self._model = ""
         self._tensors: dict[str, Signature] = {}
-        self._cannot = ""  # why such tensors cannot be loaded; empty: they can
+        self._cannot = ""  # why the trainer's tensors cannot be loaded; empty: they can
         self._staged: Staged | None = None
-        self._loads = False  # the next `finish` loads it
-        self._newest = (0, 0)  # the newest version of this trainer's updates
+        self._loads = False  # whether the next `finish` loads `_staged`
+        self._newest = (0, 0)  # the newest version that this trainer's updates named
         self._due: tuple[int, int] | None = None  # the session's version, until it is loaded
         self._deadline = 0.0
 
@@ -154,14 +155,14 @@ class Rank:
             log.error("%s cannot load %s: %s", self._worker.name, said.model, self._cannot)
 
     def start(self) -> None:
-        """Do nothing: `update` names the version of the session."""
+        """Do nothing: the session's version is not known before `update`."""
 
     def update(self, said: RankVersion) -> None:
-        """Stage a version, and mark whether to load it; or release it if it is cancelled.
+        """Stage a version, and record whether `finish` loads it. If it is cancelled, release it.
 
         Raises:
             RuntimeError: This rank has joined no trainer, and is the last rank.
-            WeightBusError, TimeoutError: The version did not arrive; the bus does not report this.
+            WeightBusError, TimeoutError: The version did not arrive, which the bus does not report.
         """
         key = said.epoch, said.version
         if self._worker is None:
@@ -190,11 +191,11 @@ class Rank:
             self._loads, self._deadline = said.load, said.deadline
 
     def finish(self) -> None:
-        """Load the version and acknowledge it, if an update marked it to be loaded.
+        """Load the staged version and acknowledge it, if the last update marked it.
 
         Raises:
-            RuntimeError: The session's version is not loaded, so the server must not report it.
-                Only the last rank raises this, and only once.
+            RuntimeError: The session's version is not loaded, so the server must not set its label.
+                Only the last rank raises this error, and only once per session.
         """
         staged, due, why = self._staged, self._due, ""
         if self._worker is None:
@@ -225,23 +226,23 @@ class Rank:
     # Called by the subscriber.
 
     def fault(self, layout: Layout) -> str:
-        """Return why a version of this layout cannot be loaded; empty if it can."""
+        """Return why a version of this layout cannot be loaded, or "" if it can."""
         if self._cannot or not self._tensors:
             return self._cannot
         lines = difference(layout.signatures, self._tensors, remedies=False)
         return "\n".join(trimmed(lines))
 
     def load(self, pairs: Pairs) -> None:
-        """Load a version; the subscriber acknowledges it afterwards."""
+        """Load a version. The subscriber acknowledges the version afterwards."""
         self._loader.load(pairs)
 
     def _runs(self, worker: Subscriber) -> tuple[int, int] | None:
-        """Return the version of this trainer that the model runs, if any."""
+        """Return the trainer's version that the model runs, or None."""
         update = worker.update(self._model)
         return None if update is None else (update.epoch, update.version)
 
     def _hold(self, worker: Subscriber, key: tuple[int, int], seconds: float) -> Staged | None:
-        """Stage a version and prepare it; None if it failed and the bus reports why."""
+        """Return a version that is staged and prepared; None if the bus reports why it failed."""
         try:
             staged = worker.stage(seconds, version=key, model=self._model)
         except ApplyError as error:
@@ -254,7 +255,7 @@ class Rank:
         return staged
 
     def _give_up(self, key: tuple[int, int], why: str) -> None:
-        """Release a version and older ones, and wait until the publisher knows its result."""
+        """Release a version and older ones, and wait until the publisher has their results."""
         if self._staged is not None and (self._staged.epoch, self._staged.version) <= key:
             log.warning("%s is given up: %s", self._staged, why)
             self._release()

@@ -1,4 +1,4 @@
-"""Compares versions with a server's checkpoint: names, shapes and dtypes of its tensors.
+"""Compares versions with a server's checkpoint, by names, shapes and dtypes of the tensors.
 
 No engine checks a version before loading it. vLLM fails in the middle of a load; SGLang skips
 unknown names, keeps the old values of missing tensors, and answers `success: true`. So each version
@@ -18,10 +18,10 @@ from ..checkpoints.shards import SUFFIX
 from .calls import CallError
 
 NAMES_SHOWN = 3
-CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert between these
-# Buffers of old checkpoints, which trainers do not have and engines skip.
+CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert between these dtypes
+# Endings of buffers in old checkpoints. Trainers do not have these buffers, and engines skip them.
 SKIPPED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-HEAD = "lm_head.weight"  # in a checkpoint without it, the head is tied to the embedding
+HEAD = "lm_head.weight"  # if a checkpoint lacks this tensor, the head is tied to the embedding
 WAYS_OUT = (
     "give a checkpoint of the same names as --like, or load what cannot be known to fit with "
     "--unchecked"
@@ -37,8 +37,8 @@ class ServedCheckpoint:
     """The layout of a server's checkpoint.
 
     Attributes:
-        where: Its name in error texts.
-        layout: Names, dtypes and shapes of its tensors.
+        where: The name of the checkpoint in error texts.
+        layout: Names, dtypes and shapes of the tensors.
     """
 
     where: str
@@ -46,14 +46,14 @@ class ServedCheckpoint:
 
     @property
     def derived(self) -> str:
-        """Weights of which some engines keep copies that a reload does not update; empty: none."""
+        """The kind of weights of which some engines keep copies that no reload updates, or ""."""
         names = self.layout.names()
         if any(".experts." in name for name in names):
             return "experts"
         return "" if any(name.endswith(HEAD) for name in names) else "tied weights"
 
     def fault(self, layout: Layout) -> str:
-        """Return how another layout differs, ties considered; empty if it fits."""
+        """Return how a version's layout differs, tied names considered, or "" if it fits."""
         known = self.layout
         names = set(layout.names())
         wanted = {name for name in known.names() if not name.endswith(SKIPPED)}
@@ -75,24 +75,25 @@ class ServedCheckpoint:
 
 
 def read(folder: Path, where: str) -> ServedCheckpoint:
-    """Read the names, shapes and dtypes of a folder's safetensors files, and no values.
+    """Read names, shapes and dtypes, but no values, from a folder's safetensors files.
 
     Raises:
-        CheckpointError, OSError: The files cannot be read; the text says why, and what to do.
+        CheckpointError, OSError: The files cannot be read; the message says why, and what to do.
     """
     return ServedCheckpoint(where, open_checkpoint(folder).layout)
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has weights whose names can be read."""
+    """Return whether a folder has safetensors files, which contain the names of tensors."""
     return any(folder.glob(f"*{SUFFIX}"))
 
 
 def find(name: str, url: str) -> ServedCheckpoint:
-    """Read the checkpoint that the server at `url` names: a folder, or a model in the hub's cache.
+    """Read the checkpoint `name` of the server at `url`: a folder, or a model of the hub's cache.
 
     Raises:
-        UnknownCheckpointError: It is not on this host, or unreadable; the text says what to do.
+        UnknownCheckpointError: The checkpoint is not on this host, or cannot be read; the message
+            says what to do.
     """
     try:
         folder = _folder(name)
@@ -109,7 +110,7 @@ def _folder(name: str) -> Path:
     """Return the folder of a checkpoint on this host, without downloading it.
 
     Raises:
-        OSError, ValueError: It is not on this host.
+        OSError, ValueError: The checkpoint is not on this host.
     """
     if (folder := Path(name)).is_absolute() or folder.exists():
         if not folder.is_dir():
@@ -124,7 +125,7 @@ def _folder(name: str) -> Path:
 
 
 def _other(name: str, layout: Layout, known: Layout) -> str:
-    """Return how a tensor differs from the checkpoint's; empty if it fits."""
+    """Return how the tensor `name` differs between version and checkpoint, or "" if it fits."""
     here, there = layout.by_name(name), known.by_name(name)
     if here.shape != there.shape:
         return f"{name} is {list(here.shape)}, not {list(there.shape)}"
@@ -134,6 +135,6 @@ def _other(name: str, layout: Layout, known: Layout) -> str:
 
 
 def some(what: str, names: Sequence[str]) -> str:
-    """Return `what` with the first names and the number of others; empty without names."""
+    """Return `what`, followed by the first names and the number of others; "" without names."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return f"{what} {', '.join(names[:NAMES_SHOWN])}{more}".strip() if names else ""

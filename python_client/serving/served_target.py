@@ -1,10 +1,10 @@
 """Writes versions to a folder, and makes servers load them from there.
 
-Each version has its own folder, EPOCH.VERSION, with weights and the other files of a checkpoint; a
-folder that servers use is never written to. A version that does not fit a server's checkpoint is
-rejected before the server reads it. All servers load a version, or none keeps it (`swap`). Folders
-of earlier versions are removed when all servers have a later one. The previous adapter is kept,
-since requests that began with it may read it again.
+Each version has its own folder, EPOCH.VERSION, with the weights and the other files of a
+checkpoint. A folder that servers use is never written to. A version that does not fit a server's
+checkpoint is rejected before the server reads it. Either all servers load a version, or none keeps
+it (`swap`). When all servers have a later version, folders of earlier ones are removed, except that
+of the previous adapter: requests that began with that adapter may read it again.
 """
 
 import errno
@@ -34,11 +34,11 @@ from .swap import each, swap
 WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
 LOCK = ".lock"
 VERSION = re.compile(r"\d+\.\d+")  # a version's folder name and its label on servers
-# Weights in any format, and their indexes, are not copied from a checkpoint.
+# Files with these endings (weights in any format, and indexes) are not copied from a checkpoint.
 WEIGHTS_ENDINGS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
-BESIDE_BYTES_MAX = 64 * 2**20  # of a copied file: a tokenizer has 20 MiB
+BESIDE_BYTES_MAX = 64 * 2**20  # largest file to copy; a tokenizer has 20 MiB
 LOOK_SECONDS = 5.0  # between two checks of what servers run
-PREFIX = "base_model.model."  # the start of each name in PEFT's adapters
+PREFIX = "base_model.model."  # the start of each tensor's name in PEFT's adapters
 
 
 class ServersError(WeightBusError):
@@ -50,11 +50,12 @@ class ServedTarget(Target):
 
     Args:
         engines: The servers.
-        how: The settings for servers. Its folder is created if the parent exists.
-        like: A checkpoint or an adapter of the same form, whose other files are copied to versions.
+        how: The settings for servers. `how.folder` is created if its parent exists.
+        like: A folder with a checkpoint or an adapter of the same form. Its files, except for
+            weights, are copied to the folder of each version.
         adapter: The name of the adapter on the servers; empty: versions are whole models.
-        unchecked: Load versions without comparing them. Otherwise they are compared with the
-            weights in `like`, or with the checkpoint that each server names.
+        unchecked: Whether to load versions without a comparison. Otherwise they are compared with
+            the weights in `like` if there are any, else with the checkpoint that a server reports.
 
     Raises:
         OSError: The folder cannot be written to, or `like` is not a folder.
@@ -82,9 +83,10 @@ class ServedTarget(Target):
         self._like: ServedCheckpoint | None = None
         if self._checked and like is not None and served_checkpoint.has_weights(like):
             self._like = served_checkpoint.read(like, "--like")
-        self._serves: dict[Engine, tuple[str, ServedCheckpoint]] = {}  # with the checkpoint's name
-        self._file: FileTarget | None = None  # of the last applied version
-        self._runs = ""  # the label of that version
+        # For each server, the name of its checkpoint and what was read from it.
+        self._serves: dict[Engine, tuple[str, ServedCheckpoint]] = {}
+        self._file: FileTarget | None = None  # the file of the last applied version
+        self._runs = ""  # the label of the last applied version
         self._layout: Layout | None = None
         self._kept: list[Path] = []  # folders that servers may read, the newest last
         self._intact = True
@@ -98,7 +100,7 @@ class ServedTarget(Target):
     # Comparing with checkpoints.
 
     def fault(self, layout: Layout) -> str:
-        """Return why a server cannot load this `layout`; empty if no reason is known."""
+        """Return why a server cannot load this `layout`, or "" if no reason is known."""
         if self._adapter:
             return _no_adapter(layout)
         if self._like is not None:
@@ -107,7 +109,7 @@ class ServedTarget(Target):
         return next((fault for fault in faults if fault), "")
 
     def _learn(self, engine: Engine) -> None:
-        """Read a server's checkpoint, again if it was restarted with another one.
+        """Read a server's checkpoint, unless it was read and the server still reports the same.
 
         Raises:
             UnknownCheckpointError: The checkpoint cannot be read here.
@@ -127,7 +129,7 @@ class ServedTarget(Target):
         Arguments are those of `Target.summing`.
 
         Raises:
-            UnreadableTargetError: No version was applied yet.
+            UnreadableTargetError: No version has been applied yet.
         """
         if self._file is None:
             raise UnreadableTargetError("no version was written yet")
@@ -139,8 +141,8 @@ class ServedTarget(Target):
         """Write a version, and load it on all servers.
 
         Raises:
-            ServersError: Some servers failed; the text says what all of them run now.
-            OSError: The version could not be written; no server was called.
+            ServersError: Some servers failed; the message says what each server runs now.
+            OSError: The version could not be written; no server was changed.
         """
         self._intact = True
         version = f"{staged.epoch}.{staged.version}"
@@ -163,7 +165,7 @@ class ServedTarget(Target):
             raise ServersError(f"all servers have the new version, but {_listed(paused)}")
 
     def _asked(self) -> dict[Engine, ServedWeights | None]:
-        """Return the current weights of all servers; check their checkpoints."""
+        """Return the current weights of all servers, and read their checkpoints."""
         old: dict[Engine, ServedWeights | None] = {}
 
         def ask(engine: Engine) -> None:
@@ -175,7 +177,7 @@ class ServedTarget(Target):
         return old
 
     def _old(self, engine: Engine) -> ServedWeights | None:
-        """Return a server's current weights; None if it has no such adapter or does not report."""
+        """Return a server's current weights; None if it lacks the adapter or reports no path."""
         if self._adapter:
             path = engine.adapter(self._adapter)
             return None if path is None else ServedWeights(path, adapter=self._adapter)
@@ -200,10 +202,10 @@ class ServedTarget(Target):
     def _load(
         self, new: ServedWeights, old: Mapping[Engine, ServedWeights | None]
     ) -> dict[Engine, CallError]:
-        """Load a version on all servers, or none; return the servers that are still paused.
+        """Load a version on all servers or on none; return errors of servers that stay paused.
 
         Raises:
-            ServersError: Some servers failed; the text says what each of them runs now.
+            ServersError: Some servers failed; the message says what each server runs now.
         """
         done = swap(old, new)
         if not done.given_up:
@@ -225,11 +227,11 @@ class ServedTarget(Target):
         return failed
 
     def undo(self) -> bool:
-        """Return whether all servers run their previous weights."""
+        """Return whether all servers run their previous weights after a failed `apply`."""
         return self._intact
 
     def settle(self) -> None:
-        """Remove the folders of versions that no server needs any more."""
+        """Remove the folders of versions that servers no longer need."""
         home = self._folder / self._runs
         kept = [*(path for path in self._kept if path != home), home]
         self._kept = kept[-2:] if self._adapter else kept[-1:]
@@ -242,10 +244,10 @@ class ServedTarget(Target):
     def look(self) -> list[str] | None:
         """Resume servers that are still paused, and reload on servers that were restarted.
 
-        Call it repeatedly while waiting for versions; it acts every `LOOK_SECONDS`.
+        Call this repeatedly while waiting for versions; it acts every `LOOK_SECONDS`.
 
         Returns:
-            Lines for the log; None if it is too early to look.
+            Lines for the log; None if the last look was less than `LOOK_SECONDS` ago.
         """
         told: list[str] = []
         if time.monotonic() < self._looked + LOOK_SECONDS:
@@ -275,7 +277,7 @@ class ServedTarget(Target):
         return [*told, *(str(error) for error in failed.values())]
 
     def _fault_at(self, engine: Engine) -> str:
-        """Return why a server, even a restarted one, cannot load the version; empty if it can."""
+        """Return why a (perhaps restarted) server cannot load the last version, or "" if it can."""
         self._learn(engine)
         return "" if self._layout is None else self.fault(self._layout)
 
@@ -283,7 +285,9 @@ class ServedTarget(Target):
         return there.folder == new.folder if self._adapter else there == new
 
     def missing(self) -> str:
-        """Return which servers do not answer yet; empty if all do. Resume servers left paused.
+        """Resume servers that were left paused; return which servers do not answer yet.
+
+        The result is an error text, empty if all servers answer.
 
         Raises:
             ServersError: Some servers cannot load versions at all.
@@ -302,7 +306,10 @@ class ServedTarget(Target):
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Lock a folder: two processes that write there would remove each other's versions."""
+    """Lock a folder and return the open lock file.
+
+    Two processes that write to the same folder would remove each other's versions.
+    """
     with place_of(folder / LOCK) as place:
         lock = os.fdopen(open_lock(place.name, place.folder), "rb")
     try:
@@ -319,7 +326,7 @@ def _listed(failed: Mapping[Engine, CallError]) -> str:
 
 
 def _beside(like: Path) -> list[Path]:
-    """Return the files of a folder that are not weights."""
+    """Return the files in a folder that are not weights and not too large to copy."""
     return [
         path
         for path in sorted(like.iterdir())
@@ -330,7 +337,7 @@ def _beside(like: Path) -> list[Path]:
 
 
 def _no_adapter(layout: Layout) -> str:
-    """Return why a layout is not that of a PEFT adapter; empty if it is."""
+    """Return why a layout is not that of a PEFT adapter, or "" if it is."""
     names = layout.names()
     wrong = [name for name in names if not name.startswith(PREFIX)]
     if not wrong and any(".lora_" in name for name in names):
@@ -349,7 +356,7 @@ def _check_config(path: Path) -> None:
     """Check that a file is the configuration of a LoRA adapter.
 
     Raises:
-        ServersError: It is not, or does not exist; the text says what to do.
+        ServersError: The file is not, or does not exist; the message says what to do.
     """
     what = "the version"
     with_it = f'publish it with metadata={{"{CONFIG}": ...}}, or give a folder with one as --like'

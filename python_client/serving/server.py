@@ -1,7 +1,8 @@
 """Clients of vLLM servers for trainers: weight transfer, pause, and version label.
 
-A server has these routes only with VLLM_SERVER_DEV_MODE=1, and without authentication. As in the
-sources of vLLM 0.28.0 to 0.33.0. No call is retried here, since a transfer is a session.
+This follows the sources of vLLM 0.28.0 to 0.33.0. A server has these routes only if it runs with
+VLLM_SERVER_DEV_MODE=1; they need no authentication. No call is retried here, since a transfer is a
+session.
 """
 
 import time
@@ -16,7 +17,7 @@ from .calls import CONNECT_SECONDS, Server, ServerError
 T = TypeVar("T")
 
 PauseMode = Literal["keep", "wait", "abort"]
-ANSWER_SECONDS = 60.0  # for calls that do not wait for weights
+ANSWER_SECONDS = 60.0  # limit for calls that do not wait for weights
 SERVERS_MAX = 256  # each server has its own thread
 
 START = (
@@ -49,14 +50,14 @@ class VllmServer:
         self._timeout = checks.seconds(timeout, "timeout", positive=True)
 
     def world_size(self, *, include_dp: bool = True) -> int:
-        """Return the number of ranks; without `include_dp`, of each data-parallel replica."""
+        """Return the number of ranks; without `include_dp`, that of one data-parallel replica."""
         said = self._get(f"/get_world_size?include_dp={str(include_dp).lower()}").get("world_size")
         if not isinstance(said, int) or said < 1:
             raise ServerError(f"{self.url} says world_size={said!r}: it is no vLLM server")
         return said
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Make every rank join the trainer, with the `init_info` of the rank's engine."""
+        """Make every rank join the trainer; the ranks' engine defines the keys of `init_info`."""
         try:
             self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
         except ServerError as error:
@@ -66,11 +67,11 @@ class VllmServer:
             raise
 
     def start_weight_update(self) -> None:
-        """Begin a session."""
+        """Begin a session, in which one version is transferred."""
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Send the ranks the version, in the `update_info` of their engine."""
+        """Make every rank get a version; the ranks' engine defines the keys of `update_info`."""
         given = update_info if isinstance(update_info, list) else dict(update_info)
         self._post("/update_weights", {"update_info": given})
 
@@ -84,15 +85,15 @@ class VllmServer:
         self._post("/update_weight_version", {"new_version": new_version})
 
     def weight_version(self) -> str:
-        """Return the version label of the server; `default` before the first is set."""
+        """Return the version label of the server; `default` before any label is set."""
         return str(self._get("/weight_info").get("weight_version", ""))
 
     def pause(self, mode: PauseMode = "keep") -> None:
         """Pause generation.
 
         Args:
-            mode: What happens to running requests: with `keep` they continue after `resume`, with
-                `wait` the pause begins after them, and `abort` ends them.
+            mode: What happens to running requests. `keep`: they continue after `resume`. `wait`:
+                the pause begins when they have ended. `abort`: they are aborted.
         """
         self._post(f"/pause?mode={checks.choice(mode, 'mode', ('keep', 'wait', 'abort'))}")
 
@@ -149,10 +150,10 @@ class VllmServer:
 class VllmServers:
     """Several vLLM servers that get the same weights; each call goes to all of them concurrently.
 
-    It implements vLLM's `VLLMWeightSyncClient`, so any of vLLM's trainer engines can use it.
+    This implements vLLM's `VLLMWeightSyncClient`, so each of vLLM's trainer engines can use it.
 
     Args:
-        urls: One URL or several; each server runs an engine of its own.
+        urls: One URL or several; each server runs its own engine.
         timeout: Seconds for each call.
 
     Attributes:
@@ -166,11 +167,11 @@ class VllmServers:
         given = [urls] if isinstance(urls, str) else [*urls]
         checks.whole(len(given), "urls (how many)", 1, SERVERS_MAX)
         self.servers = [VllmServer(url, timeout) for url in given]
-        self.paused_s, self._since = 0.0, 0.0  # `_since`: start of the pause; 0: not paused
+        self.paused_s, self._since = 0.0, 0.0  # `_since`: when the pause began; 0: not paused
         self._threads = ThreadPoolExecutor(len(given), "weightbus-servers")
 
     def ranks(self, deployment: str) -> list[str]:
-        """Return the worker names of all ranks, in a `deployment`."""
+        """Return the worker names of all ranks of servers that are named `deployment`."""
         sizes = self._all(lambda s: (s.world_size(), s.world_size(include_dp=False)))
         return [
             f"{name}-dp{rank // size}-rank{rank % size}"
@@ -179,7 +180,10 @@ class VllmServers:
         ]
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Make every rank of every server join; `init_info` names the deployment of all servers."""
+        """Make every rank of every server join.
+
+        If there are several servers, a number is added to the deployment's name in `init_info`.
+        """
         names = iter(self._names(str(init_info.get("deployment", ""))))
         each = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}
         self._all(lambda s: s.init_weight_transfer_engine(each[s.url]))
@@ -189,7 +193,7 @@ class VllmServers:
         self._all(VllmServer.start_weight_update)
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Send all ranks the version, in the `update_info` of their engine."""
+        """Make all ranks get a version; the ranks' engine defines the keys of `update_info`."""
         self._all(lambda s: s.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -211,7 +215,7 @@ class VllmServers:
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
     def resume_late(self) -> None:
-        """Resume servers that could not be resumed before; do nothing if all were."""
+        """Resume all servers if no `resume` has succeeded since the last pause."""
         if self._since:
             self.resume()
 
@@ -222,7 +226,7 @@ class VllmServers:
 
     @contextmanager
     def paused(self, mode: PauseMode = "keep") -> Generator[None]:
-        """Return a context in which generation is paused; it is resumed even after an error.
+        """Return a context in which generation is paused; leaving it resumes, even after an error.
 
         Args:
             mode: As in `pause`.
@@ -252,10 +256,10 @@ class VllmServers:
         return [f"{deployment}{i}" if several else deployment for i in range(len(self.servers))]
 
     def _all(self, call: Callable[[VllmServer], T]) -> list[T]:
-        """Call all servers concurrently, and wait for all, even if some fail.
+        """Make a call to all servers concurrently, wait for all, and return the results.
 
         Raises:
-            ServerError: Some calls failed; the text has all errors.
+            ServerError: Some calls failed; the message has all errors.
         """
         calls = [self._threads.submit(call, server) for server in self.servers]
         failed = [error for c in calls if (error := c.exception()) is not None]

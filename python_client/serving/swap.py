@@ -1,8 +1,8 @@
 """Moves several servers from one version to another together: pause all, load on all, resume all.
 
-No server answers while another is still loading: otherwise two would answer with different
-versions, and one perhaps with a version that is taken back because another cannot load it. A server
-that can load neither the new version nor its previous one stays paused.
+No server answers while another is still loading. Otherwise two servers would answer with different
+versions, or one would answer with a version that is taken back because another server cannot load
+it. A server that can load neither the new version nor its previous one stays paused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,10 @@ class Swap:
     """The result of a swap.
 
     Attributes:
-        interrupted: The signal that interrupted it, handled like a failure; None: none.
-        failed: The errors of servers that do not run the new weights; harmless if a server runs its
-            previous weights.
+        interrupted: The exception of a signal that interrupted the swap, which is handled like a
+            failure; None: no signal came.
+        failed: The errors of servers that do not run the new weights. An error is `harmless` if its
+            server runs its previous weights.
         paused: The errors of servers that could not be resumed.
     """
 
@@ -40,11 +41,11 @@ def swap(old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> Swap
     """Load new weights on all servers; if one fails, load the previous weights on all of them.
 
     Args:
-        old: The servers, each with its current weights; None: unknown.
+        old: The current weights of each server; None: unknown.
         new: The new weights.
     """
     done, engines = Swap(), [*old]
-    stand_still = not new.adapter  # the engines make requests for an adapter wait if necessary
+    stand_still = not new.adapter  # the engines themselves make requests for an adapter wait
     if stand_still:
         done.interrupted, done.failed = each(lambda engine: engine.pause(), engines)
     if not done.given_up:
@@ -81,7 +82,7 @@ def _take_back(done: Swap, old: Mapping[Engine, ServedWeights | None], new: Serv
                 stays = "it stays paused until it loads a version"
                 what += f", so {answering.get(engine, stays)}"
             done.failed[engine] = CallError(f"{what}; publish again, or restart it")
-        elif cause is not None and before is None:  # the server has no such adapter, as before
+        elif cause is not None and before is None:  # as before, the server has no such adapter
             harmless = not isinstance(cause, SilentError)
             done.failed[engine] = CallError(str(cause), harmless=harmless)
         elif cause is not None:
@@ -92,10 +93,10 @@ def _take_back(done: Swap, old: Mapping[Engine, ServedWeights | None], new: Serv
 def each(
     work: Callable[[Engine], object], engines: Sequence[Engine]
 ) -> tuple[BaseException | None, Failed]:
-    """Run `work` on all servers concurrently; return the interruption, if any, and the errors.
+    """Run `work` on all servers concurrently; return a signal's exception, if any, and the errors.
 
-    A signal does not end it early, only the deadlines of `work` do: a load that has begun cannot be
-    cancelled.
+    A signal does not end this early, since a load that has begun cannot be cancelled. Only the
+    deadlines of `work` bound the time.
     """
     failed: Failed = {}
 
@@ -113,6 +114,6 @@ def each(
         while waits:
             try:
                 waits = list(wait(waits).not_done)
-            except BaseException as error:  # a signal; the calls still run to their end
+            except BaseException as error:  # a signal came; the calls still run to their end
                 interrupted = error
     return interrupted, failed

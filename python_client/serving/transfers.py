@@ -1,17 +1,18 @@
 """Transfers versions from a trainer to vLLM servers, which pause only for the load.
 
-The bus decides and reports: a version is committed once every rank has staged it, and its receipt
-has each rank's result. The calls to the servers only set the time of the load:
+The bus decides and reports: a version is committed when every rank has staged it, and the receipt
+has each rank's result. The calls to the servers only decide when ranks load the version:
 
     publish together ... all ranks staged it           servers generate with the old version
     start, update ... each rank has prepared it        on failure, all ranks release it
     pause, update, finish ... all ranks acknowledged   each rank loads and acknowledges it
     resume                                             even after an error
 
-Any call may be lost, or arrive twice or late. A call without an answer is repeated; all of them are
-idempotent except `finish` (see `_finish`). If that fails, `_bring_back` makes each server release
-the version before it generates again, so that a late call loads nothing, and sets its version label
-to what its ranks run. If a server does not answer that either, the next transfer begins with it.
+Any call may be lost, or arrive twice or late. A call without an answer is repeated: all calls are
+idempotent except `finish` (see `_finish`). If a transfer fails, `_bring_back` makes each server
+release the version before the server generates again, so that a late call loads nothing. It also
+sets each server's version label to what the ranks run. If a server does not answer these calls
+either, the next transfer begins with them.
 """
 
 import logging
@@ -45,16 +46,16 @@ log = logging.getLogger("weightbus.serving")
 RESUME_SECONDS = 10.0
 # Part of the pause timeout reserved for `_bring_back`: seconds, or a quarter of a short timeout.
 BACK_SECONDS, BACK_PART = 10.0, 4
-AGAIN_SECONDS = 0.1, 0.4, 1.6  # before each repetition of a call without an answer
-HEARD_SECONDS = 1.0  # to wait for the ranks' reports if a server does not answer `finish`
-ALIVE_SECONDS = 2.0  # for an answer of a server's front end
-LOOK_SECONDS = 0.25  # between two checks which ranks have joined
-# Error texts of vLLM's workers about a session, after `start`, `update` and `finish`.
+AGAIN_SECONDS = 0.1, 0.4, 1.6  # pauses before the repetitions of a call without an answer
+HEARD_SECONDS = 1.0  # longest wait for the ranks' reports if a server does not answer `finish`
+ALIVE_SECONDS = 2.0  # limit for an answer of a server's front end
+LOOK_SECONDS = 0.25  # between two checks of which ranks have joined
+# Parts of the errors that vLLM's workers raise about a session: at `start`, `update` and `finish`.
 OPEN = "while a weight update is already active"
 CLOSED = "start_weight_update must be called"
 ENDED = "called without a matching start_weight_update"
 SESSION_WORDS = OPEN, CLOSED, ENDED
-WORDS_MAX = 500  # characters of an error text that is sent to the ranks
+WORDS_MAX = 500  # characters kept of an error text that is sent to the ranks
 
 
 class Client(Protocol):
@@ -103,10 +104,10 @@ class Transfers:
         client: Calls the servers.
         model: The model's id on the bus.
         deployment: The name of the servers on the bus.
-        ranks: The number of ranks, if the client does not know it.
-        timeout: Seconds until every rank has staged a version, while the servers generate.
-        pause_timeout: Limit for the pause, in seconds.
-        pause: The pause mode, for running requests; None: the caller pauses.
+        ranks: The number of ranks, needed if the client does not know it.
+        timeout: Seconds within which every rank must stage a version, while the servers generate.
+        pause_timeout: The longest pause, in seconds.
+        pause: The pause mode of `VllmServer.pause`; None: the caller pauses the servers.
 
     Raises:
         ServerError: A server does not answer, or lacks the routes of a transfer.
@@ -129,10 +130,10 @@ class Transfers:
         self._timeout, self._pause_timeout = timeout, pause_timeout
         self._mode: PauseMode | None = pause if isinstance(client, Pausing) else None
         self._join: dict[str, Any] = {}
-        self._gathered = False  # all ranks have been connected since `join`
+        self._gathered = False  # whether all ranks have been connected since the last join call
         self._given_up: tuple[int, int] | None = None  # a version that servers may still hold
         self._sends = Lock()
-        self._stands = False  # a server may still be paused
+        self._stands = False  # whether a server may still be paused
         self._names = self._ask_names(ranks)
         count = len(self._names) or ranks
         if count is None:
@@ -143,7 +144,11 @@ class Transfers:
         self._count = count
 
     def _ask_names(self, count: int | None) -> list[str]:
-        """Return the names of the ranks; empty if the client knows none, but `count` is given."""
+        """Return the names of the ranks; empty if unknown.
+
+        Raises:
+            ServerError: A server does not answer, and `count`, the number of ranks, is None.
+        """
         if not isinstance(self._client, Counting):
             return []
         try:
@@ -154,7 +159,7 @@ class Transfers:
             return []
 
     def join(self, tensors: Mapping[str, Signature]) -> None:
-        """Make every rank join, and check whether it can load such tensors.
+        """Make every rank join, and check whether it can load tensors with these signatures.
 
         Raises:
             ServerError: A server does not answer, or does not run weightbus's engine.
@@ -174,11 +179,11 @@ class Transfers:
         """Publish weights, and load them on every rank.
 
         Returns:
-            The receipt: every rank has applied the weights.
+            The receipt, according to which every rank has applied the weights.
 
         Raises:
-            PublishError: Some ranks have not; it names them with the reasons. Unless it reports a
-                broken model, every rank runs its previous weights.
+            PublishError: Some ranks have not applied the weights; the message names them with the
+                reasons. Unless it reports a broken model, these run their previous weights.
             DeadlineError: Another thread is still sending.
             WorkersMissingError: Some ranks are not connected.
             ServerError: A server does not answer.
@@ -206,11 +211,11 @@ class Transfers:
         version = self._publisher.wait_for_commit(future, max(0.0, staged_by - time.monotonic()))
         if version is None:
             self._publisher.give_up(future, f"not all ranks have it within {self._timeout:g} s")
-            return future.result(ANSWER_SECONDS)  # raises: names the ranks without it
+            return future.result(ANSWER_SECONDS)  # raises an error that names the ranks without it
         return self._swap(version, future, ranks)
 
     def resume(self) -> None:
-        """Resume servers that could not be resumed before; do nothing if all were.
+        """Resume servers that may still be paused after a transfer; do nothing if none is.
 
         Raises:
             ServerError: A server does not resume.
@@ -222,7 +227,10 @@ class Transfers:
     # The connected ranks.
 
     def _gather(self, until: float) -> list[str]:
-        """Wait until all ranks are connected; ranks of a restarted server join again."""
+        """Wait until all ranks are connected, and return their names.
+
+        If ranks have disappeared, their server was restarted, so make all ranks join again.
+        """
         if self._gathered and self._lacking(self._there()):
             self._have_join(until)
         while lacking := self._lacking(there := self._there()):
@@ -248,7 +256,7 @@ class Transfers:
         return [w.name for w in known if w.state != "lost" and self._model in w.models]
 
     def _there(self) -> list[str]:
-        """Return the connected ranks; other workers may subscribe to the same model."""
+        """Return the names of the connected ranks, but not of other workers of the same model."""
         if self._names:
             there = {*self._workers()}
             return [name for name in self._names if name in there]
@@ -256,7 +264,7 @@ class Transfers:
         return [name for name in self._workers() if rank.fullmatch(name)]
 
     def _lacking(self, there: list[str]) -> str:
-        """Return which ranks are not connected; empty if all are."""
+        """Return a text that names the ranks missing from `there`, or "" if none is missing."""
         if self._names:
             return ", ".join(name for name in self._names if name not in there)
         return "" if len(there) >= self._count else f"some of {self._deployment}"
@@ -264,11 +272,11 @@ class Transfers:
     # A transfer.
 
     def _swap(self, version: tuple[int, int], future: Future[Receipt], ranks: list[str]) -> Receipt:
-        """Load a version that all ranks have staged."""
+        """Load a version that all ranks have staged, and return its receipt."""
         end = time.monotonic() + self._pause_timeout
         until = end - min(BACK_SECONDS, self._pause_timeout / BACK_PART)
         name = "{}.{}".format(*version)
-        self._given_up = version  # reset when all ranks run it
+        self._given_up = version  # reset at the end, when all ranks run this version
         try:
             self._open(until)
             self._update(version, until)
@@ -289,7 +297,7 @@ class Transfers:
         return receipt
 
     def _open(self, until: float, client: Client | None = None) -> None:
-        """Begin a session on each rank, or use one that was left open."""
+        """Begin a session on each rank, or use the session that was left open."""
         client = self._client if client is None else client
         try:
             self._again(client.start_weight_update, until, client, own=OPEN)
@@ -316,7 +324,7 @@ class Transfers:
         except Exception as error:
             if CLOSED not in _words(error):
                 raise
-            self._open(until, client)  # a call of an earlier session has ended this one
+            self._open(until, client)  # a late call of an earlier session has ended this session
             self._again(update, until, client)
 
     def _pause(self, until: float) -> None:
@@ -332,8 +340,8 @@ class Transfers:
     def _finish(self, name: str, future: Future[Receipt], until: float) -> None:
         """Make the ranks load the version.
 
-        A repeated `finish` fails, since the first ends the session. So without an answer, wait for
-        the ranks' reports over the bus first.
+        A repeated `finish` fails, since the first one ends the session. So if no answer comes, wait
+        for the ranks' reports over the bus, and repeat the call only if they do not come.
         """
         finish = partial(self._client.finish_weight_update, name)
         try:
@@ -360,7 +368,7 @@ class Transfers:
             ) from error
 
     def _tell(self, name: str, until: float, client: Client | None = None) -> None:
-        """Set the version label of servers, if `finish` did not."""
+        """Set the version label of servers on which `finish` has not set it."""
         client = self._client if client is None else client
         if isinstance(client, Telling):
             self._again(partial(client.update_weight_version, name), until, client)
@@ -378,11 +386,11 @@ class Transfers:
         """Make each server release a version that some ranks have not loaded, and resume.
 
         Returns:
-            The receipt, if all ranks run the version nevertheless.
+            The receipt, if all ranks run the version despite the `error`.
 
         Raises:
-            PublishError: Some ranks do not run it; the text has the reasons and the `error`.
-            BaseException: The `error`, if it is not an Exception, such as Ctrl-C.
+            PublishError: Some ranks do not run it; the message has the reasons and the `error`.
+            BaseException: The `error`, if it is no Exception: a KeyboardInterrupt, for example.
         """
         why, clients = " ".join(_words(error).split())[:WORDS_MAX], self._clients()
         halfway = time.monotonic() + max(1.0, (end - time.monotonic()) / 2)
@@ -393,7 +401,7 @@ class Transfers:
                 found = {n: c.exception() for n, c in enumerate(calls)}
                 return {n: e for n, e in found.items() if isinstance(e, Exception)}
 
-            # After a server's answer, the publisher has the results of all of its ranks.
+            # When a server has answered, the publisher has the results of all ranks of that server.
             cancel = why or "its trainer has given it up"
             failed = each(lambda c: self._update(version, halfway, c, cancel=cancel))
             self._publisher.give_up(future, why)
@@ -413,14 +421,15 @@ class Transfers:
                         self._tell(label, ended, client)
                 elif not self._alive(client):
                     silent[number] = failed[number]
-                    return  # resumed now, it would load during generation from a delayed call
+                    return  # do not resume: a delayed call would load while the server generates
                 if self._stands and isinstance(client, Pausing):
                     self._again(client.resume, ended, client)
 
             stays = {**each(back), **silent}
         all_of_them: object = self._client
         if not stays and self._stands and several and isinstance(all_of_them, Pausing):
-            with suppress(Exception):  # for the client's own state: each server is resumed
+            # Each server is resumed already; this call updates the client's own state.
+            with suppress(Exception):
                 self._again(all_of_them.resume, ended)
         self._stands = self._stands and bool(stays)
         if not isinstance(error, Exception):
@@ -436,14 +445,14 @@ class Transfers:
         raise raised from (None if raised is error else error)
 
     def _verdict(self, future: Future[Receipt]) -> tuple[Receipt, PublishError | None]:
-        """Return the receipt of a version, and its error, if any: the bus decides the result."""
+        """Return the receipt of a version, and the PublishError with which it ended, or None."""
         try:
             return future.result(ANSWER_SECONDS), None
         except PublishError as error:
             return error.receipt, error
 
     def _bring_back_late(self, until: float) -> None:
-        """Finish `_bring_back` on servers that did not answer: release the version, and resume."""
+        """Make servers that did not answer `_bring_back` release the version, and resume."""
         if self._given_up is not None:
             self._open(until)
             self._update(self._given_up, until, cancel="its trainer has given it up")
@@ -453,7 +462,7 @@ class Transfers:
         self._resume(until)
 
     def _clients(self) -> list[Client]:
-        """Return a client for each server."""
+        """Return one client per server, or the only client if its servers are not known."""
         client = self._client
         if isinstance(client, VllmServers) and len(client.servers) > 1:
             return [*client.servers]
@@ -464,7 +473,7 @@ class Transfers:
         return [name for name in ranks if name.startswith(beginning)]
 
     def _alive(self, client: Client) -> bool:
-        """Return whether a server answers calls, whatever the state of its ranks."""
+        """Return whether a server's front end answers calls; its ranks may be stuck."""
         ask: Callable[[], object] | None = None
         if isinstance(client, Counting):
             ask = partial(client.ranks, self._deployment)
@@ -486,10 +495,10 @@ class Transfers:
         client: Client | None = None,
         own: str = "",
     ) -> None:
-        """Make an idempotent call; repeat it if no answer comes, or that of another call.
+        """Make an idempotent call; repeat it if no answer comes, or the answer to another call.
 
-        After an error, vLLM may return answers of a previous call. `own` is vLLM's error text
-        about the session for calls of this kind.
+        After an error, vLLM may return answers to a previous call. The text `own` is part of the
+        error that vLLM's workers raise about the session in this call, so it is no such answer.
         """
         for seconds in AGAIN_SECONDS:
             try:
@@ -504,7 +513,7 @@ class Transfers:
         return self._call(call, until, client)
 
     def _call(self, call: Callable[[], object], until: float, client: Client | None = None) -> None:
-        """Make a call, and return when it is answered; SilentError at the time `until`."""
+        """Make a call, and return when it is answered; raise SilentError at the time `until`."""
         client = self._client if client is None else client
         left = max(0.001, until - time.monotonic())
         if isinstance(client, Bounded):
@@ -540,21 +549,21 @@ def _in_time(call: Callable[[], object], seconds: float) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """Return an error's text, with the text of the HTTP answer, which vLLM's clients leave out."""
+    """Return an error's text and that of its HTTP answer, which vLLM's clients leave out."""
     answer = getattr(error, "response", None)
     more = getattr(answer, "text", "") if answer is not None else ""
     return f"{error}: {more}" if more else str(error) or type(error).__name__
 
 
 def _unanswered(error: BaseException) -> bool:
-    """Return whether no answer came; a server that refuses has answered."""
+    """Return whether a call failed because no answer came; a refusal is an answer."""
     if isinstance(error.__cause__, SilentError) or isinstance(error, SilentError):
         return True
     return isinstance(error, OSError) and getattr(error, "response", None) is None
 
 
 def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
-    """Return the version label for a server of these ranks; empty: keep the present one."""
+    """Return the version label for the server of these ranks; empty: keep its present label."""
     known = [receipt.workers[rank] for rank in ranks if rank in receipt.workers]
     loaded = [each.state in ("applied", "skipped") for each in known]
     if known and all(loaded):
@@ -584,7 +593,7 @@ def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tenso
 
 
 def _held(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Return a tensor to keep: on the CPU with several ranks, since one device may not fit all."""
+    """Return the tensor; on the CPU if there are several ranks: one device may not hold all."""
     if tensor.device.type == "cpu":
         return tensor
     from torch import distributed

@@ -1,16 +1,17 @@
-"""Publishes the weights of TRL's asynchronous trainers: their argument `weight_transfer=`.
+"""Publishes the weights of TRL's asynchronous trainers, as their argument `weight_transfer=`.
 
-TRL calls `pause`, `send_weights` and `resume`, in this order, in the training thread. So a `pause`
-would stop servers while weights are in transit, and `resume` is not called after an error. Here
-`pause` does nothing, and `send_weights` has three steps:
+TRL calls `pause`, `send_weights` and `resume`, in this order, in the training thread. If `pause`
+paused servers, they would stand still while weights are in transit, and after an error TRL does not
+call `resume`. So here `pause` does nothing, and `send_weights` has three steps:
 
     publish    the weights are copied, sent and verified while all workers generate
-    commit     all workers have them; the user's own workers apply them before the next batch
+    commit     all workers have the weights; the user's own workers apply them before the next batch
     servers    are paused, load the weights, and are resumed even after an error (`transfers`)
 
-After the commit, `send_weights` does not wait for the user's own workers to apply: they may be busy
-with a long batch, or wait for the trainer to fetch samples, which happens only after `send_weights`
-returns. If one of them fails to load a version, the next `send_weights` raises the error.
+After the commit, `send_weights` does not wait until the user's own workers apply the weights. They
+may be busy with a long batch, or wait for the trainer to fetch samples, which happens only after
+`send_weights` returns. If such a worker fails to load a version, the next `send_weights` raises the
+error.
 """
 
 import inspect
@@ -41,7 +42,7 @@ log = logging.getLogger("weightbus.trl")
 Tensors = dict[str, "torch.Tensor"]
 STAGE_SECONDS = 300.0
 PAUSE_SECONDS = 60.0
-LINGER_SECONDS = 60.0  # for the last update of a training: most batches take less
+LINGER_SECONDS = 60.0  # wait for the last update of a training: most batches take less time
 
 
 class WeightTransfer:
@@ -50,30 +51,31 @@ class WeightTransfer:
         trainer = AsyncGRPOTrainer(..., weight_transfer=WeightTransfer("tcp://127.0.0.1:5555"))
 
     Each update is a version that no worker applies before all workers have it. The trainer's log
-    has the duration of updates, and how far workers are behind, as `weightbus/...`.
+    shows, as `weightbus/...`, how long updates take and how far workers are behind.
 
     Args:
-        publisher: A publisher, which stays open; or an address to bind one to, until the training
-            is over.
+        publisher: A publisher, which is not closed; or the address for a new publisher, which is
+            closed when the training is over.
         model: The model's id on the bus.
-        server: URLs of vLLM servers that run weightbus's engine. Each is paused only while it loads
-            a version that it has received. Without any, your own workers subscribe.
-        pause: What happens to a server's requests during the pause: `keep`, `wait` or `abort`.
-        pause_timeout: Limit for the pause, in seconds.
+        server: URLs of vLLM servers that run weightbus's engine. A server is paused only while it
+            loads a version that it has received. If empty, your own workers subscribe.
+        pause: What happens to a server's requests during the pause: `keep`, `wait` or `abort`, as
+            in `VllmServer.pause`.
+        pause_timeout: The longest pause, in seconds.
         deployment: The name of the servers on the bus.
-        timeout: Seconds until all workers have a version.
+        timeout: Seconds within which all workers must receive a version.
         linger: Seconds that `destroy()` waits for your own workers to apply the last update.
-        **options: Further keywords of `Publisher.publish`. All of your own workers that are alive
-            must get each version; `expect=2` ends the training if fewer than two do.
+        **options: Further keywords of `Publisher.publish`. Each version must reach all of your own
+            workers that are alive; `expect=2` ends the training if fewer than two are.
 
     Attributes:
-        publisher: The publisher, once the training has begun.
+        publisher: The publisher; None until the training begins if an address was given.
         receipt: The receipt of the last finished update, with the result of each worker.
         metrics: The values that the last update added to the trainer's log.
 
     Raises:
         ModuleNotFoundError, ValueError: httpx is not installed, or a `server` is not a URL.
-        TypeError: An option cannot be combined with servers.
+        TypeError: One of the options cannot be combined with servers.
     """
 
     __module__ = "weightbus.trl"
@@ -107,7 +109,7 @@ class WeightTransfer:
         self._servers = VllmServers(urls) if urls else None
         self._transfers: Transfers | None = None
         self._open: list[Future[Receipt]] = []  # updates that some workers have not applied yet
-        self._version = 0  # the last version that all workers had
+        self._version = 0  # the last version that all workers have received
         self.publisher = publisher if isinstance(publisher, Publisher) else None
         self.receipt: Receipt | None = None
         self.metrics: dict[str, float] = {}
@@ -115,7 +117,7 @@ class WeightTransfer:
     # Called by TRL.
 
     def init_weight_transfer(self) -> None:
-        """Bind the publisher, and get the ranks of the servers.
+        """Bind the publisher, and ask the servers for the names of their ranks.
 
         Raises:
             AddressError: The publisher cannot be bound.
@@ -136,7 +138,7 @@ class WeightTransfer:
             )
 
     def pause(self) -> None:
-        """Do nothing: all workers generate until the weights have arrived."""
+        """Do nothing: servers must generate until they have received the weights."""
 
     def send_weights(self, iterator: "Iterator[tuple[str, torch.Tensor]]") -> None:
         """Publish weights; return when all workers have received and all servers loaded them.
@@ -145,8 +147,8 @@ class WeightTransfer:
             iterator: The names and tensors.
 
         Raises:
-            PublishError: Some workers did not get the weights, or failed to load these or the
-                previous ones; it names them with the reasons.
+            PublishError: Some workers did not get the weights, or failed to load these or earlier
+                weights; the message names the workers with the reasons.
             StateError: Two tensors have the same name, or the weights cannot be sent.
             ServerError: A server does not answer.
             DeadlineError: The weights were not copied in time.
@@ -174,7 +176,7 @@ class WeightTransfer:
                 log_queue.put_nowait(self.metrics)
 
     def resume(self) -> None:
-        """Resume servers that could not be resumed after the load.
+        """Resume servers that are still paused, because they could not be resumed after the load.
 
         Raises:
             ServerError: A server does not resume.
@@ -184,10 +186,10 @@ class WeightTransfer:
                 self._servers.resume_late()
 
     def destroy(self) -> None:
-        """Finish pending updates, resume servers, and close. Logs errors instead of raising them.
+        """Finish pending updates, resume servers, and close. Log errors, and do not raise them.
 
-        A busy worker applies the last update after its batch. So this waits at most `linger`
-        seconds until each live worker has applied it; the log names workers that have not.
+        A busy worker applies the last update after its batch. So this waits, at most `linger`
+        seconds, until each live worker has applied the update; the log names the other workers.
         """
         for end in (self._await_last, self._settle, self.resume):
             try:
@@ -205,7 +207,7 @@ class WeightTransfer:
     def _serve(
         self, transfers: Transfers, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
-        """Load weights on the servers; return the seconds that each rank took."""
+        """Load weights on the servers; return the seconds that each rank took to apply them."""
         if self._version == 0:
             transfers.join({n: (name_of_torch(t.dtype), (*t.shape,)) for n, t in weights.items()})
         self.receipt = transfers.send(weights, said)
@@ -216,20 +218,21 @@ class WeightTransfer:
     def _hand_out(
         self, publisher: Publisher, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
-        """Stage weights on workers; return the seconds that each took to apply finished updates."""
+        """Stage weights on workers; return the seconds that workers took to apply past updates."""
         lags = self._settle()
         options: PublishOptions = {**self._options, "metadata": said}
         future = publisher.publish_async(self._model, weights, **options)
         committed = publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS)
         if committed is None:
-            self.receipt = future.result(ANSWER_SECONDS)  # may raise: names workers without them
+            # This raises an error that names the workers without the weights, if there are any.
+            self.receipt = future.result(ANSWER_SECONDS)
             committed = self.receipt.epoch, self.receipt.version
         self._open.append(future)
         self._version = committed[1]
         return lags + self._settle()
 
     def _settle(self) -> list[float]:
-        """Collect the receipts of finished updates; return the seconds that each worker took.
+        """Collect the receipts of finished updates; return the seconds that each apply took.
 
         Raises:
             PublishError: A worker failed to load an update.
@@ -251,7 +254,7 @@ class WeightTransfer:
         return lags
 
     def _await_last(self) -> None:
-        """Wait at most `linger` seconds until all updates are applied; then cancel the others."""
+        """Wait at most `linger` seconds until all updates are applied, then cancel the others."""
         late = wait(self._open, self._linger).not_done
         if late and self.publisher is not None:
             for future in late:
@@ -259,7 +262,7 @@ class WeightTransfer:
             wait(late, ANSWER_SECONDS)
 
     def _behind(self, publisher: Publisher) -> list[int]:
-        """Return by how many versions each worker is behind the last one that all workers had."""
+        """Return, per worker, how many versions it is behind the last that all workers received."""
         known = [w for w in publisher.workers().values() if w.state != "lost"]
         runs = [w.running.get(self._model, (0, 0)) for w in known if self._model in w.models]
         return [max(0, self._version - (v if e == publisher.epoch else 0)) for e, v in runs]
@@ -278,8 +281,8 @@ def _lags(receipt: Receipt) -> list[float]:
 def _trainer_of(iterator: object) -> Any:
     """Return the trainer whose method made this generator; None for another iterator.
 
-    TRL does not pass the trainer, which has the step and the queue of metrics, to the object that
-    `weight_transfer=` takes; but the iterator is a generator method of the trainer.
+    TRL does not pass the trainer, which has the step and the queue of metrics, to its
+    `weight_transfer` object. But the iterator is a generator method of the trainer.
     """
     if not isinstance(iterator, GeneratorType):
         return None

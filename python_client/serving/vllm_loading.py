@@ -3,13 +3,13 @@
 """Loads a version into a vLLM model, layer by layer, from views of the bus's memory.
 
 vLLM's layer-wise reload puts the parameters on the meta device and collects the tensors of each
-layer. Once a layer is complete, vLLM creates its parameters, loads and post-processes them, and
-copies them to the old memory: so only one layer at a time exists twice. The collected tensors are
-views of the version, which does not change until `load` returns.
+layer. When a layer is complete, vLLM creates its parameters, loads and post-processes them, and
+copies them to the old memory, so only one layer at a time exists twice. The collected tensors are
+views of the version's memory, which does not change until `load` returns.
 
 On a CPU, vLLM's layers compute with packed copies of their weights. vLLM's reload does not update
-two kinds of these, so the model would compute with a mix of old and new weights; `reloading` makes
-vLLM pack them again.
+the copies of experts and of tied weights, so the model would compute with a mix of old and new
+weights; `reloading` makes vLLM pack these copies again.
 
 A rehearsal loads zeros of the same names, dtypes and shapes, prevents every layer from being
 completed, and restores all parameters. So wrong names, shapes and dtypes are rejected before
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 PLAIN = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # plain numbers too: powers of two
+SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # plain numbers too: each is a power of two
 PUBLISH_LIKE = (
     "publish a model of the kind that the server runs, under the names and dtypes of its checkpoint"
 )
@@ -70,14 +70,14 @@ class LayerwiseLoader:
         """Check once that the model computes with the weights loaded into it; see `vllm_proof`.
 
         Raises:
-            ReloadError: It does not.
+            ReloadError: The model does not.
         """
         prove(self._model, self._vllm_config, self._device, self._load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Return why such tensors cannot be loaded; empty if they can. The model is unchanged."""
+        """Return why such tensors cannot be loaded, or "" if they can. The model is unchanged."""
         at = _At()
-        # Checkpoints do not have the wrapper of a layer that supports adapters in their names.
+        # Names in checkpoints lack the `base_layer` of the wrapper with which layers get adapters.
         wanted = {name.replace(".base_layer.", ".") for name, _ in self._model.named_parameters()}
         torchao = getattr(self._model, "_do_torchao_reload", False)
         with set_current_vllm_config(self._vllm_config):
@@ -93,7 +93,7 @@ class LayerwiseLoader:
                 self._put_back()
                 self._model._do_torchao_reload = torchao  # noqa: SLF001 - as it was
         missing = wanted - loaded if isinstance(loaded, set) and not self._quantised else set()
-        if missing:  # the rule by which vLLM itself accepts a checkpoint
+        if missing:  # vLLM itself rejects a checkpoint for the same reason
             some = ", ".join(sorted(missing)[:5])
             return (
                 f"{len(missing)} of {len(wanted)} parameters of {type(self._model).__name__} are "
@@ -102,7 +102,7 @@ class LayerwiseLoader:
         return ""
 
     def make_ready(self, staged: Staged) -> None:
-        """Pin the version's memory, so that the device copies directly from it."""
+        """Pin the version's memory, so that the device can copy directly from that memory."""
         if self._device.type == "cuda":
             staged.pin(self._device)
 
@@ -111,7 +111,7 @@ class LayerwiseLoader:
         return getattr(self._model_config, "quantization", None) is not None
 
     def load(self, pairs: Pairs) -> None:
-        """Load a version, and wait until the device has it.
+        """Load a version, and wait until the device has all of its values.
 
         Raises:
             UnchangedError: The version cannot be loaded, and the model is unchanged.
@@ -176,7 +176,10 @@ Places = list[tuple[torch.nn.Module, str]]
 
 
 def _ties(model: torch.nn.Module) -> list[Places]:
-    """Return the places of each shared parameter, such as embedding and head of a tied model."""
+    """Return, for each parameter that several layers share, its places (layer, name).
+
+    An example is a tied model, in which embedding and head share a parameter.
+    """
     found: dict[int, Places] = {}
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
@@ -185,10 +188,10 @@ def _ties(model: torch.nn.Module) -> list[Places]:
 
 
 def _pass_on(places: Places) -> None:
-    """Make a tensor that is loaded for one of these layers load for all of them.
+    """Make a tensor that is loaded at one of these places load at all of them.
 
-    The reload gives each layer its own parameter. Only one of these is in the checkpoint, so vLLM
-    would not process the others: a head would compute with its old packed copy.
+    The reload gives each layer its own parameter, but only one of these is in the checkpoint. vLLM
+    would not process the other layers: a head would compute with its old packed copy.
     """
     parameters = [getattr(layer, name) for layer, name in places]
     loaders = [(p, p.weight_loader) for p in parameters if p.is_meta]
@@ -211,10 +214,10 @@ def _and_others(
 
 @contextmanager
 def _packing_experts(method: Any) -> Generator[None]:
-    """Make vLLM pack experts each time that it processes them.
+    """Return a context in which vLLM packs experts each time that it processes them.
 
-    vLLM packs experts when it creates their kernel, which it does once; later it would copy the
-    loaded tensors over the packed ones. So the kernel is removed before each processing.
+    vLLM packs experts only when it creates their kernel, the first time; later it would copy the
+    loaded tensors over the packed ones. So this removes the kernel before each processing.
     """
     process = method.process_weights_after_loading
 
@@ -226,11 +229,12 @@ def _packing_experts(method: Any) -> Generator[None]:
     try:
         yield
     finally:
-        vars(method).pop("process_weights_after_loading", None)  # several layers may share it
+        # `None`, since several layers may share the method, and one has removed this already.
+        vars(method).pop("process_weights_after_loading", None)
 
 
 class _At:
-    """The tensor that is being loaded, for error texts."""
+    """Remembers which tensor is being loaded, for error texts."""
 
     def __init__(self) -> None:
         self._name, self._shown = "", ""
@@ -268,5 +272,5 @@ def _zeros(tensors: Mapping[str, Signature]) -> Iterator[tuple[str, torch.Tensor
     for name, (dtype, shape) in tensors.items():
         sizes = [*shape]
         if dtype_named(dtype).kind == "packed":
-            sizes[-1] //= 2  # in torch, an element is a pair
+            sizes[-1] //= 2  # an element of torch's packed dtypes is a pair of values
         yield name, torch.zeros((), dtype=torch_dtype(dtype)).expand(sizes)

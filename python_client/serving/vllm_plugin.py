@@ -1,7 +1,7 @@
 """Registers weightbus with vLLM, and checks that the installed vLLM is supported.
 
 vLLM calls `register` in each of its processes, through the entry point group
-`vllm.general_plugins`. A vLLM is supported if it has the names below, whatever its version.
+`vllm.general_plugins`. A vLLM of any version is supported if it has the names listed below.
 """
 
 import logging
@@ -18,11 +18,11 @@ TESTED = "vLLM 0.28 to 0.33"
 TRANSFER = "vllm.distributed.weight_transfer"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 
-# The names that each side needs, by module.
+# The names in vLLM that the worker's and the trainer's side need, by module.
 WORKER = {
     f"{TRANSFER}.base": (
         *("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo"),
-        "TrainerInitInfo",  # without it, vLLM uses engines in another way
+        "TrainerInitInfo",  # a vLLM without this name uses engines in another way
     ),
     RELOAD: (
         *("initialize_layerwise_reload", "finalize_layerwise_reload", "get_layerwise_info"),
@@ -48,7 +48,7 @@ def require(needed: dict[str, tuple[str, ...]]) -> None:
     """Check that vLLM has the needed names.
 
     Raises:
-        UnsupportedVllmError: It lacks some, or is not installed.
+        UnsupportedVllmError: vLLM lacks some names, or is not installed.
     """
     lacking: list[str] = []
     for module, names in needed.items():
@@ -63,7 +63,7 @@ def require(needed: dict[str, tuple[str, ...]]) -> None:
 
 
 def unsupported(why: str) -> UnsupportedVllmError:
-    """Return the error for an installed vLLM that is not supported because of `why`."""
+    """Return the error for an unsupported vLLM; `why` is the predicate of its message."""
     return UnsupportedVllmError(
         f"weightbus works with {TESTED}; {_this()} {why}: install one of those, or serve with "
         "`weightbus bridge`, which needs nothing of it"
@@ -78,9 +78,9 @@ def _this() -> str:
 
 
 def register() -> None:
-    """Register weightbus with the vLLM of this process; may be called again.
+    """Register weightbus with the vLLM of this process. Further calls have no effect.
 
-    Never raises, since an error would keep vLLM from starting even for users without weightbus.
+    This never raises: an error would prevent vLLM from starting, even where weightbus is not used.
     """
     try:
         factory = import_module(f"{TRANSFER}.factory")

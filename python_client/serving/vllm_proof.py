@@ -3,11 +3,11 @@
 # pyright: reportUnknownLambdaType=false
 """Checks once, at the engine's start, that a vLLM model computes with the weights loaded into it.
 
-Layers may hold more than parameters: packed copies, repacked layouts, kernels created once. A
-reload that does not update one of these leaves a model that silently computes with a mix of old and
-new weights. So each part of the model runs on the same inputs three times: at first, after a load
-of other values, when its output must differ, and after a load of its own checkpoint, when its
-output must equal the first. Attention is left out, since it has no weights.
+Layers may hold more than parameters: packed copies, repacked layouts, kernels created once. If a
+reload does not update one of these, the model silently computes with a mix of old and new weights.
+So each part of the model runs on the same inputs three times: with its initial weights; after a
+load of other values, when its output must differ; and after a load of the model's own checkpoint,
+when its output must equal the first. Attention is left out, since it has no weights.
 """
 
 import logging
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.serving")
 
 SWITCH = "WEIGHTBUS_PROVE_RELOAD"
-TOKENS = 8  # enough to reach several experts; each costs a row in every layer
+TOKENS = 8  # enough to reach several experts; each token costs a row in every layer
 NEAR = 0.01  # relative tolerance (2-norm) for equal outputs: kernels may add in another order
 NAMES_SHOWN = 3
 
@@ -46,10 +46,12 @@ def prove(
     device: torch.device,
     load: Callable[[Pairs], None],
 ) -> None:
-    """Check that the model computes with the weights that `load` loads; log a failure to check.
+    """Check that the model computes with the weights that `load` loads.
+
+    If this cannot be checked, log a warning.
 
     Raises:
-        ReloadError: It does not. The model is no longer usable.
+        ReloadError: The model does not, and is no longer usable.
     """
     if os.environ.get(SWITCH) == "0":
         return
@@ -90,13 +92,13 @@ def _some(what: str, names: list[str]) -> str:
 
 
 def _checkpoint(model: Any, vllm_config: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the checkpoint that the model was loaded from."""
+    """Return the tensors of the checkpoint that the model was loaded from, with their names."""
     loader: Any = get_model_loader(vllm_config.load_config)
     return iter(loader.get_all_weights(vllm_config.model_config, model))
 
 
 def _others(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield other values for each tensor, which are neither large nor zero."""
+    """Yield each tensor with other values, which are neither large nor zero."""
     for name, tensor in pairs:
         plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         yield name, tensor * 0.5 + 0.125 if plain else tensor
@@ -129,7 +131,7 @@ def _attends(module: torch.nn.Module) -> bool:
 
 @contextmanager
 def _eager(module: Any) -> Generator[None]:
-    """Run a compiled part eagerly: it must not be compiled with the hooks."""
+    """Return a context in which a module runs eagerly, and is not compiled with the hooks."""
     compiled = getattr(module, "do_not_compile", None) is False
     if compiled:
         module.do_not_compile = True
@@ -141,7 +143,7 @@ def _eager(module: Any) -> Generator[None]:
 
 
 def _steady(module: object, given: object, answer: Any) -> Any:
-    """Replace the output of attention, which is empty without a cache."""
+    """Return values in place of the output of attention, which is empty without a cache."""
     del module, given
     made = torch.linspace(-1, 1, answer.numel(), device=answer.device).view(answer.shape)
     return made.to(answer.dtype)
@@ -157,7 +159,7 @@ def _recorder(parts: dict[str, Part], name: str) -> Any:
 
 
 def _cloned(given: Any) -> Any:
-    """Return a copy of the tensors in `given`: a part may write into its inputs."""
+    """Return `given` with copies of its tensors, since a part may write into its inputs."""
     if isinstance(given, torch.Tensor):
         return given.clone()
     if isinstance(given, tuple | list):

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUntypedBaseClass=false
-"""The trainer engine for vLLM: one in each rank of a trainer."""
+"""The trainer engine for vLLM; each rank of a trainer has one."""
 
 import logging
 import time
@@ -48,12 +48,12 @@ class TrainerInit(TrainerInitInfo):
         address: The publisher's address; servers on other hosts must be able to reach it.
         model: The model's id on the bus.
         deployment: The name of the servers on the bus.
-        timeout: Seconds until every rank has the weights, while the servers generate.
-        pause_timeout: Limit for the pause, in seconds.
+        timeout: Seconds within which every rank must receive the weights, while servers generate.
+        pause_timeout: The longest pause, in seconds.
         pause: What happens to running requests during the pause: `keep`, `wait` or `abort`; None:
-            the caller pauses, or no pause is needed.
-        world_size: The number of ranks, if the client does not know it.
-        publisher: An existing publisher, in place of one at `address`.
+            the caller pauses the servers, or no pause is needed.
+        world_size: The number of the servers' ranks, needed if the client does not know it.
+        publisher: An existing publisher to use in place of a new one at `address`.
     """
 
     backend: ClassVar[str] = "weightbus"
@@ -69,13 +69,14 @@ class TrainerInit(TrainerInitInfo):
 
 
 class OwnClient(VllmServers):
-    """The trainer's own client of one server, with the pause that vLLM's clients lack.
+    """Wraps the trainer's own client of one server, and adds calls that vLLM's clients lack.
 
-    Calls that the client has use the client, with its headers, versions and timeouts. Calls that it
-    lacks use its `_post`, like vLLM's own client, or otherwise `VllmServers`.
+    If the client has a call as a method, that method is used, with the client's headers, versions
+    and timeouts. Otherwise the call uses the client's `_post`, which vLLM's own clients have, or if
+    it has none, `VllmServers`.
 
     Args:
-        client: The client; `base_url` is its server.
+        client: The client; its `base_url` is the server's URL.
     """
 
     def __init__(self, client: Any) -> None:
@@ -91,7 +92,7 @@ class OwnClient(VllmServers):
         self._own.start_weight_update()
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Send the ranks the version."""
+        """Make every rank get the version."""
         self._own.update_weights(update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -212,7 +213,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         """Publish the weights, and return when every rank of every server runs them.
 
         Raises:
-            PublishError: Some ranks do not; it names them with the reasons.
+            PublishError: Some ranks do not; the message names them with the reasons.
         """
         if not self.is_sender:
             for _ in _full(self.source):
@@ -222,7 +223,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         self._transfers.resume()
 
     def shutdown(self) -> None:
-        """Resume servers and close everything that this engine created; log errors."""
+        """Resume the servers, and close what this engine created. Log errors, do not raise them."""
         if hasattr(self, "_transfers"):
             try:
                 self._transfers.resume()
@@ -233,7 +234,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
 
 
 def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return an iterator of full tensors: `iter_full()` since vLLM 0.33, the source before."""
+    """Return an iterator over the full tensors: `iter_full()`, or before vLLM 0.33 the source."""
     full: Iterable[tuple[str, torch.Tensor]] = (
         source.iter_full() if hasattr(WeightSource, "iter_full") else source
     )
@@ -241,7 +242,10 @@ def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _signatures(source: Any) -> dict[str, Signature]:
-    """Return the tensors of a source: from `metadata` since vLLM 0.33, `metadata()` before."""
+    """Return the signature of each tensor of a source, by its name in checkpoints.
+
+    They are in `metadata`, which is a method before vLLM 0.33.
+    """
     metadata: Any = source.metadata() if callable(source.metadata) else source.metadata
     return {
         checkpoint_name(each.name): (name_of_torch(each.dtype), tuple(each.shape))
@@ -249,4 +253,4 @@ def _signatures(source: Any) -> dict[str, Signature]:
     }
 
 
-register()  # vLLM calls it only in its own processes, not in a trainer's
+register()  # vLLM calls this function only in its own processes, not in a trainer's

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUntypedBaseClass=false
-"""The weight transfer engine for vLLM: one in each rank of a server.
+"""The weight transfer engine for vLLM.
 
-With `--weight-transfer-config '{"backend": "weightbus"}'`, every vLLM worker creates one.
+Each rank of a server with `--weight-transfer-config '{"backend": "weightbus"}'` creates an engine.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class UpdateInfo(RankVersion, WeightTransferUpdateInfo):
 
 
 class WeightbusEngine(WeightTransferEngine):
-    """Loads the versions of a trainer; see `rank`."""
+    """Loads the versions of a trainer into the model of one vLLM worker; see `rank`."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -59,16 +59,16 @@ class WeightbusEngine(WeightTransferEngine):
         self._rank = Rank(loader, last=last)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Join a trainer; called again for another trainer, or for one that was restarted."""
+        """Join a trainer. vLLM calls this again if the trainer changes or was restarted."""
         parallel = self.parallel_config
         self._rank.join(init_info, f"dp{parallel.data_parallel_index}-rank{parallel.rank}")
 
     def start_weight_update(self) -> None:
-        """Do nothing."""
+        """Begin a session, which needs no action; see `Rank.start`."""
         self._rank.start()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Stage the version. (vLLM's own method needs an accelerator to synchronise.)"""
+        """Stage the version. (Overridden, since vLLM's method needs an accelerator.)"""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
