@@ -1,8 +1,8 @@
-"""The address of a publisher's page, and the rules of access to it.
+"""The address of a publisher's page, and the rules of access to the page.
 
 Clients on this host have access, unless their request names another host: by DNS rebinding, a
-foreign page in a local browser could send such requests. Clients on other hosts need a token,
-unless the user allows access without one.
+foreign page in a local browser could send such a request. Clients on other hosts need a token,
+unless the user allows access without a token.
 """
 
 import socket
@@ -17,12 +17,12 @@ class Http:
     """The address of a page, and who has access.
 
     Attributes:
-        address: `HOST:PORT`; port 0 takes a free one.
-        token: The token that a request must send: as `?token=` once, or in the header
-            `Authorization: Bearer`. None: no token, for addresses of this host only.
-        insecure: Whether everyone who reaches another address has access without a token.
-        hosts: More host names that browsers may use, besides `localhost`, addresses and this host's
-            own name.
+        address: `HOST:PORT`; port 0 selects a free port.
+        token: The token that a client must send: once as `?token=`, or in each request in the
+            header `Authorization: Bearer`. None: no token, which needs a local `address`.
+        insecure: Whether an address that other hosts can reach is allowed without a token.
+        hosts: More host names that requests may use, besides `localhost`, IP addresses and this
+            host's name.
 
     Raises:
         AddressError: The address is invalid, or would give everyone access.
@@ -52,7 +52,7 @@ class Http:
 
     @property
     def port(self) -> int:
-        """The port; 0: any free one."""
+        """The port; 0: any free port."""
         return self._parts()[1]
 
     def _parts(self) -> tuple[str, int]:
@@ -62,7 +62,7 @@ class Http:
         return host.strip("[]"), int(port)
 
     def knows(self, host: str) -> bool:
-        """Return whether the `host` of a request is a name or an address of this host."""
+        """Return whether a request's `host` is a name of this host or an IP address."""
         name = host.rpartition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         own = ("localhost", self.host, socket.gethostname(), *self.hosts)
         return name.lower() in {each.lower() for each in own} or ip_address(name) is not None

@@ -1,4 +1,4 @@
-"""A queue of jobs that run in a thread of its own, which exists only while there are jobs."""
+"""A queue whose jobs run in a separate thread, which exists only while there are jobs."""
 
 import threading
 from collections import deque
@@ -8,7 +8,7 @@ Job = Callable[[], None]
 
 
 class BackgroundQueue:
-    """Runs jobs one after another, for threads that must not block.
+    """Runs jobs one after another, so that callers do not block.
 
     Args:
         name: The name of the thread.
@@ -22,7 +22,10 @@ class BackgroundQueue:
         self._at_work = False
 
     def put(self, job: Job) -> bool:
-        """Queue a job that never raises; return False if the queue is full or no thread starts."""
+        """Queue a job, which must not raise.
+
+        Return False if the queue is full or its thread cannot be started.
+        """
         with self._changed:
             if len(self._waiting) >= self._most:
                 return False
@@ -36,7 +39,7 @@ class BackgroundQueue:
             return True
 
     def settle(self, timeout: float) -> bool:
-        """Wait until all jobs are done; return whether they are."""
+        """Wait at most `timeout` seconds until all jobs are done; return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._at_work, timeout)
 

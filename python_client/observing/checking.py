@@ -1,7 +1,7 @@
 """Computes checksums of a worker's current weights, between two applies. (W35)
 
-It runs in a thread of its own, which exists only while there are requests. An apply waits for at
-most one step of some MiB; if another version runs afterwards, the sums are discarded.
+The sums are computed in a separate thread, which exists only while there are requests. An apply
+waits for at most one step of some MiB. If another version then runs, the sums are discarded.
 """
 
 import logging
@@ -19,7 +19,7 @@ from .background_queue import BackgroundQueue
 
 log = logging.getLogger("weightbus.subscriber")
 
-BUSY_SECONDS = 1.0  # to wait for an apply
+BUSY_SECONDS = 1.0  # longest wait for an apply
 
 
 class Checker:
@@ -27,8 +27,8 @@ class Checker:
 
     Args:
         targets: The targets, by model.
-        applier: Knows the applied versions, and has the lock of each model.
-        tell: Called with each answer.
+        applier: Has the applied version and the lock of each model.
+        tell: Called with the answer to each request.
     """
 
     def __init__(
@@ -38,10 +38,11 @@ class Checker:
         tell: Callable[[Examined], None],
     ) -> None:
         self._targets, self._applier, self._tell = targets, applier, tell
-        self._queue = BackgroundQueue("weightbus-check", int(CHECKS.burst))  # no more at once
+        # At most as many requests wait as the rate limit allows at once.
+        self._queue = BackgroundQueue("weightbus-check", int(CHECKS.burst))
 
     def ask(self, check: Check) -> None:
-        """Queue a request; `tell` gets the answer, at once if the queue is full."""
+        """Queue a request. `tell` gets the answer later, or at once "busy" if the queue is full."""
         if not self._queue.put(partial(self._examine, check)):
             text = "it has no thread for that now: ask again in a moment"
             self._tell(Examined(unchecked(check, "busy", text)))

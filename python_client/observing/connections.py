@@ -1,10 +1,11 @@
-"""Accepts the HTTP connections of a page, with bounds on their number and on silent ones.
+"""Accepts the HTTP connections of a page, with bounds on their number and on silent connections.
 
 A connection takes a descriptor of the publisher's process, and a page's port may be open to hosts
-that have no access. So a connection is *unproven* until a request on it has access. An unproven one
-is closed after `SILENT_SECONDS`, or earlier if another connection needs its place, the oldest
-first. So a flood of silent connections does not lock out clients with access. asyncio's server is
-not used: it accepts without a bound, and logs a traceback 128 times a second without descriptors.
+that have no access. So a connection is *unproven* until a request on it has access. An unproven
+connection is closed after `SILENT_SECONDS`, or earlier if a new connection needs its place; then
+the oldest is closed first. So a flood of silent connections does not lock out clients with access.
+asyncio's server is not used: it accepts without a bound, and if there are no free descriptors, it
+logs a traceback 128 times a second.
 """
 
 import asyncio
@@ -22,16 +23,16 @@ from ...bus.net.descriptors import RAISE, nearly_exhausted
 
 log = logging.getLogger("weightbus.http")
 
-# The maximum is also limited to one in `SHARE` of the process's descriptors: the others are for
-# workers. It allows 32 browsers (`STREAMS_MAX`) with a few connections each.
+# Connections are also limited to one in `SHARE` of the process's descriptors, since workers need
+# the others. The maximum allows 32 browsers (`STREAMS_MAX`) with a few connections each.
 CONNECTIONS_MAX, SHARE = 128, 8
-UNPROVEN_MAX = 16  # of one host: a browser opens six at once, which soon have access
-SILENT_SECONDS = 5.0  # until the first request with access
-IDLE_SECONDS = 30.0  # between two requests on one connection; Prometheus sends one every 15 s
+UNPROVEN_MAX = 16  # unproven connections of one host: a browser opens six, which soon have access
+SILENT_SECONDS = 5.0  # limit for the first request with access
+IDLE_SECONDS = 30.0  # between two requests on a connection; Prometheus sends one every 15 s
 UNREAD_SECONDS = 30.0  # until the kernel closes a connection whose peer does not acknowledge data
 BACKLOG = 128  # connections that the kernel queues until they are accepted
-ACCEPTS = 16  # connections accepted per event, so that others are served
-PAUSE_SECONDS = 1.0  # between two attempts to accept without free descriptors
+ACCEPTS = 16  # connections accepted per event, so that existing connections are served too
+PAUSE_SECONDS = 1.0  # between two attempts to accept if there are no free descriptors
 LOOK_SECONDS = 0.5  # between two checks for silent connections
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -48,7 +49,9 @@ class _Connection:
 
 
 class Connections:
-    """Accepts connections, and closes silent and surplus ones. Belongs to its event loop's thread.
+    """Accepts connections, and closes silent and surplus ones.
+
+    Only the thread of the event loop in which an instance is made may use the instance.
 
     Args:
         listeners: The listening sockets.
@@ -63,7 +66,7 @@ class Connections:
         where: str,
     ) -> None:
         self._listeners, self._make = listeners, make
-        self._each: dict[int, _Connection] = {}  # by descriptor; a reused one replaces the old
+        self._each: dict[int, _Connection] = {}  # by descriptor; reuse replaces a closed connection
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._closed = RateLimitedWarning(
@@ -82,7 +85,7 @@ class Connections:
         self._listeners.clear()
 
     def prove(self, transport: asyncio.BaseTransport | None) -> None:
-        """Note that a request on this connection has access."""
+        """Mark the connection of a transport as proven: a request on it has access."""
         found = None if transport is None else transport.get_extra_info("socket")
         if found is not None and (each := self._each.get(found.fileno())) is not None:
             each.proven = True
@@ -100,7 +103,7 @@ class Connections:
             except OSError as error:
                 if error.errno not in SCARCE:
                     raise
-                self._loop.remove_reader(listener)  # otherwise the loop would call this at once
+                self._loop.remove_reader(listener)  # else the loop would call `_accept` at once
                 self._loop.call_later(PAUSE_SECONDS, self._resume, listener)
                 self._warn(f"{error.strerror}; {RAISE}")
                 return
@@ -125,7 +128,7 @@ class Connections:
             self._hang_up(oldest[0])
             self._warn(f"the last from {oldest[0].host}, as others need its place")
         connection.setblocking(False)
-        with suppress(OSError, AttributeError):  # only Linux has it
+        with suppress(OSError, AttributeError):  # only Linux has TCP_USER_TIMEOUT
             connection.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_SECONDS)
             )
@@ -157,7 +160,7 @@ class Connections:
         if isinstance(each.transport, asyncio.Transport):
             each.transport.abort()
         else:
-            with suppress(OSError):  # the transport that is being made will see the end
+            with suppress(OSError):  # the transport, which is being made, will read the end
                 each.socket.shutdown(socket.SHUT_RDWR)
 
     def _warn(self, why: str) -> None:
@@ -165,10 +168,10 @@ class Connections:
 
 
 def listening(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at every address of a host.
+    """Return sockets that listen at those addresses of a host that can be bound.
 
     Raises:
-        OSError: No address can be bound, or one is in use.
+        OSError: No address can be bound, or one of them is in use.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     bound: list[socket.socket] = []

@@ -27,28 +27,28 @@ from .web import HEADERS, STOPPING
 log = logging.getLogger("weightbus.dashboard")
 
 LOOK_SECONDS = 0.5  # between two checks for changes
-STILL_SECONDS = 5.0  # between keep-alives on a stream without changes
-STREAMS_MAX = 32  # concurrent browsers: each costs memory, and a message for each change
+STILL_SECONDS = 5.0  # between keep-alives on a stream that has no changes
+STREAMS_MAX = 32  # most browsers at a time: each costs memory, and a message for each change
 KEEP_SECONDS = MOMENT_SECONDS / 2  # between two samples for the history, with or without browsers
-KEEP_SHARE = 0.02  # of a core that sampling may take at most
+KEEP_SHARE = 0.02  # largest part of a core's time that sampling may take
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The state that the page shows, encoded; `number` increases with each change."""
+    """The state that the page shows."""
 
-    number: int = 0
-    asked: Observe = field(default_factory=Observe)
+    number: int = 0  # increases with each change
+    asked: Observe = field(default_factory=Observe)  # the next request, which differs per view
     troubles: tuple[Trouble, ...] = ()
-    state: bytes = b""
-    made_at: float = float("-inf")
+    state: bytes = b""  # the state, as JSON
+    made_at: float = float("-inf")  # the monotonic time
 
 
 class Dashboard:
-    """The page, and the stream that feeds it.
+    """The page, and the stream that sends the page its state.
 
     Args:
-        refresh: Brings the view up to date; called in any thread, once at a time.
+        refresh: Returns an up-to-date view. Called in any thread, but never concurrently.
     """
 
     def __init__(self, refresh: Callable[[], View]) -> None:
@@ -64,7 +64,7 @@ class Dashboard:
         )
 
     async def page(self, _request: web.Request) -> web.StreamResponse:
-        """Answer with the page, a single file that requests nothing but the stream."""
+        """Answer with the page: a single file, which requests nothing except the stream."""
         headers = {**HEADERS, "Content-Security-Policy": self._policy}
         return web.Response(
             body=self._page, content_type="text/html", charset="utf-8", headers=headers
@@ -81,7 +81,7 @@ class Dashboard:
         return web.Response(body=told, content_type="application/json", headers=HEADERS)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Send a browser the state whenever it changes."""
+        """Send a browser the state, again at each change, until one side closes."""
         if self._streams >= STREAMS_MAX:
             text = f"{STREAMS_MAX} browsers look on already: close one of them"
             return web.Response(status=503, text=text, headers=HEADERS)
@@ -92,17 +92,17 @@ class Dashboard:
             await response.prepare(request)
             await self._stream(response, request.app[STOPPING])
         except (WeightBusError, ConnectionError):
-            pass  # the publisher or the browser is closed
+            pass  # the publisher or the browser has closed
         finally:
             self._streams -= 1
         return response
 
     def count(self, receipt: Receipt, error: PublishError | None) -> None:
-        """Record the end of a publish in the history."""
+        """Record a publish that has ended in the history."""
         self._history.published(receipt, str(error or ""), time.monotonic())
 
     async def watch(self, stopping: asyncio.Event) -> None:
-        """Sample for the history, with or without browsers, until the publisher is closed."""
+        """Add samples to the history, with or without browsers, until `stopping` is set."""
         with contextlib.suppress(WeightBusError):  # the publisher is closed
             while not stopping.is_set():
                 async with self._lock:
@@ -121,7 +121,8 @@ class Dashboard:
         while not stopping.is_set():
             picture = await self._current(anew=told < 0)
             now = time.monotonic()
-            if self._history.changes != since:  # before the state, so that the page draws once
+            # The history goes before the state, so that the page draws only once.
+            if self._history.changes != since:
                 since, moments = history_of(self._history, since, now)
                 await response.write(b"event: history\ndata: " + moments + b"\n\n")
                 told_at = now
@@ -135,23 +136,23 @@ class Dashboard:
                 await asyncio.wait_for(stopping.wait(), LOOK_SECONDS)
 
     async def _current(self, *, anew: bool) -> _Picture:
-        """Return the current state, which streams share for `LOOK_SECONDS`.
+        """Return the current state, which all streams share.
 
-        The state contains ages, which a page goes on counting from the time it gets the state;
-        `anew`: for a new page, the ages are those of now.
+        The state contains ages, and a page counts on from them when it gets the state. So for a new
+        page (`anew`) the ages must be up to date.
         """
         async with self._lock:
             return await asyncio.to_thread(self._draw, anew=anew)
 
     def _look(self) -> float:
-        """Update the view, unless that was done just before; return the time."""
+        """Update the view, unless it was updated just before; return the monotonic time."""
         if time.monotonic() - self._looked_at >= LOOK_SECONDS / 2:
             self._view = self._refresh()
             self._looked_at = time.monotonic()
         return time.monotonic()
 
     def _keep(self) -> list[Standing]:
-        """Add a sample of all workers to the history, and return it."""
+        """Add the standings of all workers to the history, and return them."""
         now = self._look()
         standings = self._view.standings(now)
         self._history.looked(self._view, standings, now)
@@ -177,7 +178,7 @@ class Dashboard:
 
 
 def page_of(page: str, style: str, script: str) -> tuple[bytes, str]:
-    """Return the page in one piece, and a content security policy that allows only its own code."""
+    """Return the page in one piece, and its content security policy: only its own code runs."""
     whole = page.replace("/* page.css */", style).replace("/* page.js */", script)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
@@ -191,7 +192,7 @@ def _hash(text: str) -> str:
 
 
 def _shortfalls(history: History, now: float) -> list[Trouble]:
-    """Return troubles for models with publishes that fell short in the last minutes."""
+    """Return a trouble for each model with publishes that recently fell short."""
     minutes = MOMENTS_MAX * MOMENT_SECONDS / 60
     return [
         Trouble(
@@ -235,7 +236,7 @@ def json_of(
 
 
 def history_of(history: History, since: int, now: float) -> tuple[int, bytes]:
-    """Return the history's change count, and its changes since the count `since`, as JSON."""
+    """Return the history's change count, and as JSON the moments changed since that was `since`."""
     changes, models = history.moments(since, now)
     told = {
         "since": since,  # -1: the whole history

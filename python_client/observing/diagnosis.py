@@ -7,13 +7,13 @@ from ...bus.units import span
 from .obstacles import Finding, Severity
 from .view import Standing, View
 
-CLOCK_SECONDS = 2.0  # that clocks may differ: epochs of restarted publishers are ordered by time
-EVENTS_SECONDS = 60.0  # that a refusal is reported
-WORKERS_TOLD = 20  # workers listed one by one: as many as a person reads
+CLOCK_SECONDS = 2.0  # accepted difference of clocks, which order epochs of restarted publishers
+EVENTS_SECONDS = 60.0  # how long a refusal is reported
+WORKERS_TOLD = 20  # most workers listed one by one: as many as a person reads
 TROUBLES_TOLD = 8  # troubles shown, so that the workers below them stay visible
 NAMED = 3  # workers named in one trouble
 START_ONE = "start one: a Subscriber in a program of yours, or weightbus subscribe"
-BEHIND_SECONDS = 5.0  # that a worker may be behind without trouble: it is applying
+BEHIND_SECONDS = 5.0  # how long a worker may be behind without trouble, since it is applying
 
 BY_CODE = {
     "layout-mismatch": (
@@ -31,7 +31,7 @@ BY_CODE = {
 
 
 def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
-    """Yield findings about a bus, from the data of its publisher.
+    """Yield findings about a bus, based on its publisher's roster.
 
     Args:
         view: The view of the roster.
@@ -60,10 +60,11 @@ class Trouble:
     """One line about a problem, with all workers that have it.
 
     Attributes:
-        state: `problem`; or `note`: it may resolve itself.
-        text: The problem and the workers, without ages, so that it changes only with the problem.
+        state: `problem`; or `note` for a problem that may resolve itself.
+        text: The problem and its workers, without ages, so that the text changes only with the
+            problem.
         advice: What to do; empty: nothing.
-        verdict, model: Select the rows with the problem; empty: all rows, or none.
+        verdict, model: These values select the page's rows of workers that have the problem.
     """
 
     state: Severity
@@ -100,7 +101,7 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
 
 
 def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
-    """Return standings grouped by problem; a lost worker counts once, for all of its models."""
+    """Return standings grouped by problem; of a lost worker, only that of its first model."""
     groups: dict[tuple[str, str, str], list[Standing]] = {}
     lost = set[str]()
     key: tuple[str, str, str]

@@ -1,8 +1,8 @@
 """Records the last 15 minutes of a publisher: its publishes, and how far its workers were behind.
 
-The history is in the publisher's process, so that a page opened later shows it too. Time is divided
-into moments of `MOMENT_SECONDS`, each with a few numbers for each model, independent of the number
-of workers and publishes.
+The history is kept in the publisher's process, so that a page that is opened later shows it too.
+Time is divided into moments of `MOMENT_SECONDS`. Each moment has a few numbers for each model,
+however many workers and publishes there are.
 """
 
 import threading
@@ -18,25 +18,25 @@ from .view import Standing, View
 
 MOMENT_SECONDS = 5.0
 MOMENTS_MAX = 180  # 15 minutes
-MODELS_MAX = 64  # a publisher has a few; 64 take some 2 MB. Beyond it, the oldest is dropped
+MODELS_MAX = 64  # some 2 MB; a further model replaces the one that changed least recently
 TEXT_MAX = 200  # characters of the reason why a publish fell short
 
 
 class Moment(msgspec.Struct, array_like=True):
-    """`MOMENT_SECONDS` of a model, encoded as a list of these fields.
+    """The data of one model in `MOMENT_SECONDS`, encoded as a list of these fields.
 
     Attributes:
-        at: The number of the moment: the monotonic time over `MOMENT_SECONDS`.
-        version: The latest version in it.
+        at: The number of the moment: the monotonic time, divided by `MOMENT_SECONDS`.
+        version: The latest version in this moment.
         publishes: The number of publishes that ended.
-        short: How many of them achieved less than was required.
-        applied_s: Seconds from publish to applied of the slowest worker; 0: none applied.
-        late: The maximum number of workers that were not up to date at once.
-        bad: The maximum number of workers that were lost or stuck or had failed at once.
-        lag: Versions that the worst worker that was not lost was behind, at most.
+        short: The number of these publishes that achieved less than was required.
+        applied_s: Seconds from publish to apply on the slowest worker; 0: no worker applied.
+        late: The largest number of workers that were not up to date at the same time.
+        bad: The largest number of workers that were lost, stuck or failed at the same time.
+        lag: The largest number of versions that a worker, not counting lost ones, was behind.
         lag_s: Seconds since the first of these versions was published.
-        who: The name of that worker.
-        changed: The change count of the history at its last change.
+        who: The name of the worker with this lag.
+        changed: The history's change count when this moment last changed.
     """
 
     at: int
@@ -62,7 +62,7 @@ class Shortfall:
 
 
 class History:
-    """The moments of all models. Any thread may call any method."""
+    """The moments of all models. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,11 +72,11 @@ class History:
 
     @property
     def changes(self) -> int:
-        """The change count."""
+        """The change count: how often the history has changed."""
         return self._changes
 
     def published(self, receipt: Receipt, shortfall: str, now: float) -> None:
-        """Record the end of a publish; `shortfall` is the reason if it achieved too little."""
+        """Record a publish that ended; `shortfall` says why it fell short, empty if it did not."""
         took = [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
         with self._lock:
             self._changes += 1
@@ -106,7 +106,7 @@ class History:
                         moment.changed = self._changes
 
     def moments(self, since: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
-        """Return the change count, and the moments changed since `since`, oldest first."""
+        """Return the change count, and per model the moments changed since it was `since`."""
         first = number_of(now) - MOMENTS_MAX + 1
         with self._lock:
             found = {
@@ -117,14 +117,14 @@ class History:
             return self._changes, found
 
     def short(self, now: float) -> list[tuple[Shortfall, int]]:
-        """Return each model's last publish that fell short, and the number of such publishes."""
+        """Return, for each model with such publishes, the last that fell short and their number."""
         _, told = self.moments(0, now)
         counts = {name: sum(m.short for m in moments) for name, moments in told.items()}
         with self._lock:
             return [(self._short[name], count) for name, count in counts.items() if count]
 
     def _moment(self, model: str, now: float) -> Moment:
-        """Return a model's current moment, for a change; add it if necessary."""
+        """Return a model's current moment, marked as changed; add the moment if necessary."""
         moments = self._models.setdefault(model, deque(maxlen=MOMENTS_MAX))
         self._models.move_to_end(model)
         while len(self._models) > MODELS_MAX:
@@ -137,7 +137,7 @@ class History:
 
 
 def number_of(now: float) -> int:
-    """Return the number of the moment of a time."""
+    """Return the number of the moment that contains the monotonic time `now`."""
     return int(now // MOMENT_SECONDS)
 
 
@@ -152,6 +152,6 @@ def _note(moment: Moment, version: int, standings: Sequence[Standing]) -> None:
 
 
 def _applied(moment: Moment, took: Sequence[float]) -> bool:
-    """Record the seconds that versions took to be applied; return whether the maximum rose."""
+    """Record how many seconds workers took to apply; return whether the moment's maximum rose."""
     before, moment.applied_s = moment.applied_s, max([moment.applied_s, *took])
     return moment.applied_s > before

@@ -1,6 +1,6 @@
-"""The Prometheus metrics of a publisher, in one table, which the documentation is made from.
+"""The Prometheus metrics of a publisher, in one table, from which the documentation is made.
 
-Labels are bounded: models and workers beyond a bound have no series of their own, only in sums.
+Labels are bounded: models and workers beyond a bound have no own series, and count only in sums.
 """
 
 import math
@@ -20,12 +20,12 @@ from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.receipt import Receipt
 from .view import VERDICTS, Standing, View
 
-MODELS_LABELLED = 64  # models with their own series: a publisher has a few
+MODELS_LABELLED = 64  # most models with their own series: a publisher has a few
 WORKERS_LABELLED = (
-    256  # workers with their own series: one for each model, as long as Prometheus keeps it
+    256  # most workers with their own series: one series per model, which Prometheus stores
 )
-OTHER = "other"  # the label of further models
-# Metadata exported as a number. Other text is not exported: each new label would be a new series.
+OTHER = "other"  # the label of all further models
+# Metadata that are numbers are exported. Other text would be a label, and each new text a series.
 NUMBER = re.compile(r"[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]?[0-9]{1,4})?")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -80,7 +80,7 @@ METRICS: Final = {
 
 
 class Metrics(Collector):
-    """The metrics of a publisher, in a registry of their own.
+    """The metrics of one publisher, in their own registry.
 
     Args:
         refresh: Returns an up-to-date view.
@@ -156,7 +156,7 @@ class Metrics(Collector):
             (n, name): float(text)
             for n, (row, _) in models.items()
             for name, text in row.metadata.items()
-            if NUMBER.fullmatch(text) and math.isfinite(float(text))  # a commit may read as 1e999
+            if NUMBER.fullmatch(text) and math.isfinite(float(text))  # a commit's hash may be 1e999
         }
         yield _gauge("weightbus_model_metadata", numbers)
 

@@ -1,6 +1,6 @@
-"""An observer: a connection that requests the roster of a publisher from anywhere.
+"""An observer: a connection that requests a publisher's roster, from this host or another.
 
-Its answers are merged in a `View` (`view.py`). An observer is not a worker: publishes ignore it.
+The answers are merged in a `View` (`view.py`). An observer is not a worker: publishes ignore it.
 """
 
 import logging
@@ -22,27 +22,27 @@ from .view import View
 
 log = logging.getLogger("weightbus.observer")
 
-ASKS = Rate(12, 6)  # below the publisher's CONTROL_RATE at the cost of an unknown peer
-ANSWER_SECONDS = 1.0  # until a request is repeated
+ASKS = Rate(12, 6)  # of requests: below the publisher's CONTROL_RATE over COST_HIGH
+ANSWER_SECONDS = 1.0  # until a request without an answer is repeated
 CHECK_SECONDS = 10.0  # the same for a request that a worker must answer
 LOOK_SECONDS = 0.25  # between two checks of the connection
-BROKEN_SECONDS = 2.0  # of failing handshakes before the keys are reported as the cause
-TRIES = 5  # to verify a worker that applies new versions meanwhile
-REDIAL_SECONDS = 5.0  # without an answer before reconnecting
+BROKEN_SECONDS = 2.0  # how long handshakes fail before the keys are reported as the cause
+TRIES = 5  # how often `verify` restarts because the worker has applied a new version
+REDIAL_SECONDS = 5.0  # time without an answer after which the observer reconnects
 
 
 class Observer(Closable):
-    """An observer of one publisher. It belongs to one thread.
+    """An observer of one publisher. Only one thread may use it.
 
     Args:
         address: The address of the publisher's control socket, as workers use it.
         keys: The keys of an observer; None: no keys.
 
     Attributes:
-        view: The view of the roster so far.
+        view: The roster as received so far.
         heard_at: The monotonic time of the last answer; None: no answer yet.
-        ahead: Seconds that the publisher's clock is ahead, plus or minus the latency; None:
-            unknown.
+        ahead: Seconds that the publisher's clock is ahead of the local one, plus or minus the
+            latency; None: unknown.
 
     Raises:
         AddressError: The address is invalid.
@@ -57,18 +57,18 @@ class Observer(Closable):
         self._failures = RateLimitedWarning(
             log, "an answer of the publisher could not be taken: %s"
         )
-        self._tried_at = time.monotonic()  # of the last connect or answer
+        self._tried_at = time.monotonic()  # when the last answer came or the last connect began
         self._allowance = TokenBucket(ASKS, self._tried_at)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._sockets.close()
 
     def look(self, timeout: float) -> bool:
-        """Update the view to the present state; return whether it is complete within `timeout` s.
+        """Update the view to the present state; return whether this succeeds in `timeout` seconds.
 
         Raises:
-            RefusedError: The publisher refuses observers, or this one.
+            RefusedError: The publisher refuses observers, or this observer.
         """
         until, goal = time.monotonic() + timeout, None
         self.view.whole = False
@@ -80,13 +80,14 @@ class Observer(Closable):
         return False
 
     def verify(self, worker: str, model: str, timeout: float) -> Verified:
-        """Compare a worker's weights with the published ones.
+        """Compare the weights of a worker's model with the published weights.
 
         Returns:
-            The publisher's answers, merged; with code `silent` if they are not complete in time.
+            The publisher's answers, merged; with the code `silent` if they are not complete in
+            time.
 
         Raises:
-            RefusedError: The publisher refuses observers, or this one.
+            RefusedError: The publisher refuses observers, or this observer.
         """
         until, tries = time.monotonic() + timeout, 0
         none = total = Verified(worker=worker, model=model)
@@ -98,7 +99,7 @@ class Observer(Closable):
             changed = total.count and answer.version and _key(answer) != _key(total)
             if tries < TRIES and (changed or answer.code in ("changed", "gone")):
                 tries, total, asked = tries + 1, none, replace(asked, first=0)
-                continue  # from the beginning, with the version that runs now
+                continue  # restart from the first tensor, with the version that runs now
             if changed:
                 text = f"it went on to another version {TRIES + 1} times while it was looked at"
                 named = {"epoch": answer.epoch, "version": answer.version, "names": answer.names}
@@ -111,7 +112,7 @@ class Observer(Closable):
         return replace(total, code="silent", text=text)
 
     def _ask(self, question: Observe | Verify, until: float) -> bool:
-        """Send a request when connection and rate limit allow; return False if not in time."""
+        """Send a request as soon as connection and rate limit allow; False if not by `until`."""
         while (now := time.monotonic()) < until:
             if now - self._tried_at > REDIAL_SECONDS:
                 self._sockets.redial()
@@ -125,7 +126,7 @@ class Observer(Closable):
         return False
 
     def _verified(self, asked: Verify, until: float) -> Verified | None:
-        """Return the answer to a request; None if it does not come in time."""
+        """Return the answer to the request `asked`; None if it does not come by `until`."""
         while time.monotonic() < until:
             for answer in self._answers(until):
                 if isinstance(answer, Verified) and asked == replace(
@@ -135,7 +136,7 @@ class Observer(Closable):
         return None
 
     def _wait(self, until: float, *, writable: bool = False) -> Activity:
-        """Wait for an answer; with `writable`, also until a request can be sent."""
+        """Wait briefly for an answer; with `writable`, also until a request can be sent."""
         _, refused = self._sockets.changed(BROKEN_SECONDS)
         if refused:
             raise RefusedError(f"observing is refused: {refused}", "keys")
@@ -143,7 +144,7 @@ class Observer(Closable):
         return self._sockets.poll(max(0.0, left), writable=writable)
 
     def _answer(self, until: float) -> bool:
-        """Receive pages until the answer to the last request is complete; return whether it is."""
+        """Receive the pages of the answer to the last request; return whether all came in time."""
         while time.monotonic() < until:
             for answer in self._answers(until):
                 if not isinstance(answer, RosterPage):
@@ -153,25 +154,25 @@ class Observer(Closable):
         return False
 
     def _take(self, answer: RosterPage) -> bool:
-        """Add a page to the view; return whether it was expected. An error only resets the view."""
+        """Add a page to the view; return whether it was expected. An error resets the view."""
         try:
             return self.view.take(answer, time.monotonic())
         except Exception as error:
             self._failures.warn(f"{type(error).__name__}: {error}", time.monotonic())
-            self.view = View()  # it may be partly changed: request all of it again
+            self.view = View()  # the old view may be partly changed: request the whole roster again
             return False
 
     def _answers(self, until: float) -> Iterator[RosterPage | Verified]:
-        """Wait for answers of the publisher, and yield them.
+        """Wait briefly, and yield the publisher's answers that have arrived.
 
         Raises:
-            RefusedError: The publisher refuses observers, or this one.
+            RefusedError: The publisher refuses observers, or this observer.
         """
         self._wait(until)
         while (frames := self._sockets.receive()) is not None:
             try:
                 answer = to_observer(list(frames))
-            except ProtocolError:  # not for an observer, or of a later protocol
+            except ProtocolError:  # a message that is not for observers, or of a later protocol
                 continue
             if isinstance(answer, Refuse):
                 raise RefusedError(f"observing is refused: {answer.text}", answer.code)
@@ -182,7 +183,7 @@ class Observer(Closable):
 
 
 def together(total: Verified, answer: Verified) -> Verified:
-    """Return two successive answers about one version, merged."""
+    """Merge the answers so far about one version (`total`) with the next answer."""
     return replace(
         answer,
         first=0,

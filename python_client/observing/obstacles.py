@@ -1,7 +1,7 @@
 """Checks this host and an address for problems that would keep a bus from working, with advice.
 
-On the host: descriptors, memory, socket buffers, and the compiled helper. At an address: the kind
-of peer that answers, from its first bytes, before any message of the bus.
+On the host, this checks descriptors, memory, socket buffers and the compiled helper. At an address,
+it checks from the first bytes of an answer, before any message of the bus, what kind of peer it is.
 """
 
 import errno
@@ -24,10 +24,10 @@ from ...bus.trust import curve
 from ...codecs import native
 from ...codecs.words import printable
 
-DESCRIPTORS_MIN = 1024  # with fewer, a publisher has room for a few hundred workers at most
-WORKER_DESCRIPTORS = 2  # of a publisher, for each worker: control and data socket
-BUFFER_MIN = 4 * 2**20  # bytes in flight: 1 GB/s at a round trip of 4 ms
-MEMORY_MIN = 2**28  # a Python process with numpy takes most of it
+DESCRIPTORS_MIN = 1024  # with fewer, a publisher has room for only a few hundred workers
+WORKER_DESCRIPTORS = 2  # that a publisher needs per worker: control and data connection
+BUFFER_MIN = 4 * 2**20  # bytes in flight at 1 GB/s and a round trip of 4 ms
+MEMORY_MIN = 2**28  # of which a Python process with numpy takes most
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -35,7 +35,7 @@ GREETING_BYTES = 64
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 2 and later (ZeroMQ RFC 23)
 MAJOR, MECHANISM = 10, slice(12, 32)  # positions of version and security mechanism in a greeting
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-COMMAND = 4  # the flag of a frame
+COMMAND = 4  # the flag of a frame that is a ZMTP command
 SHOWN = 32  # bytes of another protocol that a finding quotes
 OTHERS = {
     b"HTTP": "a web server: the dashboard and the metrics have ports of their own",
@@ -51,9 +51,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        about: The subject, in a fixed word.
+        about: The subject, as a fixed word such as `memory`.
         state: `well`; `note`: works, but could be better; `problem`: does not work.
-        text: The result.
+        text: The result, as a sentence.
         advice: What to do; empty: nothing.
     """
 
@@ -68,7 +68,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Return the findings of this host, without those that the system gives no data for."""
+    """Return the findings of this host, except where the system provides no data."""
     found = (_descriptors(), _memory(), _address_space(), _shared(), _native(), _curve())
     return [*(f for f in found if f is not None), *_buffers()]
 
@@ -122,7 +122,7 @@ def _memory() -> Finding | None:
 
 
 def room_for(name: str, nbytes: int) -> Finding | None:
-    """Return whether a version of a model fits into free memory, as a finding; None: unknown."""
+    """Return a finding: whether a version of a model fits into free memory; None if unknown."""
     free = available()
     if free is None or not nbytes:
         return None
@@ -199,7 +199,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
-    """Connect to a control socket, and check its peer; the last finding is a problem if it fails.
+    """Connect to a control socket, and check its peer.
+
+    If a check fails, the last finding is a problem.
 
     Args:
         address: The address of the control socket.
@@ -209,7 +211,7 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
     until = time.monotonic() + timeout
     try:
         connection = endpoints.dial(address, timeout)
-    except ConnectionResetError as error:  # accepted, and closed at once
+    except ConnectionResetError as error:  # the peer accepted, and closed at once
         return [*_crowded(address), _closed(address, error)]
     except (OSError, AddressError) as error:
         return [_unreachable(address, error, timeout)]
@@ -238,7 +240,7 @@ def _closed(address: str, error: OSError) -> Finding:
 
 
 def _crowded(address: str) -> list[Finding]:
-    """Return a finding if the listening process is on this host and has no descriptors left."""
+    """Return a problem if the listening process is on this host and has no descriptors left."""
     holder = holder_of(address) if _is_here(address) else None
     used = used_by(holder.pid) if holder is not None and holder.pid else None
     if used is None or used[0] < used[1] - DESCRIPTORS_RESERVED:
@@ -251,14 +253,14 @@ def _crowded(address: str) -> list[Finding]:
 
 
 def _is_here(address: str) -> bool:
-    """Return whether an address is of this host, without a connection to it."""
+    """Return whether an address is one of this host's, without connecting to the address."""
     if endpoints.ipc_path(address) is not None:
         return True
     host, port = endpoints.host_and_port(address)
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # sends nothing over UDP
+            probe.connect(place)  # a UDP socket sends nothing when it connects
             return bool(probe.getsockname()[0] == probe.getpeername()[0])
     except OSError:
         return False
@@ -294,7 +296,7 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
 
 def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool) -> list[Finding]:
     mechanism = b"CURVE" if keyed else b"NULL"
-    # Without the mechanism yet: a peer that rejects it closes the connection before its greeting.
+    # Do not send the mechanism yet: a peer that rejects it closes before it sends its own greeting.
     connection.sendall(SIGNATURE + b"\x03\x00")
     heard = _receive(connection, GREETING_BYTES, until)
     if not heard.startswith(SIGNATURE[:1]) or heard[9:10] != SIGNATURE[9:]:
@@ -328,7 +330,7 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
 
 
 def _below(address: str) -> str:
-    """Return a hint at the control address whose data socket may be at this address."""
+    """Return a hint, in parentheses, at the control address that belongs to a data address."""
     if endpoints.ipc_path(address) is not None:
         return ""
     port = endpoints.host_and_port(address)[1]
@@ -358,7 +360,7 @@ def _keys(address: str, theirs: str, *, keyed: bool) -> Finding:
 
 
 def _socket_type(connection: socket.socket, until: float) -> bytes:
-    """Return the socket type in the peer's READY; empty if it sends none."""
+    """Return the socket type in the peer's READY command; empty if the peer sends none."""
     head = _receive(connection, 2, until)
     if len(head) < 2 or not head[0] & COMMAND:
         return b""
@@ -368,7 +370,7 @@ def _socket_type(connection: socket.socket, until: float) -> bytes:
 
 
 def _receive(connection: socket.socket, count: int, until: float) -> bytes:
-    """Receive `count` bytes, or fewer if the peer closes or its first byte is not ZMTP's."""
+    """Receive `count` bytes; fewer if the peer closes, or if the first byte is not ZMTP's."""
     heard = b""
     while len(heard) < count and (not heard or heard[0] in (SIGNATURE[0], COMMAND, READY[0])):
         connection.settimeout(max(0.01, until - time.monotonic()))

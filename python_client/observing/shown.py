@@ -26,7 +26,7 @@ Count = Callable[[Receipt, PublishError | None], None]
 
 
 def tell(count: Count, publish: "Future[Receipt]") -> None:
-    """Count a publish that ended with a receipt."""
+    """Call `count` with the receipt and error of a publish that ended, if it has a receipt."""
     error = None if publish.cancelled() else publish.exception()
     if publish.cancelled() or not (error is None or isinstance(error, PublishError)):
         return
@@ -34,11 +34,13 @@ def tell(count: Count, publish: "Future[Receipt]") -> None:
 
 
 class HttpEndpoints:
-    """The HTTP servers of one publisher. Has no reference to the publisher, and ends with it.
+    """The HTTP servers of one publisher.
+
+    It has no reference to the publisher (`owner`), and stops when that is garbage-collected.
 
     Attributes:
-        dashboard: The URL of the dashboard; empty: not served.
-        metrics: The URL of the metrics; empty: not served.
+        dashboard: The URL of the dashboard; empty: the dashboard is not served.
+        metrics: The URL of the metrics; empty: the metrics are not served.
     """
 
     def __init__(self, owner: object, loop: PublisherLoop) -> None:
@@ -52,11 +54,11 @@ class HttpEndpoints:
     def serve(
         self, dashboard: str | Http | None, metrics: str | Http | None, undo: Callable[[], None]
     ) -> None:
-        """Serve the dashboard and the metrics; call `undo` on an error.
+        """Serve the dashboard and the metrics (None: do not serve); call `undo` on an error.
 
         Raises:
             AddressError: An address is invalid, in use, or would give everyone access.
-            ModuleNotFoundError: A needed package is not installed; the text says what to install.
+            ModuleNotFoundError: A package is not installed; the message says what to install.
         """
         try:
             if dashboard is not None:
@@ -80,7 +82,7 @@ class HttpEndpoints:
         return bool(self._counts) or SDK in sys.modules
 
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
-        """Count and trace a publish when it ends, and return it; needed only if `counting`."""
+        """Count and trace a publish when it ends; return it. Not needed unless `counting`."""
         for count in self._counts:
             publish.add_done_callback(partial(tell, count))
         if SDK in sys.modules and (traced := on_publish(started)) is not None:
@@ -135,13 +137,13 @@ class HttpEndpoints:
 
 
 class _Inside:
-    """An observer in the publisher's own process, without a socket."""
+    """An observer in the publisher's own process, which needs no socket."""
 
     def __init__(self, loop: PublisherLoop) -> None:
         self._loop, self._view = loop, View()
 
     def refresh(self) -> View:
-        """Return the view, updated as far as the publisher answers at once.
+        """Return the view, updated with all that the publisher reports at once.
 
         Raises:
             ClosedError: The publisher is closed.

@@ -1,4 +1,4 @@
-"""Warns the user of a worker that gets no versions: no publisher, or nothing applies versions."""
+"""Warns the user of a worker that has found no publisher, or whose versions nothing applies."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from .obstacles import reach
 
 log = logging.getLogger("weightbus.worker")
 
-REACH = 0.5  # of `hint_after`: limit for checking which peer is at the address
+REACH = 0.5  # part of `hint_after` that the check of the peer at the address may take
 
 
 class Silence:
@@ -23,7 +23,7 @@ class Silence:
     Args:
         address: The publisher's address.
         machine: The worker's machine.
-        handoff: The queue of the worker's ready versions.
+        ready_queue: The queue of the worker's ready versions.
         keyed: Whether the worker has keys.
     """
 
@@ -38,18 +38,18 @@ class Silence:
         self._told_outside = self._told_ready = False
 
     def look(self) -> None:
-        """Warn of a state that has lasted longer than `hint_after`. Does not block."""
+        """Log a warning if a stall has lasted longer than `hint_after`. Does not block."""
         now = time.monotonic()
         if self._machine.inside:
             self._outside_since, self._told_outside = None, False
-        elif self._ready_queue.refused:  # the refusal has the reason
+        elif self._ready_queue.refused:  # the refusal itself says why
             self._outside_since = None
         elif self._outside_since is None:
             self._outside_since = now
         elif not self._told_outside and now - self._outside_since >= self._patience:
             self._told_outside = True
             say = partial(self._say_who_is_there, now - self._outside_since)
-            with suppress(RuntimeError):  # too many threads
+            with suppress(RuntimeError):  # the system has too many threads
                 threading.Thread(target=say, name="weightbus-reach", daemon=True).start()
         if not self._told_ready:
             self._look_at_what_is_ready(now)
@@ -69,13 +69,13 @@ class Silence:
             )
 
     def _say_who_is_there(self, seconds: float) -> None:
-        """Check which peer is at the address, and warn. (Runs in a thread of its own.)"""
+        """Check which peer is at the address, and log a warning. (Runs in a separate thread.)"""
         found = reach(self._address, keyed=self._keyed, timeout=REACH * self._patience)
         if self._machine.inside or self._ready_queue.refused or self._ready_queue.closed:
             return
         wrong = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
         if not wrong and self._keyed:
-            return  # wrong keys are reported as a refusal
+            return  # if the keys are wrong, the worker reports a refusal
         if not wrong:
             wrong = (
                 f"ZeroMQ answers at {self._address}, and no publisher of weightbus; is that "

@@ -4,9 +4,10 @@
         weightbus.stage, .apply       for each worker, from the call to its acknowledgement
     weightbus.apply                   in the worker's process: the copy into its model
 
-This module imports nothing of OpenTelemetry: a process that has set a provider has imported it. The
-spans of both sides have model, epoch and version as attributes, to find them together; no trace id
-is sent. Spans are made in a thread of their own, since the user's exporters may hang or fail.
+This module imports nothing of OpenTelemetry, since a process that has set a provider has imported
+it. The spans of both sides have model, epoch and version as attributes, by which a user finds spans
+that belong together; no trace id is sent. A separate thread makes the spans, since the user's
+exporters may hang or fail.
 """
 
 import atexit
@@ -30,9 +31,9 @@ log = logging.getLogger("weightbus.traces")
 
 API, SDK = "opentelemetry.trace", "opentelemetry.sdk.trace"
 NAME = "weightbus"
-WORKERS_TRACED = 256  # workers of one publish that get a span: as many as a person can read
-WAITING_MAX = 256  # publishes and applies whose spans are pending; further ones are dropped
-SETTLE_SECONDS = 1.0  # limit for pending spans when a process, a publisher or a worker ends
+WORKERS_TRACED = 256  # most workers of one publish that get a span: as many as a person can read
+WAITING_MAX = 256  # most publishes and applies whose spans wait; further spans are dropped
+SETTLE_SECONDS = 1.0  # longest wait for pending spans when a process, publisher or worker ends
 SPANS = {"staged": "weightbus.stage", "applied": "weightbus.apply", "skipped": "weightbus.apply"}
 
 
@@ -56,7 +57,7 @@ def on_publish(started: float) -> Callable[[Receipt, PublishError | None], None]
     """Return a function that makes the spans of a publish when it ends; None without a tracer.
 
     Args:
-        started: The monotonic time of the call.
+        started: The monotonic time at which `publish` was called.
     """
     if SDK not in sys.modules:
         return None
@@ -83,7 +84,10 @@ def settle() -> None:
 
 @cache
 def _queue(_process: int) -> BackgroundQueue:
-    """Return the queue of a process: a forked child has no threads, so it needs its own queue."""
+    """Return the queue of the process with this id.
+
+    A forked child needs its own queue, since it does not have its parent's threads.
+    """
     atexit.register(settle)  # runs before the provider's handler, which was registered earlier
     return BackgroundQueue("weightbus-traces", WAITING_MAX)
 
@@ -104,7 +108,7 @@ _told = dict[str, object]()
 
 
 def _warn(text: str, *, exc_info: bool = False) -> None:
-    """Log a text once, even if several threads call this at the same time."""
+    """Log a text, unless it was logged before. Thread-safe."""
     mine = object()
     if _told.setdefault(text, mine) is mine:
         log.warning(text, exc_info=exc_info)

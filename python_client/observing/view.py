@@ -22,20 +22,20 @@ class Standing:
 
     Attributes:
         model, worker: The model's id and the worker's name.
-        verdict: `current` (it runs the newest version for it), `behind`, `failed` (it reported that
-            it does not run the newest; see `error`), `stuck` or `lost`.
-        epoch, version: The version that it runs; 0: none.
-        newest: The newest version for it; 0: there is none.
-        lag: The number of versions that it is behind.
-        lag_s: A lower bound of the seconds since the first of them was published; None: unknown.
-        phase: The state of the version that it is receiving or applying; empty: none.
-        rate: Bytes a second of the arriving version, or of the last one from publish to applied.
-        took_s: Seconds from the publish of its version to its acknowledgement; 0: unknown.
-        error: Why it is lost; or why it failed its last failed version, until it runs a newer one.
+        verdict: `current` (the worker runs the newest version that it should run), `behind`,
+            `failed` (it could not apply a newer version; see `error`), `stuck` or `lost`.
+        epoch, version: The version that the worker runs; 0: none.
+        newest: The newest version that the worker should run; 0: none.
+        lag: The number of versions that the worker is behind.
+        lag_s: Seconds, at least, since the first of these versions was published; None: unknown.
+        phase: The state of the version that is being received or applied; empty: none is.
+        rate: Bytes a second of the arriving version; else of the last, from publish to apply.
+        took_s: Seconds from the publish of `version` to its acknowledgement; 0: unknown.
+        error: Why the worker is lost, or why a version failed, until it runs a newer version.
         language, client, host, pid: As the worker reports them.
-        road: The transport of versions to it: `pulled`, `pushed`, `shared`.
+        road: The transport of versions to the worker: `pulled`, `pushed`, `shared`.
         encoding: The encoding of the model's bytes.
-        silent_s: Seconds since the publisher last received a message from it, if it is lost.
+        silent_s: If the worker is lost, seconds since the publisher last received a message of it.
     """
 
     model: str
@@ -61,7 +61,7 @@ class Standing:
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of one epoch, each with the time of its arrival."""
+    """The rows of one epoch, by name, each with the monotonic time at which it arrived."""
 
     epoch: int
     models: dict[str, tuple[ModelRow, float]] = field(
@@ -77,10 +77,11 @@ class View:
     """The roster of a publisher, as received so far."""
 
     def __init__(self) -> None:
-        self.whole = False  # the last answer completed the view
+        self.whole = False  # whether the last answer completed the view
         self.latest = 0  # the publisher's revision in the last answer
         self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_TOLD)
-        self._since = self._goal = 0  # the revision received; and that at which the view is whole
+        # The revision received so far, and the revision at which a new roster is shown.
+        self._since = self._goal = 0
         self._shown = self._arriving = _Rows(0)
 
     @property
@@ -90,16 +91,16 @@ class View:
 
     @property
     def workers(self) -> dict[str, WorkerRow]:
-        """All workers by name, also lost ones."""
+        """All workers by name, including lost workers."""
         return {name: row for name, (row, _) in self._shown.workers.items()}
 
     def question(self) -> Observe:
-        """Return the next request."""
+        """Return the request for the next page."""
         return Observe(epoch=self._arriving.epoch, since=self._since)
 
     def take(self, page: RosterPage, now: float) -> bool:
-        """Add an answer; return False, and change nothing, if it is late or duplicated."""
-        if page.since == 0:  # a new roster: the old one is shown until this one is complete
+        """Add the next page; return False, and change nothing, if `page` is another one."""
+        if page.since == 0:  # a new roster: show the old roster until the new one is complete
             self._arriving, self._goal = _Rows(page.epoch), page.latest
             self.events.clear()
         elif (page.epoch, page.since) != (self._arriving.epoch, self._since):
@@ -108,14 +109,16 @@ class View:
         self._put(page, now)
         told = len(self._arriving.workers) == page.workers
         self.whole = told and not page.more
-        if told and self._since >= self._goal:  # not `whole`: a busy bus may always have more
+        # Do not wait for `whole`, since a busy bus may always have more pages.
+        if told and self._since >= self._goal:
             self._shown = self._arriving
         elif not page.more:
-            self._since = 0  # workers left too long ago for the publisher to report: start again
+            # Start again: workers left so long ago that the publisher no longer reports it.
+            self._since = 0
         return True
 
     def has(self, revision: int) -> bool:
-        """Return whether the view includes everything up to a revision."""
+        """Return whether the view includes all changes up to a revision."""
         return self._shown is self._arriving and self._since >= revision
 
     def _put(self, page: RosterPage, now: float) -> None:
@@ -135,7 +138,7 @@ class View:
     def _rate(
         self, before: tuple[WorkerRow, float] | None, model: str, doing: Doing, now: float
     ) -> float:
-        """Return the bytes a second at which a version arrives or the last one arrived."""
+        """Return the bytes a second of the version that is arriving, else of the last version."""
         known = self._arriving
         if model not in known.models:
             return 0.0
@@ -149,7 +152,7 @@ class View:
     # Results.
 
     def models(self, now: float) -> dict[str, tuple[ModelRow, float | None]]:
-        """Return the models, each with the seconds since its latest version was published."""
+        """Return the models by name, each with the age in seconds of its latest version."""
         return {
             name: (row, _age(row, at, row.version, now))
             for name, (row, at) in sorted(self._shown.models.items())
@@ -167,7 +170,7 @@ class View:
                 yield self._standing(row, at, model, doing, now)
 
     def _why_lost(self, worker: str) -> str:
-        """Return why a worker was last lost; empty if the events no longer have it."""
+        """Return why a worker was last lost; empty if the events do not go back that far."""
         told = (e.text for e, _ in reversed(self.events) if (e.kind, e.worker) == ("lost", worker))
         return next(told, "").partition(" is lost: ")[2]
 
@@ -216,6 +219,6 @@ def _verdict(row: WorkerRow, doing: Doing, lag: int) -> Verdict:
 
 
 def _age(row: ModelRow, at: float, version: int, now: float) -> float | None:
-    """Return the seconds since a version was published, or since the next version in the row."""
+    """Return the age in seconds of a version, or of the next version that `row` lists."""
     ages = {p.version: p.age_ms for p in row.published if p.version >= version}
     return ages[min(ages)] / 1000 + now - at if ages else None

@@ -1,4 +1,4 @@
-"""Serves HTTP pages in a thread of its own; `access.py` has the rules of access."""
+"""Serves HTTP pages in a separate thread; `access.py` has the rules of access."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ from ...bus.net.threads import new_selector
 from .access import Http
 from .connections import IDLE_SECONDS, Connections, listening
 
-START_SECONDS = 10.0  # to bind and to answer
-STOP_SECONDS = 2.0  # for running requests
-COOKIE = "weightbus"  # plus the port, since browsers send a host's cookies to all of its ports
+START_SECONDS = 10.0  # limit for the start, and for the end of the thread
+STOP_SECONDS = 2.0  # limit for running requests when the server stops
+COOKIE = "weightbus"  # the port is added, since browsers send a host's cookies to all of its ports
 STOPPING = web.AppKey("stopping", asyncio.Event)  # set when streaming pages must end
 HEADERS = {
     "Cache-Control": "no-store",
@@ -34,12 +34,12 @@ Meanwhile = Callable[[asyncio.Event], Coroutine[None, None, None]]
 
 
 class HttpServer:
-    """An HTTP server with a thread and an event loop of its own.
+    """An HTTP server with its own thread and event loop.
 
     Args:
-        http: The address, and the access to it.
+        http: The address, and the rules of access.
         pages: The handlers of GET requests, by path.
-        meanwhile: A coroutine function that runs beside them, until its event is set.
+        meanwhile: A coroutine function that runs beside the handlers, until its event is set.
 
     Attributes:
         address: The URL of the root page.
@@ -75,7 +75,7 @@ class HttpServer:
             raise AddressError(f"cannot serve at {http.address}: {self._error}")
 
     def stop(self) -> None:
-        """Stop serving, without waiting for the end."""
+        """Begin to stop serving, without waiting for the thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._stop.set)
 
@@ -135,7 +135,8 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        # A foreign page in a browser cannot send the token in a header.
+        # A request with the token in a header does not come from a foreign page: no page can send
+        # that header. So its host name need not be known.
         if not (self._http.knows(request.host) or _bears(self._http, request)):
             text = "this host is not known by that name: ask by its address, or see Http(hosts=...)"
             return _refusal(421, text)
@@ -144,7 +145,8 @@ class HttpServer:
             return _refusal(401, text)
         if self._connections is not None:
             self._connections.prove(request.transport)
-        if self._http.token is not None and "token" in request.query:  # move it out of the URL
+        # Redirect to a URL without the token, which becomes a cookie.
+        if self._http.token is not None and "token" in request.query:
             moved = web.Response(status=303, headers={**HEADERS, "Location": request.path})
             moved.set_cookie(
                 _cookie_name(request), self._http.token, httponly=True, samesite="Strict"
@@ -154,7 +156,7 @@ class HttpServer:
 
 
 def _refusal(status: int, text: str) -> web.Response:
-    """Return the answer to a request without access, after which its connection is closed."""
+    """Return the answer to a request that has no access; then its connection is closed."""
     refusal = web.Response(status=status, text=text, headers=HEADERS)
     refusal.force_close()
     return refusal
@@ -179,7 +181,7 @@ def _same(given: str, token: str) -> bool:
 
 def _cookie_name(request: web.Request) -> str:
     """Return the name of the page's cookie, with the port that the browser uses."""
-    port = request.host.rpartition(":")[2]  # perhaps that of a tunnel
+    port = request.host.rpartition(":")[2]  # perhaps the port of a tunnel
     return f"{COOKIE}-{port}" if port.isascii() and port.isdecimal() else COOKIE
 
 
