@@ -26,12 +26,12 @@ class BridgeOptions:
 
     Attributes:
         urls, kind, token: The servers' URLs, their kind, and their API key.
-        folder, seen: The folder of versions, and its path on the servers; None: the same.
-        like: A checkpoint whose other files are copied, and whose names versions must have.
+        folder, seen: The folder of versions, and its path on the servers; None: the same path.
+        like: A checkpoint whose names versions must have, and whose other files are copied.
         adapter: The adapter's name on the servers; None: versions are whole models.
-        pause: The pause mode, for running requests; None: the kind's default.
-        seconds: Limit for a server to load a version, or to answer at the start.
-        unchecked: Whether versions are loaded without comparing them.
+        pause: The pause mode, for running requests; None: the default of the kind.
+        seconds: The time limit for a server to load a version, and to answer at the start.
+        unchecked: Whether versions are loaded without a comparison.
     """
 
     urls: Sequence[str]
@@ -52,7 +52,7 @@ class BridgeOptions:
         return How(self.pause, self.seconds, self.folder, seen)
 
     def engines(self, undo: ExitStack) -> list[Engine]:
-        """Return the servers, which `undo` closes.
+        """Return an engine for each server; `undo` closes the connections.
 
         Raises:
             UsageError: An option is invalid.
@@ -76,10 +76,10 @@ class BridgeOptions:
         return [kind(server, self.how) for server in servers]
 
     def target(self, engines: Sequence[Engine]) -> ServedTarget:
-        """Return the target of versions.
+        """Return the target of versions, which makes `engines` load them.
 
         Raises:
-            UsageError: The folder cannot be written to, or `like` cannot be read.
+            UsageError: The folder or `like` cannot be used, or the adapter's name is empty.
         """
         if self.adapter == "":
             raise UsageError("--lora: give the name that requests call the adapter by")
@@ -94,7 +94,7 @@ class BridgeOptions:
 
 
 def bridge(screen: Screen, wanted: SubscribeOptions, served: BridgeOptions) -> int:
-    """Load one version on the servers, or every version until stopped."""
+    """Load one version on the servers, or every version until stopped; return the exit code."""
     wanted.check()
     with ExitStack() as undo:
         engines = served.engines(undo)
@@ -111,7 +111,7 @@ def _wait_for_servers(screen: Screen, served: BridgeOptions, target: ServedTarge
     """Wait until all servers answer, and resume those that an earlier bridge left paused.
 
     Raises:
-        AbsentError: Some do not answer in time.
+        AbsentError: Some servers do not answer in time.
     """
     end = time.monotonic() + served.seconds
     with screen.waiting(f"waiting for {', '.join(served.urls)}"):
@@ -123,7 +123,7 @@ def _wait_for_servers(screen: Screen, served: BridgeOptions, target: ServedTarge
 
 
 class _Look:
-    """Checks the servers, and warns of each problem once."""
+    """Checks the servers when it is called, and warns of each problem once."""
 
     def __init__(self, screen: Screen, target: ServedTarget) -> None:
         self._screen, self._target = screen, target

@@ -1,4 +1,4 @@
-"""The commands: their names, arguments and help texts. The module of each name implements it."""
+"""The commands: names, arguments and help texts. A module with its name implements each command."""
 
 from collections.abc import Callable
 from functools import partial
@@ -48,7 +48,7 @@ class _Commands(TyperGroup):
         return _without_value(super().get_help_option(ctx))
 
     def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
-        """Return the options; flags, such as those for completion, are shown without a value."""
+        """Return the options, after hiding the value of flags, such as those for completion."""
         found = super().get_params(ctx)
         for option in found:
             if isinstance(option, TyperOption) and option.is_flag:
@@ -165,7 +165,7 @@ def _version(wanted: bool) -> None:
 def _end_with(
     as_json: bool, work: Callable[Concatenate[Screen, P], int], *args: P.args, **options: P.kwargs
 ) -> NoReturn:
-    """Run a command with a screen, and exit with its exit code."""
+    """Run a command (`work`) with a screen, and exit with the command's exit code."""
     screen = Screen(as_json)
     raise typer.Exit(conclude(screen, partial(work, screen, *args, **options)))
 

@@ -29,7 +29,10 @@ BY_REFUSAL = {
 
 
 def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | None) -> int:
-    """Check this host, and the publisher at `address` if given; show the findings."""
+    """Check this host and, if given, the publisher at `address`; show the findings.
+
+    Return the exit code.
+    """
     if address is not None:
         try:
             endpoints.check(address)
@@ -51,7 +54,7 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
 
 
 def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding], bool]:
-    """Check a publisher; return the findings, and whether its roster was read."""
+    """Check a publisher; return the findings, and whether the publisher's roster was read."""
     keys: WorkerKeys | None = None
     found = list[Finding]()
     try:

@@ -12,11 +12,11 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from .outcome import DONE, UsageError
 from .screen import DIM, Screen, counted, plain, size, table
 
-ROWS = 20  # tensors shown without --all
+ROWS = 20  # number of tensors shown without --all
 
 
 def inspect(screen: Screen, path: Path, every: bool) -> int:
-    """Show a checkpoint."""
+    """Show a checkpoint; return the exit code."""
     if not path.exists():
         raise UsageError(f"{path} does not exist; give a .safetensors file or a folder")
     checkpoint = open_checkpoint(path)
@@ -91,5 +91,5 @@ def _tensors(checkpoint: Checkpoint, every: bool) -> Table:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """Return a key that sorts layer 10 after layer 9."""
+    """Return a sort key that compares numbers in names by value: layer 10 comes after layer 9."""
     return [(text, int(number or -1)) for text, number in re.findall(r"(\D*)(\d*)", name)]

@@ -12,7 +12,10 @@ from .screen import DIM, Screen
 def keygen(
     screen: Screen, folder: Path, workers: Iterable[str] | None, observers: Iterable[str] | None
 ) -> int:
-    """Make the publisher's key pair if there is none yet, and one for each name."""
+    """Make the publisher's key pair if there is none, and a key pair for each name.
+
+    Return the exit code.
+    """
     names: dict[str, Role] = dict.fromkeys(workers or (), "worker")
     for name in observers or ():
         if name in names:

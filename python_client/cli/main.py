@@ -10,8 +10,8 @@ EXTRA = {"typer", "click", "rich"}  # the packages of the extra `cli`
 
 
 def main() -> None:
-    """Run the command line; exits the process with one of the exit codes in `outcome`."""
-    # Before and after a command, which handles signals itself (`outcome`), show no traceback.
+    """Run the command line, and exit the process with one of the exit codes in `outcome`."""
+    # A command handles signals itself (`outcome`). Before and after it, Ctrl-C shows no traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         with contextlib.suppress(ValueError):  # only the main thread may set signal handlers
             signal.signal(signal.SIGINT, _leave)

@@ -1,12 +1,12 @@
-"""Ends a command with its exit code, and one line about an error instead of a traceback.
+"""Ends a command with an exit code, and shows an error as one line, not as a traceback.
 
-0     done; or a command without an end (publish --watch, subscribe, bridge) was stopped
+0     done; or a command that runs until stopped (publish --watch, subscribe, bridge) was stopped
 1     not achieved: too few workers, a version that could not be applied, a server that refuses, a
       damaged file, an address in use, an extra that is not installed
 2     wrong usage: a call that can never work, such as with a missing file or an invalid name
-129   hung up (SIGHUP: the terminal or ssh session was closed) before it was done
-130   interrupted (SIGINT, Ctrl-C) before it was done
-143   terminated (SIGTERM) before it was done
+129   hung up (SIGHUP: the terminal or ssh session was closed) before the command was done
+130   interrupted (SIGINT, Ctrl-C) before the command was done
+143   terminated (SIGTERM) before the command was done
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from ...codecs.errors import WeightBusError
 from .screen import Screen
 
 DONE, NOT_ACHIEVED, WRONG_USAGE = 0, 1, 2
-AGAIN_SECONDS = 0.01  # before another attempt to handle a signal (`_holds_a_lock_halfway`)
+AGAIN_SECONDS = 0.01  # delay of a signal that came at a bad moment (`_holds_a_lock_halfway`)
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 class UsageError(Exception):
-    """The command's arguments can never work."""
+    """A command was called with arguments that can never work."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal requests the end of the process.
+    """A signal has requested the end of the process.
 
     Attributes:
-        signal: The signal.
+        signal: The signal that was received.
     """
 
     def __init__(self, number: int) -> None:
@@ -42,7 +42,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def conclude(screen: Screen, command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; expected errors become error messages."""
+    """Run a command and return its exit code; show expected errors without a traceback."""
     try:
         with _stoppable():
             return command()
@@ -52,7 +52,7 @@ def conclude(screen: Screen, command: Callable[[], int]) -> int:
         screen.error(f"stopped by {stopped.signal.name} before it was done")
         screen.emit("stopped", achieved=False, signal=stopped.signal.name)
         return 128 + stopped.signal
-    except BrokenPipeError:  # the reader of standard output has closed it
+    except BrokenPipeError:  # the reader of standard output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_ACHIEVED
     except (WeightBusError, OSError) as error:
@@ -67,7 +67,7 @@ def _fail(screen: Screen, error: Exception, code: int) -> int:
 
 @contextlib.contextmanager
 def _stoppable() -> Generator[None]:
-    """Raise `Stopped` in the main thread on SIGINT, SIGTERM and SIGHUP."""
+    """Return a context in which SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -83,7 +83,7 @@ def _stoppable() -> Generator[None]:
     for number in SIGNALS:
         if (
             before[number] is not signal.SIG_IGN
-        ):  # ignored under nohup, and in jobs of a shell without job control
+        ):  # nohup, and shells without job control, make jobs ignore some signals
             signal.signal(number, stop)
     try:
         yield
@@ -96,8 +96,8 @@ def _stoppable() -> Generator[None]:
 def _holds_a_lock_halfway(frame: FrameType) -> bool:
     """Return whether an exception now would leave a lock of `threading` held, or released twice.
 
-    The classes of `threading` that are written in Python acquire and release a lock in their own
-    methods; a signal handler's exception in these comes between the lock and its `with` statement.
+    Some classes of `threading` are written in Python, and acquire and release a lock in their own
+    methods. An exception in such a method comes between the lock and its `with` statement.
     """
     halfway = "__enter__", "__exit__", "_acquire_restore", "_release_save"
     code = frame.f_code

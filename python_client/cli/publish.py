@@ -27,8 +27,8 @@ from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, said_of, size, table
 
 LOOK_SECONDS = 0.1  # between two checks of the workers' progress
-BARS_MAX = 8  # workers with a bar each; more workers share one bar
-GRACE_SECONDS = 10.0  # after a publish's deadline, until its thread counts as dead
+BARS_MAX = 8  # most workers that get a bar each; more workers share one bar
+GRACE_SECONDS = 10.0  # after a publish's deadline, until the publisher's thread counts as dead
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PageOptions:
     insecure: bool = False
 
     def at(self, address: str | None) -> Http | None:
-        """Return the address of a page, with its access rules; None without an address.
+        """Return the `address` of a page with the rules of access; None if there is no address.
 
         Raises:
             UsageError: The address is invalid, or would give everyone access.
@@ -54,7 +54,7 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class PublishJob:
-    """The options of the command."""
+    """The options of the command `publish`."""
 
     path: Path
     model: str
@@ -75,7 +75,7 @@ class PublishJob:
         """Reject options that can never work.
 
         Raises:
-            UsageError: An option is invalid; the text says what to write instead.
+            UsageError: An option is invalid; the message says what to write instead.
         """
         if not self.watch and not self.path.exists():
             raise UsageError(f"{self.path} does not exist; give a .safetensors file or a folder")
@@ -114,7 +114,7 @@ class PublishJob:
         return {name: text for name, _, text in (each.partition("=") for each in self.metadata)}
 
     def metadata_of(self, screen: Screen, checkpoint: Checkpoint) -> dict[str, str]:
-        """Return the metadata of a version: the user's entries first, then those of its files."""
+        """Return a version's metadata: the user's entries first, then those of the files."""
         said = self.said
         texts = {name: t for name, t in checkpoint.metadata.items() if name != FORMAT}
         found, rest = fitting({**said, **texts, **said}.items())
@@ -128,7 +128,7 @@ class PublishJob:
 
 
 def publish(screen: Screen, order: PublishJob) -> int:
-    """Publish once, or with `watch` whenever the checkpoint changes, until stopped."""
+    """Publish once, or with `watch` at each change until stopped; return the exit code."""
     order.check()
     return _publish_changes(screen, order) if order.watch else _publish_once(screen, order)
 
@@ -169,7 +169,7 @@ def _publish_changes(screen: Screen, order: PublishJob) -> int:
                     if missing:
                         screen.warn(f"{missing}. Workers that join later get the latest version")
                 receipt, shortfall = _send(screen, order, publisher, checkpoint, order.timeout)
-                published = receipt.version  # before it is shown: a signal may arrive right after
+                published = receipt.version  # set before `_show`, since a signal may interrupt that
                 _show(screen, receipt, shortfall)
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(published, 'version')}", DIM)
@@ -226,7 +226,7 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _logged(screen: Screen) -> Generator[None]:
-    """Show the package's log records while the block runs."""
+    """Return a context in which the package's log records are shown."""
     log, handler = logging.getLogger("weightbus"), _Log(screen)
     log.addHandler(handler)
     try:
@@ -236,7 +236,7 @@ def _logged(screen: Screen) -> Generator[None]:
 
 
 def _tell(screen: Screen, event: WorkerEvent) -> None:
-    """Show an event of a worker; between two publishes no receipt would show it."""
+    """Show an event of a worker. Receipts do not show events between two publishes."""
     text = f"{time.strftime('%H:%M:%S')}  {event.text}"
     if event.missed:
         text += f" (and {counted(event.missed, 'event')} before it)"
@@ -248,7 +248,7 @@ def _tell(screen: Screen, event: WorkerEvent) -> None:
 
 
 def _next(screen: Screen, order: PublishJob, watch: Watch) -> Checkpoint:
-    """Wait for the next complete checkpoint, and read it with a progress bar."""
+    """Wait for the next complete checkpoint, read it with a progress bar, and return it."""
     while True:
         with screen.waiting(f"watching {order.path}"):
             watch.wait_for_change()
@@ -262,7 +262,10 @@ def _next(screen: Screen, order: PublishJob, watch: Watch) -> Checkpoint:
 def _wait_for_workers(
     screen: Screen, order: PublishJob, publisher: Publisher, deadline: float
 ) -> str:
-    """Wait for the expected number of workers; return why there are too few; empty if enough."""
+    """Wait for the expected number of workers.
+
+    Return an error message if too few joined before the `deadline`, otherwise "".
+    """
     with screen.waiting("") as waiting:
         while True:
             here = sum(
@@ -292,10 +295,10 @@ def _send(
     checkpoint: Checkpoint,
     timeout: float,
 ) -> tuple[Receipt, str]:
-    """Publish with a progress bar for each worker; return the receipt, and why it falls short."""
+    """Publish with progress bars; return the receipt, and an error message if it falls short."""
     with screen.bars() as bars:
         before = publisher.workers()
-        # Verified over every transport, so that users can compare digests of files.
+        # Every transport verifies, so that users can compare the digests of receipts and files.
         future = publisher.publish_async(
             order.model,
             checkpoint.arrays(),
@@ -304,7 +307,8 @@ def _send(
             settings=Settings(
                 verify=True, grace=order.grace, dtype=order.dtype, encoding=order.encoding
             ),
-            expect=0 if order.watch else order.expect,  # with --watch, the connected workers
+            # With --watch, the connected workers are enough, however few.
+            expect=0 if order.watch else order.expect,
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
         while not wait([future], LOOK_SECONDS).done:
@@ -369,7 +373,7 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
 def _emit_nothing(
     screen: Screen, order: PublishJob, publisher: Publisher, checkpoint: Checkpoint, why: str
 ) -> None:
-    """Write the receipt of a publish that did not begin: the same fields, without a version."""
+    """Write the JSON receipt of a publish that did not begin; its `version` is null."""
     screen.emit(
         "receipt",
         achieved=False,

@@ -1,8 +1,8 @@
 """The output of a command: text, tables and progress bars, or lines of JSON for programs.
 
-Text goes to standard output; bars and errors go to standard error, so that a pipe gets neither.
-With `--json`, standard output has only JSON, one object a line, the last of them the result, and
-text goes to standard error. Every object has a `kind`.
+Text goes to standard output. Bars and errors go to standard error, so that a pipe does not get
+them. With `--json`, standard output has only JSON, one object a line; the last object is the
+result, and text goes to standard error. Every object has a `kind`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from ...codecs.words import printable
 
 GOOD, BAD, DIM = "green", "red", "bright_black"
 PIPE_COLUMNS = 240
-SAID_SHOWN = 40  # characters of each metadata text: the length of a commit hash
+SAID_SHOWN = 40  # characters shown of each metadata text: the length of a commit hash
 
 STATE_STYLES = {
     "applied": GOOD,
@@ -63,7 +63,7 @@ class Screen:
         self._people.print(Text(visible(text), style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
-        """Show a table or the like; nothing with `--json`."""
+        """Show a table or another renderable; do nothing with `--json`."""
         if not self.as_json:
             self._people.print(what)
 
@@ -72,7 +72,7 @@ class Screen:
         self._errors.print(f"[yellow]warning:[/] {escape(visible(text))}", soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Show an event while bars or a spinner run, on standard error."""
+        """Show an event, on standard error, above a running bar or spinner."""
         self._errors.print(Text(visible(text), style=DIM), soft_wrap=True)
 
     def error(self, text: str) -> None:
@@ -80,14 +80,14 @@ class Screen:
         self._errors.print(f"[bold red]error:[/] {escape(visible(text))}", soft_wrap=True)
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Write a JSON object; nothing without `--json`."""
+        """Write a JSON object; do nothing without `--json`."""
         if self.as_json:
             sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
             sys.stdout.flush()
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Generator["Waiting"]:
-        """Show a spinner with a text while the block runs."""
+        """Return a context in which a spinner with a text is shown."""
         with Progress(
             SpinnerColumn(style="cyan"),
             TextColumn("{task.description}"),
@@ -99,7 +99,7 @@ class Screen:
 
     @contextlib.contextmanager
     def bars(self) -> Generator["Bars"]:
-        """Show progress bars with rate and remaining time while the block runs."""
+        """Return a context in which progress bars show rate and remaining time."""
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=32),
@@ -127,7 +127,7 @@ class Waiting:
 
 
 class Bars:
-    """Progress bars of bytes, by name."""
+    """Progress bars that count bytes, each with a name."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -150,12 +150,12 @@ class Bars:
 
 
 def visible(text: str) -> str:
-    """Return a text, perhaps with parts from peers, without terminal control characters."""
+    """Return a text, which may have parts from peers, without terminal control characters."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return a line from a peer as text without markup and control characters."""
+    """Return a line that came from a peer as a `Text`, without markup and control characters."""
     return Text(printable(text), style)
 
 
@@ -168,17 +168,17 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return "1 worker", "2 workers"."""
+    """Return a number with its noun in singular or plural: "1 worker", "2 workers"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def size(nbytes: int) -> str:
-    """Return a number of bytes with a decimal unit."""
+    """Return a number of bytes with a decimal unit, such as "1.5 MB"."""
     return decimal(nbytes)
 
 
 def said_of(metadata: Mapping[str, str]) -> str:
-    """Return the metadata of a version in one line, with long texts cut."""
+    """Return the metadata of a version in one line, in which long texts are cut."""
     return " ".join(
         f"{printable(name)}={printable(text, SAID_SHOWN)}" for name, text in metadata.items()
     )

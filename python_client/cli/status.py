@@ -1,7 +1,7 @@
 """`weightbus status`: reports to scripts whether all workers run the newest versions.
 
-0     all workers do, or are behind for less than the time allowed for an apply
-1     some workers are behind for longer, lost, stuck or failed; or fewer are there than expected
+0     all workers run them, or are behind for less than the time allowed for an apply
+1     some workers are lost, stuck, failed, or behind for longer; or too few are connected
 2     no publisher answers, or it refuses observers, or its roster is too large for the timeout
 """
 
@@ -22,7 +22,7 @@ from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of, size, table
 
 UNREACHABLE = 2
-ROWS_SHOWN = 200  # of a table: more than a person reads, and each takes milliseconds to draw
+ROWS_SHOWN = 200  # most rows of a table: more than a person reads; a row takes ms to draw
 STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "lost": BAD}
 
 
@@ -71,7 +71,7 @@ def observer_of(address: str, keys: Path | None) -> Observer:
 
 
 def unread(observer: Observer, address: str, timeout: float) -> str:
-    """Return why an observer could not read the roster."""
+    """Return an error message that says why an observer could not read the roster."""
     if observer.heard_at is not None:
         return (
             f"the publisher at {address} answers, but its roster could not be read within "
@@ -92,11 +92,12 @@ def _well(view: View, standings: list[Standing]) -> str:
 def shortfall(
     view: View, standings: list[Standing], expect: int, within: float = BEHIND_SECONDS
 ) -> str:
-    """Return which workers are not up to date, or behind for `within` seconds or more; empty: none.
+    """Return an error message that names the workers that are not up to date, or "" if none is.
 
-    Between a publish and its last apply some workers are always behind, which is no alarm. The time
-    counts from the first version that a worker lacks, so a worker that never applies is overdue,
-    however often versions are published.
+    Between a publish and its last apply some workers are always behind, so being behind for less
+    than `within` seconds is accepted. The time counts from the first version that a worker lacks,
+    so a worker that never applies is overdue, however often versions are published. The message
+    also says if fewer than `expect` workers are connected.
     """
     bad = [
         f"{s.worker} failed {s.model}"
@@ -117,7 +118,7 @@ def _in_time(standing: Standing, within: float) -> bool:
 
 
 def show(screen: Screen, standings: list[Standing]) -> None:
-    """Show a table of the first standings: drawing all of them could take seconds."""
+    """Show a table of the first `ROWS_SHOWN` standings: drawing all could take seconds."""
     if standings:
         screen.show(rows_of(standings[:ROWS_SHOWN]))
     if len(standings) > ROWS_SHOWN:
@@ -155,7 +156,7 @@ def rows_of(standings: list[Standing]) -> Table:
 
 
 def _doing(s: Standing) -> str:
-    """Return the phase of a worker, or the duration of its last apply."""
+    """Return a cell: a worker's phase, how long it took to apply, or how long it is silent."""
     if s.verdict == "lost":
         return f"silent {span(s.silent_s)}"
     took = f"applied in {span(s.took_s)}" if s.verdict == "current" and s.took_s else ""

@@ -19,7 +19,7 @@ from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, said_of, size
 
 LOOK_SECONDS = 0.2  # between two checks of the connection
-ONCE_SECONDS = 300.0  # that --once waits for a version by default
+ONCE_SECONDS = 300.0  # how long --once waits for a version by default
 
 
 class NothingCameError(WeightBusError, TimeoutError):
@@ -28,7 +28,7 @@ class NothingCameError(WeightBusError, TimeoutError):
 
 @dataclass(frozen=True)
 class SubscribeOptions:
-    """The options for receiving versions."""
+    """The options of the commands that receive versions."""
 
     address: str
     model: str
@@ -41,7 +41,7 @@ class SubscribeOptions:
         """Reject options that can never work.
 
         Raises:
-            UsageError: An option is invalid; the text says what to write instead.
+            UsageError: An option is invalid; the message says what to write instead.
         """
         try:
             check_name(self.model, "model")
@@ -53,12 +53,12 @@ class SubscribeOptions:
 
     @property
     def patience(self) -> float | None:
-        """Seconds to wait for a version; None: until stopped."""
+        """Seconds to wait for a version; None: wait until stopped."""
         return ONCE_SECONDS if self.once and self.timeout is None else self.timeout
 
 
 def subscribe(screen: Screen, wanted: SubscribeOptions, out: Path, *, untied: bool) -> int:
-    """Write one version, or every version until stopped."""
+    """Write one version to `out`, or every version until stopped; return the exit code."""
     wanted.check()
     try:
         target = FileTarget(out, untied=untied)
@@ -75,9 +75,10 @@ def follow(
     look: Callable[[], object] = bool,
     **fields: object,
 ) -> int:
-    """Apply one version, or every version until stopped, and show each with the text `where`.
+    """Apply one version, or every version until stopped; return the exit code.
 
-    `look` is called repeatedly while no version arrives.
+    For each version, show the text `where` and emit the `fields`. While no version arrives, `look`
+    is called repeatedly.
     """
     targets = {wanted.model: target}
     with Subscriber(wanted.address, targets, name=wanted.name, keys=wanted.keys) as subscriber:
@@ -99,10 +100,10 @@ def _receive_all(
         while True:
             try:
                 update = receive()
-            except ApplyError as error:  # nothing was changed; the next version may fit
+            except ApplyError as error:  # the target is unchanged, and the next version may fit
                 screen.error(str(error))
                 continue
-            written += 1  # before it is shown: a signal may arrive right after
+            written += 1  # counted before `show`, since a signal may interrupt that
             show(update)
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(written, 'version')}", DIM)
@@ -129,7 +130,7 @@ def _receive(
                 what = f"a version of {wanted.model}" if there else "a publisher"
                 waiting.say(f"waiting for {what} at {wanted.address}")
                 update = subscriber.receive(LOOK_SECONDS)
-            except AddressError as error:  # the host's name may be resolved later
+            except AddressError as error:  # the host's name may become resolvable later
                 if not unknown:
                     unknown = str(error)
                     screen.warn(unknown)

@@ -1,6 +1,7 @@
 """`weightbus top`: a live table of workers, the worst first; keys sort, filter and quit.
 
-`rich` draws it, which the command line needs anyway. The terminal is in cbreak mode meanwhile.
+`rich` draws the table, since the command line needs `rich` anyway. While the table is shown, the
+terminal is in cbreak mode.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ from .outcome import DONE, NOT_ACHIEVED
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of
 from .status import fields, observer_of, rows_of, show, show_models, unread
 
-LOOK_SECONDS = 0.5  # between two requests
-CHROME_LINES = 6  # lines other than rows: titles, head and keys
+LOOK_SECONDS = 0.5  # between two requests to the publisher
+CHROME_LINES = 6  # lines that are not rows: titles, head and keys
 TROUBLE_STYLES = {"problem": BAD, "note": "yellow"}
 KEYS = "q quit   s sort   / filter, then Enter   Esc all"
 
@@ -42,13 +43,13 @@ SORTS: dict[str, Callable[[Standing], tuple[object, ...]]] = {
 
 @dataclass
 class Choice:
-    """The user's choice of rows, which keys change.
+    """The user's choice of rows, which pressed keys change.
 
     Attributes:
-        sort: The name of the order.
+        sort: The name of the order, a key of `SORTS`.
         text: The text that rows must contain.
-        typing: Whether keys are added to `text`.
-        over: Whether to quit.
+        typing: Whether the user is typing `text`.
+        over: Whether the user has quit.
     """
 
     sort: str = "trouble"
@@ -133,7 +134,7 @@ def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
 
 
 def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
-    """Write a JSON object every second, until a signal arrives."""
+    """Write a JSON object every second, until a signal ends the command."""
     while True:
         _tell(screen, observer, choice)
         until = time.monotonic() + 2 * LOOK_SECONDS
@@ -183,7 +184,10 @@ def _line(trouble: Trouble) -> Text:
 
 @contextlib.contextmanager
 def _keys() -> Generator[Callable[[float], str]]:
-    """Yield a function that waits for keys and returns them; without a terminal it only waits."""
+    """Return a context with a function that waits for keys and returns those that were pressed.
+
+    If standard input is not a terminal, the function waits and returns no keys.
+    """
     if not sys.stdin.isatty():
         yield _no_keys
         return

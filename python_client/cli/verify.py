@@ -16,7 +16,7 @@ from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
 from .status import ROWS_SHOWN, UNREACHABLE, observer_of, unread
 
 UNKNOWN = 3
-NAMES_SHOWN = 5  # tensors in one row of the table; --json has more
+NAMES_SHOWN = 5  # tensors named in one row of the table; --json has more
 
 Verdict = Literal["same", "differs", "unknown"]
 STYLES: dict[Verdict, str] = {"same": GOOD, "unknown": "yellow", "differs": BAD}
@@ -24,7 +24,7 @@ STYLES: dict[Verdict, str] = {"same": GOOD, "unknown": "yellow", "differs": BAD}
 
 @dataclass(frozen=True)
 class Found:
-    """The result for the weights of a worker."""
+    """The result for one worker and one of its models."""
 
     standing: Standing
     told: Verified
@@ -44,7 +44,7 @@ class Found:
 
     @property
     def why(self) -> str:
-        """The tensors that differ, or why the result is not known."""
+        """A text: the tensors that differ, or why the result is unknown or incomplete."""
         told = self.told
         if told.differing:
             names = [each.name for each in told.differences[:NAMES_SHOWN]]
