@@ -3,10 +3,10 @@
 A file's header is used only after `read_layout` has checked it. Tensors are views of the mapped
 file, so a publish copies them once, from the page cache into its own memory. Only numpy is needed.
 
-A mapped file shows bytes that are written into it later, and reading beyond the end of a truncated
-file kills the process (SIGBUS). So a caller that expects changes (a watcher) passes `load=True`:
-the files are read whole, and rejected if they changed meanwhile. Others can check `changed`
-afterwards.
+A mapped file shows bytes that are written into the file later, and reading beyond the end of a
+truncated file kills the process (SIGBUS). So a caller that expects changes, such as a watcher,
+passes `load=True`: then the files are read into memory, and rejected if they changed meanwhile.
+Other callers can check `changed` after they have used the tensors.
 
 A path is one of: a file; a folder with one safetensors file; a folder with shards and their index,
 as Hugging Face writes them; that index.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 16 << 20  # per read: large enough for any disk, small enough for a progress bar
 
-Progress = Callable[[int], None]  # called with the number of further bytes
+Progress = Callable[[int], None]  # called with the number of bytes since the last call
 
 
 class File(NamedTuple):
@@ -76,8 +76,8 @@ class Checkpoint:
     Attributes:
         path: The path that was opened.
         parts: The files.
-        stamp: The state of the files when they were opened.
-        aliases: The stored name of each tied tensor, by alias.
+        stamp: The result of `stamp_of` when the files were opened.
+        aliases: For each further name of a tied tensor, the name under which it is stored.
     """
 
     def __init__(self, path: Path, parts: tuple[Part, ...], stamp: Stamp) -> None:
@@ -93,12 +93,12 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors, with tied tensors once."""
+        """The size of all tensors in bytes; tied tensors count once."""
         return sum(part.layout.nbytes for part in self.parts)
 
     @cached_property
     def metadata(self) -> Mapping[str, str]:
-        """The files' own metadata, such as `format`, without the entries for ties and order."""
+        """The metadata in the files, such as `format`, without the entries for ties and order."""
         texts: dict[str, str] = {}
         for part in self.parts:
             texts.update(part.layout.metadata)
@@ -119,18 +119,18 @@ class Checkpoint:
             entries.append((first, spec.dtype, spec.shape))
             if spec.nbytes:
                 aliases.update(dict.fromkeys(others, first))
-            else:  # without elements there is nothing to share
+            else:  # tensors without elements cannot share memory
                 entries.extend((name, spec.dtype, spec.shape) for name in others)
-        # No single shard has the order of all names, and the division must not matter.
+        # With several shards, none has the order of all names, and the division must not matter.
         order = self.parts[0].layout.names() if len(self.parts) == 1 else ()
         return Layout.plan(entries, aliases, names=order)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the specification of a tensor in its file, by name or alias."""
+        """Return the specification, in its file, of the tensor with this name or alias."""
         return self._home[name].layout.by_name(name)
 
     def raw(self, name: str) -> Bytes:
-        """Return the bytes of a tensor; they share the file's memory."""
+        """Return the bytes of a tensor, as a view of the file's memory."""
         part, spec = self._home[name], self.spec(name)
         return part.data[spec.begin : spec.end]
 
@@ -138,7 +138,7 @@ class Checkpoint:
         """Return the tensor of every name and alias as a read-only array, to publish.
 
         Raises:
-            CheckpointError: A tensor has a dtype that numpy does not have.
+            CheckpointError: A tensor has a dtype that numpy lacks.
         """
         arrays: dict[str, Array] = {}
         for part in self.parts:
@@ -177,7 +177,10 @@ class Checkpoint:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return the state of a checkpoint's files, which each write changes; () without files."""
+    """Return the identity of each of a checkpoint's files; () if there are none.
+
+    Each write to a file changes the result.
+    """
     if is_index(path):
         path = path.parent
     files = [path]
@@ -187,7 +190,7 @@ def stamp_of(path: Path) -> Stamp:
     for file in files:
         try:
             now = file.stat()
-        except FileNotFoundError:  # removed since it was listed, or not written yet
+        except FileNotFoundError:  # the file was removed after it was listed, or is not written yet
             continue
         rows.append(File(file.name, now.st_ino, now.st_mtime_ns, now.st_ctime_ns, now.st_size))
     return tuple(rows)
@@ -201,11 +204,12 @@ def open_checkpoint(
     Args:
         path: A safetensors file, a folder with one, a folder with shards and their index, or
             that index.
-        load: Read the files into memory instead, and reject files that change meanwhile.
-        progress: Called with the number of bytes of each read, with `load`.
+        load: Whether to read the files into memory in place of mapping them, and to reject files
+            that change meanwhile.
+        progress: With `load`, called with the number of bytes of each read.
 
     Raises:
-        CheckpointError: It is damaged, incomplete, contradictory, or not a checkpoint.
+        CheckpointError: The checkpoint is damaged, incomplete or contradictory, or is none.
         OSError: A file cannot be read.
     """
     stamp = stamp_of(path)

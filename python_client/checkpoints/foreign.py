@@ -1,6 +1,6 @@
 """Identifies files and folders of other formats than safetensors, with advice.
 
-It looks only at names and first bytes. Nothing is ever unpickled.
+Only names and first bytes are examined. Nothing is ever unpickled.
 """
 
 import re
@@ -12,7 +12,7 @@ TORCH = (
     "and write its weights with safetensors.torch.save_file"
 )
 
-# The first bytes of a file, its format, and advice.
+# For each format: the first bytes of its files, its description, and advice.
 BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
     (LFS, "a Git LFS pointer, not the file itself", "get the file with `git lfs pull`"),
     (b"/annex/objects/", "a git-annex pointer", "get the file with `git annex get`"),
@@ -31,7 +31,7 @@ BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
 )
 BEGINNING_BYTES = max(len(beginning) for beginning, _, _ in BEGINNINGS)
 
-# A pattern of file names in a folder, the format, and advice.
+# For each format: a pattern of file names in a folder, its description, and advice.
 FOLDERS: tuple[tuple[str, str, str], ...] = (
     (
         "*.distcp",
@@ -67,7 +67,7 @@ PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors\Z")
 
 
 def part_of(path: Path) -> str:
-    """Return the format of a file that has one process's part of each tensor, or empty."""
+    """Return a description and advice if a file has one process's part of each tensor, else ""."""
     if not PART.match(path.name):
         return ""
     return (
@@ -78,7 +78,7 @@ def part_of(path: Path) -> str:
 
 
 def file_of(beginning: bytes) -> str:
-    """Return the format of a file with this beginning, and advice; empty if unknown."""
+    """Return the format of a file with these first bytes, and advice; "" if unknown."""
     lowered = beginning.lstrip().lower()
     for known, what, advice in BEGINNINGS:
         if beginning.startswith(known) or (known[:1] == b"<" and lowered.startswith(known.lower())):
@@ -87,7 +87,7 @@ def file_of(beginning: bytes) -> str:
 
 
 def folder_of(path: Path) -> str:
-    """Return the format of a folder without safetensors, and advice; empty if unknown."""
+    """Return the format of a folder without safetensors files, and advice; "" if unknown."""
     for pattern, what, advice in FOLDERS:
         if next(path.glob(pattern), None) is not None:
             return f"{what}: {advice}"

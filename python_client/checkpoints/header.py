@@ -3,8 +3,8 @@
 On the wire, a layout has one canonical form, which every language reads alike (`Layout.parse`). The
 library also opens other forms: a null `__metadata__`, additional keys in an entry, an entry as an
 array, white space before the JSON. Such a header is rewritten, with the same tensors at the same
-positions. A header that the library rejects is rejected here; one that it opens but that no version
-can have is a `LimitError`, which names the limit.
+positions. A header that the library rejects is rejected here too. If the library opens a header but
+no version can have it, this raises a `LimitError`, which names the limit.
 """
 
 import json
@@ -16,20 +16,20 @@ import msgspec
 from ...codecs.errors import LayoutError, LimitError
 from ...codecs.layout import ALIGNMENT, INT_MAX, METADATA, PREFIX_BYTES, RANK_MAX, Layout
 
-FIELDS = ("dtype", "shape", "data_offsets")  # of an entry, in the order of an array
-DEPTH_MAX = 127  # of nesting: the limit of the library's JSON parser
-UNSIGNED_MAX = 2**64 - 1  # of the library's sizes and offsets
+FIELDS = ("dtype", "shape", "data_offsets")  # fields of an entry, in the order of the array form
+DEPTH_MAX = 127  # deepest nesting that the library's JSON parser accepts
+UNSIGNED_MAX = 2**64 - 1  # largest of the library's sizes and offsets
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object as a list of pairs, which keeps duplicate keys."""
+    """A JSON object as a list of pairs, which can contain duplicate keys."""
 
 
 def read_layout(header: bytes) -> Layout:
-    """Return the layout of a file's header, which includes the 8 bytes of its length.
+    """Return the layout in a file's `header`, which begins with the 8 bytes of its length.
 
     Raises:
-        LimitError: The library opens the header, but no version can have it.
+        LimitError: The library opens the header, but no version can have this header.
         LayoutError: The library rejects the header.
     """
     try:
@@ -44,14 +44,14 @@ def read_layout(header: bytes) -> Layout:
 
 
 def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
-    """Return the JSON of a header in the form of the wire.
+    """Return the JSON `text` of a header in the canonical form.
 
     Raises:
         LimitError: A key is duplicated, or a shape exceeds the limits.
-        LayoutError: `error`, if the library rejects the header.
+        LayoutError: The library rejects the header; this is the `error` that was passed.
     """
     try:
-        msgspec.json.decode(text)  # stricter than `json`: no NaN, no unpaired surrogates
+        msgspec.json.decode(text)  # stricter than `json`: rejects NaN and unpaired surrogates
         read = json.loads(text.decode(), object_pairs_hook=_Object, parse_int=_integer)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise error from None
@@ -73,7 +73,7 @@ def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
 
 
 def _integer(digits: str) -> int | float:
-    """Return a number as the library reads it: a float if it is negative (-0 too) or too large."""
+    """Return a number as the library reads it: negative (-0 too) or too large ones as floats."""
     number = int(digits) if len(digits) < 40 else UNSIGNED_MAX + 1
     return number if digits[0] != "-" and number <= UNSIGNED_MAX else float(number)
 
@@ -94,7 +94,7 @@ def _texts(value: object, error: LayoutError) -> dict[str, str]:
 
 
 def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
-    """Return the entry of one tensor as a dict of its `FIELDS` only."""
+    """Return the entry of one tensor as a dict that has only the `FIELDS`."""
     if isinstance(value, _Object):
         _known_once(value, FIELDS, error)
         found = dict(value)
@@ -106,7 +106,7 @@ def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
         raise error
     dtype, shape, offsets = map(found.get, FIELDS)
     if isinstance(dtype, _Object) and [each for _, each in dtype] == [None]:
-        dtype = dtype[0][0]  # the other form of an enum variant in the library's parser
+        dtype = dtype[0][0]  # the library's parser also reads {"F32": null} as the variant F32
     if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         raise error
     if len(shape) > RANK_MAX or max((*shape, *offsets)) > INT_MAX:
@@ -118,7 +118,7 @@ def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:
-    """Return whether a value is a list of integers, without booleans and floats."""
+    """Return whether a value is a list of integers; booleans and floats are none."""
     return type(value) is list and all(type(each) is int for each in _listed(value))
 
 

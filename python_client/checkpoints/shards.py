@@ -1,7 +1,8 @@
 """Finds the files of a checkpoint, and checks shards against their index.
 
-A large model is often divided into several safetensors files with an index, as Hugging Face writes
-it: a JSON object whose `weight_map` has, for every tensor, the name of its file in the same folder.
+A large model is often divided into several safetensors files (shards) with an index, in the format
+of Hugging Face: a JSON object whose `weight_map` has, for every tensor, the name of the file that
+has it, in the same folder.
 """
 
 import json
@@ -20,11 +21,11 @@ from .foreign import BEGINNING_BYTES, file_of, folder_of, part_of
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_BYTES_MAX = HEADER_BYTES_MAX  # an index has the same names as the headers
-NAMES_SHOWN = 3  # in an error; the others are counted
+NAMES_SHOWN = 3  # names shown in an error; the others are counted
 
 
 class CheckpointError(WeightBusError, ValueError):
-    """A checkpoint cannot be read; the text has the file, the tensor, and advice."""
+    """A checkpoint cannot be read; the message has the file, the tensor, and advice."""
 
 
 def is_index(path: Path) -> bool:
@@ -36,7 +37,7 @@ def find(path: Path) -> Path:
     """Return the file to open: the path itself, or the only index or file of a folder.
 
     Raises:
-        CheckpointError: The folder has none, or several.
+        CheckpointError: The folder has no such file, or several.
     """
     if not path.is_dir():
         return path
@@ -63,7 +64,7 @@ def find(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index: the file name of each tensor."""
+    """An index, which has the file name of each tensor."""
 
     path: Path
     weight_map: Mapping[str, str]
@@ -72,7 +73,7 @@ class Index:
         """Return the shards, sorted.
 
         Raises:
-            CheckpointError: Some are missing; the text has them and their tensors.
+            CheckpointError: Some shards are missing; the message names them and their tensors.
         """
         files = [self.path.parent / name for name in sorted(set(self.weight_map.values()))]
         missing = {file.name for file in files if not file.is_file()}
@@ -86,10 +87,12 @@ class Index:
         return files
 
     def check(self, layouts: Mapping[Path, Layout]) -> None:
-        """Check that the shards have each name of the index, in its file only, and no other names.
+        """Check that the index and the shards have the same names, each in the same single shard.
+
+        `layouts` has the layout of each shard. Aliases need not be in the index.
 
         Raises:
-            CheckpointError: The first contradiction, with its file and tensor.
+            CheckpointError: The shards contradict the index; the message has a file and a tensor.
         """
         for name, file in self.weight_map.items():
             if name not in layouts[self.path.parent / file].signatures:
@@ -152,7 +155,7 @@ class _Index(msgspec.Struct):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return pairs as a dict; ValueError for a duplicate key, since its file would be ambiguous."""
+    """Return pairs as a dict; raise ValueError for a duplicate key, whose file is ambiguous."""
     made = dict(pairs)
     if len(made) != len(pairs):
         (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
@@ -161,6 +164,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _some(names: list[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return a text with the first names and the number of the others."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

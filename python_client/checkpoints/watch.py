@@ -1,14 +1,14 @@
-"""Watches a checkpoint, and returns it when its files have changed, are complete, and of one save.
+"""Watches a checkpoint, and loads it when its files have changed, are complete, and of one save.
 
-Files that did not change between two checks are assumed to be complete. They have changed if any of
-their times has, also the change time, since `cp -p`, `rsync -t` and `tar -x` set the modification
-time. If only the change time differs, or if times are in whole seconds so that two writes may look
-alike, the digest decides whether the content is new.
+Files that did not change between two checks are assumed to be complete. A file has changed if one
+of its times has. The change time counts too, since `cp -p`, `rsync -t` and `tar -x` set the
+modification time. If only the change time differs, or if times are in whole seconds so that two
+writes may have the same times, the digest decides whether the content is new.
 
-Shards that are overwritten in place are a mixture of two saves for some seconds. Savers write the
-index last, so the files are of one save if no shard is newer than the index, and none is left of
-the previous checkpoint. A mixture that does not change is loaded after `SET_SECONDS`, with a
-warning.
+While shards are overwritten in place, they are a mixture of two saves for some seconds. Savers
+write the index last. So the files are of one save if no shard is newer than the index, and no shard
+is left of the previous checkpoint. A mixture that does not change is loaded after `SET_SECONDS`,
+with a warning.
 """
 
 import time
@@ -20,8 +20,8 @@ from .checkpoint import Checkpoint, File, Progress, Stamp, open_checkpoint, stam
 from .shards import CheckpointError, is_index
 
 POLL_SECONDS = 0.5  # between two checks; files that do not change meanwhile count as complete
-SET_SECONDS = 30.0  # without a change until a mixture of shards is assumed to be intended
-AGAIN_SECONDS = 2.0  # after which a later write differs even in whole seconds
+SET_SECONDS = 30.0  # a mixture of shards that does not change for so long is assumed intended
+AGAIN_SECONDS = 2.0  # a write that is so much later has another time, even in whole seconds
 
 
 class Watch:
@@ -29,10 +29,10 @@ class Watch:
 
     Args:
         path: A path for `open_checkpoint`. It may not exist yet.
-        report: Called with the reason why changed files cannot be loaded yet, once for each reason,
-            or with a warning about loaded ones.
+        report: Called with the reason why changed files cannot be loaded yet, or with a warning
+            about files that are loaded; not twice in a row with the same text.
         sleep: Waits a number of seconds.
-        now: Returns the time of file systems, in seconds since 1970.
+        now: Returns the time by the clock of file systems, in seconds since 1970.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Watch:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._report, self._sleep, self._now = path, report, sleep, now
-        self._loaded: Stamp | None = None  # the state of the files loaded last
-        self._digest = ""  # of the checkpoint loaded last
-        self._doubt = False  # whether a later write could have left all times unchanged
+        self._loaded: Stamp | None = None  # the stamp of the files that were loaded last
+        self._digest = ""  # the digest of the checkpoint that was loaded last
+        self._doubt = False  # whether a write after the load could have left all times unchanged
         self._reported = ""
 
     def wait_for_change(self) -> None:
-        """Wait until the files differ from those loaded last, do not change, and are one save."""
+        """Wait until the files differ from those loaded last, are complete, and are of one save."""
         seen, still = stamp_of(self._path), 0.0
         while True:
             self._sleep(POLL_SECONDS)
@@ -70,7 +70,7 @@ class Watch:
             self._say(f"{mixed}: waiting up to {SET_SECONDS:g} s for the rest of the save")
 
     def _mixture(self, seen: Stamp) -> str:
-        """Return why files may be of two saves; empty if they are of one."""
+        """Return why the files may be of two saves, or "" if they are of one."""
         indexes = [file for file in seen if is_index(Path(file.name))]
         shards = [file for file in seen if not is_index(Path(file.name))]
         loaded = {*(self._loaded or ())}
@@ -78,16 +78,16 @@ class Watch:
             return ""
         (index,), newest = indexes, max(shards, key=lambda file: file.changed_ns)
         if self._loaded is None and self._now() - newest.changed_ns / 1e9 > SET_SECONDS:
-            return ""  # that save ended before this watch began
+            return ""  # the save had ended before this watch began
         if newest.changed_ns > index.changed_ns:
             return f"{self._path}: {newest.name} is newer than {index.name}, which is written last"
         old = next((file.name for file in shards if file in loaded), "")
         return f"{self._path}: {index.name} is new, and {old} is not" if old else ""
 
     def load(self, progress: Progress | None = None) -> Checkpoint | None:
-        """Load the files; None if they are incomplete, with a `report`, or if nothing is new.
+        """Load the files and return the checkpoint; None if its content is not new.
 
-        The files did not change while they were read.
+        Also None, after a `report`, if the files are incomplete or change while they are read.
         """
         try:
             checkpoint = open_checkpoint(self._path, load=True, progress=progress)
@@ -98,7 +98,7 @@ class Watch:
         before, stamp = self._loaded or (), checkpoint.stamp
         alike = digest == self._digest and _written(before) == _written(stamp)
         self._loaded, self._digest, self._reported = stamp, digest, ""
-        # Load again later, if a write of as many bytes could leave the times unchanged.
+        # If a write of as many bytes could leave the times unchanged, load once more later.
         self._doubt = before != stamp and any(map(_coarse, stamp))
         return None if alike else checkpoint
 
@@ -109,7 +109,7 @@ class Watch:
 
 
 def _written(stamp: Stamp) -> list[tuple[str, int, int, int]]:
-    """Return a stamp without the change times, which a change of a file's mode sets too."""
+    """Return a stamp without change times, since a change of a file's mode sets these too."""
     return [(file.name, file.inode, file.written_ns, file.size) for file in stamp]
 
 
