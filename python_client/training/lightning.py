@@ -25,11 +25,12 @@ class PublishWeights(StepCallback, Callback):
     with a `StateError`: no process has all of their weights.
 
     Args:
-        publisher: A publisher, which stays open; or an address to bind one to, until the training
-            is over.
+        publisher: A publisher, which is not closed; or the address for a new publisher, which is
+            closed when the training is over.
         model: The model's id on the bus.
         every: Steps of the optimizers between two versions.
-        part: Returns the part of the `LightningModule` to publish: `lambda module: module.actor`.
+        part: Returns the part of the `LightningModule` to publish, for example
+            `lambda module: module.actor`.
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
     """
 
@@ -64,9 +65,9 @@ class PublishWeights(StepCallback, Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Publish the final weights, and wait until the workers have them.
 
-        This is the last hook of a fit. In `on_train_end` and `on_fit_end`, other callbacks and the
-        module itself still change weights: `StochasticWeightAveraging` and `WeightAveraging` put
-        their averages into the model there.
+        This is the last hook of a fit. In the earlier hooks `on_train_end` and `on_fit_end`, other
+        callbacks and the module itself still change weights: `StochasticWeightAveraging` and
+        `WeightAveraging` then put their averages into the model.
         """
         if trainer.is_global_zero and self._steps.begun:
             self._steps.end(trainer.global_step, self._part(pl_module))

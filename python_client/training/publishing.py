@@ -1,8 +1,8 @@
 """Publishes from the training loop of another library, at every Nth step.
 
-The other modules of this folder have callbacks for such loops. The weights are copied in the call,
-between two steps; everything else happens while training goes on. The result of each version is
-logged, and no failure of a worker ends the training.
+The other modules in this folder have callbacks for such loops. A callback copies the weights
+between two steps; they are sent while training goes on. The result of each version is logged, and
+the failure of a worker does not end the training.
 """
 
 import logging
@@ -27,16 +27,16 @@ class StepPublisher:
     one version is published for all of them.
 
     Args:
-        publisher: A publisher, which stays open; or an address to bind one to, until the training
-            is over.
+        publisher: A publisher, which is not closed; or the address for a new publisher, which is
+            closed when the training is over.
         model: The model's id on the bus.
         every: Steps between two versions.
-        **options: Keywords of `Publisher.publish`. A "step" is added to `metadata`, unless it has
-            one. `timeout`, in seconds, applies to each version; it also limits the wait for the
-            last version, and for memory for another copy while workers are slow.
+        **options: Keywords of `Publisher.publish`. An entry "step" is added to `metadata`, unless
+            there is one. `timeout`, in seconds, applies to each version. It also limits the wait
+            for the last version, and for memory for another copy while workers are slow.
 
     Attributes:
-        publisher: The publisher, once the training has begun.
+        publisher: The publisher; None until the training begins if an address was given.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StepPublisher:
 
         Raises:
             AddressError: The publisher cannot be bound.
-            StateError: These weights cannot be sent; the text names the tensor.
+            StateError: These weights cannot be sent; the message names the tensor.
         """
         if self.publisher is None:
             self.publisher = Publisher(str(self._given))
@@ -75,7 +75,7 @@ class StepPublisher:
     def step(self, step: int, weights: object) -> None:
         """Publish if the counter has passed a multiple of `every` since the last version.
 
-        A counter that goes back, as after loading a checkpoint, may pass one too.
+        A counter that goes back, as after loading a checkpoint, may pass a multiple too.
         """
         if self._published is None or step // self._every != self._published // self._every:
             self._publish(step, weights)
@@ -83,12 +83,12 @@ class StepPublisher:
     def end(self, step: int, weights: object) -> None:
         """Publish the final weights, and wait until the workers have them.
 
-        They are published even if the last version has the same step: loops load the best weights,
-        or put averages into the model, after the last step.
+        The weights are published even if the last version has the same step, because after the last
+        step a loop may load the best weights, or put averages into the model.
         """
         self._publish(step, weights)
         if self._last is not None:
-            self._last.exception(self._timeout)  # `_tell` logs it
+            self._last.exception(self._timeout)  # only wait: `_tell` logs the error
         self.close()
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class StepPublisher:
         try:
             self._last = self.publisher.publish_async(self._model, weights, **options)
         except StateError:
-            raise  # it would be the same at every step
+            raise  # the error would be the same at every step
         except WeightBusError as error:
             log.warning("step %d: %s was not published: %s", step, self._model, error)
         else:
@@ -115,7 +115,7 @@ class StepPublisher:
 
 
 class StepCallback:
-    """The base of all callbacks, with a `StepPublisher` and its arguments."""
+    """The base of all callbacks: it takes the arguments of a `StepPublisher`, and has one."""
 
     def __init__(
         self,
@@ -130,12 +130,12 @@ class StepCallback:
 
     @property
     def publisher(self) -> Publisher | None:
-        """The publisher, once the training has begun."""
+        """The publisher; None until the training begins if an address was given."""
         return self._steps.publisher
 
 
 def refuse_shards(how: str) -> NoReturn:
-    """Reject a sharded model: one process alone cannot gather its weights without the others.
+    """Reject a sharded model, whose weights no process can gather alone.
 
     Raises:
         StateError: Always.

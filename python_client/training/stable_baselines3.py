@@ -19,19 +19,19 @@ from .publishing import StepCallback
 class PublishWeights(StepCallback, BaseCallback):
     """Publishes the policy before every Nth rollout, that is after the previous gradient steps.
 
-    If `VecNormalize` normalises the observations, each version includes its statistics of the same
-    moment, since the policy needs them. A worker's target is `target(algorithm)`, with and without
-    `VecNormalize`.
+    If `VecNormalize` normalises the observations, each version includes the statistics of
+    `VecNormalize` at the same moment, since the policy needs them. In both cases, the target of a
+    worker is `target(algorithm)`.
 
     Args:
-        publisher: A publisher, which stays open; or an address to bind one to, until the training
-            is over.
+        publisher: A publisher, which is not closed; or the address for a new publisher, which is
+            closed when the training is over.
         model: The policy's id on the bus.
         every: Rollouts between two versions.
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
     """
 
-    _rollouts = 0  # finished
+    _rollouts = 0  # the number of finished rollouts
 
     def _on_training_start(self) -> None:
         self._steps.begin(self._rollouts, _weights(self.model))
@@ -52,9 +52,9 @@ class PublishWeights(StepCallback, BaseCallback):
 def target(algorithm: BaseAlgorithm) -> object:
     """Return the target of a worker for versions of `PublishWeights`.
 
-    This is the policy of the algorithm. If its environment has a `VecNormalize` that normalises
-    observations, the target includes the statistics, `clip_obs` and `epsilon`, which then come from
-    the trainer.
+    The target is the policy of the algorithm. If the algorithm's environment has a `VecNormalize`
+    that normalises observations, the target includes the statistics, `clip_obs` and `epsilon` of
+    the `VecNormalize`, which then come from the trainer.
 
     Raises:
         StateError: The `VecNormalize` has `training=True`, so it would change its statistics.
@@ -69,7 +69,7 @@ def target(algorithm: BaseAlgorithm) -> object:
         for _, statistics in _statistics(normalize):
             statistics.mean, statistics.var = np.array(statistics.mean), np.array(statistics.var)
             statistics.__class__ = _Received
-        # As 0-d arrays, which can be written in place and used like numbers.
+        # Make the numbers 0-d arrays, which can be written in place and used like numbers.
         vars(normalize).update(
             clip_obs=np.array(normalize.clip_obs), epsilon=np.array(normalize.epsilon)
         )
@@ -101,14 +101,14 @@ def _statistics(normalize: VecNormalize) -> list[tuple[str, RunningMeanStd]]:
 
 
 def _weights(algorithm: BaseAlgorithm) -> object:
-    """Return the weights that determine actions: the policy, and the normalisation if any."""
+    """Return the weights that determine actions: of the policy and, if any, the normalisation."""
     normalize = _normalize(algorithm)
     if normalize is None:
         return algorithm.policy
     numbers: dict[str, object] = {"clip_obs": normalize.clip_obs, "epsilon": normalize.epsilon}
     for name, statistics in _statistics(normalize):
         numbers |= {f"{name}.mean": statistics.mean, f"{name}.var": statistics.var}
-    # As tensors, since a state of one kind of tensor is recognised faster.
+    # Convert arrays to tensors, since a state of only one kind of tensor is recognised faster.
     arrays = {
         f"vec_normalize.{name}": torch.as_tensor(np.asarray(number, np.float64))
         for name, number in numbers.items()
