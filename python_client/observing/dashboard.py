@@ -236,7 +236,7 @@ def json_of(
 
 
 def history_of(history: History, since: int, now: float) -> tuple[int, bytes]:
-    """Return the history's change count, and as JSON the moments changed since that was `since`."""
+    """Return the history's change count, and as JSON the moments changed after count `since`."""
     changes, models = history.moments(since, now)
     told = {
         "since": since,  # -1: the whole history

@@ -101,7 +101,7 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
 
 
 def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
-    """Return standings grouped by problem; of a lost worker, only that of its first model."""
+    """Return standings grouped by problem; of a lost worker, only the first standing counts."""
     groups: dict[tuple[str, str, str], list[Standing]] = {}
     lost = set[str]()
     key: tuple[str, str, str]

@@ -106,7 +106,7 @@ class History:
                         moment.changed = self._changes
 
     def moments(self, since: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
-        """Return the change count, and per model the moments changed since it was `since`."""
+        """Return the change count, and by model the moments that changed after count `since`."""
         first = number_of(now) - MOMENTS_MAX + 1
         with self._lock:
             found = {
@@ -117,7 +117,7 @@ class History:
             return self._changes, found
 
     def short(self, now: float) -> list[tuple[Shortfall, int]]:
-        """Return, for each model with such publishes, the last that fell short and their number."""
+        """Return each model's last publish that fell short, and the number of such publishes."""
         _, told = self.moments(0, now)
         counts = {name: sum(m.short for m in moments) for name, moments in told.items()}
         with self._lock:

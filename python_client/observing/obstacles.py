@@ -1,7 +1,7 @@
 """Checks this host and an address for problems that would keep a bus from working, with advice.
 
 On the host, this checks descriptors, memory, socket buffers and the compiled helper. At an address,
-it checks from the first bytes of an answer, before any message of the bus, what kind of peer it is.
+this checks what kind of peer answers, by its first bytes, before any message of the bus.
 """
 
 import errno

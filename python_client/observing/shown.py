@@ -36,7 +36,7 @@ def tell(count: Count, publish: "Future[Receipt]") -> None:
 class HttpEndpoints:
     """The HTTP servers of one publisher.
 
-    It has no reference to the publisher (`owner`), and stops when that is garbage-collected.
+    They have no reference to the publisher (`owner`), and stop when it is garbage-collected.
 
     Attributes:
         dashboard: The URL of the dashboard; empty: the dashboard is not served.

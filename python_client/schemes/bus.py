@@ -4,7 +4,7 @@
     connect() of a sender      publishes the first weights, also for workers that join later
     send()                     publishes to the connected workers, and waits for acknowledgements
     connect() of a receiver    a subscriber joins; in the background it applies versions
-    receive()                  waits for an applied version, or applies one in the call
+    receive()                  waits until a version is applied, or applies a version in the call
     shutdown()                 closes the publisher or the subscriber
 
 A worker's name on the bus is its number. If the number of workers is known, a send includes all of
@@ -176,7 +176,7 @@ class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
         sync: As in `MultiProcessWeightSyncScheme`.
         timeout: Default seconds that a call waits.
         **settings: Those of `ZMQWeightSyncScheme`. Only this host can reach the default `address`;
-            if workers run on other hosts, pass one like "tcp://this-host:5555".
+            if workers run on other hosts, pass an address like "tcp://this-host:5555".
     """
 
     def __init__(
@@ -312,7 +312,7 @@ def _check_sources(
 
 
 class _BusSender(Transport):
-    """Sends over a publisher: to `num_workers` workers, or if None to those that have joined."""
+    """Sends over a publisher: to `num_workers` workers, or if None to all that have joined."""
 
     def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:
         self._publisher, self._count = publisher, num_workers

@@ -4,8 +4,8 @@
 the receiver's `connect()` is kept for that call. A greeting (the sender's first version) is also
 kept if no receiver is registered yet.
 
-If no receiver is registered and the called object (a collector, for example) has one of `METHODS`,
-that method is called with the weights.
+If no receiver is registered, the called object (a collector, for example) gets the weights by one
+of `METHODS`, if it has one.
 """
 
 import os
@@ -33,14 +33,14 @@ MARGIN = 0.8  # part of the sender's timeout that a worker may use, so that its 
 class Call(NamedTuple):
     """The description of a version in a call, as plain values."""
 
-    key: str  # identifies the sender's scheme and its copies
+    key: str  # of the sender's scheme and its copies
     model_id: str
     worker: int
     epoch: int
     version: int
     seconds: float  # time limit of the worker
     greeting: bool  # whether this is the sender's first version, which may be kept
-    strategy: str  # the naming of the weights: "tensordict" or "state_dict"
+    strategy: str  # "tensordict" or "state_dict"
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class IncomingVersion:
     data: Bytes
     patience: float  # seconds to wait for a receiver; 0 if that would block its creation
     timeout: float  # seconds to wait for readers of the model before writing
-    answer: CallResult | None = None  # the result of the call; None until the version is settled
+    answer: CallResult | None = None  # the result; None until it is known
 
     @classmethod
     def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "IncomingVersion":
@@ -69,8 +69,8 @@ class IncomingVersion:
 class CallReceiver(Receiver):
     """A receiver that gets versions by calls, and applies them in the call or in `receive()`.
 
-    A copy of the sender's scheme has the sender's key, and accepts only greetings with that key. A
-    scheme that was made in this process (not `copied`) accepts the greeting of any sender.
+    A scheme that is a copy of the sender's accepts only greetings with the sender's key. A scheme
+    that was made in this process (not `copied`) accepts all greetings.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class CallReceiver(Receiver):
     # The scheme's side.
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Apply the version that was kept for this receiver, if any, and accept later versions.
+        """Apply the version kept for this receiver, if any, and accept later versions.
 
         Raises:
             ApplyError: The kept version cannot be applied.
@@ -114,7 +114,7 @@ class CallReceiver(Receiver):
             self._apply(early)
 
     def receive(self, timeout: float) -> Update | None:
-        """Return the newest update, as `Receiver.receive`; unless `background`, apply it first."""
+        """Return the newest update; unless `background`, first apply the waiting version."""
         if self._background:
             return self._destination.arrivals.take(timeout)
         with self._changed:
@@ -130,7 +130,7 @@ class CallReceiver(Receiver):
         return self._destination.reading(timeout)
 
     def close(self) -> None:
-        """Deregister, and answer the waiting version, if any, with a failure."""
+        """Deregister, and answer a waiting version with a failure."""
         registry.leave(self)
         with self._changed:
             version, self._waiting = self._waiting, None
@@ -140,7 +140,7 @@ class CallReceiver(Receiver):
     # The sender's side.
 
     def accept(self, version: IncomingVersion) -> CallResult:
-        """Apply a version, or keep it for `connect()` or `receive()`; return the call's result."""
+        """Apply a version, or keep it for `connect()` or `receive()`; return the result."""
         with self._changed:
             if version.number <= self._number:
                 return _stale(version, self._number)
@@ -159,7 +159,7 @@ class CallReceiver(Receiver):
     def _put_aside(self, version: IncomingVersion, patience: float, until: str) -> CallResult:
         """Keep a version until the method `until` applies it; return the result, or "staged".
 
-        A version that is kept already is replaced if older. Wait at most `patience` seconds.
+        Wait at most `patience` seconds. A kept version that is older is replaced.
         """
         if self._waiting is not None:
             if version.number <= self._waiting.number:
@@ -220,7 +220,7 @@ class Registry:
             self._receivers = [r for r in self._receivers if r() not in (None, receiver)]
 
     def find(self, version: IncomingVersion, timeout: float) -> CallReceiver | None:
-        """Return the receiver of a version; wait at most `timeout` seconds until it registers."""
+        """Return a version's receiver; wait at most `timeout` seconds for its registration."""
         with self._changed:
             self._changed.wait_for(lambda: self._search(version.call) is not None, timeout)
             return self._search(version.call)
@@ -247,10 +247,10 @@ class Registry:
         return max(exact or mine, key=lambda version: version.number, default=None)
 
     def _search(self, call: Call) -> CallReceiver | None:
-        """Return the receiver that a call is for; None if there is none, or more than one.
+        """Return the receiver that a call is for; None if no receiver matches, or several.
 
-        Among the receivers of the model, those with the call's key come first, then all. In each
-        group, the call's worker id decides, unless there is only one receiver.
+        Receivers of the call's model match: first those that also have the call's key, then all.
+        If several match, the call's worker id decides.
         """
         known = [r for r in (ref() for ref in self._receivers) if r is not None]
         of_model = [r for r in known if r.model_id == call.model_id]
@@ -289,7 +289,7 @@ def deliver(
     """
     try:
         return _delivered(version, other, hand)
-    except Exception as error:  # RPC or Ray would print an error here, and pickle it for the sender
+    except Exception as error:  # RPC or Ray would print and pickle an error
         return CallResult("failed", f"{type(error).__name__}: {error}")
 
 
@@ -328,7 +328,7 @@ METHODS = {
 
 
 def _documented(owner: object | None, strategy: str) -> str | None:
-    """Return the name of the object's first method in `METHODS` for the strategy, or None."""
+    """Return the name of the object's method in `METHODS` for the strategy, or None."""
     for name, (wanted, _, _) in METHODS.items():
         if wanted in (None, strategy) and callable(getattr(owner, name, None)):
             return name

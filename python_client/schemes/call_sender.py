@@ -34,12 +34,12 @@ class Answers:
 
     Args:
         begun: The receipt, still without workers.
-        calls: The future of the call to each worker, by the worker's name.
+        calls: The future of each worker's call, by the worker's name.
         started: The time on the monotonic clock at which the send began, in seconds.
         timeout: Seconds from `started` to the deadline.
-        explain: Returns the result to report for a worker whose call raised an error.
-        ended: Called when the last call is over, also after the deadline. Its argument is True if
-            no call raised.
+        explain: Returns the result to report for a worker whose call raised.
+        ended: Called when the last call is over, also after the deadline. The argument is True if
+            none raised.
 
     Attributes:
         receipt: A future of the receipt, which has the result of each worker. It never raises.
@@ -86,7 +86,7 @@ class Answers:
             self._settle()
 
     def _settle(self) -> None:
-        """Complete the receipt, unless it is complete; after the last answer or at the deadline."""
+        """Complete the receipt, after the last answer or at the deadline, whichever is first."""
         with self._lock:
             if self._over:
                 return
@@ -107,7 +107,7 @@ class Payload(Protocol):
 
 
 class Peers(ABC):
-    """Makes calls to the processes of `workers` (actors, or members of an RPC group)."""
+    """Makes calls to the processes of `workers` (actors, or RPC workers)."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self.workers = workers
@@ -129,7 +129,7 @@ class Channel:
     """The key that a scheme shares with its copies, and the numbers of the versions it sends."""
 
     def __init__(self) -> None:
-        # Copies of the scheme have the same key, also those made before it became a sender.
+        # All copies of a scheme have its key, even if made before the scheme became a sender.
         self.key = secrets.token_hex(8)
         self._copied = False
         self._epoch = 0
@@ -142,7 +142,7 @@ class Channel:
     def receiver(
         self, destination: Destination, *, worker_idx: int | None, background: bool, **_: Any
     ) -> CallReceiver:
-        """Return a receiver of the versions sent by this scheme, or by the one it is a copy of."""
+        """Return a receiver of the versions sent by this scheme, or if a copy, its original."""
         own = destination, self.key, self._copied
         return CallReceiver(*own, worker=worker_idx, background=background)
 
@@ -160,8 +160,7 @@ class CallSender(Transport):
     def __init__(self, channel: Channel, peers: Peers, strategy: str) -> None:
         channel.begin()
         self._channel, self._peers, self._strategy = channel, peers, strategy
-        # For each worker: the newest version that it wrote, completely or in part, and whether the
-        # worker runs that version.
+        # By worker: the newest version that was written, even in part, and whether it runs.
         self._newest: dict[int, tuple[tuple[int, int], bool]] = {}
         self._lock = threading.Lock()
 
@@ -183,7 +182,7 @@ class CallSender(Transport):
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Send the first weights to every worker, and wait for the answers.
 
-        A worker that has no receiver yet keeps the weights for it, and counts as reached.
+        A worker that has no receiver yet keeps the weights until then, and counts as reached.
 
         Raises:
             PublishError: Some workers were not reached; the error names them.

@@ -93,7 +93,7 @@ class Transport:
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Offer the first weights to the workers; do not wait for absent workers.
 
-        The sender's `connect()` calls this. None: there are no first weights.
+        The sender's `connect()` calls this. `weights` is None if there are no first weights.
         """
 
     def versions(self) -> Mapping[int, int]:
@@ -113,7 +113,7 @@ class Receiver:
     def receive(self, timeout: float) -> Update | None:
         """Return the newest update that was not returned before; None after `timeout` seconds.
 
-        A receiver without `background` applies the version in this call, others before it.
+        With `background`, a version is applied before this call, otherwise in this call.
         """
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
@@ -139,7 +139,7 @@ def merged(receipts: Sequence[Receipt]) -> Receipt:
     )
 
 
-# The schemes that `from_backend` constructs, by the name of their transport.
+# The schemes of `from_backend`, by the name of their transport.
 
 # fmt: off
 WeightSyncBackend = Literal[

@@ -37,7 +37,7 @@ class ModelReference:
     def __init__(self, model_id: str | None = None) -> None:
         self.model_id = model_id
         self.given: object | None = None  # the model, if the user passed the model itself
-        self.weights: Any = None  # on a sender: the weights that the user passed without a model
+        self.weights: Any = None  # on a sender: weights that were passed without a model
         self.worker_idx: int | None = None  # on a receiver: the id of this worker
         self._context: Callable[[], object | None] = _nothing
 
@@ -116,11 +116,7 @@ def model_in(context: object, model_id: str) -> object:
 
 
 def own_weights(subject: ModelReference, model_id: str, context: Any) -> Any:
-    """Return the weights or the model of a subject or of its context; None if there is neither.
-
-    The first that exists: the subject's weights, its model, the context's cached weights, the
-    context's model, its fallback policy.
-    """
+    """Return a subject's weights or model, else those of the context; None if there are none."""
     if subject.weights is not None:
         return subject.weights
     if subject.given is not None or context is None:

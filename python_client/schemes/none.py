@@ -53,7 +53,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:
         """Check that a receiver's model has weights. Arguments are those of `Scheme.connect`.
 
-        Unlike that method, this one may be called more than once.
+        This may be called more than once.
 
         Raises:
             RuntimeError: The worker's model is on the meta device: it has no weights, and this

@@ -3,8 +3,8 @@
 A collector may call its policy while another thread wants to apply a version. The apply takes a
 lock (`reading.py`); hooks on the module make each forward pass hold the lock as a reader.
 
-Hooks belong to one process and one receiver. Deep copies and pickles of the module have functions
-in their place that do nothing and can be loaded without weightbus.
+Hooks belong to one process and one receiver. In deep copies and pickles of the module, functions
+that do nothing replace the hooks; such a pickle can be loaded without weightbus.
 """
 
 import inspect
@@ -126,7 +126,7 @@ class ForwardPasses:
     # Runs in any thread.
 
     def _is_under_way(self, thread: int) -> bool:
-        """Return whether a thread (its id) is still in a pass."""
+        """Return whether the thread with this id is still in a pass."""
         return self._passes_of(_stacks().get(thread)) > 0
 
     def _passes_of(self, frame: FrameType | None) -> int:

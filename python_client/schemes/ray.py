@@ -267,7 +267,7 @@ def answer_to(returned: Any, timeout: float) -> "Future[CallResult]":
 
 
 def _follow(pending: list[Any], answer: "Future[CallResult]", *, promised: bool) -> None:
-    """Complete `answer` when all references are resolved, also those that they resolve to.
+    """Complete `answer` when all references, and those that they resolve to, are resolved.
 
     The answer is "applied" if `promised`, otherwise the value of the only reference.
     """

@@ -6,8 +6,8 @@ A scheme becomes a sender or a receiver, and then connects:
      └──── init_on_receiver() ─> receiver ── connect() ──> connected: receive(), reading()
 
 A scheme delegates to two objects: its side (sender.py or receiver.py), and its model with the
-context (model.py). This module has the newer of TorchRL's two APIs; vintage.py implements the older
-API with it.
+context (model.py). This module has the newer of TorchRL's two APIs, on top of which vintage.py
+implements the older API.
 
 To send weights over another transport, derive from `WeightSyncScheme` and override:
 
@@ -132,8 +132,8 @@ class Scheme:
             worker_ids: The workers; None: all.
             timeout: Seconds for the whole call; None: the scheme's timeout.
 
-        Afterwards `receipt` has the result of each worker, also if this raises. If another thread
-        is sending, this waits for it within the timeout.
+        Afterwards `receipt` has the result of each worker, even if this raises. While another
+        thread sends, this waits, within its timeout.
 
         Raises:
             PublishError: The workers that the error names do not have the weights; all others do.
@@ -361,11 +361,11 @@ class Scheme:
     def connect(
         self, *, worker_idx: int | None = None, weights: Any = None, timeout: float | None = None
     ) -> None:
-        """Connect this side. Neither side waits for the other, with one exception (see below).
+        """Connect this side, without waiting for the other side.
 
         On the sender, `weights` (None: the model's) become the first version, which every worker
-        gets that has joined or joins later. On a receiver, `worker_idx` is the worker's id, and if
-        its model is on the meta device, the call waits at most `timeout` seconds for that version.
+        gets that has joined or joins later. On a receiver, `worker_idx` is the worker's id. Only a
+        receiver whose model is on the meta device waits, at most `timeout` seconds, for weights.
 
         Raises:
             RuntimeError: The scheme is not initialised, is already connected, or got an argument

@@ -4,8 +4,8 @@ idle ── start() ──> pending ── finish() ──> idle
 
 Only one thread sends at a time; the other threads wait, each within its own deadline.
 
-A scheme sends to all of its workers. A `WeightSender` (of the older API) does the same, unless
-workers were registered with it; then it sends to these. A `WorkerTransport` sends to one worker.
+A scheme sends to all of its workers. A `WeightSender` (of the older API) sends to the workers that
+were registered with it, or if there are none, to all. A `WorkerTransport` sends to one worker.
 """
 
 import math
@@ -58,7 +58,7 @@ class Sending:
         try:
             self.carrier.greet(first, timeout=timeout)
         except PublishError:
-            raise  # stay connected: later sends to the workers that were reached work
+            raise  # stay connected: sends to the other workers work
         except BaseException:
             self.connected = False
             raise
@@ -133,7 +133,7 @@ class Sending:
     ) -> None:
         """Wait until no other thread sends, then start to send.
 
-        If a send is pending, finish it first if `after`, otherwise raise RuntimeError.
+        If a send is pending: with `after`, finish that send first; otherwise raise RuntimeError.
         """
         with self.turn(scheme, timeout) as left:
             if after and self.pending:

@@ -1,8 +1,8 @@
-"""Weight updaters: `WeightUpdaterBase`, from which users derive their own, and one over Ray.
+"""Weight updaters: `WeightUpdaterBase`, from which users derive, and `RayWeightUpdater`.
 
 The API is that of TorchRL's updaters, but does not require TorchRL and is not deprecated. In
 addition, `RayWeightUpdater` waits, until a deadline, for every worker's acknowledgement, and names
-workers that died. Its actors can be any with a method `update_policy_weights_(weights)`.
+workers that died. Its actors need only have a method `update_policy_weights_(weights)`.
 """
 
 import abc

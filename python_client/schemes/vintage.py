@@ -42,9 +42,7 @@ class WeightSyncScheme(Scheme):
 
     @classmethod
     def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
-        """Return a scheme of a `backend` (none, shared, process, rpc, zmq ...).
-
-        `kwargs` are the arguments of its class.
+        """Return a scheme of a `backend` (none, shared, process, rpc, zmq ...), made with `kwargs`.
 
         Raises:
             ValueError: There is no such backend; the message lists all.
@@ -100,11 +98,10 @@ class WeightSyncScheme(Scheme):
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> "TransportBackend":
         """Return the transport of one worker.
 
-        On a receiver, this is the receiver's own transport. Otherwise `pipe_or_context` is the end
-        of a pipe to the worker. Over RPC it is the tuple `(collector_info, collector_rref,
-        collector_class)`, or these are keywords. Over Ray it is an actor, or the keyword
-        `remote_actor`. If none is given, the keyword `worker_idx` selects a worker of the
-        initialised sender.
+        On a receiver, this is the receiver's own transport. On a sender, `pipe_or_context` is the
+        end of a pipe to the worker; over RPC `(collector_info, collector_rref, collector_class)`,
+        as a tuple or as keywords; over Ray an actor, also as the keyword `remote_actor`. If it is
+        None, the keyword `worker_idx` selects a worker of the initialised sender.
         """
         if self.initialized_on_receiver:
             return ReceiverTransport(self, named=pipe_or_context is not None)

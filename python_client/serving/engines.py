@@ -147,7 +147,7 @@ class Engine(ABC):
     # Loading.
 
     def load(self, weights: ServedWeights) -> None:
-        """Load weights on the server. After a partial load, `resume` does nothing until a full one.
+        """Load weights on the server. After a failure half-way, `resume` waits for a full load.
 
         Raises:
             CallError: The load failed; the message has the server's text. The error is `harmless`

@@ -183,7 +183,7 @@ class Transfers:
 
         Raises:
             PublishError: Some ranks have not applied the weights; the message names them with the
-                reasons. Unless it reports a broken model, these run their previous weights.
+                reasons. Unless it reports a broken model, they run their previous weights.
             DeadlineError: Another thread is still sending.
             WorkersMissingError: Some ranks are not connected.
             ServerError: A server does not answer.
@@ -341,7 +341,7 @@ class Transfers:
         """Make the ranks load the version.
 
         A repeated `finish` fails, since the first one ends the session. So if no answer comes, wait
-        for the ranks' reports over the bus, and repeat the call only if they do not come.
+        for the ranks' reports over the bus, and repeat the call only if no reports come.
         """
         finish = partial(self._client.finish_weight_update, name)
         try:
@@ -497,8 +497,8 @@ class Transfers:
     ) -> None:
         """Make an idempotent call; repeat it if no answer comes, or the answer to another call.
 
-        After an error, vLLM may return answers to a previous call. The text `own` is part of the
-        error that vLLM's workers raise about the session in this call, so it is no such answer.
+        After an error, vLLM may return the answer to a previous call: a session error with another
+        text than `own`, which is the text that this call can cause.
         """
         for seconds in AGAIN_SECONDS:
             try:

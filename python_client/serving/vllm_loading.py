@@ -229,7 +229,7 @@ def _packing_experts(method: Any) -> Generator[None]:
     try:
         yield
     finally:
-        # `None`, since several layers may share the method, and one has removed this already.
+        # Several layers may share the method, so this may be removed already: default `None`.
         vars(method).pop("process_weights_after_loading", None)
 
 
