@@ -27,7 +27,7 @@ class Found:
     """The result for one worker and one of its models."""
 
     standing: Standing
-    told: Verified
+    told: Verified  # the answers of the publisher, merged
 
     @property
     def verdict(self) -> Verdict:

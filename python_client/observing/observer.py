@@ -112,7 +112,7 @@ class Observer(Closable):
         return replace(total, code="silent", text=text)
 
     def _ask(self, question: Observe | Verify, until: float) -> bool:
-        """Send a request as soon as connection and rate limit allow; False if not by `until`."""
+        """Send a request when connection and rate limit allow; return False if not by `until`."""
         while (now := time.monotonic()) < until:
             if now - self._tried_at > REDIAL_SECONDS:
                 self._sockets.redial()

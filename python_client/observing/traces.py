@@ -38,7 +38,7 @@ SPANS = {"staged": "weightbus.stage", "applied": "weightbus.apply", "skipped": "
 
 
 def tracer() -> Any:
-    """Return the tracer; None if no provider is set up."""
+    """Return the tracer of OpenTelemetry; None if no provider is set up."""
     api, sdk = sys.modules.get(API), sys.modules.get(SDK)
     if api is None or sdk is None:
         return None

@@ -130,7 +130,7 @@ class CallReceiver(Receiver):
         return self._destination.reading(timeout)
 
     def close(self) -> None:
-        """Deregister, and answer a waiting version with a failure."""
+        """Deregister, and let a waiting version fail."""
         registry.leave(self)
         with self._changed:
             version, self._waiting = self._waiting, None
@@ -228,7 +228,7 @@ class Registry:
     def find_or_keep(self, version: IncomingVersion) -> CallReceiver | None:
         """Return the receiver of a version, or None after keeping the version.
 
-        A kept version replaces an older one of the same sender, model and worker.
+        It replaces a kept version of the same sender, model and worker.
         """
         with self._changed:
             found = self._search(version.call)
@@ -238,7 +238,7 @@ class Registry:
             return found
 
     def claim(self, receiver: CallReceiver) -> IncomingVersion | None:
-        """Remove the versions kept for a receiver, and return the newest; None without any."""
+        """Remove the versions kept for a receiver; return the newest, or None if there are none."""
         with self._changed:
             kept = [v for v in self._kept if v.call.key == receiver.key or not receiver.copied]
             mine = [v for v in kept if self._search(v.call) is receiver]

@@ -86,7 +86,7 @@ class Answers:
             self._settle()
 
     def _settle(self) -> None:
-        """Complete the receipt, after the last answer or at the deadline, whichever is first."""
+        """Complete the receipt, after the last answer or at the deadline if that is earlier."""
         with self._lock:
             if self._over:
                 return
@@ -118,7 +118,7 @@ class Peers(ABC):
 
     @abstractmethod
     def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[CallResult]":
-        """Call `call_receiver.deliver` in a worker's process; return a future of its result."""
+        """Call `deliver` in a worker with `what` and `payload`; return a future of the result."""
 
     @abstractmethod
     def explain(self, worker: int, error: BaseException) -> CallResult:

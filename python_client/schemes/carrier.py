@@ -59,7 +59,7 @@ class Weights:
 
 
 WorkerIds: TypeAlias = int | list[int] | None  # None: all workers
-Prepared: TypeAlias = Weights | Mapping[int, Weights]  # one set for all workers, or by worker id
+Prepared: TypeAlias = Weights | Mapping[int, Weights]  # for all workers, or by worker id
 
 
 class Transport:
@@ -175,7 +175,7 @@ def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
 
 
 def scheme_class(backend: str) -> type:
-    """Return the scheme class registered under a name; ValueError if there is none."""
+    """Return the scheme class registered under a name; raise ValueError if there is none."""
     canonical = backend if backend in _registered else _ALIASES.get(backend, backend)
     if canonical in _registered:
         return _registered[canonical]

@@ -101,8 +101,8 @@ class ForwardPasses:
     def _before(self, _module: object, _args: object) -> None:
         me = threading.get_ident()
         if self._inside.setdefault(me, []):
-            # Either this pass is nested in another pass of this thread, or that pass ended without
-            # its hook (torch calls no hook after a KeyboardInterrupt): end passes of that kind.
+            # Either this pass is nested in an earlier pass of this thread, or the earlier pass is
+            # over: torch calls no hook after a KeyboardInterrupt, so end such passes here.
             self._end_lost(self._passes_of(inspect.currentframe()) - 1)
         alive = self._is_under_way
         begun = Reading(self.lock, self._timeout, _none, doing="a forward pass", alive=alive)

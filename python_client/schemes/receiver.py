@@ -181,7 +181,7 @@ class Destination:
     # The model itself.
 
     def model(self) -> object:
-        """Return the model; ValueError if there is none."""
+        """Return the model; raise ValueError if there is none."""
         model = self._found()
         if model is None and self.subject.forsaken:
             raise ValueError("Context has been garbage collected")

@@ -37,7 +37,7 @@ class DestinationError(StateError, KeyError):
 
 
 class WeightStrategy:
-    """Extracts weights from a model, and applies weights to one.
+    """Extracts weights from models, and applies weights to models.
 
     Args:
         extract_as: "tensordict" or "state_dict".

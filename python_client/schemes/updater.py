@@ -192,7 +192,7 @@ class WeightUpdaterBase(abc.ABC):
 
 
 def listed(worker_ids: Any) -> list[Any]:
-    """Return worker ids as a list; a single id becomes a list of one."""
+    """Return worker ids as a list; a single id becomes a list with one item."""
     return [*cast("Any", worker_ids)] if isinstance(worker_ids, Iterable) else [worker_ids]
 
 

@@ -47,7 +47,7 @@ class How:
     Attributes:
         pause: The pause mode, for running requests; None: the engine's first mode.
         seconds: The longest time that a server may take to load a version.
-        folder: The folder of versions, and of files that outlive this process (marks, links).
+        folder: The folder of versions, and of marks and links that outlive this process.
         seen: The path of `folder` on the servers.
     """
 
@@ -112,7 +112,7 @@ class Engine(ABC):
 
     @abstractmethod
     def check_reload(self, derived: str) -> None:
-        """Check that a reload also updates the copies of `ServedCheckpoint.derived` weights.
+        """Check that a reload updates the server's copies of weights (`ServedCheckpoint.derived`).
 
         Raises:
             CallError: A reload does not, so the server would mix old and new weights.
@@ -147,11 +147,13 @@ class Engine(ABC):
     # Loading.
 
     def load(self, weights: ServedWeights) -> None:
-        """Load weights on the server. After a failure half-way, `resume` waits for a full load.
+        """Load weights on the server.
+
+        If this fails half-way, `resume` does nothing until a later load succeeds.
 
         Raises:
-            CallError: The load failed; the message has the server's text. The error is `harmless`
-                if the server is unchanged.
+            CallError: The load failed; the message has the server's text. `harmless` if the server
+                is unchanged.
         """
         if weights.adapter:
             self._load_adapter(weights.adapter, weights.folder)
@@ -276,7 +278,7 @@ class Sglang(Engine):
     go_on = "/continue_generation"
 
     def version(self) -> str:
-        """Return the version label that the last load set, or else the server's start."""
+        """Return the version label that the last load, or else the server's start, has set."""
         return str(self._info().get("weight_version"))
 
     def home(self) -> str:
@@ -331,7 +333,7 @@ class Sglang(Engine):
         new.unlink(missing_ok=True)
         new.symlink_to(folder)
         new.replace(self._link)
-        # Unload the adapter even if the server does not list it: some ranks may have it.
+        # Unload even an adapter that the server does not list: some ranks may have it.
         answer = self._server.post("/unload_lora_adapter", {"lora_name": name}, self._how.seconds)
         if "does not exist" not in answer.message:
             self._succeeded(answer, "/unload_lora_adapter")
@@ -442,7 +444,7 @@ class Vllm(Engine):
 
 
 def _write(mark: Path, what: str) -> None:
-    """Create a marker file, which outlives this process.
+    """Create a marker file that outlives this process.
 
     Raises:
         CallError: The file cannot be created; the message is `what` and the reason.

@@ -43,7 +43,10 @@ class Loader(Protocol):
     """Loads versions into a model."""
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Return why such tensors cannot be loaded, or "" if they can. Do not change the model."""
+        """Return why tensors of these dtypes and shapes cannot be loaded, or "" if they can.
+
+        Do not change the model.
+        """
         ...
 
     def make_ready(self, staged: Staged) -> None:
@@ -158,7 +161,10 @@ class Rank:
         """Do nothing: the session's version is not known before `update`."""
 
     def update(self, said: RankVersion) -> None:
-        """Stage a version, and record whether `finish` loads it. If it is cancelled, release it.
+        """Stage a version, and record whether `finish` loads it; release a cancelled version.
+
+        Args:
+            said: The version, and whether to load or cancel it.
 
         Raises:
             RuntimeError: This rank has joined no trainer, and is the last rank.
@@ -255,7 +261,7 @@ class Rank:
         return staged
 
     def _give_up(self, key: tuple[int, int], why: str) -> None:
-        """Release a version and older ones, and wait until the publisher has their results."""
+        """Release the version `key` and older ones; wait until the publisher has their results."""
         if self._staged is not None and (self._staged.epoch, self._staged.version) <= key:
             log.warning("%s is given up: %s", self._staged, why)
             self._release()

@@ -111,7 +111,7 @@ class VllmServer:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Limit each call in this block to `seconds`."""
+        """Return a context in which each call is limited to `seconds`."""
         before, self._timeout = self._timeout, max(0.001, seconds)
         try:
             yield
@@ -245,7 +245,7 @@ class VllmServers:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Limit each call in this block to `seconds`."""
+        """Return a context in which each call is limited to `seconds`."""
         with ExitStack() as restore:
             for server in self.servers:
                 restore.enter_context(server.within(seconds))

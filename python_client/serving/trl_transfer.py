@@ -207,7 +207,7 @@ class WeightTransfer:
     def _serve(
         self, transfers: Transfers, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
-        """Load weights on the servers; return the seconds that each rank took to apply them."""
+        """Load weights with the metadata `said` on the servers; return each rank's seconds."""
         if self._version == 0:
             transfers.join({n: (name_of_torch(t.dtype), (*t.shape,)) for n, t in weights.items()})
         self.receipt = transfers.send(weights, said)
@@ -218,7 +218,7 @@ class WeightTransfer:
     def _hand_out(
         self, publisher: Publisher, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
-        """Stage weights on workers; return the seconds that workers took to apply past updates."""
+        """Stage weights with the metadata `said` on workers; return what `_settle` returns."""
         lags = self._settle()
         options: PublishOptions = {**self._options, "metadata": said}
         future = publisher.publish_async(self._model, weights, **options)

@@ -75,7 +75,7 @@ class LayerwiseLoader:
         prove(self._model, self._vllm_config, self._device, self._load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Return why such tensors cannot be loaded, or "" if they can. The model is unchanged."""
+        """Return why tensors of these dtypes and shapes cannot be loaded, or "" if they can."""
         at = _At()
         # Names in checkpoints lack the `base_layer` of the wrapper with which layers get adapters.
         wanted = {name.replace(".base_layer.", ".") for name, _ in self._model.named_parameters()}
@@ -156,9 +156,9 @@ class LayerwiseLoader:
 
 @contextmanager
 def reloading(model: torch.nn.Module, device: torch.device) -> Generator[None]:
-    """Begin a layer-wise reload that also updates the layers' packed copies of weights.
+    """Return a context for a layer-wise reload that also updates the packed copies of weights.
 
-    The caller finishes the reload within this block.
+    Entering it begins the reload; the caller must finish the reload inside.
     """
     ties = _ties(model) if device.type == "cpu" else []
     layerwise.initialize_layerwise_reload(model)

@@ -78,7 +78,7 @@ def _this() -> str:
 
 
 def register() -> None:
-    """Register weightbus with the vLLM of this process. Further calls have no effect.
+    """Register weightbus with the vLLM of this process. May be called more than once.
 
     This never raises: an error would prevent vLLM from starting, even where weightbus is not used.
     """

@@ -129,7 +129,7 @@ class OwnClient(VllmServers):
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Limit each call in this block to `seconds`."""
+        """Return a context in which each call is limited to `seconds`."""
         before = getattr(self._own, "timeout", None)
         with super().within(seconds):
             if isinstance(before, int | float):
