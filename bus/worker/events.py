@@ -11,7 +11,7 @@ from ..staged import Copying, Patching, SharedMemory
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """The memory that `Reserve` requested; None: there is none."""
+    """The result of `Reserve`; `buffer` is None if there is not enough memory."""
 
     model: str
     key: tuple[int, int] | None
@@ -19,7 +19,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The shared memory that `Open` requested; None: it is of another host."""
+    """The result of `Open`; `memory` is None if the segment is on another host."""
 
     model: str
     key: tuple[int, int]
@@ -27,9 +27,9 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """A copy has ended, with the checksum of each chunk; None: it failed.
+    """The end of a copy; `crcs` has the checksum of each chunk, and is None if the copy failed.
 
-    The memory was locked, held another version before or after the copy, or the copy was cancelled.
+    A copy fails if it is cancelled, or if the memory is locked or holds another version.
     """
 
     copying: Copying
@@ -42,11 +42,11 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """A patch was decoded, which took `seconds`; or could not be, for the reason in `fault`."""
+    """The end of decoding a patch; `fault` is an error text, and empty if the patch was decoded."""
 
     patching: Patching
     fault: str
-    seconds: float = 0.0
+    seconds: float = 0.0  # that decoding took
 
     @property
     def model(self) -> str:
@@ -58,22 +58,22 @@ Outcome = Literal["taken", "put-back", "applied", "declined", "failed", "torn", 
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The outcome of a version that was ready: an event of `phases.py`.
+    """The outcome of a version that was ready.
 
     Attributes:
         model, key: The version.
-        what: `declined`: it was rejected, or did not fit, and the version before still runs;
-            `failed`: there was no room for it, which there may be later; `torn`: it failed
-            half-way, and no version runs; `newer`: another version is or will be applied in its
-            place.
-        text: Why it was not applied; if it was, a remark to report.
+        what: An event of `phases.py`. `declined`: the version was rejected, or did not fit, and the
+            previous version still runs; `failed`: there is no memory for the version now; `torn`:
+            the apply failed half-way, and no version runs; `newer`: another version is or will be
+            applied in place of this one.
+        text: Why the version was not applied; for an applied version, a remark to report.
         digest: The digest of the bytes, if they were hashed only during the apply.
-        still: The deadline has passed, and the user's code has not returned: the version stays
-            where it is until another report says that it has. (W24)
-        bytes: The memory that holds the applied bytes from now on, if any does: its staging buffer,
-            or a model that is resident.
-        kept: The user continues to use its staging buffer, which must not be recycled.
-        misfit: It was rejected since the model has other names, shapes or dtypes now.
+        still: The deadline has passed, but the user's code has not returned: the version keeps its
+            phase until another report says that the code has returned. (W24)
+        bytes: The memory that holds the applied bytes from now on, if any does: the version's
+            staging buffer, or a model that is resident.
+        kept: The user continues to use the version's buffer, which must not be recycled.
+        misfit: The version was rejected since the model has other names, shapes or dtypes now.
     """
 
     model: str
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """What delays the apply of a version, and since when."""
+    """A delay of the apply of a version; `text` says what delays the apply, and since when."""
 
     model: str
     key: tuple[int, int]
@@ -96,20 +96,20 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The user wants only this version of a model, until the next such event; None: the latest."""
+    """The user's choice of the only version to fetch; `key` is None for the latest version."""
 
     model: str
     key: tuple[int, int] | None
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The result of `Examine`."""
+    """The result of `Examine`: the answer to a check."""
 
     answer: Checked
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """The user waits until the publisher has received earlier messages; `Flushed` answers it."""
+    """A request for `Flushed`, which reports that the publisher has received earlier messages."""
 
     mark: int
 

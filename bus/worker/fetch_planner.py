@@ -1,7 +1,7 @@
 """Decides when a worker requests the latest version of a model. (W4)
 
-A version that failed and is to be tried again is requested after ever longer pauses. Where the user
-wants exactly one version, that one is requested by number, once it exists.
+A failed version that is to be tried again is requested after ever longer pauses. If the user wants
+only one particular version, that version is requested by its number, once it exists.
 """
 
 import math
@@ -16,40 +16,40 @@ from .version_store import Key, VersionStore
 
 
 class _Exact(Struct, frozen=True):
-    """The only version wanted: whether it is gone, and when it was requested."""
+    """The only version that the user wants."""
 
     key: Key
-    gone: bool = False
-    asked_at: float = -math.inf
+    gone: bool = False  # the publisher no longer has it
+    asked_at: float = -math.inf  # when it was requested last
 
 
 class _Backoff(Struct, frozen=True):
-    """A version that is not requested before `until`: after a pause of `pause` seconds."""
+    """A pause in the requests for a version that failed."""
 
     key: Key
-    until: float
-    pause: float
+    until: float  # the end of the pause
+    pause: float  # its length in seconds
 
 
 class FetchPlanner:
-    """The requests for versions of one model.
+    """Decides which versions of one model to request, and when.
 
     Args:
         model: The model's name.
-        versions: Its versions that are here.
+        versions: The versions of the model that the worker holds.
         timing: The timeouts and intervals.
     """
 
     def __init__(self, model: str, versions: VersionStore, timing: Timing) -> None:
         self._model, self._versions, self._timing = model, versions, timing
         self.only: Key | None = None  # the only version that the user wants, if any
-        self._exact = _Exact((0, 0))  # that version, or the last such one: polling repeats it
-        self._latest_at = -math.inf  # when the latest announcement was requested
-        self._answered = -math.inf  # when the last ping was sent that was answered
+        self._exact = _Exact((0, 0))  # `only`, or its last value: the user may poll for it again
+        self._latest_at = -math.inf  # when an announcement or a layout was requested last
+        self._answered = -math.inf  # when the last answered ping was sent
         self._backoff = _Backoff((0, 0), 0.0, 0.0)
 
     def reconnected(self) -> None:
-        """Begin a session."""
+        """Begin a session, in which the latest version may be requested at once."""
         self._latest_at = -math.inf
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
@@ -87,14 +87,14 @@ class FetchPlanner:
         return [Send(Fetch(model=self._model, epoch=epoch, version=version, layout=True))]
 
     def answered(self, sent_at: float) -> None:
-        """Note that a ping sent then was answered, as is every request before it. (W12)"""
+        """Note that the ping sent at `sent_at`, and every earlier request, was answered. (W12)"""
         self._answered = sent_at
         arriving = self._versions.at["arriving"]
         if arriving is not None:
             arriving.transfer.answered(sent_at)
 
     def due(self, now: float) -> bool:
-        """True if it is time to request a layout again; its answer may be on its way. (W7)"""
+        """True if a requested layout is overdue, so that it should be requested again. (W7)"""
         passed = self._answered > self._latest_at
         patience = self._timing.patience if passed else self._timing.patience_max
         return now - self._latest_at >= patience
@@ -102,11 +102,11 @@ class FetchPlanner:
     # Exactly one version, where the user wants no other. (W8)
 
     def want(self, key: Key | None, now: float) -> list[Effect]:
-        """Want one version and no other until the next call; None: the latest again."""
+        """Set the only version to fetch, until the next call; None: the latest version again."""
         self.only = key
         if key is None:
             for late in self._versions.all("announced", "arriving"):
-                if self.outdated(late.key):  # it was wanted although a newer one is here
+                if self.outdated(late.key):  # it was fetched although a newer version is here
                     self._versions.move(late, "newer")
             return self.hear_of(*self._versions.heard, now)
         if key != self._exact.key:
@@ -124,7 +124,7 @@ class FetchPlanner:
         return self.exact(now)
 
     def exact(self, now: float) -> list[Effect]:
-        """Request the only version wanted, if it exists and is not here."""
+        """Request the only version that the user wants, if it exists and is not held here."""
         only, versions, running = self.only, self._versions, self._versions.at["running"]
         if only is None:
             return []
@@ -142,7 +142,7 @@ class FetchPlanner:
         return [Send(Fetch(model=self._model, epoch=only[0], version=only[1], layout=True))]
 
     def gone(self, epoch: int, version: int) -> list[Effect]:
-        """Note that the publisher no longer has a version; the next poll for it fails, too."""
+        """Note that the publisher no longer has a version, so that later polls for it fail."""
         key = (epoch or self._exact.key[0], version)
         if key != self._exact.key or self._versions.has(key):
             return []
@@ -150,12 +150,12 @@ class FetchPlanner:
         return self.forgo("the publisher has it no more")
 
     def overtaken(self, key: Key) -> list[Effect]:
-        """Abandon the only version wanted if a newer one was committed, which all workers apply."""
+        """Abandon the only version wanted if it is older than `key`, which all workers apply."""
         overtaken = self.only is not None and self.only < key
         return self.forgo("all workers go on to a newer one") if overtaken else []
 
     def forgo(self, why: str) -> list[Effect]:
-        """Abandon the only version wanted, and report to the user that it is unavailable."""
+        """Abandon the only version wanted, and report to the user why it is unavailable."""
         only, self.only = self.only, None
         if only is None:
             return []
@@ -163,13 +163,13 @@ class FetchPlanner:
         return [Rejected(self._model, *only, "gone", text)]
 
     def is_wanted(self, key: Key) -> bool:
-        """True if a version is the only one wanted, and may still arrive."""
+        """True if a version is the only version wanted, and may still arrive."""
         return key == self.only and key not in self._versions.rejected and not self.outdated(key)
 
     def outdated(self, key: Key) -> bool:
-        """True if a version is no longer needed: it or a newer one is here.
+        """True if a version is no longer needed, since that or a newer version is here.
 
-        For the only one wanted, a newer one counts only once its apply has begun.
+        For the only version wanted, a newer version counts only if its apply has begun.
         """
         if key != self.only:
             return key <= self._versions.newest
@@ -180,12 +180,12 @@ class FetchPlanner:
     # Failed versions that are tried again. (W36)
 
     def back_off(self, key: Key, now: float) -> None:
-        """Do not request a version for a while: twice as long as the last time."""
+        """Pause the requests for a version: for twice as long as the last time."""
         longer = min(2 * self._backoff.pause, self._timing.patience_max)
         pause = longer if key == self._backoff.key else self._timing.patience
         self._backoff = _Backoff(key, now + pause, pause)
 
     def end_backoff(self, key: Key) -> None:
-        """End the pause of a version that is unavailable: an earlier one may be the latest now."""
+        """End the pause of a version that is unavailable: an older version may be the latest."""
         if key == self._backoff.key:
             self._backoff = replace(self._backoff, until=-math.inf)

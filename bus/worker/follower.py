@@ -1,8 +1,8 @@
 """One model of a worker: which version to fetch, and the progress of each version (`phases.py`).
 
-The latest version wins: an older one that is arriving is dropped for it. But a worker that had to
-drop one completes the next version by fetching before it considers a newer one. Of versions that
-were applied or failed, it keeps what later versions need. (W15, W24)
+The latest version wins: an older version that is arriving is dropped. But after such a drop the
+worker completes the next version by fetching, before it considers a newer version. Of versions that
+were applied or failed, the follower keeps what later versions need. (W15, W24)
 """
 
 import math
@@ -59,11 +59,11 @@ NOTHING_FITS = "nothing comes that fits what was announced"
 
 
 class Follower:
-    """One model of one worker.
+    """The state of one model in one worker.
 
     Args:
-        model: Its name.
-        accepts: Returns why a layout cannot be applied here; empty if it can.
+        model: The model's name.
+        accepts: Returns why a layout cannot be applied here, or an empty string if it can.
         bytes_max: The largest version to stage, in bytes.
         timing: The timeouts and intervals.
         expected: The expected size and layout of versions, where known.
@@ -88,19 +88,19 @@ class Follower:
         self.torn = 0  # consecutive applies that failed half-way: unless 0, no version is running
         self.epoch = 0  # the greatest epoch whose bytes were written into the model
         self.stale: Key = (0, 0)  # this version is not in shared memory any more: fetch it
-        self.failed: Failed | None = None  # the last one, until another version is begun
-        self._misfit: Announce | None = None  # rejected for its names or shapes; may fit later
-        self._recheck_at = math.inf  # when to check that again
-        self._window = 0  # bytes of a window of the largest version that was begun in the session
+        self.failed: Failed | None = None  # the last failure, until another version is begun
+        self._misfit: Announce | None = None  # was rejected for names or shapes; may fit later
+        self._recheck_at = math.inf  # when to check whether `_misfit` fits now
+        self._window = 0  # bytes of a window, for the largest version begun in this session
 
     @property
     def awaits(self) -> int:
-        """How many requested bytes may arrive at once: a window, and a layout."""
+        """The most requested bytes that may arrive at once: those of a window and a layout."""
         return self._window + self._acceptance.layout_bytes_max
 
     @property
     def running(self) -> Running | None:
-        """The running version."""
+        """The running version, or None."""
         entry = self.versions.at["running"]
         return entry.running if entry is not None else None
 
@@ -109,15 +109,15 @@ class Follower:
     def announced(
         self, announce: Announce, payload: Buffer | None, now: float, *, pushed: bool = True
     ) -> list[Effect]:
-        """Process an announcement; chunks may follow if the announcement itself was pushed.
+        """Process an announcement. Chunks may follow without a request if it was `pushed`.
 
-        `payload` is the layout, or all data if the announcement says so.
+        `payload` is the layout or, if the announcement has `whole`, all data of the version.
         """
         key = (announce.epoch, announce.version)
         data, layout = (None, payload) if announce.whole is None else (payload, None)
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
         if fault is not None and fault[0] in TRANSIENT:
-            self.versions.move(self.versions.find(key, "announced"), "failed")  # no layout
+            self.versions.move(self.versions.find(key, "announced"), "failed")  # invalid layout
             return self.fail(key, *fault, now)
         if fault is not None:
             if not self.versions.hear(key):
@@ -143,10 +143,10 @@ class Follower:
         return self._begin(self.versions.expect(announce, pushed=follows), now, data)
 
     def _stage_whole(self, announce: Announce, data: Buffer) -> StagedVersion | None:
-        """Stage a version that arrived whole and can be applied immediately; None if it cannot.
+        """Make a version ready that arrived whole; None if it must take one step after another.
 
-        This is the usual path of small versions. The result is the same as without this shortcut,
-        step by step.
+        This is a shortcut for the usual case of small versions. The separate steps would have the
+        same result.
         """
         at, layout = self.versions.at, self._acceptance.usual.get(about(announce))
         if layout is None or self.versions.mode != "following" or self.failed is not None:
@@ -161,9 +161,9 @@ class Follower:
         return self.versions.accept_whole(announce, whole, data, layout)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
-        """Rename the running version: a newer one has the same bytes, so there is nothing to fetch.
+        """Rename the running version to a newer version that has the same bytes.
 
-        Without effect while the user holds another version, whose apply may have begun.
+        This has no effect while the user holds another version, whose apply may have begun.
         """  # W25
         versions, key = self.versions, (rename.epoch, rename.version)
         entry = versions.at["running"]
@@ -187,7 +187,7 @@ class Follower:
         ]
 
     def _begin(self, entry: VersionEntry, now: float, data: Buffer | None = None) -> list[Effect]:
-        """Start to receive a version, if its layout is known. (W6, W7)"""
+        """Start to receive a version; if its layout is unknown, request that first. (W6, W7)"""
         announce = entry.announce
         layout = self._acceptance.usual.get(about(announce))
         if layout is None:
@@ -204,7 +204,7 @@ class Follower:
         return self._reserve(entry, now)
 
     def _opened(self, opened: Opened, now: float) -> list[Effect]:
-        """Go on with a version: its segment is open, or is of another host. (S6)"""
+        """Process the result of `Open`: apply the version from its segment, or copy it. (S6)"""
         entry, memory = self.versions.at["announced"], opened.memory
         if entry is None or entry.lacks != "segment" or entry.key != opened.key:
             return []
@@ -215,7 +215,7 @@ class Follower:
         return self._reserve(entry, now)
 
     def _reserve(self, entry: VersionEntry, now: float) -> list[Effect]:
-        """Find memory for a version; if all is in use, `_resume` continues once some is free."""
+        """Find a buffer for a version; if all are in use, `_resume` continues once one is free."""
         effects: list[Effect] = []
         older = self.versions.at["arriving"]
         if older is not None:  # the newer version replaces it
@@ -228,14 +228,14 @@ class Follower:
         return [*effects, Reserve(self.model, entry.key, entry.announce.nbytes)]
 
     def _granted(self, granted: Granted, now: float) -> list[Effect]:
-        """Process the result of `Reserve`: memory for a version or a later one, or none."""
+        """Process the result of `Reserve`: memory for this or a later version, or None."""
         entry, buffer = self.versions.at["announced"], granted.buffer
         if entry is None or entry.lacks != "memory" or entry.key != granted.key:
             if buffer is not None:
                 self.versions.keep(buffer)
             return []
         if buffer is None and self.versions.base is not None and self.versions.base.chunks:
-            entry.resolve("full")  # drop the base for it; `_decoded` resumes if that is in use
+            entry.resolve("full")  # drop the base of patches; if it is in use, `_decoded` resumes
             return (
                 self._reserve(entry, now) if self.versions.set_patch_base(None, None, None) else []
             )
@@ -247,9 +247,9 @@ class Follower:
         return self._receive(entry, now)
 
     def _receive(self, entry: VersionEntry, now: float) -> list[Effect]:
-        """Receive a version into its buffer: use its payload, or copy from shared memory, or wait.
+        """Begin to fill a version's buffer: from its payload, from shared memory, or with chunks.
 
-        A version that is not pushed is fetched immediately. (W31)
+        The chunks of a version that is not pushed are fetched immediately. (W31)
         """
         announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - it was given a moment ago
@@ -280,7 +280,7 @@ class Follower:
         return effects + listening + (reports.fetches(transfer, wanted) if wanted else [])
 
     def _take_whole(self, entry: VersionEntry, data: Buffer | None, now: float) -> list[Effect]:
-        """Use the data that came with an announcement: the only chunk, and the digest."""
+        """Store the data that came with an announcement: the only chunk, and the digest."""
         whole = entry.announce.whole
         if whole is None or data is None:
             return []
@@ -289,7 +289,7 @@ class Follower:
         return self._advance(entry, now)
 
     def _copied(self, copied: Copied, now: float) -> list[Effect]:
-        """Process the end of a copy: with all chunks; without them, fetch the version. (S5, S6)"""
+        """Process the end of a copy; if the copy has failed, fetch the version. (S5, S6)"""
         if not copied.copying.live:  # replaced by a newer version, or aborted
             self.versions.give_back(copied.copying.buffer)
             return self._resume(now)
@@ -299,7 +299,7 @@ class Follower:
         return self._advance(entry, now)
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
-        """Stage the version that a patch was decoded to; if decoding failed, fetch all of it."""
+        """Stage the version that was decoded from a patch, or fetch it whole if that failed."""
         done, entry = decoded.patching, self.versions.at["arriving"]
         if not done.live:  # replaced by a newer version, or aborted
             self.versions.give_back(done.buffer)
@@ -315,7 +315,7 @@ class Follower:
         return self._arrived(entry, now, entry.transfer.patch, decoded.seconds)
 
     def _map(self, entry: VersionEntry, memory: SharedMemory, now: float) -> list[Effect]:
-        """Make a version ready that is whole in shared memory: it is applied from there."""
+        """Make a version ready that will be applied directly from shared memory."""
         announce = entry.announce
         for older in (self.versions.at["arriving"], self.versions.at["staged"]):
             if older is not None:
@@ -330,7 +330,7 @@ class Follower:
         return [*self._change_mode("completed", now), Ready(staged)]
 
     def _change_mode(self, event: ModeEvent, now: float = -math.inf) -> list[Effect]:
-        """Change the mode: receive pushed chunks and fetch the latest version, or unsubscribe."""
+        """Change the mode: subscribe and fetch the latest version, or unsubscribe to catch up."""
         if event not in MODES[self.versions.mode] or not self.versions.change_mode(event):
             return []
         on = self.versions.mode == "following"
@@ -349,7 +349,7 @@ class Follower:
         return self.fail(entry.key, code, text, now)
 
     def _recheck_misfit(self, now: float) -> list[Effect]:
-        """Fetch a version again that did not fit and does now: the user has changed the model."""
+        """Fetch the rejected version again, if it fits now that the user has changed the model."""
         misfit, self._recheck_at = self._misfit, now + self.timing.ping
         if misfit is None or misfit.epoch != self.versions.heard[0]:
             self._misfit, self._recheck_at = None, math.inf
@@ -367,7 +367,7 @@ class Follower:
         return self._acceptance.oversize(announce) is None
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
-        """Return where to receive the payload of a chunk; None if it is not needed."""
+        """Return a lease on the place for a chunk's payload; None if the chunk is not needed."""
         entry = self.versions.at["arriving"]
         if entry is None or entry.key != (chunk.epoch, chunk.version):
             return None
@@ -389,7 +389,7 @@ class Follower:
         return said + reports.fetches(transfer, wanted) if wanted else said
 
     def end(self, end: End, now: float) -> list[Effect]:
-        """Process the digest of a version: all of its chunks were sent."""
+        """Process the end of a version: its digest, which is sent after all of its chunks."""
         entry = self.versions.at["arriving"]
         if entry is None or entry.key != (end.epoch, end.version):
             return self._stray(end.epoch, end.version, now)
@@ -421,7 +421,7 @@ class Follower:
     def _arrived(
         self, entry: VersionEntry, now: float, patch: PatchId | None = None, took: float = 0.0
     ) -> list[Effect]:
-        """Stage a complete, verified version; commit it unless that waits for other workers."""
+        """Stage a verified version; make it ready, unless the publisher must commit it first."""
         announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
@@ -446,7 +446,7 @@ class Follower:
         return [Ready(entry.staged)]
 
     def committed(self, commit: Commit) -> list[Effect]:
-        """Make the staged version ready: the publisher has committed it."""
+        """Handle a commit: make the staged version ready, if it is the committed version."""
         entry, key = self.versions.at["staged"], (commit.epoch, commit.version)
         if entry is None or entry.key != key:
             return []
@@ -454,7 +454,7 @@ class Follower:
         return self.planner.overtaken(key) + self._commit(entry) if same else []  # W14
 
     def aborted(self, abort: Abort, now: float) -> list[Effect]:
-        """Drop what is here of a version that must not be applied."""
+        """Handle an abort: drop the version, unless it is ready already."""
         key = (abort.epoch, abort.version)
         for entry in self.versions.all("announced", "arriving", "staged"):
             if entry.key == key:
@@ -465,12 +465,12 @@ class Follower:
         return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """Drop a version that the publisher no longer has; 0: it has none."""
+        """Handle a refusal: drop a version that the publisher no longer has; 0: it has none."""
         only = self.planner.only
         self.planner.end_backoff((epoch, version))
         for entry in self.versions.all("announced", "arriving"):
             named = version == entry.key[1] or (version == 0 and entry.phase == "announced")  # W27
-            late = epoch not in (0, entry.key[0])  # a message of an older publisher
+            late = epoch not in (0, entry.key[0])  # the refusal is about another epoch
             arrived = entry.phase == "arriving"
             gone = named and not late and self.versions.move(entry, "gone")
             if gone and arrived and only is None:
@@ -478,7 +478,7 @@ class Follower:
         return self.planner.gone(epoch, version)
 
     def _go_on(self, epoch: int, now: float) -> list[Effect]:
-        """Resume what waited for memory; if idle while catching up, fetch the latest version."""
+        """Begin a version that waited for a buffer; if idle in catch-up, fetch the latest one."""
         effects = self._resume(now)
         idle = (
             not effects
@@ -490,9 +490,9 @@ class Follower:
     # The session.
 
     def reconnected(self, epoch: int, version: int, now: float, *, shared: bool) -> list[Effect]:
-        """Begin a session, in which the publisher has this version.
+        """Begin a session with a publisher whose latest version is `version` of `epoch`.
 
-        If versions will come over the network, reserve a buffer of their expected size.
+        If versions will come over the network, the effects reserve a buffer of the expected size.
         """
         self.shared = shared
         self.versions.reconnected(epoch, now)
@@ -530,11 +530,11 @@ class Follower:
                 return self._waits(self.versions.find(event.key, "ready", "applying"), event.text)
 
     def _waits(self, entry: VersionEntry | None, text: str) -> list[Effect]:
-        """Report what delays the apply of a version: at once, and then with every ping."""
+        """Report at once what delays the apply of a version; `repeat` reports it with each ping."""
         return [reports.progress(entry)] if entry is not None and entry.blocked(text) else []
 
     def _outcome(self, report: Report, now: float) -> list[Effect]:
-        """Process the user's report of a version: begun, put back, finished or dropped."""
+        """Process a report that the user began, put back, finished or dropped a version."""
         versions, what = self.versions, report.what
         entry = versions.find(report.key, "ready", "applying")
         if entry is None:
@@ -584,7 +584,7 @@ class Follower:
         return self.runs(entry, running)
 
     def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
-        """Note that the model holds parts of two versions: the next attempt must come verified."""
+        """Note that the model holds parts of two versions; do not open this segment again."""
         self.versions.move(self.versions.at["running"], "torn")
         self.versions.set_patch_base(None, None, None)
         self.stale, self.torn = entry.key, self.torn + 1
@@ -594,7 +594,7 @@ class Follower:
     def _failed(
         self, entry: VersionEntry, report: Report, deferred_outcome: Event, now: float
     ) -> list[Effect]:
-        """Report a failed apply; a version that the user still holds stays where it is."""
+        """Report a failed apply; a version that the user still holds keeps its phase."""
         if report.still:
             entry.late(deferred_outcome)
         else:
@@ -604,7 +604,7 @@ class Follower:
         return self.fail(entry.key, "apply", report.text, now)[:1]
 
     def runs(self, entry: VersionEntry, running: Running) -> Effect:
-        """Note that a version is running under this name; return the report."""
+        """Note that a version runs, which `running` names; return the `applied` report."""
         self.torn, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed
         if known is not None and (known.epoch, known.version) <= entry.key:
@@ -612,13 +612,13 @@ class Follower:
         return applied(self.model, running, entry.staged, entry.text, at_once=True)
 
     def _forget_failure(self) -> None:
-        """Forget the last failure: a version arrives. (That no version is running is kept.)"""
+        """Forget the last failure, since a version arrives; keep it if no version is running."""
         self._misfit, self._recheck_at = None, math.inf
         if not self.torn:
             self.failed = None
 
     def fail(self, key: Key, code: str, text: str, now: float) -> list[Effect]:
-        """Report to publisher and user that a version is not applied, for now or permanently."""
+        """Report to publisher and user that a version has failed, for now or permanently."""
         epoch, version = key
         if code in TRANSIENT:
             self.planner.back_off(key, now)
@@ -642,8 +642,8 @@ class Follower:
     def broken(self, why: str, now: float, report: Report | None = None) -> list[Effect]:
         """Recover from an exception: keep complete versions; drop those that may be inconsistent.
 
-        If it interrupted a report that the user had finished with a version, the running version is
-        unknown, and is fetched again.
+        If the exception interrupted a report that the user had finished with a version, it is
+        unknown which version runs: a version is fetched again.
         """
         versions, effects = self.versions, list[Effect]()
         for entry in versions.all("announced", "arriving"):
@@ -670,7 +670,7 @@ class Follower:
     # Time.
 
     def tick(self, now: float) -> list[Effect]:
-        """Fetch what is due."""
+        """Perform what is due: request missing data, or give up a version."""
         if now >= self._recheck_at and (asked := self._recheck_misfit(now)):
             return asked
         entry = self.versions.at["arriving"]
@@ -686,7 +686,7 @@ class Follower:
         return self._resume(now)
 
     def repeat(self) -> list[Effect]:
-        """Repeat all reports, in case one was lost; the last failure only while it is relevant."""
+        """Return all current reports again, in case one was lost."""
         versions, effects = self.versions, list[Effect]()
         arriving, applying, running = (versions.at[p] for p in ("arriving", "applying", "running"))
         if arriving is not None and applying is None:
@@ -710,9 +710,9 @@ def applied(
     *,
     at_once: bool = False,
 ) -> Effect:
-    """Report the running version, the patch it came by (D11), and remarks on it. (W16)
+    """Return the report of the running version, with its patch (D11) and a remark. (W16)
 
-    `at_once`: it is the first report.
+    `at_once` is true for the first report, which may be sent on the data connection.
     """
     patch, took = (came.patch, came.decode_us) if came is not None else (None, 0)
     said = Applied(
@@ -728,7 +728,7 @@ def applied(
 
 
 def is_whole(announce: Announce, whole: Whole, payload: Buffer) -> bool:
-    """True if a version came with its announcement, undamaged."""
+    """True if the payload of an announcement is the whole version, undamaged."""
     if len(payload) != announce.nbytes or crc32c(payload) != whole.crc:
         return False
     return digest(announce.layout, announce.chunk_bytes, [whole.crc]) == whole.digest
@@ -737,7 +737,7 @@ def is_whole(announce: Announce, whole: Whole, payload: Buffer) -> bool:
 def take_whole(announce: Announce, payload: Buffer, chunks: Chunks[Memory]) -> bool:
     """Store a version that came with its announcement; return whether it is undamaged.
 
-    It is copied to its place unless it was received there.
+    The payload is copied into the buffer, unless it was received there.
     """
     whole = announce.whole
     if whole is None or not is_whole(announce, whole, payload):

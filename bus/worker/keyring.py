@@ -1,7 +1,8 @@
 """The group keys of a worker's session, which open sealed messages and chunks.
 
-There are two keys during a rotation; the older one is dropped soon after. Published messages other
-than chunks carry a counter under each key: one that is not above the last is a replay.
+There are two keys during a rotation; the older key is dropped soon after. Published messages other
+than chunks carry a counter, which grows under each key: a message whose counter is not above the
+last one is a replay.
 """
 
 import math
@@ -44,7 +45,7 @@ class Keyring:
     def __init__(self) -> None:
         ciphers()  # raises if there are none
         self._keys: dict[str, GroupKey] = {}  # by id, the newest last
-        self._counts: dict[str, int] = {}  # the highest counter that was opened, by id
+        self._counts: dict[str, int] = {}  # the highest accepted counter, by id of the key
         self._old_keys_expire_at = math.inf  # when all but the newest key expire
         self._secret = _NO_SECRET  # the version key that was derived last
         self._key_missing = False  # a message was sealed with an unknown key
@@ -59,9 +60,9 @@ class Keyring:
         self._old_keys_expire_at, self._key_missing, self._secret = until, False, _NO_SECRET
 
     def add(self, keys: Sequence[str], until: float) -> None:
-        """Add keys after a rotation; the previous one expires at `until`.
+        """Add keys after a rotation; all but the newest expire at `until`.
 
-        A listed key before a known one is older than that: it has expired, or was never known.
+        `keys` lists the oldest first. A key listed before a known key is older, and ignored.
         """  # E6
         self._key_missing = False
         told = [_group_key(key) for key in keys]
@@ -92,14 +93,14 @@ class Keyring:
     def opening(
         self, announce: Announce, chunk: SealedChunk, size: int, patch: Patch | None = None
     ) -> Opening | None:
-        """Return what opens a chunk of an announced version or of its patch; None: unknown key."""
+        """Return the `Opening` that decrypts a chunk of a version or patch; None: unknown key."""
         subject = subject_of(announce, patch)
         return self._opening(subject, CHUNK, chunk.index, size, chunk.key, chunk.tag)
 
     def payload(self, announce: Announce, sealed: Buffer) -> Buffer | None:
         """Return the decrypted layout or data of an announcement; None if a layout is damaged.
 
-        Damaged data is returned as no bytes: it is fetched, as any damaged chunk.
+        For damaged data the result is empty: the data is then fetched, like any damaged chunk.
         """
         size = len(sealed)
         purpose = LAYOUT if announce.whole is None else CHUNK
@@ -131,23 +132,23 @@ class Keyring:
     def published(
         self, message: PublisherMessage, payloads: Sequence[Buffer], *, counts: bool = True
     ) -> PublisherMessage | None:
-        """Return a published message if it was sealed: an unsealed one is not authenticated.
+        """Return a published message, decrypted; None if it is unsealed, not authentic or a replay.
 
-        It is accepted only once, unless `counts` is false: the rest of the message is on its way.
+        The message is accepted only once, unless `counts` is false: its payload has not arrived.
         """  # E4, E5
         if not isinstance(message, SealedMessage):
             return message if isinstance(message, SealedChunk) else None
         return self._message(message, payloads, counts=counts)
 
     def count(self, message: PublisherMessage) -> None:
-        """Record that a message was opened: from now on it is a replay."""
+        """Record that a message was accepted: the same message is a replay from now on."""
         if isinstance(message, SealedMessage):
             self._counts[message.key] = message.count
 
     def _message(
         self, sealed: SealedMessage, payloads: Sequence[Buffer], *, counts: bool
     ) -> PublisherMessage | None:
-        """Return the message inside, if it is authentic and not a replay."""
+        """Return the decrypted message; None if it is not authentic, or a replay."""
         key, count = self._key(sealed.key), sealed.count
         if key is None or count <= self._counts.get(key.id, 0):  # E5
             return None

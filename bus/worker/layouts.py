@@ -1,4 +1,4 @@
-"""Decides whether a worker accepts an announced version: its layout is valid, and fits."""
+"""Decides whether a worker accepts an announced version, whose layout must be valid and fit."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -14,8 +14,8 @@ from .keyring import Keyring
 Accepts = Callable[[str, Layout], str]
 Fault = tuple[str, str]  # a code of `failed`, and the reason in words
 
-LAYOUTS_KEPT = 4  # layouts to keep, so that a model that alternates sends none again
-LAYOUTS_BYTES_KEPT = 2**22  # of headers; a parsed one takes about five times as much
+LAYOUTS_KEPT = 4  # layouts to keep, so that a model that alternates between them sends none again
+LAYOUTS_BYTES_KEPT = 2**22  # of their headers; a parsed header takes about five times as much
 
 # The fields of an announcement that a fault depends on.
 about = attrgetter(
@@ -27,8 +27,8 @@ class Expected(NamedTuple):
     """What is known of the versions of a model before the first announcement."""
 
     nbytes: int = 0  # 0: unknown
-    layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # the maximum
-    keyring: Keyring | None = None  # decrypts them; None if they are not encrypted
+    layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # the most bytes of a layout
+    keyring: Keyring | None = None  # decrypts the versions; None if they are not encrypted
     patches: bool = False  # whether patches are accepted
 
 
@@ -36,14 +36,14 @@ class Acceptance:
     """The known layouts of one model, and the limits of acceptable versions.
 
     Args:
-        model: Its name.
-        accepts: Returns why a layout cannot be applied here; empty if it can.
+        model: The model's name.
+        accepts: Returns why a layout cannot be applied here, or an empty string if it can.
         bytes_max: The largest version to accept, in bytes.
         expected: The expected layout and size of versions. Parsing a layout takes time and memory,
-            so none larger than expected is accepted.
+            so no layout larger than expected is accepted.
 
     Attributes:
-        usual: The layout of an acceptable version by `about(announce)`, for the last announcement.
+        usual: The layout of the last acceptable announcement, by `about(announce)`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Acceptance:
         self._tensors_max = TENSORS_MAX if known else TENSORS_UNKNOWN_MAX
         self._encryption = AES_256_GCM if expected.keyring is not None else None
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
-        # By id, and whether each was found to fit here.
+        # The layouts by id, each with whether it was found to fit here.
         self._known: dict[str, tuple[Layout, bool]] = {}
         self.usual: dict[tuple[object, ...], Layout] = {}
 
@@ -69,7 +69,7 @@ class Acceptance:
         return None if known is None else known[0]
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
-        """Keep a layout that came with an announcement; return its fault, if any."""
+        """Parse and keep a layout that came with an announcement; return its fault, or None."""
         fault = self.oversize(announce)  # before it is parsed
         if fault is not None:
             return fault
@@ -85,7 +85,7 @@ class Acceptance:
         if layout.id != announce.layout:
             text = f"the layout hashes to {layout.id}, announced was {announce.layout}"
             return "layout-invalid", text
-        self._known.setdefault(layout.id, (layout, False))  # it is compared by identity elsewhere
+        self._known.setdefault(layout.id, (layout, False))  # layouts are compared by identity
         while self._too_many():
             del self._known[next(iter(self._known))]
             self.usual = {}
@@ -97,7 +97,7 @@ class Acceptance:
         return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
 
     def oversize(self, announce: Announce) -> Fault | None:
-        """Return a fault if a layout exceeds this worker's limit, or the one for its data."""
+        """Return a fault if a layout exceeds this worker's limit, or the limit for its data."""
         nbytes, most = announce.layout_bytes, self.layout_bytes_max
         if nbytes > most:
             text = f"a layout of {nbytes} bytes; this worker takes at most {most} for its model"
@@ -109,14 +109,14 @@ class Acceptance:
         return None
 
     def doubt(self, layout_id: str) -> None:
-        """Have a layout that fitted checked again before its next use."""
+        """Forget that a layout fits, so that it is checked again before its next use."""
         known = self._known.get(layout_id)
         if known is not None:
             self._known[layout_id] = known[0], False
         self.usual = {}
 
     def fault(self, announce: Announce) -> Fault | None:
-        """Return why a version is not acceptable, as far as is known; None if it is."""
+        """Return the fault of a version, as far as is known; None if it is acceptable."""
         if announce.encoding != "raw" or announce.encryption != self._encryption:  # E1
             what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
             return "unsupported", f"{what}; this worker takes 'raw' and {self._encryption!r}"

@@ -1,8 +1,8 @@
 """The worker's behaviour, without sockets, threads or clocks.
 
-A worker is outside a session, inside one, or probing in between (`phases.SESSIONS`). Inside a
-session, each message goes to the follower of its model (`follower.py`). Outside, staged and running
-versions stay as they are and the worker keeps sending hello, so workers rejoin a restarted
+The state of a worker's session is `outside`, `probing` or `inside` (`phases.SESSIONS`). Inside a
+session, each message goes to the follower of its model (`follower.py`). Outside a session, the
+worker keeps its staged and running versions and keeps sending hello, so workers rejoin a restarted
 publisher by themselves.
 """
 
@@ -68,7 +68,7 @@ from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .reports import Identity
 from .transfer import place_for
 
-FLUSHING = 2**52  # tokens from here on mark a flush: they carry no time
+FLUSHING = 2**52  # a ping's token of at least this marks a flush; a smaller token is the time
 
 # The messages that concern one model.
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
@@ -84,7 +84,7 @@ class _Terms(msgspec.Struct, frozen=True):
         shared: The publisher is on this host, and its memory can be read.
         upstream: The session's token for reports on the data connection; empty if there is none.
         subscribed: A published message has arrived in this session.
-        unheard_at: When the user is warned that no published message has arrived.
+        unheard_at: When to warn the user, unless a published message has arrived before.
     """
 
     epoch: int
@@ -101,13 +101,13 @@ class WorkerMachine:
 
     Args:
         identity: The worker's name, instance and features.
-        models: The models that it subscribes to.
-        accepts: Returns why a layout cannot be applied; empty if it can.
+        models: The models that the worker subscribes to.
+        accepts: Returns why a layout cannot be applied, or an empty string if it can.
         bytes_max: The largest version to stage, in bytes.
         expected: By model, the expected size and layout of its versions, where known.
-        timing: Its timeouts and intervals. It pings more often if the welcome requires it.
-        keyring: Decrypts versions, where the control connection is encrypted and brings the keys;
-            None if versions are not encrypted.
+        timing: The timeouts and intervals. The worker pings more often if a welcome requires that.
+        keyring: Decrypts versions with the keys that arrive on the control connection; None if
+            versions are not encrypted.
     """
 
     def __init__(
@@ -129,14 +129,14 @@ class WorkerMachine:
         self._bytes_max = bytes_max
         self.session: Session = "outside"
         self.terms = _Terms(0, "", self.timing.ping)  # of this session, or of the last one
-        self._redial_at: float | None = None  # after a handshake without the right key
+        self._redial_at: float | None = None  # when to redial after a handshake with a wrong key
         self.malformed = 0  # messages dropped because they violate the protocol
-        self._waiting: Welcome | None = None  # while probing
+        self._waiting: Welcome | None = None  # the welcome to enter by, while probing
         self._whole = bytearray(WHOLE_BYTES_MAX)  # receives one small version
-        self._heard_at = self._answered_at = 0.0  # the latter: on the control channel
+        self._heard_at = self._answered_at = 0.0  # the latter: of control messages alone
         self._ages = Ages()
         self._said_hello_at = -self.timing.hello_retry
-        # When hello was sent, or the control connection changed, with no message on it since.
+        # When hello was sent or the control connection changed, if no control message came since.
         self._unanswered_since: float | None = None
         self._pinged_at = 0.0
         self._checks = TokenBucket(CHECKS, 0.0)
@@ -151,7 +151,7 @@ class WorkerMachine:
         """Process a published message: its frames, topic included, or the lease of its payload."""
         effects: list[Effect] = []
         inside = self.session == "inside"
-        if inside and not self.terms.subscribed:  # it proves that the subscription is effective
+        if inside and not self.terms.subscribed:  # the message proves the subscription
             self.terms = replace(self.terms, subscribed=True)  # W18
             effects.append(self._ping(now))
         if not isinstance(arrived, Lease):
@@ -163,10 +163,10 @@ class WorkerMachine:
         return effects
 
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
-        """Return where to receive the payload of a published message, given its topic and header.
+        """Return a lease on the place for a published message's payload; `frames` precede that.
 
         Once the payload is complete, pass the lease to `receive_published`; otherwise cancel it.
-        None means that the payload is not needed: receive the message with an empty payload.
+        None means that the payload is not needed: discard it, and pass the message without it.
         """
         try:
             header, _ = from_publisher([frames[1], b""])
@@ -195,7 +195,7 @@ class WorkerMachine:
         return lease
 
     def awaits(self) -> int:
-        """Return how many requested bytes may arrive at once on the control channel."""
+        """Return the most requested bytes that may arrive at once on the control connection."""
         return sum(follower.awaits for follower in self.followers.values())
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
@@ -229,7 +229,7 @@ class WorkerMachine:
             case _ if self.session != "inside":
                 return []
             case _ if message.epoch != self.terms.epoch:
-                # The publisher restarted, or our welcome was damaged: a hello resolves which.
+                # The publisher restarted, or our welcome was damaged: a hello finds out which.
                 return self._hello(now) if self.may_say_hello(now) else []
             case Rekey():
                 self._heard_at = now
@@ -260,7 +260,7 @@ class WorkerMachine:
                 )
 
     def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
-        """True for a chunk that must not change any state: it is not authenticated."""
+        """True if a chunk must not change any state, since it is not authenticated."""
         follower, keyed = self.followers.get(chunk.model), self._keyring is not None
         arrives = follower is not None and follower.versions.find(
             (chunk.epoch, chunk.version), "arriving"
@@ -284,10 +284,10 @@ class WorkerMachine:
             case Announce():
                 data = payload.payload if isinstance(payload, Lease) else payload
                 if data is not None and self._keyring is not None:
-                    sealed = message.encryption == AES_256_GCM  # otherwise it is `unsupported` (E1)
+                    sealed = message.encryption == AES_256_GCM  # else it is `unsupported` (E1)
                     data = self._keyring.payload(message, data) if sealed else None
                     if sealed and data is None:
-                        return []  # it is requested again later (E4)
+                        return []  # the layout is requested again later (E4)
                 return follower.announced(message, data, now, pushed=pushed)
             case End():
                 return follower.end(message, now)
@@ -299,12 +299,12 @@ class WorkerMachine:
                 return follower.planner.hear_of(message.epoch, message.version, now)
             case Rename():
                 return follower.renamed(message, now)
-            case Prepare():  # so that its first version does not wait for the mapping (S11)
+            case Prepare():  # map now, so that the first version does not wait for that (S11)
                 wanted = self.terms.shared and message.nbytes <= self._bytes_max
                 return [Prefault(message.shared, message.nbytes)] if wanted else []
 
     def _check(self, check: Check, now: float) -> list[Effect]:
-        """Examine the current weights, unless checks came too often."""  # W35
+        """Examine the current weights, unless checks arrive too often."""  # W35
         self._heard_at = now
         if self._checks.take(1, now):
             return [Examine(check)]
@@ -350,7 +350,7 @@ class WorkerMachine:
 
     @property
     def applied_epoch(self) -> int:
-        """The latest epoch of an applied version: an older publisher is not followed."""
+        """The latest epoch of an applied version; a publisher of an older epoch is rejected."""
         return max((follower.epoch for follower in self.followers.values()), default=0)
 
     def may_say_hello(self, now: float) -> bool:
@@ -386,7 +386,7 @@ class WorkerMachine:
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
-        """Begin the session; `memory` is open if the publisher is on this host. (W28, S2)"""
+        """Begin the session; `memory` is None if the publisher's cannot be read. (W28, S2)"""
         self._change_session("welcomed")
         shared, before = memory is not None, self.terms.data
         self.terms = _Terms(
@@ -413,17 +413,17 @@ class WorkerMachine:
         return effects
 
     def _silent(self, now: float) -> bool:
-        """Return whether the publisher is silent, or the control connection must be dead.
+        """True if the publisher is silent for too long, or the control connection seems dead.
 
-        TCP detects that late. And libzmq abandons a connection once it receives anything that is
-        not ZMTP: the connection then changes no more, and no hello can be sent. While libzmq tries
-        to connect, the connection changes all the time, except during a name lookup, which must not
-        be interrupted.
+        TCP detects a dead connection late. Also, libzmq abandons a connection on which anything
+        else than ZMTP arrives: the connection then changes no more, and no hello can be sent. While
+        libzmq tries to connect, the connection changes all the time, so a long time without a
+        change means that libzmq has given up.
         """
         timing, since = self.timing, self._unanswered_since
         if since is not None and now - since >= timing.lost_after:
             return True
-        # A frame with a damaged length swallows what follows until it is full. (W19)
+        # A frame with a damaged length swallows all later messages until it is full. (W19)
         deaf = now - self._answered_at >= timing.deaf_after
         return self.session != "outside" and (deaf or now - self._heard_at >= timing.lost_after)
 
@@ -436,7 +436,7 @@ class WorkerMachine:
         return [*lost, Redial()]
 
     def handshake_refused(self, why: str, now: float) -> list[Effect]:
-        """Report a handshake without the right key; redial, as libzmq may have given up."""  # K5
+        """Report a handshake with a wrong key; redial later, as libzmq may have given up."""  # K5
         if self._redial_at is not None:
             return []
         self._redial_at = now + self.timing.ping
@@ -444,22 +444,23 @@ class WorkerMachine:
         return [Refused("keys", why)]
 
     def without_ticket(self, now: float) -> list[Effect]:
-        """Send hello for a new ticket: the data connection closed, its ticket is spent."""  # K7
+        """Return a hello, if it is due: the welcome has the next data connection's ticket."""  # K7
         return self._hello(now) if self.inside and self.may_say_hello(now) else []
 
     def changed(self, now: float) -> None:
-        """Note that the control connection opened, closed, or that an attempt began or failed."""
+        """Note a change of the control connection: it opened, closed, or tries to connect."""
         self._unanswered_since = now
 
     def connected(self, now: float) -> list[Effect]:
-        """Send hello, if it is due: the control channel has a peer."""
+        """Send hello, if it is due, since the control connection is open."""
         outside = self.session == "outside"
         return self._hello(now) if outside and self.may_say_hello(now) else []
 
     def close(self) -> list[Effect]:
-        """Say goodbye, even outside a session: hello may have arrived, with the welcome on its way.
+        """Return the last messages: reports of the running versions, and then a goodbye.
 
-        Reports sent on the data connection may arrive after the goodbye, and are ignored then.
+        The reports are repeated because those on the data connection may arrive after the goodbye,
+        and are ignored then. The goodbye is sent outside a session, too: hello may have arrived.
         """
         running = [(m, s.running) for m, s in self.followers.items()] if self.terms.upstream else []
         said = [applied(model, what) for model, what in running if what is not None]
@@ -471,11 +472,11 @@ class WorkerMachine:
         """Process the result of an effect, or the outcome of a version that was ready."""
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.inside else []
-        if isinstance(event, Flush):  # earlier messages are processed before its pong
+        if isinstance(event, Flush):  # the publisher processes earlier messages before this ping
             about = {"subscribed": self.terms.subscribed, "shared": self.terms.shared}
             return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.inside else []
         follower = self.followers.get(event.model)
-        if follower is None:  # the publisher's probe segment
+        if follower is None:  # the event is about the publisher's probe segment
             welcome = self._waiting
             if not isinstance(event, Opened) or welcome is None or event.key[0] != welcome.epoch:
                 return []
@@ -508,9 +509,9 @@ class WorkerMachine:
         if not self.inside:
             return []
         effects = self._unheard(now)
-        elsewhere = self.applied_epoch > self.terms.epoch  # applied late, of a later epoch: W3
+        elsewhere = self.applied_epoch > self.terms.epoch  # a later epoch was applied late: W3
         if (lacking or elsewhere) and self.may_say_hello(now):
-            effects += self._hello(now)  # the answer contains the key (E6)
+            effects += self._hello(now)  # the welcome contains the missing key (E6)
         for follower in self.followers.values():
             effects += follower.tick(now)
         if now - self._pinged_at >= self.terms.ping_every:  # W17, W18
@@ -524,7 +525,7 @@ class WorkerMachine:
         return reports.ping(now, subscribed=self.terms.subscribed, shared=self.terms.shared)
 
     def _unheard(self, now: float) -> list[Effect]:
-        """Report, once in a session, that no published message arrives."""
+        """Return the warning that no published message arrives, once in a session."""
         if self.terms.subscribed or now < self.terms.unheard_at:  # W33
             return []
         self.terms = replace(self.terms, unheard_at=math.inf)

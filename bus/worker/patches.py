@@ -23,7 +23,7 @@ class Patches:
 
     Args:
         model: Its name.
-        versions: Its versions that are here.
+        versions: The versions of the model that the worker holds.
         timing: The timeouts and intervals.
         expected: Whether patches are accepted, and the keyring.
     """
@@ -33,7 +33,7 @@ class Patches:
     ) -> None:
         self._model, self._versions, self._timing = model, versions, timing
         self._takes, self._keys = expected.patches, expected.keyring
-        self.listens = False  # subscribed to chunks of patches, in place of those of versions
+        self.listens = False  # subscribed to chunks of patches, not to chunks of versions
 
     @property
     def topic(self) -> bytes:
@@ -41,14 +41,14 @@ class Patches:
         return (patch_topic if self.listens else data_topic)(self._model)
 
     def listen(self, *, on: bool, shared: bool) -> list[Effect]:
-        """Subscribe to pushed patches, or back to pushed versions."""  # D7
+        """Subscribe to pushed patches or, if not `on`, to pushed versions again."""  # D7
         before, self.listens = self.topic, on
         if shared or self._versions.mode == "catching-up":
             return []
         return [Subscribe(before, on=False), Subscribe(self.topic, on=True)]
 
     def transfer(self, entry: VersionEntry, now: float) -> Transfer:
-        """Return the transfer of a version: by a patch on the running one, or whole."""  # D4
+        """Return the transfer of a version: of a patch on the running version, or whole."""  # D4
         announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - it was given a moment ago
         base = self._base(entry)
@@ -71,7 +71,7 @@ class Patches:
         return Transfer(announce, chunks, now, self._timing, self._keys, why=why)
 
     def _base(self, entry: VersionEntry) -> Base | None:
-        """Return the base for a patch: the running version, if its bytes are here."""
+        """Return the base for a patch: the running version if its bytes were kept, else None."""
         base, runs = self._versions.base, self._versions.at["running"]
         if not self._takes or entry.memory is not None or base is None or runs is None:
             return None
@@ -86,14 +86,14 @@ class Patches:
         return f"{here} here{kept}; there are patches on {offered}"
 
     def decode(self, entry: VersionEntry) -> list[Effect]:
-        """Decode a complete patch whose version's digest is known, unless that has begun."""
+        """Decode a complete patch, unless the decoding has begun."""
         transfer, chunks = entry.transfer, entry.chunks
         if transfer.comes == "decoded" or transfer.base is None or chunks is None:
             return []
         return [Decode(transfer.decode(transfer.base, chunks.memory))]
 
     def refused(self, refuse: Refuse, now: float) -> list[Effect]:
-        """Give up a patch that the publisher does not have (any more)."""  # D8
+        """Handle a refusal: the publisher has no such patch, so fetch the whole version."""  # D8
         entry = self._versions.find((refuse.epoch, refuse.version), "arriving")
         if entry is None or entry.transfer.patch is None or entry.transfer.comes == "decoded":
             return []

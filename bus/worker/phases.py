@@ -44,7 +44,7 @@ Event = Literal[
     "begun",  # its layout is known and acceptable, and it has memory
     "mapped",  # its segment is open, and it need not be staged
     "whole",  # all chunks and the digest are here, and match
-    "committed",  # it is `auto`, or `commit` arrived, or it was announced again as `auto`
+    "committed",  # an announcement of it says `commit: auto`, or `commit` arrived
     "taken",  # the user begins to apply it
     "put-back",  # the user will apply it later
     "applied",
@@ -109,13 +109,13 @@ ARROWS: dict[Phase, dict[Event, Phase]] = {
 # The events of a version that arrives whole with its announcement, if nothing delays it.
 STRAIGHT: tuple[Event, ...] = ("begun", "whole", "committed")
 
-# The outcomes that may be reported of a version in `ready`, without `taken` before: by an apply in
-# the machine's own thread, during which nothing can ask for its progress.
+# The outcomes that may be reported of a version in `ready` without an earlier `taken`: the
+# machine's own thread has applied the version, and no progress could be reported meanwhile.
 AT_ONCE: set[Event] = {"applied", "declined", "failed", "torn", "stale"}
 
-# Of an announced version: what it lacks. A worker that lacks a layout has requested it. A segment
-# or memory is available immediately or not at all; a buffer, once another version releases one. The
-# version is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
+# What an announced version lacks. A missing layout was requested. A segment or memory is available
+# immediately or not at all; a buffer is available once another version releases one. A version that
+# lacks only memory is `begun` with it; a version that lacks only its segment is `mapped` with it.
 Lack = Literal["layout", "segment", "memory", "buffer"]
 LackEvent = Literal["known", "located", "opened", "full", "freed"]
 
@@ -126,8 +126,8 @@ LACKS: dict[Lack, dict[LackEvent, Lack]] = {
     "buffer": {"freed": "memory"},
 }
 
-# Of an arriving version: its source. In `received`, chunks are pushed, and some may be requested;
-# in `pulled`, all are requested.
+# The source of an arriving version. In `received`, chunks are pushed, and some may be requested; in
+# `pulled`, all chunks are requested.
 Coming = Literal["received", "pulled", "copied", "decoded"]
 Way = Literal["unpushed", "lent", "patched", "returned"]
 
@@ -138,7 +138,7 @@ COMING: dict[Coming, dict[Way, Coming]] = {
     "decoded": {},
 }
 
-# Of an applying version: whether its deadline has passed. An overdue version may still be in use.
+# Whether the deadline of an apply has passed. The user may still use an overdue version.
 Time = Literal["in-time", "overdue"]
 
 TIMES: dict[Time, dict[Literal["late"], Time]] = {
@@ -146,9 +146,9 @@ TIMES: dict[Time, dict[Literal["late"], Time]] = {
     "overdue": {},
 }
 
-# Of a model: whether its worker receives pushed chunks. A worker that dropped an arriving version
+# Whether the worker receives pushed chunks of a model. A worker that dropped an arriving version
 # for a newer one completes the next version by fetching before it considers a newer one; otherwise
-# a worker slower than its publisher would never complete a version.
+# a worker that is slower than its publisher would never complete a version.
 Mode = Literal["following", "catching-up"]
 ModeEvent = Literal["replaced", "completed"]
 
@@ -157,7 +157,7 @@ MODES: dict[Mode, dict[ModeEvent, Mode]] = {
     "catching-up": {"completed": "following"},
 }
 
-# Of a worker: the state of its session. While probing it has none: hello was answered, and the
+# The state of a worker's session. While `probing` there is no session: hello was answered, and the
 # worker is checking whether it can read the publisher's memory.
 Session = Literal["outside", "probing", "inside"]
 Change = Literal["located", "welcomed", "unknown", "refused", "silent"]
@@ -208,7 +208,8 @@ EMITS: dict[
     "silent": (Redial,),
 }
 
-# Refusals that end a session and are reported to the user: the reason may pass. (W20)
+# Refusals that end a session. The user is warned, and the worker keeps sending hello, since the
+# reason may pass. (W20)
 TURNED_AWAY = {
     *("name-taken", "stale-epoch", "limit", "protocol-version"),
     *("wrong-name", "not-allowed", "revoked"),  # K3, K4, K8

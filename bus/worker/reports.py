@@ -17,10 +17,10 @@ class Identity:
     """The identity of a worker.
 
     Attributes:
-        name: Its name; one live worker per name and publisher.
+        name: The worker's name; a publisher accepts one live worker of each name.
         instance: 32 random hexadecimal digits, new at each start.
-        client, host, pid: For operators.
-        features: Its optional capabilities.
+        client, host, pid: The worker's library, host and process, which operators see.
+        features: The worker's optional capabilities.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Identity:
     features: tuple[str, ...] = ()
 
     def hello(self, models: dict[str, Running | None], epoch: int, age_ms: int) -> Hello:
-        """Return a hello with the running versions, whose epoch began `age_ms` ago."""
+        """Return a hello with the running versions; `epoch` began `age_ms` milliseconds ago."""
         return Hello(
             name=self.name,
             instance=self.instance,
@@ -64,7 +64,7 @@ def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effec
 
 
 def progress(entry: VersionEntry) -> Effect:
-    """Return a progress report; one may be blocked in an apply, with others ready behind it."""
+    """Return the progress report of a version that is arriving, ready or being applied."""
     phase: Literal["receiving", "applying", "staged"] = "staged"
     chunks, patch = 0, None
     if entry.phase == "arriving":
@@ -85,11 +85,11 @@ def progress(entry: VersionEntry) -> Effect:
 
 
 def staged(some: Iterable[VersionEntry]) -> list[Effect]:
-    """Return the reports of the staged versions among some, where required. (W14)"""
+    """Return a `staged` report for each version whose announcement requires one. (W14)"""
     said: list[Effect] = []
     for entry in some:
         s = entry.staged
-        if s.say_staged and entry.time == "in-time":  # an overdue one has failed
+        if s.say_staged and entry.time == "in-time":  # an overdue version has failed
             about = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )
@@ -98,12 +98,12 @@ def staged(some: Iterable[VersionEntry]) -> list[Effect]:
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:
-    """Return the report of a failed version; `torn`: and that no version runs. (W24)"""
+    """Return the report of a failed version; `torn` adds that no version runs. (W24)"""
     return Send(msgspec.structs.replace(failure, intact=not torn))
 
 
 def ping(now: float, *, subscribed: bool, shared: bool) -> Effect:
-    """Return a ping, whose pong contains its time. (W12, W18)"""
+    """Return a ping, whose token is the time; the pong repeats the token. (W12, W18)"""
     return Send(Ping(token=int(now * 1000), subscribed=subscribed, shared=shared))
 
 

@@ -14,11 +14,11 @@ shared memory, no chunk is accepted.
 
 Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped and is
 fetched immediately. A chunk above it may still be pushed: it is fetched after `end`, or when
-nothing has arrived for a while. At most a window of chunks is requested; if an answer is overdue,
-all of them are missing again, and the timeout doubles until something arrives. But answers come in
-the order of the requests: as long as no later ping was answered, they are on their way.
+nothing has arrived for a while. At most a window of chunks is requested. If an answer is overdue,
+all requested chunks are missing again, and the timeout doubles until something arrives. But answers
+come in the order of the requests: until a later ping is answered, they are still on their way.
 
-A patch may arrive instead, into memory of its own: the version is then decoded from it.
+A patch may arrive in place of the version, into memory of its own; the version is decoded from it.
 """
 
 import math
@@ -41,17 +41,17 @@ DAMAGED_MAX = 16  # damaged chunks that are requested again immediately, before 
 
 
 class Transfer:
-    """A version on its way into memory.
+    """The transfer of one version into memory.
 
     Args:
         announce: The announcement of the version.
-        chunks: The memory that receives it, of which nothing is here.
+        chunks: The memory that receives the version or the patch; no chunk is here yet.
         now: The time.
         timing: The timeouts and intervals.
-        keyring: Decrypts its chunks; None if they are not encrypted.
+        keyring: Decrypts the chunks; None if they are not encrypted.
         patch: The patch that arrives in place of the version, into memory of its own size.
         base: The base of the patch.
-        why: Why no patch arrives, though some are offered.
+        why: If patches were offered, why none of them is used.
 
     Attributes:
         base: The base of the patch, for as long as it is needed.
@@ -78,35 +78,35 @@ class Transfer:
         self.comes: Coming = "received"
         self.tries = 0  # consecutive timeouts on this connection
         self._offered = patch
-        self._job: Copying | Patching | None = None  # writes the buffer, or reads the patch
+        self._job: Copying | Patching | None = None  # the copy or decode that uses the memory now
         self.key = (announce.epoch, announce.version)
         self.damaged = 0  # chunks whose bytes did not match their checksum
         self.restarts = 0  # times the version did not match its digest
         self.digest: str | None = None  # from `end`
         self._reported_at = now  # when progress was reported last
         self._requested = set[int]()
-        self._cursor = 0  # nothing below it is missing
-        self._pushed = 0  # everything below it was pushed, or dropped on the way
+        self._cursor = 0  # no chunk below this index is missing
+        self._pushed = 0  # all chunks below this index were pushed, or dropped on the way
         self._timing, self._keyring = timing, keyring
         self._heard_at = self._asked_at = now
-        self._answered = -math.inf  # when the last ping was sent that was answered
+        self._answered = -math.inf  # when the last answered ping was sent
         self._timeout = timing.patience
         self._gap = 0.0  # the longest recent time between two chunks, in seconds
         self._end_asked = False
         self._lease: Lease | None = None  # of the chunk that is leased
-        self._leased = NONE  # index of the leased chunk; bytes of it at the last look
+        self._leased = NONE  # index of the leased chunk, and its bytes at the last call of `wants`
 
     @property
     def progress(self) -> int:
-        """The number of chunks that are here, and intact as far as is known."""
+        """The number of chunks that are here."""
         return self._job.count if isinstance(self._job, Copying) else self.chunks.here
 
     def take(
         self, chunk: Chunk | SealedChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> bool:
-        """Process a chunk as it arrived: sealed if the version is, otherwise not.
+        """Process a chunk; return whether to report progress to the publisher. (W23)
 
-        Return whether to report progress to the publisher. (W23)
+        A chunk is ignored if it is sealed and the version is not, or the reverse.
         """
         proof = chunk.crc if isinstance(chunk, Chunk) else chunk
         if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
@@ -129,16 +129,16 @@ class Transfer:
         *,
         pushed: bool,
     ) -> bool:
-        """Store a chunk; return whether it is new and intact. Otherwise it is ignored.
+        """Store a chunk if it is new and intact, otherwise ignore it; return whether it was stored.
 
-        A live lease belongs to this very chunk: its bytes are in their place.
+        If the payload is a live lease, the chunk's bytes are in their place already.
 
         Args:
             index: The chunk's index.
-            proof: Its CRC-32C, or the sealed chunk that authenticates it.
-            payload: Its bytes.
+            proof: The chunk's CRC-32C, or the sealed chunk, whose tag authenticates the payload.
+            payload: The chunk's bytes, or the lease that received them.
             now: The time.
-            pushed: Whether it was published.
+            pushed: True if the chunk was published, false if it was requested.
         """
         chunks = self.chunks
         if index >= chunks.plan.count:
@@ -189,9 +189,9 @@ class Transfer:
         return keyring.opening(self.announce, chunk, size, self._offered)
 
     def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
-        """Return a lease on the place of a chunk of this size; None if it is not needed.
+        """Return a lease on the place of a chunk of this size; None if the chunk is not needed.
 
-        Pass the chunk to `add` once it is complete.
+        Pass the lease to `add` once the chunk is complete.
         """
         index, chunks = chunk.index, self.chunks
         if index >= chunks.plan.count or chunks.crcs[index] is not None:
@@ -226,12 +226,12 @@ class Transfer:
         return True
 
     def end(self, digest: str) -> None:
-        """Set the digest of the version: no more chunks will be pushed."""
+        """Set the digest of the version, which is sent after the last pushed chunk."""
         self.digest = digest
         self._change_way("unpushed")
 
     def copy(self, memory: SharedMemory) -> Copying:
-        """Return the job that copies the whole version from shared memory; nothing is here yet."""
+        """Return the job that copies the whole version from shared memory."""
         self._change_way("lent")
         to, plan = self.chunks.memory, self.chunks.plan
         job = self._job = Copying(self.announce.model, self.key, memory, to, plan)
@@ -239,7 +239,7 @@ class Transfer:
 
     @property
     def exhausted(self) -> bool:
-        """Whether requests were repeated too often without any valid chunk."""
+        """True if requests were repeated too often without any valid chunk."""
         return self.comes in ("received", "pulled") and self.tries >= TRIES_MAX
 
     def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
@@ -255,26 +255,26 @@ class Transfer:
         self._job = self.base = None
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
-        """Process the end of a copy, with its checksums; None: fetch the version instead."""
+        """Process the end of a copy, with the chunks' checksums; None: fetch the version."""
         self._change_way("returned")
         self._job = None
         if crcs is not None:
             self.chunks.put_all(crcs.tolist())
-        self._heard_at, self.tries = now, 0  # however long it took
+        self._heard_at, self.tries = now, 0  # the copy may have taken long
 
     def pull(self) -> None:
-        """Fetch immediately: nothing more will be pushed, as far as is known."""
+        """Fetch missing chunks immediately: no more will be pushed, as far as is known."""
         self._change_way("unpushed")
 
     def _change_way(self, way: Way) -> None:
         self.comes = COMING[self.comes].get(way, self.comes)
 
     def answered(self, sent_at: float) -> None:
-        """Note that a ping sent then was answered, as is every request before it."""
+        """Note that the ping sent at `sent_at`, and every earlier request, was answered."""
         self._answered = sent_at
 
     def wants(self, now: float) -> list[tuple[int, int]]:
-        """Return what to fetch now, as (first, count); (0, 0) requests announcement and `end`."""
+        """Return ranges of chunks to request now, as (first, count); (0, 0): announce and `end`."""
         wanted: list[tuple[int, int]] = []
         if self.comes == "decoded":
             return wanted
@@ -306,7 +306,7 @@ class Transfer:
         return wanted
 
     def restart(self) -> None:
-        """Fetch the version again: it does not match its digest, or another digest was sent."""
+        """Fetch the whole version again: its bytes or the received digest are wrong."""
         self.restarts += 1
         self.chunks.clear()
         self._requested.clear()
@@ -347,9 +347,9 @@ class Transfer:
 
 
 def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
-    """Return where to receive what comes with an announcement: data in `buffer`, a layout anywhere.
+    """Return a lease for an announcement's payload: on `buffer` for data, else on new memory.
 
-    None if its size is not the announced one.
+    The result is None if the payload has another size than announced.
     """
     if announce.whole is None:
         memory, fits = bytearray(size), size == announce.layout_bytes

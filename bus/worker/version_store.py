@@ -1,8 +1,8 @@
 """The versions of one model that are held here, each in its phase, and their memory.
 
 There are at most two buffers: one holds a complete version that waits to be applied, the other the
-version that is arriving. They are reused, so a steady stream of versions touches no fresh memory.
-Where patches may arrive, a third holds the running version. (D3)
+version that is arriving. Buffers are reused, so a steady stream of versions touches no fresh
+memory. If patches may arrive, a third buffer holds the running version. (D3)
 """
 
 from collections import deque
@@ -49,25 +49,25 @@ class VersionEntry(Struct, eq=False):
     announce: Announce
     pushed: bool  # its chunks follow without a request
     phase: Phase = "announced"
-    lacks: Lack = "layout"  # while it is announced
+    lacks: Lack = "layout"  # while it is announced: what it lacks
     layout: Layout = NOT_YET  # once it is known
     payload: Buffer | None = None  # came with the announcement; valid until the next message
-    memory: SharedMemory | None = None  # where it can be copied from
-    chunks: Chunks[Memory] | None = None  # in a buffer
+    memory: SharedMemory | None = None  # the segment to copy it from
+    chunks: Chunks[Memory] | None = None  # its buffer, and which chunks are there
     transfer: Transfer = NOT_YET  # while it arrives
     staged: StagedVersion = NOT_YET  # once it is whole
     running: Running = NOT_YET  # while it runs
     blocked_by: str = ""  # what delays the apply, and since when
     text: str = ""  # a remark to report while it runs
-    time: Time = "in-time"  # while it is applied
+    time: Time = "in-time"  # while it is applied: whether it is overdue
     deferred_outcome: Event = NOT_YET  # once it is overdue: the event when the user releases it
 
     def remark(self, text: str) -> None:
-        """Set the remark to report of the running version."""
+        """Set a remark, which is reported with the running version."""
         self.text = text
 
     def update_announcement(self, announce: Announce) -> bool:
-        """Update the announcement if it is of the same bytes; return whether it is."""
+        """Replace the announcement by another of the same bytes; return False if those differ."""
         ours, theirs = self.announce, announce
         same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
         same = same and ours.chunk_bytes == theirs.chunk_bytes
@@ -81,7 +81,7 @@ class VersionEntry(Struct, eq=False):
         payload: Buffer | None = None,
         memory: SharedMemory | None = None,
     ) -> None:
-        """Note that something lacking is available now, or that no buffer is free."""
+        """Apply an event to what the version lacks, and store what is available now."""
         self.lacks = LACKS[self.lacks].get(event, self.lacks)
         if layout is not None:
             self.layout, self.payload = layout, payload
@@ -101,7 +101,7 @@ class VersionEntry(Struct, eq=False):
         self.transfer = transfer
 
     def blocked(self, by: str) -> bool:
-        """Note what delays the apply; return whether nothing delayed it before."""
+        """Set what delays the apply; return True if nothing delayed the apply before."""
         before, self.blocked_by = self.blocked_by, by
         return not before
 
@@ -114,20 +114,20 @@ class VersionStore:
     """The versions of one model.
 
     Attributes:
-        at: By phase, the version in it; of several, the first to enter it.
+        at: The version in each phase, or None; of several versions, the first that entered.
     """
 
     def __init__(self) -> None:
         self.mode: Mode = "following"
         self.heard: Key = (0, 0)  # the newest known version
         self._free: list[Memory] = []
-        self._nbytes = 0  # of each of these: the size of the version that was begun last
+        self._nbytes = 0  # of each free buffer: the size of the version that was begun last
         self._taken = 0  # buffers in use, with a version or without one
-        self._lent: tuple[Lease, Memory] | None = None  # the last one that was lent
+        self._lent: tuple[Lease, Memory] | None = None  # the buffer that was lent last
         self.base: Base | None = None  # the bytes that patches build on
-        # Rejected versions, which are not tried again. An older version may still be accepted: a
-        # rejected one may have been aborted, or sent to few workers, and the latest for all may
-        # have been missed.
+        # Rejected versions, which are not tried again. An older version may still be accepted: the
+        # rejected version may have been aborted or sent to few workers, and this worker may have
+        # missed the latest version for all workers.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
         self._live: dict[Phase, dict[Key, VersionEntry]] = {
             p: {} for p, arrows in ARROWS.items() if arrows
@@ -135,11 +135,11 @@ class VersionStore:
         self.at: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
 
     def all(self, *phases: Phase) -> list[VersionEntry]:
-        """Return the versions in some phases."""
+        """Return the versions in the given phases."""
         return [entry for phase in phases for entry in self._live[phase].values()]
 
     def find(self, key: Key | None, *phases: Phase) -> VersionEntry | None:
-        """Return a version if it is in one of some phases."""
+        """Return a version if it is in one of the given phases, else None."""
         for phase in phases:
             if key in self._live[phase]:
                 return self._live[phase][key]
@@ -147,13 +147,13 @@ class VersionStore:
 
     @property
     def newest(self) -> Key:
-        """The newest version that needs no further announcement."""
+        """The newest version that is staged or in a later phase; (0, 0) if there is none."""
         live = self._live
         keys = *live["staged"], *live["ready"], *live["applying"], *live["running"]
         return max(keys, default=(0, 0))
 
     def hear(self, key: Key) -> bool:
-        """Note that a version exists; return whether it may still be received."""
+        """Note that a version exists; return whether it is new and was not rejected."""
         self.heard = max(self.heard, key)
         return key > self.newest and key not in self.rejected
 
@@ -167,7 +167,7 @@ class VersionStore:
         return any(key in entry for entry in self._live.values())
 
     def expect(self, announce: Announce, *, pushed: bool) -> VersionEntry:
-        """Add an announced version, in place of any that was only announced."""
+        """Add an announced version; drop an earlier one that is still only announced."""
         older = self.at["announced"]
         if older is not None:
             self.move(older, "newer")
@@ -176,14 +176,14 @@ class VersionStore:
         return entry
 
     def reconnected(self, epoch: int, now: float) -> None:
-        """Begin a session of this epoch: what was requested before will not arrive. (W28)"""
+        """Begin a session of this epoch: earlier requests will not be answered. (W28)"""
         for entry in self.all("announced", "arriving", "staged"):
             if entry.phase == "announced" or entry.key[0] != epoch:
                 self.move(entry, "fenced")
             elif entry.phase == "arriving":
                 entry.transfer.reconnected(now)
         self.rejected.clear()
-        if self.heard[0] != epoch:  # which may be lower than the last one
+        if self.heard[0] != epoch:  # this epoch may be lower than the last one
             self.heard = (0, 0)
 
     # Memory.
@@ -194,7 +194,7 @@ class VersionStore:
         return not self._taken and not self._free
 
     def lend(self, announce: Announce) -> Lease | None:
-        """Lend a buffer to an announcement's payload, to avoid a copy; None if none fits."""
+        """Return a lease on a free buffer for an announcement's data; None if no buffer fits."""
         if self._taken >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
             return None
         buffer = self._free.pop()
@@ -204,10 +204,10 @@ class VersionStore:
         return lease
 
     def reuse(self, entry: VersionEntry) -> bool:
-        """Give a version a used buffer of its size; return whether there is one.
+        """Give a version an existing buffer of its size; return whether there is one.
 
-        If its payload was received into a buffer, that one is used. Otherwise the version lacks
-        memory or, where all buffers are in use, a buffer.
+        If the version's payload was received into a buffer, that buffer is used. If the result is
+        False, the version lacks memory or, if all buffers are in use, a buffer.
         """
         buffer = self._received_in(entry.payload)
         if buffer is not None:
@@ -238,9 +238,9 @@ class VersionStore:
     def accept_whole(
         self, announce: Announce, whole: Whole, payload: Buffer, layout: Layout
     ) -> StagedVersion | None:
-        """Add a version that arrived whole, with its events applied; None if no buffer is free.
+        """Add a version that arrived whole, in the phase `ready`; None if no buffer is free.
 
-        Its payload was received into a buffer, or is copied into one.
+        The payload is copied into a buffer, unless it was received there.
         """
         buffer = self._received_in(payload)
         if buffer is None:
@@ -269,7 +269,7 @@ class VersionStore:
         entry.set_buffer(buffer)
 
     def keep(self, buffer: Memory) -> None:
-        """Keep a buffer for a version that will come, unless there is one now."""
+        """Keep a buffer for a later version, unless there is a buffer already."""
         if self.bare:
             self._nbytes = buffer.nbytes
             self._free.append(buffer)
@@ -280,13 +280,13 @@ class VersionStore:
         self._recycle(buffer)
 
     def let_go(self, entry: VersionEntry) -> None:
-        """Leave the buffer of a version to the user, who continues to use it."""
+        """Detach the buffer of a version without recycling it: the user owns it now."""
         if entry.chunks is not None:
             self._taken -= 1
             entry.chunks = None
 
     def _recycle(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
-        """Recycle a buffer, unless a publisher sends the version in it."""
+        """Make a buffer free, unless its size is outdated or a publisher sends from it."""
         lent = chunks is not None and chunks.view is not None and chunks.in_use
         if buffer.nbytes == self._nbytes and not lent:
             self._free.append(buffer)
@@ -296,16 +296,16 @@ class VersionStore:
     def set_patch_base(
         self, entry: VersionEntry | None, running: Running | None, data: Memory | None
     ) -> bool:
-        """Replace the base by the bytes of the version that runs now; return whether that was done.
+        """Replace the base by the bytes of the running version, or by None; return whether it was.
 
-        While a patch is being decoded from the current base, it stays until the next version runs.
+        The current base is not replaced while a patch is being decoded from it.
         """
         if self.base is not None and self.base.users:
             return False
         chunks = entry.chunks if entry is not None else None
         own = chunks if chunks is not None and data is chunks.memory else None
         if self.base is not None and self.base.chunks is not None and (entry is None or own):
-            self._recycle(self.base.data, self.base.chunks)  # otherwise it served only as the base
+            self._recycle(self.base.data, self.base.chunks)  # otherwise no later base needs it
         self.base = None
         if entry is None or running is None or data is None:
             return True
@@ -320,7 +320,7 @@ class VersionStore:
         return base
 
     def release(self, base: Base) -> None:
-        """Release the base of a patch; drop it if it is not the running version any more."""
+        """Release the base of a patch; drop a base that is not the running version any more."""
         base.users -= 1
         runs = self.at["running"]
         if base is self.base and (runs is None or runs.running != base.running):
@@ -330,7 +330,7 @@ class VersionStore:
     # Phases.
 
     def rename(self, entry: VersionEntry, running: Running) -> None:
-        """Rename the running version."""
+        """Rename the running version to the one that `running` names."""
         if self.base is not None and self.base.running == entry.running:
             self.base.running = running
         if self.move(entry, "renamed", running):
@@ -345,7 +345,7 @@ class VersionStore:
         return mode is not None
 
     def move(self, entry: VersionEntry | None, event: Event, by: Part | None = None) -> bool:
-        """Apply an event to a version, and store its new part; True if there is a transition."""
+        """Apply an event to a version, and store `by` in it; True if there is a transition."""
         after = ARROWS[entry.phase].get(event) if entry is not None else None
         if entry is None or after is None:
             return False
