@@ -1,11 +1,11 @@
 """Private memory in whole pages: allocated, touched ahead of use, and exchanged without a copy.
 
-Theory of operation: Linux moves pages within a process by `mremap`, at the cost of writing their
-page tables: with whole tables (2 MiB) 0.6 ms for a GiB. Three moves, through a spare mapping,
-exchange the contents of two places. Nothing is unmapped in between (MREMAP_DONTUNMAP): another
-thread's mapping could take the hole. A failed move may leave a hole for a moment: it is filled
-immediately; if another thread was quicker, the process aborts (or, if only the spare mapping is
-lost, goes on), and pages are not moved again.
+Theory of operation: `mremap` moves pages within a process, and writes only their page tables: that
+takes 0.6 ms for a GiB if whole tables (2 MiB) move. Three moves, through a spare mapping, exchange
+the contents of two places. No move unmaps its source (MREMAP_DONTUNMAP), since another thread's
+mapping could take the hole. A failed move may leave a hole for a moment, which is filled
+immediately. If another thread was quicker, the process aborts; if only the spare mapping is lost,
+the process goes on, and moves no pages again.
 """
 
 import mmap
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 from ...codecs import native
 
-Check = Callable[[], None]  # called between steps, which end if it raises
+Check = Callable[[], None]  # called between steps; the steps end if this raises
 
-TABLE_BYTES = 2**21  # of pages in one page table: they move together if aligned to it
+TABLE_BYTES = 2**21  # of the pages in one page table, which move together if aligned to this
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 STEP_BYTES = 2**26  # of memory that is allocated at a time: a fraction of a tenth of a second
 
 
 class Pages(mmap.mmap):
-    """A private mapping. (The array over it keeps it alive, never the other way round.)
+    """A private mapping. An array over the mapping keeps it alive, never the other way round.
 
     Attributes:
-        nbytes: The size of that array.
+        nbytes: The size of the array over the mapping, in bytes.
     """
 
     nbytes: int
@@ -46,12 +46,12 @@ class Pages(mmap.mmap):
 def memory_of(
     nbytes: int, *, touched: bool = False, check: Check = lambda: None
 ) -> NDArray[np.uint8]:
-    """Return zeros in pages of their own; with `touched`, the kernel allocates all of them now.
+    """Return zeroed bytes in pages of their own; `touched`: the kernel allocates the pages now.
 
-    `check` is called between the steps of that, and may raise.
+    `check` is called between the steps of this allocation, and may raise.
 
-    numpy is not used, since it requests huge pages: where memory is fragmented, the kernel takes
-    half a second to make those for 200 MiB, and copies between them are no faster.
+    numpy does not allocate the memory, since numpy requests huge pages. If memory is fragmented,
+    the kernel takes half a second to make huge pages for 200 MiB; they make no copy faster.
 
     Raises:
         MemoryError: There is not enough memory.
@@ -76,7 +76,7 @@ def address_of(memory: NDArray[np.uint8]) -> int:
 
 
 def pages_of(memory: NDArray[np.uint8]) -> Pages | None:
-    """Return the mapping that contains an array, if it is a `Pages`."""
+    """Return the mapping that contains an array; None if that is no `Pages`."""
     base: Any = memory
     while isinstance(base, np.ndarray):
         base = base.base
@@ -86,7 +86,7 @@ def pages_of(memory: NDArray[np.uint8]) -> Pages | None:
 
 
 def within(pages: Pages, address: int, nbytes: int) -> NDArray[np.uint8]:
-    """Return the bytes of a mapping at an address."""
+    """Return `nbytes` bytes of a mapping, from an address on."""
     whole = np.frombuffer(pages, np.uint8)
     begin = address - address_of(whole)
     return whole[begin : begin + nbytes]
@@ -109,12 +109,12 @@ os.register_at_fork(
 
 
 def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
-    """Exchange the contents of two arrays of one size, both with pages of their own.
+    """Exchange the contents of two arrays of equal size, both with pages of their own.
 
-    Another thread that reads one of them meanwhile may see zeros. A fork waits until the end.
+    Another thread that reads the arrays meanwhile may see zeros. A fork waits for the end.
 
     Raises:
-        OSError: It is not possible here; nothing has changed.
+        OSError: The system cannot exchange pages; nothing has changed.
         MemoryError: There is no room for the spare mapping; nothing has changed.
         ValueError: These two arrays cannot be exchanged.
     """
@@ -132,7 +132,7 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
 
 
 def populate(memory: mmap.mmap, check: Check) -> None:
-    """Have the kernel allocate all pages of a new mapping now, cheaper than on first use."""
+    """Have the kernel allocate all pages of a new mapping now: on first use that costs more."""
     for begin in range(0, len(memory), STEP_BYTES):
         length = min(STEP_BYTES, len(memory) - begin)
         try:
@@ -143,7 +143,7 @@ def populate(memory: mmap.mmap, check: Check) -> None:
 
 
 def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
-    """Return memory of this size, and a generator that has its pages allocated ahead of use.
+    """Return memory of this size, and a generator whose steps have its pages allocated.
 
     Raises:
         MemoryError: There is not enough memory.
@@ -153,7 +153,7 @@ def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
 
 
 def _touching(pages: Pages | None) -> Generator[None]:
-    """Have the kernel allocate all pages. They may be written meanwhile, without loss."""
+    """Have the kernel allocate all pages, in steps; bytes written meanwhile are kept."""
     if pages is None:  # an empty array
         return
     for begin in range(0, len(pages), STEP_BYTES):

@@ -1,26 +1,26 @@
 """Segments: memory that workers on the same host read directly (the shared-memory transport).
 
 A publisher's snapshots lie in a `memfd`: memory with a file descriptor but no name. A worker of the
-same user opens it through `/proc/<pid>/fd/<fd>`, read-only, and proves that it is on that host by
-finding the token that the publisher announced. No cleanup is needed: the kernel frees the memory
-when the last process that maps it has ended, in whatever way.
+same user opens this file read-only, as `/proc/<pid>/fd/<fd>`. A worker that finds the announced
+token there is on the publisher's host. No cleanup is needed: the kernel frees the memory when the
+last process that maps the file has ended, in whatever way.
 
     0       8       24      32        40       48              4096
     ├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
     │ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
     └───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
-                      u64     u64       u64 (little-endian), of the model's id
+                      u64     u64       u64 (all little-endian): of the model's id
 
-There may be a second copy of the data section in the memory of a CUDA device. Then a note at 256
-contains its location (`codecs/device_memory.py`), and a second stamp at 512, of the same form, its
-version. If the bytes in the segment were never requested, only that copy is made, and only the
-second stamp is set.
+There may be a second copy of the data section in the memory of a CUDA device. Then a note at offset
+256 contains the location of that copy (`codecs/device_memory.py`), and a second stamp at 512, of
+the same form as the first, names its version. Until a worker requests the bytes in the segment,
+only the second copy is made, and only the second stamp is set.
 
-No torn read is possible: the publisher fills a segment under an exclusive `flock` and a worker
-copies under a shared one, and neither waits for the other. A segment that a worker holds (even one
-stopped in the middle of its copy) is not overwritten meanwhile, and the kernel releases the lock of
-a worker that dies. The stamp (epoch, version, model) names the content, and is zero while the
-segment is being filled: a worker that finds another stamp than announced is too late, and fetches
+No torn read is possible: the publisher fills a segment under an exclusive `flock`, a worker copies
+under a shared `flock`, and neither waits for the other. A segment that a worker has locked is not
+overwritten, even if the worker is stopped in the middle of its copy; the kernel releases the lock
+of a worker that dies. The stamp (epoch, version, model) names the content, and is zero while the
+segment is being filled. A worker that finds another stamp than announced is too late, and fetches
 the latest version.
 """
 
@@ -52,7 +52,7 @@ HEADER_BYTES = 4096  # one page, so that the data section is page-aligned
 MODEL_BYTES = 128  # the most bytes of a model's id
 STAMP_END = 48 + MODEL_BYTES
 NOTE_BEGIN, NOTE_BYTES = 256, 96  # the location of a second copy
-SECOND_BEGIN, SECOND_END = 512, 512 + STAMP_END - 24  # its stamp
+SECOND_BEGIN, SECOND_END = 512, 512 + STAMP_END - 24  # the stamp of that copy
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
 TOUCH_BYTES = 2**26  # touched in one call; other threads run in between
 # From 3.13 on Python need not duplicate the descriptor of a mapping.
@@ -106,7 +106,7 @@ class Segment:
         return True
 
     def release(self, model: str, epoch: int, version: int, *, late: bool = False) -> None:
-        """Stamp the filled segment, and let workers copy; if `late`, only the second copy."""
+        """Stamp and unlock the filled segment; if `late`, stamp only the second copy."""
         stamp = stamp_of(model, epoch, version)
         if self._noted:
             self._memory[SECOND_BEGIN:SECOND_END] = stamp  # S12
@@ -115,18 +115,18 @@ class Segment:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def arrived(self) -> None:
-        """Stamp the segment: its late bytes are here. No lock: unstamped bytes are never read."""
+        """Stamp the segment, whose late bytes are here. Unstamped bytes need no lock."""
         # S12
         self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
 
     def note(self, note: bytes) -> None:
-        """Set the location of a second copy; empty: none. (The segment must be claimed.)"""
+        """Set the location of a second copy; empty: there is none. Call `claim` before."""
         self._noted = bool(note)  # S12
         self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES] = note.ljust(NOTE_BYTES, b"\0")
 
     @property
     def shared(self) -> Shared:
-        """The path and token by which workers find it."""
+        """The path and token by which workers find this segment."""
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
         return Shared(path=path, token=self.token)
 
@@ -143,18 +143,18 @@ class StampedMemory(ABC):
 
     @property
     def note(self) -> bytes:
-        """The location of a second copy of the data section; zeros, or empty: none."""
+        """The location of a second copy of the data section; zeros or empty if there is none."""
         return b""
 
     @contextmanager
     def reading(
         self, model: str, epoch: int, version: int, *, second: bool = False
     ) -> Generator[None]:
-        """Hold the memory while copying from it, or from the second copy. (S5)
+        """Hold the lock while the block copies from the memory, or from the second copy. (S5)
 
         Raises:
-            StaleError: It holds another version than this one, or is being filled.
-            OverwrittenError: It held this version before the copy, but not after.
+            StaleError: The memory holds another version than this one, or is being filled.
+            OverwrittenError: The memory held this version before the copy, but not after.
         """
         stamp = stamp_of(model, epoch, version)
         found = self._second_stamp if second else self._stamp
@@ -207,13 +207,13 @@ class MappedSegment(StampedMemory):
             raise OSError(f"{shared.path} is the memory of somebody else")
         self.token, self._path = shared.token, shared.path
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
-        self.touched = False  # or touching has begun
+        self.touched = False  # whether `touching` has begun
         self._lock = threading.Lock()
         self._holders = 0  # all threads share the descriptor's kernel lock
 
     @property
     def given_up(self) -> bool:
-        """Whether its owner has closed it: nothing will be written there any more."""
+        """True if the owner has closed the segment, and so writes no more versions there."""
         try:
             found, ours = os.stat(self._path), os.fstat(self._fd)
         except OSError:
@@ -222,7 +222,7 @@ class MappedSegment(StampedMemory):
 
     @property
     def note(self) -> bytes:
-        """The location of a second copy of the data section; zeros: none."""
+        """The location of a second copy of the data section; zeros if there is none."""
         return self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES]
 
     def touching(self) -> Generator[None]:
@@ -267,7 +267,7 @@ class MappedSegments:
         self._views: dict[str, MappedSegment] = {}
 
     def open(self, shared: Shared, nbytes: int) -> MappedSegment | None:
-        """Return a segment of this host; None if it cannot be opened."""
+        """Return the mapping of a segment of this host; None if it cannot be opened."""
         known = self._views.get(shared.token)
         if known is not None and known.data.nbytes == nbytes:
             return known
@@ -275,7 +275,7 @@ class MappedSegments:
             view = MappedSegment(shared, nbytes)
         except (OSError, ValueError):
             return None
-        # A mapping would keep memory allocated that its owner has closed to make room for this one.
+        # A mapping keeps memory allocated, even if its owner closed it to make room for this one.
         self._views = {token: each for token, each in self._views.items() if not each.given_up}
         while len(self._views) >= VIEWS_MAX:  # S4
             del self._views[next(iter(self._views))]
@@ -284,10 +284,10 @@ class MappedSegments:
 
 
 def _leave_room(fd: int) -> None:
-    """Keep half of the descriptors for connections; a new one has the lowest free number.
+    """Check that half of the descriptors stay free for connections.
 
     Raises:
-        OSError: This descriptor is in the other half.
+        OSError: The other half is taken: a new descriptor has the lowest free number.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and fd >= most // 2:
@@ -299,7 +299,7 @@ def _leave_room(fd: int) -> None:
 
 
 def probe() -> Segment | None:
-    """Return an empty segment, by which workers detect that they are on this host."""
+    """Return an empty segment, by which workers detect that they are on this host, or None."""
     try:
         segment = Segment(0)
     except OSError:

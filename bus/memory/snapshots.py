@@ -2,18 +2,18 @@
 
 Theory of operation: a block of memory holds one snapshot, and a snapshot has one owner.
 
-    held <──> lent         held: the thread that fills it, then the publisher's machine
+    held <──> lent         held: owned by the thread that fills it, then by the publisher's machine
      │          │          lent: reclaimable, so the next publish may overwrite it
      └──────────┴──> over  over: its block is free once no socket sends from it
 
-`Pool.take` returns a free block, the reclaimable one, or a new one, without waiting for another
-thread. Only if the maximum number of blocks is in use does it request that one be given up, which
-the machine decides, and wait until it is released.
+`Pool.take` returns a free block, the reclaimable block, or a new block, without waiting for another
+thread. Only if the maximum number of blocks is in use does `take` ask the machine to give up a
+snapshot, and wait until its block is free.
 
 In a steady state one block is enough: when every worker has the version in it, the next version
-overwrites it. A worker that is still receiving the old one is given time: the next version then
-goes into another block. There are at most three. Messages queued in sockets refer to a snapshot
-weakly, and sockets copy what is partly sent of a released one: so each of the three can be
+overwrites it. If a worker is still receiving the old version, the next version goes into another
+block. There are at most three blocks. Messages queued in sockets refer to a snapshot weakly, and
+sockets copy the rest of a partly sent message once its snapshot is released: so each block can be
 reclaimed soon. A long-running reader, such as the disk, keeps its block, which then does not count.
 """
 
@@ -53,10 +53,10 @@ _unshared = RateLimitedWarning(
 
 NEVER = Deadline(math.inf, "")
 PATIENCE = 1.0  # seconds for sockets to release a snapshot, or the machine to give one up
-REUSE_PATIENCE = 0.05  # seconds of it that pass before another block is allocated
+REUSE_PATIENCE = 0.05  # seconds to wait for the latest version's block before taking another
 CROSSING_SECONDS = 60.0  # limit for a device to transfer bytes; a GiB takes some hundredths
 _HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
-RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it could give none up
+RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it gave up no snapshot
 
 Phase = Literal["held", "lent", "over"]
 
@@ -65,18 +65,18 @@ class MemoryBlock:
     """A block of memory of one size.
 
     Args:
-        nbytes: Its size.
-        share: Whether workers on this host may read it; it is private if that is not possible.
-        second: Whether a state of one device is copied through a second copy there, from which
-            workers on that device may read it.
+        nbytes: The block's size.
+        share: Whether workers on this host may read the block, if that is possible.
+        second: Whether a state on one device is copied through a second copy on that device, which
+            workers there may read.
         check: Called between the steps of the allocation; may raise.
 
     Attributes:
         data: The memory.
-        shared: The path and token by which workers on this host find it.
-        retired: It must not be written any more.
+        shared: The path and token by which workers on this host find the block.
+        retired: The block must not be written any more.
         asked: Bytes were requested when only a second copy existed.
-        late: Only a second copy exists of what was written last.
+        late: Of the state that was written last, only the second copy exists.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class MemoryBlock:
         return found
 
     def lost(self, state: State) -> Found:
-        """Count the values of the state just written that its dtype here cannot represent."""
+        """Count the values of the last written state that the layout's dtypes cannot represent."""
         return {} if self._writer is None else self._writer.lost(state)
 
     def arrive(self) -> None:
-        """Transfer the bytes here, if only a second copy of them exists."""
+        """Transfer the bytes from the device, if only the second copy of them exists."""
         if not self.late:
             return
         with self._crossing:
@@ -144,7 +144,7 @@ class MemoryBlock:
         return True
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers read it under this name; False if one is copying from it under another."""
+        """Stamp the block, so that workers may read it; False if one copies from it now."""
         if self._segment is None:
             return True
         if not self._segment.claim():
@@ -169,14 +169,14 @@ class Snapshot:
     Args:
         block: The memory that contains them.
         lock: Protects take, keep and release; a plain lock is acquired faster than a condition.
-        let_go: A condition of that lock, notified whenever the bytes may be free; by any thread.
+        let_go: A condition of that lock, which any thread notifies when the bytes may be free.
     """
 
     def __init__(
         self, block: MemoryBlock, lock: threading.RLock, let_go: threading.Condition
     ) -> None:
         self.shared = block.shared
-        # The pool owns both: neither keeps the other alive for long.
+        # The pool owns blocks and snapshots: neither keeps the other alive for long.
         self._block: MemoryBlock | None = block
         self._lock, self._let_go = lock, let_go
         self._phase: Phase = "held"
@@ -198,7 +198,7 @@ class Snapshot:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The memory, for writing."""
+        """The memory, which the owner may write."""
         return self._held()[0].data
 
     def write(
@@ -210,23 +210,23 @@ class Snapshot:
         *,
         late: bool = False,
     ) -> "NDArray[np.uint32] | Arriving":
-        """Copy a state here; `check` is called between steps.
+        """Copy a state into the snapshot; `check` is called between steps.
 
-        If `late` is allowed and a second copy on a device exists, only that one is made: the bytes
-        are transferred here once some are requested.
+        With `late`, if a second copy on a device is possible, only that copy is made; the bytes are
+        transferred here once some of them are requested.
 
         Returns:
             The CRC-32C of each chunk of `chunk_bytes`; 0: none. For a state on devices, an object
-            to wait for before anything else is done with this snapshot.
+            that the caller must wait for before it uses this snapshot.
         """
         return self._held()[0].write(state, layout, check, chunk_bytes, late=late)
 
     def lost(self, state: State) -> Found:
-        """Count the values of a state that were finite, and are not in the copy here."""
+        """Count the values of a state that were finite, and are not finite in this snapshot."""
         return self._held()[0].lost(state)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers of this host read it under this name; False if one holds another version."""
+        """Stamp the snapshot, so that workers of this host may read it; False if one reads now."""
         return self._held()[0].stamp(model, epoch, version)
 
     def bytes(self, begin: int, end: int) -> memoryview:
@@ -236,9 +236,9 @@ class Snapshot:
         return view.data[begin:end]
 
     def chunk(self, begin: int, end: int) -> Buffer:
-        """Return a range of the bytes, to be sent.
+        """Return a view of a range of the bytes, to be sent.
 
-        A queue must refer to them weakly: they are kept alive here.
+        A queue must refer to the view weakly: the snapshot keeps it alive.
         """
         block, whole = self._held()
         if block.late:
@@ -252,12 +252,12 @@ class Snapshot:
             self._reclaim_token.append(None)
 
     def release(self) -> None:
-        """Release the bytes: they are not needed any more."""
+        """Release the memory, whose bytes are not needed any more."""
         with self._lock:
             self._phase, self._block, self._view = "over", None, None
             self._reclaim_token.clear()
             self._sent_views.clear()
-            if (held := self._view_ref()) is not None:  # by sockets, which may drop it at any time
+            if (held := self._view_ref()) is not None:  # sockets may drop the view at any time
                 self._watched = weakref.ref(held, partial(_notify, self._let_go))
             del held
             self._let_go.notify_all()
@@ -270,7 +270,7 @@ class Snapshot:
         return self._phase != "over"
 
     def take_back(self) -> bool:
-        """Own reclaimable memory again; False if it was reclaimed. Never waits."""
+        """Make the memory not reclaimable again; False if it was reclaimed. Never waits."""
         try:
             self._reclaim_token.pop()
         except IndexError:
@@ -293,7 +293,7 @@ class Snapshot:
             return True
 
     def keep(self) -> NDArray[np.uint8] | None:
-        """Return the bytes, which are not overwritten until `let_go`; None if it is too late.
+        """Return the bytes, which are not overwritten until `let_go`; None if they were released.
 
         There may be any number of keepers. The publisher uses other memory meanwhile.
         """
@@ -317,7 +317,7 @@ class Snapshot:
 
     @property
     def draining(self) -> bool:
-        """Whether it was released, but sockets still send from it."""
+        """True if the snapshot was released, but sockets still send from its memory."""
         return self._phase == "over" and self._view_ref() is not None
 
     @property
@@ -331,13 +331,13 @@ def _notify(let_go: threading.Condition, _view: object) -> None:
         let_go.notify_all()
 
 
-# Requests that one of some snapshots be given up, for one that replaces the latest or not; waits
-# for at most these seconds, and returns whether one was.
+# Asks the machine to give up one of these snapshots; the flag says whether the new version replaces
+# the latest. Waits at most these seconds; returns whether a snapshot was given up.
 MakeRoom = Callable[[Collection[Snapshot], bool, float], bool]
 
 
 def nobody(_among: Collection[Snapshot], _replaces_latest: bool, _timeout: float) -> bool:
-    """Give up none."""
+    """Give up no snapshot."""
     return False
 
 
@@ -347,11 +347,11 @@ class Pool:
     Args:
         model: Its name.
         patience: Seconds to wait for memory if all of it is in use.
-        share: Whether workers on this host may read it.
-        second: Whether states of a device are copied through a second copy there.
+        share: Whether workers on this host may read the memory.
+        second: Whether a state on one device is copied through a second copy on that device.
 
     Attributes:
-        second: The same.
+        second: As given.
     """
 
     def __init__(
@@ -365,7 +365,7 @@ class Pool:
         self._model, self._patience = model, patience
         self._share, self.second = share, second
         self._asked = False
-        self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # with the snapshot written last
+        self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # each with its last snapshot
         self._lock = threading.RLock()
         self._let_go = threading.Condition(self._lock)
         self._surplus = False  # blocks may not be needed any more
@@ -380,7 +380,7 @@ class Pool:
         self._surplus = True
 
     def reserve(self, state: State, layout: Layout) -> Shared | None:
-        """Allocate a block for such a state now, so that the first version does not wait for it.
+        """Allocate a block for such states now, so that the first version need not wait.
 
         Returns:
             The path and token for workers on this host; None if memory is not shared, or there are
@@ -406,13 +406,13 @@ class Pool:
 
         Args:
             nbytes: The size.
-            make_room: Requests that some be given up if all of it is in use.
+            make_room: Called to give up a snapshot if all memory is in use.
             replaces_latest: The new version is for every worker and needs no commit, so it may
-                overwrite the latest version if no worker is receiving that.
+                overwrite the latest version, unless a worker is receiving the latest version.
             deadline: When memory must be available.
 
         Raises:
-            WeightBusError: All of it stayed in use.
+            WeightBusError: All memory stayed in use.
             DeadlineError: The deadline has passed.
         """
         if self._surplus:
@@ -421,7 +421,7 @@ class Pool:
         block = self._reuse(nbytes)
         if block is None and replaces_latest:
             block = self._reclaim_latest(nbytes)
-        # A block without a keeper counts again: there may be more than one too many.
+        # A block counts again once it has no keeper, so there may be several too many.
         while block is None and self._counted() >= SNAPSHOTS_MAX and not self._free():
             self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
             block = self._reuse(nbytes)
@@ -433,7 +433,7 @@ class Pool:
     def retire(self) -> None:
         """Never write to existing blocks again: a process that mapped them must not read more.
 
-        Any thread may call this. What is being written now is still readable.
+        Any thread may call this. A state that is being written now is still readable.
         """
         for block in list(self._blocks):
             block.retired = True
@@ -443,7 +443,7 @@ class Pool:
 
     @property
     def late(self) -> bool:
-        """Whether a second copy is enough: nothing else was requested so far."""
+        """True if a second copy is enough, since no bytes of a segment were requested so far."""
         self._asked = self._asked or any(block.asked for block in self._blocks)
         return self.second and not self._asked
 
@@ -488,10 +488,10 @@ class Pool:
         return block
 
     def _wait(self, make_room: MakeRoom, replaces_latest: bool, patience: float) -> None:
-        """Wait until a block is free: first for sockets, then for one to be given up.
+        """Wait until a block is free: sockets may release one, or the machine gives one up.
 
         Raises:
-            WeightBusError: None was free in time.
+            WeightBusError: No block was free in time.
         """
         end = time.monotonic() + patience
         waiting = any(snapshot and snapshot.draining for snapshot in self._blocks.values())
@@ -526,7 +526,7 @@ class _Room:
 
     def __init__(self, nbytes: int) -> None:
         self.memory = memory_of(nbytes)
-        self.spare = False  # it was not needed at the last allocation
+        self.spare = False  # whether the last allocation did not need this room
         self._sent_views: weakref.ref[NDArray[np.uint8]] | None = None
 
     @property
@@ -542,9 +542,9 @@ class _Room:
 
 
 class SealedMemory:
-    """The memory for sealed bytes of one publisher, by model: reused once it is sent.
+    """The memory for the sealed bytes of each model of one publisher, reused once they are sent.
 
-    Each model has as many rooms as it may have snapshots. An unused one is freed at the second
+    Each model has as many rooms as it may have snapshots. An unused room is freed at the second
     allocation that does not need it.
     """
 
@@ -552,7 +552,7 @@ class SealedMemory:
         self._rooms: dict[str, list[_Room]] = {}
 
     def take(self, model: str, nbytes: int) -> NDArray[np.uint8]:
-        """Return memory of this size, which is free again once it is not referenced.
+        """Return memory of this size, which is free again once no reference to it is left.
 
         Raises:
             MemoryError: There is not enough memory.
