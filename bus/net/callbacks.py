@@ -1,7 +1,7 @@
-"""Reports events of workers to callbacks, each in a thread of its own.
+"""Passes events of workers to callbacks, each of which runs in its own thread.
 
-The bus's thread only appends to a bounded queue. So a callback that is slow, hangs or raises
-affects nothing else; one that is too slow misses the oldest events, and receives their count.
+The publisher's thread only appends to a bounded queue, so a callback that is slow, hangs or raises
+affects nothing else. A callback that is too slow misses the oldest events, and gets their number.
 """
 
 import logging
@@ -27,14 +27,14 @@ class WorkerEvent:
     """A change of a worker.
 
     Attributes:
-        kind: `joined`; `lost` (its process ended, its connection closed and it made no other, or it
-            became silent); `stuck` (it answers, but makes no progress); `back` (it answers or makes
-            progress again); `left` (it said goodbye); `refused` (the publisher did not accept it;
-            repeated once a minute while it asks); `failed` (it could not apply a version that a
-            publish waits for, and says why).
-        worker: Its name.
+        kind: `joined`; `lost` (the worker's process ended, or its connection closed and no other
+            opened, or the worker became silent); `stuck` (the worker answers, but makes no
+            progress); `back` (it answers or makes progress again); `left` (it said goodbye);
+            `refused` (the publisher rejected its hello; reported once a minute while it retries);
+            `failed` (it could not apply a version that a publish waits for; `text` says why).
+        worker: The worker's name.
         text: What happened and why, as text for people.
-        status: Its entry in `workers()` at that moment; None if it had none.
+        status: The worker's entry in `workers()` at that moment; None if there was none.
         missed: How many events before this one were dropped because the callback was too slow:
             `workers()` has the current state.
     """

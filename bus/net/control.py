@@ -36,9 +36,9 @@ log = logging.getLogger("weightbus.worker")
 
 LINGER_MS = 200  # for messages in transit at close, such as a goodbye or a report
 # TCP keepalive detects dead peers, so that their queues are freed. ZeroMQ's own pings are not used:
-# libzmq (4.3.5) aborts the process if one is due on a connection that breaks while it is not read.
+# libzmq (4.3.5) aborts the process if a ping is due on an unread connection that breaks.
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each unanswered probe
-UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
+UNSENT_MS = 30_000  # for the peer's kernel to take sent bytes: 1 MiB at 40 kB/s takes less
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 CONNECT_MS = 3_000  # for one attempt, in which the kernel sends two SYNs: now and after 1 s
 HANG_UP_SECONDS = 1.0  # before reconnecting to a publisher after a limit was exceeded
@@ -60,13 +60,13 @@ class Activity(NamedTuple):
 
 
 class WorkerSockets:
-    """A connected DEALER (control) and a `Subscription`, once the data endpoint is known.
+    """The sockets of one worker: a DEALER for control, and a `Subscription` for data.
 
     Args:
-        address: The publisher's ROUTER.
+        address: The endpoint of the publisher's control socket.
         place: Returns where to receive the payload of a published message, see `zmtp.Stream`.
-        keys: The worker's keys, and the publisher's public key; None: there are none.
-        awaits: Returns how many requested bytes may be in transit to this worker.
+        keys: The worker's keys, and the publisher's public key; None: no keys are used.
+        awaits: Returns the most requested bytes that may be in transit to this worker.
         any_data_host: Whether published data may come from another host, see `endpoints.resolve`.
 
     Raises:
@@ -90,7 +90,7 @@ class WorkerSockets:
         with contextlib.ExitStack() as undo:
             with descriptors_of_libzmq(3) as self._libzmqs:
                 self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-                # Otherwise collecting it would block until its socket is closed.
+                # Otherwise collecting the context would block until its socket is closed.
                 undo.callback(self._context.destroy, 0)
                 self._control = self._dealer()
                 self._changes = self._control.get_monitor_socket(curve.CHANGES)
@@ -132,14 +132,14 @@ class WorkerSockets:
         s.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
         s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued without a connection: it would pile up
+        s.setsockopt(zmq.IMMEDIATE, 1)  # without a connection messages are lost, not piled up
         s.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
         s.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         s.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         return s
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
-        """Wait for a message or `wake`; with `writable`, also for a connected peer."""
+        """Wait for a message or `wake`; with `writable`, also for the control connection."""
         now = time.monotonic()
         if now >= self._incoming.look_at:
             self._look(now)
@@ -169,8 +169,8 @@ class WorkerSockets:
     def _poll_events(self) -> int:
         """Return the events of the control socket.
 
-        Its descriptor signals only changes, and may not signal again once the socket was used: so
-        check the events after each use, before the next wait.
+        The socket's descriptor signals only changes, and may not signal again once the socket was
+        used: so check the events after each use, before the next wait.
         """
         if not self._events_fresh:
             self._events_fresh, self._ready = True, int(self._control.get(zmq.EVENTS))
@@ -195,7 +195,7 @@ class WorkerSockets:
         self._incoming.follow(-1, "")
 
     def _look_up(self, lookup: Lookup, now: float) -> None:
-        """Connect to a new address of the host, as long as nothing is connected."""
+        """Connect to the host's new address if it has changed, unless a connection is open."""
         if not self._poll_events() & WRITABLE and lookup.process_events(now):
             self._dial(lookup.found)
 
@@ -240,7 +240,7 @@ class WorkerSockets:
         return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
-        """Send to the publisher, with a token upstream if possible; lost without a connection."""
+        """Send a message; with a token, prefer the data connection. Without any, it is lost."""
         if token and self.data.say(WORD + token.encode() + header):
             return
         self._events_fresh = False
@@ -248,7 +248,10 @@ class WorkerSockets:
             self._control.send(header, AT_ONCE)
 
     def changed(self, patience: float) -> tuple[bool, str]:
-        """Return whether the control connection has changed, and why it was refused."""
+        """Return whether the control connection has changed, and why a handshake failed.
+
+        Handshakes that end without a status count as failed after `patience` seconds of that.
+        """
         before = self._monitor_events.descriptor, self._monitor_events.connections
         changed = self._monitor_events.read(time.monotonic(), patience)
         if (self._monitor_events.descriptor, self._monitor_events.connections) != before:
@@ -259,7 +262,7 @@ class WorkerSockets:
         """Receive published messages from this endpoint, in place of any earlier one.
 
         Raises:
-            AddressError: It is invalid, or not on the publisher's host.
+            AddressError: The endpoint is invalid, or not on the publisher's host.
         """
         anywhere = self._any_data_host
         found = endpoints.resolve(endpoint, self.address, self._dialled, any_host=anywhere)
@@ -280,7 +283,7 @@ class WorkerSockets:
 
     def close(self) -> None:
         """Close everything; messages in transit get a moment."""
-        self._control.disable_monitor()  # it has no reader any more, and ZeroMQ would wait for one
+        self._control.disable_monitor()  # ZeroMQ would wait for a reader of the monitor
         self.data.close()
         keep_in_children(self)
         self._selector.close()

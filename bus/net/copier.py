@@ -1,8 +1,8 @@
-"""A worker's second thread, for slow work: the first one must answer pings meanwhile.
+"""A worker's second thread, for slow work: the first thread must answer pings meanwhile.
 
-It copies versions from shared memory and decodes patches, one after another, and when idle touches
-memory ahead of its first use. It starts with the first job. Jobs are generators that do a little at
-each step, so they can be stopped.
+The thread copies versions from shared memory and decodes patches, one after another. When idle it
+touches memory ahead of its first use. It starts with the first job. Jobs are generators that do a
+little at each step, so they can be stopped.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger("weightbus.worker")
 
 T = TypeVar("T")
 
-AT_ONCE_BYTES = 2**20  # copied faster than the other thread wakes up
+AT_ONCE_BYTES = 2**20  # a copy up to this size takes less time than waking the thread
 CLOSE_SECONDS = 5.0  # for the current step, which takes some milliseconds
 
 
@@ -44,14 +44,14 @@ class Copier:
         self._changed = threading.Condition()
         # Each job has a buffer, so there are few.
         self._copies: deque[Copying | Patching] = deque()
-        # A publisher may request these repeatedly: the oldest are dropped, without harm.
+        # Steps to run when idle. A publisher may cause many: the oldest are dropped, without harm.
         self._ahead: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
         self._closed = False
         self._untouched = RateLimitedWarning(log, "memory was not touched ahead of its use: %s")
         self._thread: threading.Thread | None = None
 
     def copy(self, copy: Copying | Patching) -> None:
-        """Copy a version, or decode a patch, soon.
+        """Copy a version or decode a patch, in the thread.
 
         Raises:
             RuntimeError: The process cannot start another thread; nothing is done.
@@ -113,7 +113,7 @@ def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decod
     begun = time.perf_counter()
     try:
         fault = _result(patching(job), stopped)
-    except Exception as error:  # all of the version can still be fetched
+    except Exception as error:  # not fatal: the whole version is fetched instead
         log.exception("the patch to %s version %d cannot be decoded", job.model, job.key[1])
         fault = f"it cannot be decoded: {error!r}"
     fault = "it was stopped in the middle" if fault is None else fault
@@ -124,7 +124,7 @@ def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied
     """Copy a version until `stopped` returns true; return the result."""
     try:
         return Copied(copy, _result(copying(copy), stopped))
-    except Exception:  # it can still be fetched
+    except Exception:  # not fatal: the version is fetched over the network instead
         log.exception("%s version %d cannot be copied", copy.model, copy.key[1])
     return Copied(copy, None)
 
@@ -141,7 +141,7 @@ def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T |
 
 
 def patching(job: Patching) -> Generator[None, None, str]:
-    """Decode a patch, step by step; return why it cannot be used, empty if it can. (D5)"""
+    """Decode a patch, step by step; return an error text, empty if it was decoded. (D5)"""
     unwanted = "nobody wants it any more"
     if not job.live:
         return unwanted
@@ -161,7 +161,7 @@ def patching(job: Patching) -> Generator[None, None, str]:
 def copying(copy: Copying) -> Generator[None, None, NDArray[np.uint32] | None]:
     """Copy a version from shared memory, chunk by chunk; return the checksum of each. (S5)
 
-    None if the memory is locked or holds another version, before or after the copy, or on cancel.
+    The result is None if the memory is locked or holds another version, or on cancel.
     """
     crcs = np.zeros(copy.plan.count, np.uint32)
     try:

@@ -1,7 +1,7 @@
 """Keeps file descriptors in reserve, and reports connections rejected for lack of them.
 
-libzmq aborts the process if there is none for a new socket, and its thread spins if there is none
-for a connection.
+libzmq aborts the process if no descriptor is left for a new socket, and its thread spins if none is
+left for a connection.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from ..limits import CROWDED_SECONDS, DESCRIPTORS_RESERVED
 
-DESCRIPTORS_TAKEN = 24  # at most 23 are opened for a side: with keys, a state folder and both pages
+DESCRIPTORS_TAKEN = 24  # a side opens at most 23: with keys, a state folder and both pages
 RAISE = "raise the limit (`ulimit -n`) where it is started"
 
 
 def limit_of() -> float:
-    """Return this process's limit of descriptors."""
+    """Return the most descriptors that this process may have open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def nearly_exhausted(descriptor: int) -> bool:
-    """True if few descriptors are left: a new one has the lowest free number."""
+    """True if few descriptors are left below a new one, which has the lowest free number."""
     return descriptor >= limit_of() - DESCRIPTORS_RESERVED
 
 
@@ -33,7 +33,7 @@ def check_left() -> None:
     """Check that enough descriptors for all sockets are free, by opening and closing them.
 
     Raises:
-        OSError: Fewer are free; the error contains the limit.
+        OSError: Too few descriptors are free; the error says how many.
     """
     taken = list[int]()
     try:
@@ -73,7 +73,7 @@ class RejectedConnections:
         self._used = 0
 
     def note(self, descriptor: int, host: str, now: float) -> None:
-        """Count a rejected connection from a host, whose descriptor had this number."""
+        """Count a rejected connection from a host; `descriptor` is its descriptor's number."""
         if now - self._last_at >= CROWDED_SECONDS:
             self._count = 0
         self._count, self._host, self._used, self._last_at = self._count + 1, host, descriptor, now

@@ -1,8 +1,8 @@
 """Endpoints: where the data socket is bound beside the control socket, and how it is announced.
 
-A user gives one address, the control socket's. The data socket's follows from it, and a worker
-completes the announced endpoint with the host that it used itself, so one publisher can be reached
-under several names (loopback, a container's name, an address behind a port mapping).
+A user gives one address, that of the control socket; the data socket's address follows from it. A
+worker replaces the host of the announced endpoint by the host that its own user gave, so one
+publisher can have several names (loopback, a container's name, an address behind a port mapping).
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ def check(endpoint: str) -> str:
     """Return the endpoint if this bus can use it.
 
     Raises:
-        AddressError: It is neither TCP with a port nor IPC with a path.
+        AddressError: The endpoint is neither TCP with a port nor IPC with a path.
     """
     text = endpoint if isinstance(endpoint, str) else ""  # pyright: ignore
     match = _TCP.match(text)
@@ -48,7 +48,7 @@ def check(endpoint: str) -> str:
 
 
 def beside(control: str) -> str:
-    """Return the data socket's default endpoint: the next port, or a path with a suffix."""
+    """Return the data socket's default endpoint: `control` with port + 1, or with a suffix."""
     match = _TCP.match(control)
     if match is None:
         return control + DATA
@@ -57,7 +57,7 @@ def beside(control: str) -> str:
 
 
 def advertised(control: str, data: str) -> str:
-    """Return the data endpoint to announce: its host is `*` if it is the control's host."""
+    """Return the data endpoint to announce: with host `*` if both endpoints have one host."""
     one, other = _TCP.match(control), _TCP.match(data)
     if one and other and one["host"] == other["host"]:
         return f"tcp://*:{other['port']}"
@@ -70,9 +70,9 @@ def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = Fals
     Args:
         data: The endpoint in the welcome.
         control: The publisher's address, as the user gave it.
-        dialled: The same with its host's numeric address, if it was given by name.
-        any_host: Whether the data may be on another host, or at any path. Otherwise a publisher
-            could have this worker connect to any address that the worker can reach.
+        dialled: That address with the host's numeric address, if the host was given by name.
+        any_host: Whether the data may be on another host, or at any path: then a publisher can make
+            this worker connect to any address that the worker can reach.
 
     Raises:
         AddressError: The announced endpoint is invalid, or not allowed.
@@ -96,7 +96,7 @@ def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = Fals
 
 
 def _is_beside(data: str, control: str) -> bool:
-    """True if data is on the host of a control address, or at its path with a suffix."""
+    """True if the data endpoint is on the control endpoint's host, or at its path + suffix."""
     path, beside_path = ipc_path(control), ipc_path(data)
     if path is not None or beside_path is not None:
         if path is None or beside_path is None:
@@ -123,7 +123,7 @@ def is_local(endpoint: str) -> bool:
     """True if an endpoint can be reached only from this host.
 
     Raises:
-        AddressError: It is invalid.
+        AddressError: The endpoint is invalid.
     """
     match = _TCP.match(check(endpoint))
     # libzmq accepts names of interfaces.
@@ -137,7 +137,7 @@ def is_loopback(host: str) -> bool:
 
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address of a host, given without brackets; None: it is a name."""
+    """Return the IP address of a host, given without brackets; None if the host is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -145,7 +145,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def same_place(one: str, other: str) -> bool:
-    """True if two endpoints are the same path or port; a wildcard port equals none."""
+    """True if two endpoints have the same path or port; a wildcard port equals no other."""
     if ipc_path(one) is not None or ipc_path(other) is not None:
         return one == other
     if one.endswith(":*") or other.endswith(":*"):
@@ -171,8 +171,8 @@ def dial(endpoint: str, timeout: float) -> socket.socket:
     """Return a connection to an endpoint; `timeout` limits the connect, and later operations.
 
     Raises:
-        OSError: It cannot be connected to.
-        AddressError: It contains no port.
+        OSError: The connection failed.
+        AddressError: The endpoint contains no port.
     """
     path = ipc_path(endpoint)
     if path is None:

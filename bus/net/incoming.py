@@ -4,10 +4,11 @@ libzmq limits the size of a frame, but not the number of frames of a message: it
 as long as more arrive. So the bytes received are compared with those of messages taken, and a
 connection whose publisher sends more than was requested is closed.
 
-Only Linux counts them, and only for TCP. Over ipc, and on other systems, only frames are limited.
+Only Linux counts received bytes, and only for TCP. Over ipc, and on other systems, only the size of
+frames is limited.
 
-libzmq reveals the descriptor of its connection, which may have been reused for another. So each
-check uses a duplicate of it, and verifies its peer first.
+libzmq reveals the descriptor of its connection. The number may have been reused for another socket
+since, so each check duplicates the descriptor and verifies its peer first.
 """
 
 import os
@@ -17,27 +18,27 @@ import sys
 from . import endpoints
 
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
-SMALL_BYTES = 2**13  # read at once by libzmq
+SMALL_BYTES = 2**13  # libzmq reads at most this at once
 LOOK_SECONDS = 0.1  # between two checks: a flood brings some 40 MB over loopback in each
 FORGIVEN_PER_SECOND = 64  # bytes that are never in a message: ZeroMQ's own pings
-ALERT_SECONDS = 0.02  # the same while many bytes are in no message
+ALERT_SECONDS = 0.02  # between two checks while many bytes are in no message
 
 
 class Incoming:
     """The byte counts of one connection at a time.
 
-    Bytes before the first check are not counted: messages from them may have been taken before the
-    connection was known.
+    Bytes received before the first check are not counted: their messages may have been taken before
+    the connection was known.
 
     Attributes:
-        taken: Bytes of messages taken since then, with the heads of their frames.
+        taken: Bytes of messages taken since the first check, with the heads of their frames.
         look_at: When the next check is due.
     """
 
     def __init__(self) -> None:
         self._descriptor = -1
         self._peer, self._own = "", 0  # the peer's endpoint, and the local port
-        self._came: int | None = None  # at the first check
+        self._came: int | None = None  # bytes received before the first check
         self.taken = 0.0
         self._looked_at = self.look_at = 0.0
 
@@ -47,7 +48,7 @@ class Incoming:
         self._came, self.look_at = None, 0.0
 
     def look(self, now: float) -> int:
-        """Return the number of bytes in no message; 0 if unknown."""
+        """Return the number of received bytes that are in no message yet; 0 if unknown."""
         came, unseen, began = self._count(), 0, self._came is None
         if came is None or self._came is None:
             self._came, self.taken = came, 0.0

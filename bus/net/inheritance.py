@@ -1,14 +1,14 @@
 """Closes our sockets and locks in forked children; their parent continues to use them.
 
 A connection ends, and an address or a lock becomes free, when the last process has closed it. So a
-child that lives on (a DataLoader's worker) would keep them from a trainer that is killed and
-restarted.
+child that lives on (a DataLoader's worker) would keep an address or a lock from a trainer that is
+killed and restarted.
 
-libzmq does not reveal its descriptors. But a context opens the same ones whenever its first socket
-is made: for each of its two threads an epoll and an eventfd that wakes it, another eventfd, and one
-for each socket (two more for a monitored one: sender and receiver of its events). All later ones
-are registered in these epolls, and the kernel lists what is in one. If it does not, or another
-thread opened a descriptor meanwhile, libzmq's descriptors stay open in the child.
+libzmq does not reveal its descriptors. But a context always opens the same kinds with its first
+socket: for each of its two threads an epoll and an eventfd that wakes the thread, another eventfd,
+and an eventfd for each socket (a monitored socket adds two, for the sender and the receiver of its
+events). All later descriptors are registered in these epolls, whose content the kernel lists. If it
+does not, or another thread opened a descriptor meanwhile, libzmq's stay open in the child.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ _WAITED_FOR = re.compile(r"^tfd:\s*(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 
 
 class ForkHandle(Protocol):
-    """An object whose descriptors a child closes."""
+    """An object whose descriptors a forked child closes."""
 
     def close_in_child(self) -> None:
-        """Close every descriptor, and do nothing else: the parent continues to use its own."""
+        """Close every descriptor, and do nothing else: the parent still uses the connections."""
         ...
 
 
 _living: "weakref.WeakSet[ForkHandle]" = weakref.WeakSet()
 _opening = threading.Lock()
-_registered: list[None] = []  # whether the fork handler is registered
+_registered: list[None] = []  # not empty once the fork handler is registered
 
 
 def close_in_children(handle: ForkHandle) -> None:
-    """Have forked children abandon an object, for as long as it lives."""
+    """Have forked children close an object's descriptors, for as long as the object lives."""
     if not _registered:
         _registered.append(None)
         os.register_at_fork(after_in_child=_abandon_all)
@@ -46,7 +46,7 @@ def close_in_children(handle: ForkHandle) -> None:
 
 
 def keep_in_children(handle: ForkHandle) -> None:
-    """Exclude an object from now on: once it is closed, its descriptors may be reused."""
+    """Undo `close_in_children`: once an object is closed, its descriptors may be reused."""
     _living.discard(handle)
 
 
@@ -60,7 +60,10 @@ def _abandon_all() -> None:
 
 @contextlib.contextmanager
 def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
-    """Yield a list of what libzmq opens in the block, for a context and its first sockets."""
+    """Yield a list, which gets the descriptors that libzmq opens in the block.
+
+    The block makes a context and its first sockets, whose number is `sockets`.
+    """
     found: list[int] = []
     with _opening:
         before = _descriptors()
@@ -72,7 +75,7 @@ def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
 
 
 def close_libzmqs(found: Iterable[int]) -> None:
-    """Close libzmq's first descriptors, and those that it has opened since."""
+    """Close the given first descriptors of libzmq, and those that it has opened since."""
     known = _descriptors()
     ours = {number for number in found if known.get(number) in (_EVENTS, _POLL)}
     for poll in [number for number in ours if known[number] == _POLL]:
@@ -82,7 +85,7 @@ def close_libzmqs(found: Iterable[int]) -> None:
 
 
 def _waited_for(poll: int) -> Generator[int]:
-    """Yield what an epoll waits for, if it is open here: the parent continues to use it."""
+    """Yield the descriptors that an epoll waits for, if they are open in this process."""
     with contextlib.suppress(OSError):
         for number, inode in _WAITED_FOR.findall(Path(f"/proc/self/fdinfo/{poll}").read_text()):
             with contextlib.suppress(OSError):

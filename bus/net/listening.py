@@ -31,8 +31,8 @@ from .processes import PROC, SocketHolder, given_out, holder_of
 BACKLOG = 4096  # connections that the kernel holds until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which publishers hold for less than a millisecond
 LOOK_SECONDS = 0.005  # between two attempts to lock it
-# For a port that the kernel gave to a connection, and for a publisher of this process that is
-# closing: one without references closes once Python has collected it. Any other listener stays.
+# To retry a port that the kernel gave to a connection, or that a closing publisher of this process
+# has. (A publisher without references closes once Python has collected it.)
 BIND_SECONDS = 5.0
 AGAIN_SECONDS = 0.05  # between two attempts to bind
 _SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of an interface
@@ -57,21 +57,21 @@ _publishers: "weakref.WeakValueDictionary[str, PublisherEndpoints]" = weakref.We
 
 
 def register(endpoint: str, publisher: PublisherEndpoints) -> None:
-    """Register the publisher of this process that has an endpoint, for its lifetime."""
+    """Register a publisher of this process at its endpoint, for as long as the publisher lives."""
     _publishers[endpoint] = publisher
 
 
 def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float | None = None) -> T:
-    """Bind an endpoint; while the port is only temporarily in use, retry.
+    """Return the result of `bind` for an endpoint; retry while the port is temporarily in use.
 
     Args:
-        bind: Binds it; raises an `OSError` on failure.
+        bind: Binds the endpoint; raises an `OSError` on failure.
         endpoint: The endpoint.
         parameter: The name of the user's parameter, for errors.
         patience: Seconds to retry; None: `BIND_SECONDS`.
 
     Raises:
-        AddressError: It is invalid, has another listener, or stayed in use.
+        AddressError: The endpoint is invalid, has another listener, or stayed in use.
     """
     started, looked = time.monotonic(), False
     patience = BIND_SECONDS if patience is None else patience
@@ -86,7 +86,7 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
         holder = holder_of(endpoint)
         if not looked and holder is not None and holder.pid in (0, os.getpid()):
             if holder.pid:
-                gc.collect()  # it may be an unreferenced publisher
+                gc.collect()  # the holder may be an unreferenced publisher
             looked = True  # a holder without a process may have ended meanwhile
             continue
         waited = time.monotonic() - started
@@ -136,7 +136,7 @@ def _taken(
 
 
 def _beside(endpoint: str, parameter: str, publisher: PublisherEndpoints) -> str:
-    """Return a hint if two publishers' ports collide: data is one port above an address."""
+    """Return a hint if one publisher's address is another's data endpoint; else empty."""
     if parameter == "address" and endpoints.same_place(endpoint, publisher.data_address):
         one = f"{endpoint} is the data socket of the publisher at {publisher.address}"
     elif parameter == "data" and endpoints.same_place(endpoint, publisher.address):
@@ -147,7 +147,7 @@ def _beside(endpoint: str, parameter: str, publisher: PublisherEndpoints) -> str
 
 
 def _below(endpoint: str, holder: SocketHolder) -> str:
-    """Return a hint if the process that has a port also has the one below."""
+    """Return a hint if the process that has a port also has the port below; else empty."""
     if endpoints.ipc_path(endpoint) is not None:
         return ""
     _, port = endpoints.host_and_port(endpoint)
@@ -164,13 +164,13 @@ class Listener:
         endpoint: The endpoint, with the actual port.
 
     Raises:
-        OSError: It is in use, or invalid.
+        OSError: The endpoint is in use, or invalid.
     """
 
     def __init__(self, endpoint: str) -> None:
         path = endpoints.ipc_path(endpoint)
-        self._path, self._file = "", (0, 0)  # removed on close, if it is still this file
-        self._folder = ""  # created here, and removed as well
+        self._path, self._file = "", (0, 0)  # a path to remove on close, if it is still this file
+        self._folder = ""  # a folder that was created here, to remove on close
         if path is None:
             self.socket = _listening_tcp(endpoint)
             host, port = self.socket.getsockname()[:2]
@@ -204,7 +204,7 @@ class Listener:
 
 @contextlib.contextmanager
 def _locked_folder(path: str) -> Generator[None]:
-    """Keep other publishers from binding in the folder of a path meanwhile, if possible."""
+    """Lock the folder of a path during the block, if possible: no other publisher binds there."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -235,10 +235,10 @@ def is_stale_socket(path: str) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Remove a path without a listener, unless it is another socket by now.
+    """Remove a path without a listener, unless another socket is bound there by now.
 
     Raises:
-        OSError: It is, or it cannot be removed.
+        OSError: Another socket is bound there, or the path cannot be removed.
     """
     away = os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
     if len(os.fsencode(away)) > endpoints.PATH_MAX:  # too long to connect to for the check
@@ -283,7 +283,7 @@ def _listening_tcp(endpoint: str) -> socket.socket:
 
 
 def _address_of(host: str) -> str:
-    """Return the address of a network interface by its name, as in ZeroMQ; else the host."""
+    """Return a host's address if it is the name of a network interface; else the host itself."""
     if host in (name for _, name in socket.if_nameindex()):
         asked = struct.pack("256s", host.encode())
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:

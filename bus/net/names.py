@@ -1,7 +1,7 @@
 """Resolves host names in helper threads, since a name server may answer late or never.
 
 libzmq would resolve a name in its own thread, again for each attempt to connect, and closing the
-socket would wait for the name server. So it gets numeric addresses.
+socket would wait for the name server. So libzmq gets numeric addresses.
 """
 
 import logging
@@ -27,11 +27,11 @@ def is_name(endpoint: str) -> bool:
 
 
 class Lookup:
-    """The address of a host. It belongs to one thread, which never blocks here.
+    """Looks up the address of a host. It belongs to one thread, which never blocks here.
 
     Args:
         endpoint: A TCP endpoint with the host's name.
-        wake: Wakes that thread; called by the thread of the lookup.
+        wake: Wakes the owning thread; called by the helper thread.
 
     Attributes:
         found: The endpoint with the numeric address; empty until it is known.

@@ -2,10 +2,9 @@
 
 A queued message refers weakly to the memory of its payload: when a version is released, its
 messages vanish from each queue, so a peer that reads nothing keeps no version alive. A partly sent
-message must be completed or its connection closed. If it makes no progress, the rest of it is
-copied, so that the version's memory is free for the next one. These copies are limited for all
-connections of a publisher together: beyond the limit, the connection without progress for longest
-is closed.
+message must be completed, or its connection closed. If it makes no progress, the rest of it is
+copied, so that the version's memory is free for the next version. All connections of a publisher
+share one limit of copied bytes: beyond it, the connection without progress for longest is closed.
 
 Everything here belongs to one thread, and never blocks.
 """
@@ -19,8 +18,8 @@ from typing import Protocol
 from ..messages import Buffer
 from .zmtp import message_parts, rest_of
 
-HOLD_SECONDS = 0.1  # for which a partly sent message may hold its memory without progress
-STUCK_SECONDS = 1.5  # without progress, after which a copy makes room for connections that wait
+HOLD_SECONDS = 0.1  # that a partly sent message may hold its memory without progress
+STUCK_SECONDS = 1.5  # without progress, after which a copy is dropped if other connections wait
 COPY_SECONDS = 30.0  # in which a copy must be sent while others wait: 1 MiB at 40 kB/s
 TURN_BYTES = 2**20  # sent to one peer before the next is served
 NOT_READ = "it does not read, and too much is kept for connections that do not"
@@ -31,7 +30,7 @@ class QueuedMessage(Protocol):
 
     Attributes:
         topic: The topic of a published message; empty for a message to one worker.
-        copies: The bytes that are copied when the message begins to be sent: 0, or all of it.
+        copies: The bytes that are copied when the message begins to be sent: 0, or all.
     """
 
     @property
@@ -75,18 +74,18 @@ class Outgoing:
     Args:
         connection: The peer's socket.
         room: The number of messages that wait before more are dropped.
-        commands: Encoded commands, which are sent before the queue; others append to it.
-        copies: The copies of all connections.
+        commands: Encoded commands, which are sent before the queue; the caller appends commands.
+        copies: The bytes that are copied for all connections.
         hang_up: Closes the connection, since the peer does not read.
         now: The time.
 
     Attributes:
         queue: The messages behind the one that is being sent.
-        waits: Whether the next message waits until others need fewer copies.
+        waits: Whether the next message waits until other connections need fewer copies.
         began_at: When the transmission of the current message began.
         moved_at: When the kernel last accepted bytes.
         hang_up: As given.
-        alive_at: When the peer last showed a sign of life; readers of the connection set it, too.
+        alive_at: When the peer last showed a sign of life; the connection's reader sets it, too.
     """
 
     def __init__(
@@ -102,8 +101,8 @@ class Outgoing:
         self.hang_up = hang_up
         self.queue: deque[QueuedMessage] = deque()
         self._sending: Sequence[Buffer] = ()  # the rest of the message that is being sent
-        self._left = 0  # bytes of it
-        self._payload: weakref.ref[memoryview] | None = None  # of it, while its version exists
+        self._left = 0  # bytes of that rest
+        self._payload: weakref.ref[memoryview] | None = None  # its payload, while that exists
         self._sent_topic = b""
         self._blocked = self._copied = self.waits = False
         self.began_at = self.moved_at = self.alive_at = now
@@ -141,7 +140,7 @@ class Outgoing:
             self._copy_rest()
 
     def hold(self, now: float) -> None:
-        """Copy a partly sent message if its version was released, or it makes no progress.
+        """Copy a partly sent message if its version was released or the message does not progress.
 
         If too many bytes are copied then, the slowest connections are closed, perhaps this one.
         """
@@ -165,9 +164,9 @@ class Outgoing:
         self._copies.forget(self)
 
     def write(self, now: float) -> None:
-        """Send until the kernel accepts no more, or it is time to serve others.
+        """Send until the kernel accepts no more, or until `TURN_BYTES` are sent.
 
-        When a full buffer has room again the peer is alive, though it may take long to read our
+        If a full send buffer has room again, the peer is alive, even if it takes long to read our
         ping and to answer.
 
         Raises:
@@ -190,7 +189,10 @@ class Outgoing:
                 self._forget_copy()
 
     def _refill(self, now: float) -> bool:
-        """Select what to send. (A command must not come between the frames of a message.)"""
+        """Select the commands or message to send next; return whether there is anything.
+
+        Call this only between messages: a command must not come between the frames of a message.
+        """
         if self._commands:
             command = bytes(self._commands)
             self._commands.clear()
@@ -243,7 +245,7 @@ class UnreadCopies:
 
     @property
     def room(self) -> bool:
-        """Whether another message may be copied; the last one may exceed the limit."""
+        """Whether another message may be copied; that message may exceed the limit."""
         return self._total < self._most
 
     def make_room(self) -> None:

@@ -20,8 +20,8 @@ from .processes import Process, SocketSearch
 from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
 
 QUEUE = 128  # messages for one worker, which has less than a window outstanding
-UNREAD_BYTES_MAX = 2**16  # of answers to a peer's pings, which it does not read
-LARGE_BYTES = 2**16  # of a payload, from which its encrypted form counts as a copy
+UNREAD_BYTES_MAX = 2**16  # of answers to a peer's pings, if the peer does not read them
+LARGE_BYTES = 2**16  # a payload of at least this counts as a copy once it is encrypted
 PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")  # the socket types that may connect to a ROUTER
 _METADATA = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER" + b"\x08Identity" + bytes(4)
 
@@ -56,29 +56,29 @@ class SecretMessage:
 
 
 class ControlConnection:
-    """One connection.
+    """One connection of a control socket.
 
     Args:
-        connection: Its socket.
-        identity: The machine's identity for it.
+        connection: The connection's socket.
+        identity: The bytes by which the machine identifies the connection.
         host: The peer's host.
         copies: See `Outgoing`.
         hang_up: Closes the connection, since the peer does not read.
-        curve: The publisher's keys, if it has any.
+        curve: The publisher's keys; None: no keys are used.
         now: The time.
 
     Attributes:
         socket, identity, host: As given.
-        since: When it was accepted.
-        open: Whether its handshake is complete.
-        proven: Whether it has sent a complete message.
-        unparsed: Bytes that were read, of messages that were not taken.
-        ready: Whether they may contain a complete message.
+        since: When the connection was accepted.
+        open: Whether the handshake is complete.
+        proven: Whether a complete message has arrived.
+        unparsed: Bytes that were read and not parsed yet.
+        ready: Whether `unparsed` may contain a complete message.
         commands: Encoded answers and handshake, which are sent before messages.
         broken: Whether the connection has ended; earlier messages are still taken.
-        closed: Whether it is closed.
+        closed: Whether the connection is closed.
         process: The worker's process at the other end, if known.
-        search: The search for it.
+        search: The search for that process.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ControlConnection:
         self.ready = self.broken = self.closed = False
         self.unparsed = bytearray()
         self._frames: list[bytes] = []  # of the message that is arriving
-        self._nbytes = 0  # of them
+        self._nbytes = 0  # of these frames
         self._bucket = TokenBucket(COMMANDS, now)
         self.process: Process | None = None
         self.search: SocketSearch | None = None
@@ -117,7 +117,7 @@ class ControlConnection:
 
     @property
     def partial(self) -> int:
-        """The bytes of unfinished messages."""
+        """The number of bytes here that belong to unfinished messages."""
         return len(self.unparsed) + self._nbytes
 
     def fileno(self) -> int:
@@ -125,7 +125,7 @@ class ControlConnection:
         return self.socket.fileno()
 
     def read(self, scratch: memoryview, now: float) -> bool:
-        """Read at most the size of the scratch; return whether any bytes were here.
+        """Read once, at most the size of `scratch`; return whether any bytes had arrived.
 
         Raises:
             OSError: The connection is closed.
@@ -178,7 +178,7 @@ class ControlConnection:
         return None
 
     def _frame(self) -> tuple[bool, bool, bytes] | None:
-        """Parse the next frame; return whether more follow, whether it is a command, its body."""
+        """Parse the next frame; return (more frames follow, is a command, body), or None."""
         unparsed = self.unparsed
         if len(unparsed) < 2:
             return None
@@ -237,7 +237,7 @@ class ControlConnection:
         self.commands += head_of(len(frame), 0) + frame
 
     def encode_effect(self, frames: Sequence[Buffer]) -> QueuedMessage:
-        """Return the queued form of a message to this peer."""
+        """Return a message to this peer in the form in which it is queued."""
         return PlainMessage(frames) if self._curve is None else SecretMessage(self._curve, frames)
 
     def send_last(self, command: bytes) -> None:
@@ -262,7 +262,7 @@ def _properties(metadata: bytes) -> dict[bytes, bytes]:
     """Return the properties of a READY, by name in lower case.
 
     Raises:
-        ZmtpError: They are truncated.
+        ZmtpError: The properties are truncated.
     """
     found, at = dict[bytes, bytes](), 0
     while at < len(metadata):

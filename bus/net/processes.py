@@ -1,13 +1,13 @@
-"""Finds the process of this host that has a socket: of a connection, or of an endpoint (on Linux).
+"""Finds the process of this host that has a connection or an endpoint (on Linux).
 
-A worker that is alive may replace a closed connection; a process that has ended cannot. So the two
-are distinguished where Linux shows it. Over ipc it names the process that has connected. Over TCP a
-worker reports its pid, as numbered where it runs, which may be a container: so it is accepted only
-if that process, as numbered here, has the socket at the other end.
+A live worker may replace a closed connection; a worker whose process has ended cannot. So the
+publisher looks for the process, where Linux shows it. Over ipc, Linux names the process that has
+connected. Over TCP, a worker reports its pid. In a container the worker's process has another pid
+than here, so a pid is accepted only if its process here has the socket at the other end.
 
-The holder of an endpoint that cannot be bound is named in the error. A port may have a listener,
-which lasts; or be the local end of an outgoing connection, which was given that port for its
-lifetime, from the kernel's range of ephemeral ports.
+If an endpoint cannot be bound, the error names its holder. The holder of a port may be a listener,
+which lasts, or an outgoing connection, to which the kernel gave that port of its ephemeral range
+until the connection ends.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Process(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has ended."""
         found = _stat(self.pid)
         return found is None or found[_STATE] in _ENDED or found[_STARTED] != self.started
 
@@ -57,7 +57,7 @@ def process_of(pid: int) -> Process | None:
 
 
 def connected_by(connection: socket.socket) -> Process | None:
-    """Return the process that made a connection over ipc; None if that cannot be seen."""
+    """Return the process that made a connection over ipc; None if Linux does not show it."""
     with contextlib.suppress(OSError, AttributeError):
         told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid = _CREDENTIALS.unpack(told)[0]
@@ -99,8 +99,8 @@ class SocketSearch:
         inode: The socket's inode.
 
     Attributes:
-        pid: The same.
-        found: The process, if it has the socket and that can be seen.
+        pid: As given.
+        found: The process, once the search has found that it has the socket.
     """
 
     def __init__(self, pid: int, inode: int) -> None:
@@ -137,7 +137,7 @@ class SocketHolder(NamedTuple):
     """The holder of an endpoint.
 
     Attributes:
-        listens: Whether it is a listener; else it is one end of a connection.
+        listens: True for a listener, False for one end of a connection.
         ended: Whether that connection is closed, and kept by the kernel for a minute.
         pid: The process; 0: unknown, as for other users' processes.
         name: The process's name; empty if unknown.
@@ -156,7 +156,7 @@ class SocketHolder(NamedTuple):
 
 
 def holder_of(endpoint: str) -> SocketHolder | None:
-    """Return the holder of an endpoint, of several the most permanent one; None: none is seen."""
+    """Return the most permanent holder of an endpoint; None if no holder can be seen."""
     path = endpoints.ipc_path(endpoint)
     found = list(_at_port(endpoint) if path is None else _at_path(path))
     if not found:
@@ -167,7 +167,7 @@ def holder_of(endpoint: str) -> SocketHolder | None:
 
 
 def given_out(endpoint: str) -> str:
-    """Return the kernel's range of ephemeral ports, if it contains an endpoint's port."""
+    """Return the kernel's range of ephemeral ports if an endpoint's port is in it; else empty."""
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text().split())
         if first <= endpoints.host_and_port(endpoint)[1] <= last:
@@ -176,7 +176,7 @@ def given_out(endpoint: str) -> str:
 
 
 def _at_port(endpoint: str) -> Generator[tuple[bool, bool, int]]:
-    """Yield for each socket at a port whether it listens, whether it is closed, its inode."""
+    """Yield (listens, is closed, inode) for each socket at a port."""
     host, port = endpoints.host_and_port(endpoint)
     for table in ("tcp", "tcp6"):
         for line in _lines(table):

@@ -1,9 +1,9 @@
 """The publisher's data socket: our own PUB, which sends directly from a version's memory.
 
 libzmq makes an object of each message and passes it to a thread of its own. Here the calling thread
-sends: a small message is in the kernel when `send` returns; of a large one the kernel takes what
-fits, whenever it has room. Each subscriber has a queue; a message that does not fit is dropped for
-that subscriber alone, as with ZeroMQ's PUB.
+sends: a small message is in the kernel when `send` returns; the parts of a large message follow
+whenever the kernel has room. Each subscriber has a queue; a message that does not fit is dropped
+for that subscriber alone, as with ZeroMQ's PUB.
 
 A subscriber that does not read (a stopped process, for instance) does not hold memory that the next
 version is to be written to (`outgoing.py`).
@@ -57,21 +57,21 @@ ACCEPT_SECONDS = 1.0  # before another attempt when no descriptor is left for a 
 NEAR_SEND_BUFFER = 2**20
 NEAR_CONGESTION = b"reno"
 READ_BYTES = 1024  # read from one subscriber before the next is served: some 100 frames
-UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
+UNREAD_BYTES_MAX = 2**16  # of answers to a subscriber's pings, if it does not read them
 
 
 class SubscriberConnection:
     """One subscriber's connection, with its outgoing messages.
 
     Args:
-        connection: Its socket.
+        connection: The connection's socket.
         queue: The number of messages that wait before more are dropped.
         copies: See `Outgoing`.
         hang_up: Closes the connection, since the subscriber does not read.
-        ticketed: It is served only once it has sent a ticket.
+        ticketed: Whether the subscriber must send a ticket before it is served.
 
     Attributes:
-        outgoing: Its outgoing messages.
+        outgoing: The outgoing messages.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class SubscriberConnection:
         )
         self.topics: set[bytes] = set()
         self.changed = False  # whether `topics` changed since the last look
-        self.asked: dict[bytes, None] = {}  # new ones that `receive_input` has not returned
+        self.asked: dict[bytes, None] = {}  # new topics that `receive_input` has not returned
         self.owner: tuple[str, str] | None = None  # name and key of its worker, by its ticket
         self.admitted, self.since = not ticketed, now
-        self.ticket = ""  # that it has sent, until `admit`
+        self.ticket = ""  # the ticket that it has sent, until `admit`
         self.said: list[bytes] = []  # reports that `receive_input` has not returned
-        self.invalid_frames = 0  # invalid reports, which the rate limit is yet to count
+        self.invalid_frames = 0  # invalid reports that the rate limit has not counted yet
         self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
     def fileno(self) -> int:
@@ -110,11 +110,11 @@ class SubscriberConnection:
         self._stream.ping()
 
     def read(self, now: float) -> bool:
-        """Process what it sent; return whether it has sent a subscription, report or ticket.
+        """Read and parse input; return whether any subscription, report or ticket is here.
 
         Raises:
             OSError: The connection is closed.
-            ZmtpError: It violates the protocol of subscribers, or its rate limit.
+            ZmtpError: The subscriber violates the protocol of subscribers, or its rate limit.
         """
         try:
             count = self._socket.recv_into(self._stream.room()[:READ_BYTES])
@@ -168,12 +168,12 @@ def _no_place(_frames: Iterable[Buffer], _size: int) -> None:
 
 
 class SubscriberInput(NamedTuple):
-    """What a subscriber has sent: subscriptions, reports, and before them a ticket."""
+    """The input of one subscriber."""
 
     subscriber: SubscriberConnection
-    topics: Collection[bytes]
-    words: Sequence[bytes]
-    ticket: str = ""  # sent before all of these
+    topics: Collection[bytes]  # that it has subscribed to
+    words: Sequence[bytes]  # its reports
+    ticket: str = ""  # sent before these topics and reports
 
 
 class PubSocket:
@@ -183,8 +183,8 @@ class PubSocket:
         queue: Messages queued for a subscriber before more are dropped.
         selector: Where its sockets are registered; pass what it finds to `process_events`.
         grants: The keys that may connect; None: no key is needed.
-        crowd: Counts connections rejected for lack of descriptors.
-        copies: Of all connections of the publisher.
+        note_rejections: Counts connections that are rejected for lack of descriptors.
+        copies: The bytes that are copied for all connections of the publisher.
 
     Attributes:
         asking: The subscribers with input that `receive_input` has not returned.
@@ -215,7 +215,7 @@ class PubSocket:
         self.asking: dict[SubscriberConnection, None] = {}
         self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
-        self._accept_at = 0.0  # 0: it is accepting
+        self._accept_at = 0.0  # when to accept again; 0: now
 
     def bind(self, endpoint: str, parameter: str, patience: float | None = None) -> str:
         """Listen at an endpoint; return it with the actual port.
@@ -224,7 +224,7 @@ class PubSocket:
             endpoint, parameter, patience: See `bound`.
 
         Raises:
-            AddressError: It is in use, or invalid.
+            AddressError: The endpoint is in use, or invalid.
         """
         self._listener = bound(partial(Listener, endpoint), endpoint, parameter, patience)
         self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -241,7 +241,7 @@ class PubSocket:
                     self._accept(self._listener, now)
                 continue
             try:
-                # Earlier input is processed first, so that it needs no more memory.
+                # Read only once earlier reports are taken: this limits the memory for input.
                 if events & selectors.EVENT_READ and not subscriber.said and subscriber.read(now):
                     self.asking[subscriber] = None
                 if subscriber.changed:
@@ -256,7 +256,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def tick(self, now: float) -> None:
-        """Perform what is due, a few times a second; `due` says when."""
+        """Perform what is due; call this a few times a second, when `due` says."""
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -273,7 +273,7 @@ class PubSocket:
         self.due = min(self._hold_at, self._ping_at, self._accept_at or self._ping_at)
 
     def receive_input(self) -> SubscriberInput | None:
-        """Return what a subscriber has sent since the last call, if any has: each topic once."""
+        """Return the new input of one subscriber, each topic once; None if none has sent any."""
         if not self.asking:
             return None
         subscriber = next(iter(self.asking))
@@ -283,11 +283,11 @@ class PubSocket:
         return heard
 
     def admit(self, subscriber: SubscriberConnection, owner: tuple[str, str] | None) -> bool:
-        """Serve a subscriber's connection, in place of any other of the same worker.
+        """Serve a subscriber, and close any other of the same worker; return whether it is served.
 
         Args:
             subscriber: A connection that has sent a ticket.
-            owner: Name and key of the ticket's owner; None (an unknown ticket): hang up.
+            owner: Name and key of the ticket's owner; None for an unknown ticket: hang up.
         """
         if self._connections.get(subscriber.fileno()) is not subscriber:
             return False
@@ -308,9 +308,10 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
-        """Send to the subscribers of the first frame; one whose queue is full loses the message.
+        """Send a message to the subscribers of its topic, which is the first frame.
 
-        If the last frame is a view, the caller must keep it for as long as it should be sent.
+        A subscriber whose queue is full loses the message. If the last frame is a view, the caller
+        must keep the view for as long as it should be sent.
         """
         topic = frames[0]
         known = self._subscribers.get(topic) if isinstance(topic, bytes) else None
@@ -319,7 +320,7 @@ class PubSocket:
     def answer(
         self, subscriber: SubscriberConnection, frames: Sequence[Buffer], now: float
     ) -> None:
-        """Send to one subscriber, if it is still connected."""
+        """Send a message to one subscriber, if it is still connected."""
         if self._connections.get(subscriber.fileno()) is subscriber:
             self._put([subscriber], frames, now)
 
@@ -346,7 +347,7 @@ class PubSocket:
         return not subscribers
 
     def subscribers(self, topic: bytes) -> list[SubscriberConnection]:
-        """Return the subscribers of a topic, or of a prefix of it."""
+        """Return the subscribers of a topic or of any prefix of the topic."""
         found = self._subscribers.get(topic)
         if found is None:
             beginnings = {topic[:size] for size in range(len(topic) + 1)}
@@ -406,7 +407,7 @@ class PubSocket:
             self._pause(listener.socket, now)
             return
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # it is closed already, which the first read will show
+        with contextlib.suppress(OSError):  # the peer has closed it, as the first read will show
             _tune(connection)
         subscriber = SubscriberConnection(
             connection,
@@ -430,14 +431,14 @@ class PubSocket:
         self._watch(subscriber)
 
     def _watch(self, subscriber: SubscriberConnection) -> None:
-        """Have the selector wait for room, if anything is unsent."""
+        """Have the selector wait for input and, if anything is unsent, for room to send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if subscriber.outgoing.unsent else 0)
         if subscriber.watched != events:
             subscriber.watched = events
             self._selector.modify(subscriber, events, subscriber)
 
     def _look_after(self, now: float) -> None:
-        """Ping all subscribers; close the connections that were silent for too long."""
+        """Ping all subscribers; close the connections that are silent for too long."""
         for subscriber in list(self._connections.values()):
             if now - subscriber.outgoing.alive_at >= SILENCE_SECONDS:
                 self._hang_up(subscriber)

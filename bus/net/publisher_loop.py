@@ -1,12 +1,12 @@
 """The publisher's thread: it owns the sockets, passes messages, and lets the machine decide.
 
-Any thread passes work to it through `submit` and the other methods below, and waits for a future or
-a reply. If the thread ends, for any reason, every open future fails with that reason.
+Other threads pass work to this thread through `submit` and the other methods below, and wait for a
+future or a reply. If the thread ends, for any reason, every open future fails with that reason.
 
 An exception from one message, effect or call does not end the thread: it is logged as a warning
 with its cause, and only the affected item fails (`publisher/faults.py`). An exception from a
-caller's function is raised to that caller. The thread ends when turn after turn fails: it makes no
-progress then.
+caller's function is raised to that caller. The thread ends only if many turns fail in a row, since
+it makes no progress then.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two ticks while idle
 LATE_TICK_SECONDS = (
-    1.0  # seconds, or a ping interval: a tick later than this first waits for messages
+    1.0  # or a ping interval: if a tick is late by this, messages are processed before it
 )
 BATCH = 64  # messages taken from one socket before the other is served
 FAILED_TURNS_MAX = 16  # in a row, before the thread ends: a temporary failure has passed by then
@@ -114,7 +114,7 @@ class PublisherLoop:
         self._failure_actions: deque[Continuation] = (
             deque()
         )  # consequences of failures, applied after the turn
-        self._faulty = False  # something failed in this turn
+        self._faulty = False  # whether something failed in this turn
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
         self.leaving = self._delayed = False
@@ -134,13 +134,13 @@ class PublisherLoop:
             undo.pop_all()
 
     def promise(self) -> "Promise":
-        """Return the future to pass to `submit`."""
+        """Return a new future to pass to `submit`."""
         return Promise(self._unclaimed_failures)
 
     def submit(
         self, offer: VersionOffer, terms: PublishTerms, started: float, answer: "Promise | Reply"
     ) -> None:
-        """Publish; the answer gets the receipt, or a PublishError that contains it."""
+        """Publish a version; `answer` gets the receipt, or a PublishError with the receipt."""
 
         def work(now: float) -> None:
             number = self._count = self._count + 1
@@ -175,20 +175,20 @@ class PublisherLoop:
         """Check that the thread is running.
 
         Raises:
-            ClosedError: It has ended; the cause says why.
+            ClosedError: The thread has ended; the cause says why.
         """
         if self.leaving:
             raise self._closed()
 
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
-        """Have the machine make a decision soon, and perform the effects."""
+        """Have the thread call `how` soon, and perform the effects that this returns."""
 
         self._call_soon(lambda now: self._perform(how(self._machine, now), now))
 
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
     ) -> bool:
-        """Give up one of these snapshots for another; return whether one was given up.
+        """Give up one of these snapshots, to make room; return whether one was given up.
 
         Raises:
             ClosedError: The publisher is closed.
@@ -213,7 +213,7 @@ class PublisherLoop:
         return self._call_soon(lambda now: self._machine.status(now))
 
     def unknown(self, names: Collection[str]) -> "Future[str]":
-        """Request which of some names no worker has had; see `absent.unknown`."""
+        """Request an error text with the names that no worker ever had; see `absent.unknown`."""
         return self._call_soon(lambda _: absent.unknown(self._machine.state, names))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
@@ -223,23 +223,23 @@ class PublisherLoop:
     def patch_candidates(
         self, model: str, workers: Collection[str] | None, *, shared: bool
     ) -> "Future[list[PatchCandidate]]":
-        """Request the workers that accept patches; see `Roster.takers`."""
+        """Request the workers that accept patches; see `Roster.patch_candidates`."""
         return self._call_soon(
             lambda _: self._machine.state.roster.patch_candidates(model, workers, shared=shared)
         )
 
     def committed(self, promise: "Promise") -> "Future[tuple[int, int] | None]":
-        """Request epoch and number of a `together` publish that its workers must apply."""
+        """Request epoch and number of a `together` publish, once its workers must apply it."""
         return self._call_soon(lambda _now: promise.committed)
 
     def watch(self, condition: Condition) -> "Future[None]":
-        """Return a future that is done once a condition holds, which is checked in each turn."""
+        """Return a future that is done once a condition, checked in each turn, holds."""
         future: Future[None] = Future()
         self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
         return future
 
     def listen(self, listener: EventCallback) -> "Future[None]":
-        """Send events of workers to a listener; first one for each worker that is present."""
+        """Send events of workers to a listener, beginning with the state of each known worker."""
 
         def work(now: float) -> None:
             for status in self._machine.status(now):
@@ -277,7 +277,7 @@ class PublisherLoop:
         return not before
 
     def _call_soon(self, question: Callable[[float], T]) -> "Future[T]":
-        """Return the future of a function's result, which the thread calls soon."""
+        """Have the thread call a function soon; return the future of its result."""
         future: Future[T] = Future()
 
         def work(now: float) -> None:
@@ -394,13 +394,13 @@ class PublisherLoop:
         self._check_watchers(now)
 
     def _steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
-        """Yield what is due, each with its publish, if any; one may fail without the others."""
+        """Yield the steps that are due, each with its publish or None; each may fail alone."""
         yield None, lambda: self._machine.rejections(self._sockets.turned_away(now), now)
         yield from self._machine.steps(now)
         yield None, self._machine.freed
 
     def _push(self, now: float) -> None:
-        """Push a burst, if there is room and no publish waits."""
+        """Push a burst of chunks, if connections have room and no work waits."""
         topics = [] if self._work else self._with_room()
         if topics:
             try:
@@ -457,7 +457,7 @@ class PublisherLoop:
             except Exception as error:
                 self._warn("taking a message of a worker, whose session ends,", error, now)
                 if not identity:
-                    return False  # unknown: there may be more
+                    return False  # the sender is unknown; there may be more messages
                 self._failure_actions.append(partial(self._machine.drop, identity, _why(error)))
                 continue
             if effects:
@@ -473,7 +473,7 @@ class PublisherLoop:
             self._perform(effects or [], now)
 
     def _process_input(self, now: float) -> None:
-        """Process subscribers' input; answer a subscription with a beacon to it alone."""
+        """Process subscribers' input; send a beacon to each new subscriber of a topic alone."""
         data = self._sockets.data
         for _ in range(BATCH):
             found = None
@@ -567,7 +567,7 @@ class PublisherLoop:
     # Failures.
 
     def _warn(self, at: str, error: Exception, now: float) -> None:
-        """Log a failure, and go on; its consequences are applied after this turn."""
+        """Log a failure as a warning, and have its consequences applied after this turn."""
         self._faulty = True
         warning = self._faults.get(at)
         if warning is None:
@@ -584,7 +584,7 @@ class PublisherLoop:
             return None
 
     def _effect_failed(self, effect: Effect, error: Exception, now: float) -> None:
-        """Handle an effect that failed: what depends on it fails, after this turn."""
+        """Handle a failed effect: the publish or session that needs it fails after this turn."""
         kind = type(effect).__name__
         self._warn(f"what it does at {kind}", error, now)
         match effect:
@@ -596,7 +596,7 @@ class PublisherLoop:
             case Stamp(version):
                 self._machine.unshared(version)
             case _:
-                pass  # a lost `Resolve` is detected below; other effects are repeated, or rare
+                pass  # `_apply_failures` detects a lost `Resolve`; others are repeated, or rare
 
     def _apply_failures(self, now: float) -> None:
         """Apply the consequences of failures, and fail each publish whose result was lost."""
@@ -640,7 +640,7 @@ class PublisherLoop:
     def _resolve(self, effect: Resolve) -> None:
         future = self._open.pop(effect.publication, None)
         if future is None:
-            return  # it has failed already
+            return  # the publish has failed already
         if isinstance(future, Promise) and future.publication is not None:
             future.over()
         if not future.set_running_or_notify_cancel():
@@ -704,7 +704,7 @@ class Reply:
         """Wait for the receipt.
 
         Raises:
-            TimeoutError: It was not set within `timeout` seconds.
+            TimeoutError: No result was set within `timeout` seconds.
             BaseException: The error that was set.
         """
         if not self._open.acquire(timeout=timeout):
@@ -725,7 +725,7 @@ class Promise(Future[Receipt]):
         unclaimed: The warning for a failed publish whose result no caller asks for.
 
     Attributes:
-        publication: The call of a `together` publish, from when its weights are here to its end.
+        publication: The call of a `together` publish, from when it is submitted until it ends.
     """
 
     def __init__(self, unclaimed: RateLimitedWarning) -> None:
@@ -736,9 +736,9 @@ class Promise(Future[Receipt]):
 
     @property
     def committed(self) -> tuple[int, int] | None:
-        """Epoch and number of a `together` publish that its workers must apply.
+        """Epoch and number of a `together` publish that its workers must apply; else None.
 
-        Only the publisher's thread may read it.
+        Only the publisher's thread may read this property.
         """
         publication = self.publication
         if publication is None:
@@ -746,7 +746,7 @@ class Promise(Future[Receipt]):
         return publication.version.key if publication.decision == "commit" else None
 
     def over(self) -> None:
-        """Drop all references to the version, for as long as the receipt is kept."""
+        """Drop all references to the version: the caller may keep this future for long."""
         if self.publication is not None and self.publication.decision != "open":
             self._committed, self.publication = self.committed, None
 
@@ -754,7 +754,7 @@ class Promise(Future[Receipt]):
         """Wait for the receipt; see `Future`.
 
         Raises:
-            ClosedError: It is not set, and this process was forked from the one that will set it.
+            ClosedError: There is no receipt yet, and this process is a forked child: it gets none.
         """
         self._check_process()
         self._asked = True

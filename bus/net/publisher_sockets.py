@@ -28,7 +28,7 @@ PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes 
 
 
 class PollResult(NamedTuple):
-    """What `poll` found: control messages, subscribers' input, closed connections."""
+    """The result of `poll`: whether there are control messages, input or closed connections."""
 
     control: bool
     data: bool
@@ -36,20 +36,20 @@ class PollResult(NamedTuple):
 
 
 class PublisherSockets:
-    """The bound sockets.
+    """The bound control and data sockets of a publisher.
 
     Args:
         address: Where to bind the control socket.
         data: Where to bind the data socket; None: derived from the address.
         queue: Messages queued for a subscriber before more are dropped.
         secret: The publisher's secret key; empty: it has none.
-        grants: With it, the keys that may connect.
+        grants: The keys that may connect; None: no key is needed.
 
     Attributes:
-        address, data_address: Where they are bound, with the actual ports.
-        data: The subscribers.
-        broadcast: Publishes to them: see `PubSocket.send`.
-        leaving: Whether they are about to be closed.
+        address, data_address: The endpoints of the two sockets, with the actual ports.
+        data: The data socket, with its subscribers.
+        broadcast: Publishes to the subscribers: see `PubSocket.send`.
+        leaving: Whether the sockets are about to be closed.
         wake: Interrupts a `poll` in another thread.
 
     Raises:
@@ -99,7 +99,7 @@ class PublisherSockets:
         try:
             return self.data.bind(beside, "data", patience=0.0)
         except AddressError:
-            # It is in use; but control may have any port, and so may data.
+            # The next port is in use. The control port was chosen freely, so data may have any.
             return self.data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
 
     @property
@@ -108,7 +108,7 @@ class PublisherSockets:
         return self._router.key
 
     def poll(self, seconds: float) -> PollResult:
-        """Wait for a message, or for `wake`."""
+        """Wait for a message or for `wake`, and process the sockets that are ready."""
         data, router = self.data, self._router
         due = min(router.due, router.ending_at)
         at_once = data.asking or router.ready or router.gone
@@ -135,9 +135,9 @@ class PublisherSockets:
         return self._router.receive(time.monotonic())
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
-        """Send to one worker; return False if its connection is closed.
+        """Send a message to one worker; return False if its connection is closed.
 
-        If a worker does not read and its queue is full, the message is lost, as any may be.
+        If a worker does not read and its queue is full, the message is lost, as any message may be.
         """
         return self._router.send(identity, frames, time.monotonic())
 
@@ -154,9 +154,9 @@ class PublisherSockets:
         self._router.follow(pid)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return the identities of closed connections, each with a text if its process has ended.
+        """Return (identity, text) for each closed connection; a text says that its process ended.
 
-        Take all messages first: the last ones of a closed connection are among them.
+        Take all messages first: the last messages of a closed connection are among them.
         """
         return self._router.take_closed(now)
 

@@ -1,8 +1,8 @@
 """Passes ready versions from the worker's thread to the user's thread.
 
-At most one version of a model waits here: a newer one replaces it. A thread that waits for a
-version lends its `Waiter`: the worker's thread may apply the version in that thread's place, and
-then wakes it with the result.
+At most one version of a model waits here: a newer version replaces it. A thread that waits for a
+version adds a `Waiter`. The worker's thread may claim the waiter, apply the version in place of the
+waiting thread, and then wake that thread with the result.
 """
 
 import math
@@ -20,15 +20,15 @@ from ..staged import StagedVersion
 
 
 class Waiter:
-    """A thread that waits for a version, which another thread may apply; and the result of that.
+    """A thread that waits for a version, and the result if another thread applies the version.
 
-    Each has a lock of its own to be woken by. A condition woke it twice, since the waking thread
-    still held the lock that it needed.
+    Each waiter has a lock of its own for waking. A condition would wake the thread twice, since the
+    thread that notifies still holds the condition's lock.
 
     Attributes:
-        models: The models that it waits for; None: any.
+        models: The models that the thread waits for; None: any.
         claimed: Another thread is applying the version, or has applied it.
-        over: That has ended.
+        over: The apply in the other thread has ended.
         update: The update that was applied, if any.
         error: The exception to raise.
     """
@@ -43,12 +43,12 @@ class Waiter:
         self.error: BaseException | None = None
 
     def end(self, update: object, error: BaseException | None = None) -> None:
-        """Set the result; the waiting thread returns it once it is woken."""
+        """Set the result, which the waiting thread returns once that thread is woken."""
         self.update, self.error = update, error
         self.over = True
 
     def wake(self) -> None:
-        """Wake the waiting thread, to check again."""
+        """Wake the waiting thread, which then checks again."""
         try:
             self._wake_lock.release()
         except RuntimeError:  # it is awake
@@ -64,15 +64,15 @@ class ReadyQueue:
 
     Attributes:
         lock: Protects all of it.
-        changed: Notified of every change, also when the running version changes.
+        changed: Notified of every change, and when the running version changes.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._ready: dict[str, StagedVersion] = {}
-        self._waiters: list[Waiter] = []  # not lent
-        self._claimed: list[Waiter] = []  # lent, and to be woken
+        self._waiters: list[Waiter] = []  # not claimed
+        self._claimed: list[Waiter] = []  # claimed, and to be woken
         self._leftover: deque[Waiter] = deque(
             maxlen=MODELS_MAX
         )  # results that no thread waited for
@@ -96,7 +96,7 @@ class ReadyQueue:
             return older
 
     def claim(self, model: str) -> Waiter | None:
-        """Return the turn of a thread that waits for this model; `end` it, and then call `wake`."""
+        """Claim and return a waiter for this model, or None; `end` it, and then call `wake`."""
         with self.lock:
             for waiter in self._waiters if self._closed is None else ():
                 if waiter.models is None or model in waiter.models:
@@ -107,7 +107,7 @@ class ReadyQueue:
             return None
 
     def wake(self) -> None:
-        """Wake the threads whose turns were borrowed, to see the result."""
+        """Wake the threads whose waiters were claimed, so that they see their results."""
         while self._claimed:
             self._claimed.pop().wake()
 
@@ -121,7 +121,7 @@ class ReadyQueue:
             return True
 
     def whole(self, staged: StagedVersion) -> None:
-        """Put a staged version that is awaited, and waits for its publisher to commit it."""
+        """Put a staged version that waits for its publisher's commit, if a thread awaits it."""
         with self.lock:
             awaited = (staged.model, *staged.key)
             if awaited in self._awaited:
@@ -135,11 +135,11 @@ class ReadyQueue:
             self._notify_all()
 
     def reject(self, error: ApplyError) -> None:
-        """Report a version that could not be applied; once for each version."""
+        """Queue the error of a version that could not be applied, once for each version."""
         with self.lock:
             key = (error.model, error.epoch, error.version)
             if error.code == "gone" and key not in self._awaited:
-                return  # it is not awaited any more
+                return  # no thread awaits this version any more
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
                 self._notify_all()
@@ -157,11 +157,11 @@ class ReadyQueue:
 
     @property
     def unasked(self) -> StagedVersion | None:
-        """A version that is ready, if no thread ever asked for one."""
+        """A version that is ready, if no thread ever asked for a version; else None."""
         return None if self.asked else next(iter(self._ready.values()), None)
 
     def unknown(self, text: str) -> None:
-        """Report that the publisher's host has no address; empty: it has one, or may get one."""
+        """Set the error that the publisher's host has no address; an empty `text` clears it."""
         before = self._refusal if isinstance(self._refusal, AddressError) else None
         if text == (str(before) if before is not None else ""):
             return
@@ -185,7 +185,7 @@ class ReadyQueue:
             self._notify_all()
 
     def close_in_child(self, reason: ClosedError) -> None:
-        """Close it in a forked child, where the thread that held the lock does not exist."""
+        """Close the queue in a forked child, where the thread that held the lock is missing."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._closed = reason
@@ -193,7 +193,7 @@ class ReadyQueue:
     # For the user's thread.
 
     def look(self) -> None:
-        """Wake the waiting threads, to check whether to stop."""
+        """Wake the waiting threads, which then check whether to stop."""
         with self.lock:
             self._notify_all()
 
@@ -203,15 +203,15 @@ class ReadyQueue:
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | Waiter | None:
-        """Return a version that is ready, oldest model first; None after the timeout.
+        """Return the version that is ready for longest; None after the timeout.
 
-        If another thread applied one for this call, return the turn with the result; or, where
-        `models` is None, that of an earlier call whose thread did not wait for it.
+        If another thread applied a version for this call, return the waiter with the result. If
+        `models` is None, this may be the result of an earlier call, which was interrupted.
 
         Args:
             timeout: Seconds to wait; None: until there is a version.
             models: The models to wait for; None: any.
-            stop: Returns whether to return None at once; see `look`.
+            stop: Returns True to end the wait at once, with the result None; see `look`.
 
         Raises:
             ApplyError: A version could not be applied.
@@ -249,7 +249,7 @@ class ReadyQueue:
         return waiter
 
     def _taken(self, waiter: Waiter, *, stopped: bool) -> StagedVersion | None:
-        """Remove a turn that was not lent; return the version or raise the error that is here."""
+        """Remove an unclaimed waiter; return a version that is ready or None, or raise an error."""
         models = waiter.models
         self._waiters.remove(waiter)
         if stopped:
@@ -269,12 +269,12 @@ class ReadyQueue:
         return None
 
     def _await_end(self, waiter: Waiter) -> None:
-        """Wait for the thread that applies a version: the model must not change after that."""
+        """Wait for the end of an apply in another thread: the model must not change later."""
         while not waiter.over:
             waiter.wait()
 
     def keep(self, received: "Future[Any]") -> None:
-        """Keep a call's result for the next `take`: its own thread did not wait for it."""
+        """Store the result of a call whose caller stopped waiting; the next `take` returns it."""
         error, waiter = received.exception(), Waiter(None)
         waiter.end(received.result() if error is None else None, error)
         with self.lock:
@@ -282,7 +282,7 @@ class ReadyQueue:
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
-        """While the block runs, report it if the version becomes unavailable."""
+        """Mark a version as awaited in the block: that it is staged or gone is reported then."""
         awaited = (model, *key)
         self._awaited.add(awaited)
         try:
@@ -299,10 +299,10 @@ class ReadyQueue:
     def wait_whole(
         self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
     ) -> tuple[bool, StagedVersion | None]:
-        """Wait until an awaited version is here or done; return whether it is, and the version.
+        """Wait until an awaited version is here or `done()`; return whether so, and the version.
 
         Raises:
-            ApplyError: It could not be applied.
+            ApplyError: The version could not be applied.
             RefusedError: The publisher refuses this worker.
             AddressError: The publisher's host has no address.
             ClosedError: No version will come any more.
@@ -340,10 +340,10 @@ class ReadyQueue:
         done: Callable[[], bool],
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | None:
-        """Return this version once it is ready; None if it is done, on `stop` or at the timeout.
+        """Return this version once it is ready; None on `done()`, `stop()` or at the timeout.
 
         Raises:
-            ApplyError: It could not be applied.
+            ApplyError: The version could not be applied.
             RefusedError: The publisher refuses this worker.
             AddressError: The publisher's host has no address.
             ClosedError: No version will come any more.
@@ -369,7 +369,7 @@ class ReadyQueue:
             return None
 
     def _check(self, model: str, key: tuple[int, int], *, done: bool = False) -> None:
-        """Raise the error of a version; if it is done, only an error of its own."""
+        """Raise the error of a version, if any; unless it is `done`, also a refusal or the end."""
         for error in tuple(self._errors):
             if (error.model, error.epoch, error.version) == (model, *key):
                 self._errors.remove(error)
@@ -383,7 +383,7 @@ class ReadyQueue:
         """Check that versions can still come.
 
         Raises:
-            ClosedError: The subscriber was closed, or one of its threads failed: that is the cause.
+            ClosedError: The subscriber was closed, or one of its threads failed (see the cause).
         """
         if self._closed is not None:
             raise ClosedError.of("subscriber", self._closed)

@@ -9,12 +9,12 @@ sees each connection, counts its bytes, and can close it.
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
 A connection is *unproven* until its first message is complete. The number of unproven connections
-is limited: beyond it, a new connection replaces the oldest unproven one of the host that has most.
-So unknown peers cannot keep workers out: their handshake takes a fraction of a second.
+is limited: beyond the limit, a new connection replaces the oldest unproven connection of the host
+that has most of them. So unknown peers cannot keep workers out, whose handshake takes a moment.
 
-Bytes are parsed as messages are taken, one message of one connection at a time, and no more is read
-of a connection before that. What remains is part of one message, whose size is limited per
-connection and in total.
+Bytes are parsed when `receive` takes messages, one message of one connection at a time. A
+connection is read again only once its messages are taken. The bytes that remain are part of one
+message, whose size is limited per connection and in total.
 
 Everything here belongs to one thread, and never blocks.
 """
@@ -52,15 +52,15 @@ from .zmtp import ZmtpError
 
 log = logging.getLogger("weightbus.publisher")
 
-READ_BYTES = 2**14  # read of one connection before its messages are taken
+READ_BYTES = 2**14  # read from one connection before its messages are taken
 ACCEPTS = 32  # connections accepted in a row
 TICK_SECONDS = 0.1  # between two checks for what is overdue
 SEARCH_FILES = 64  # of a process that are examined in one turn: 0.2 ms
 SEARCH_SECONDS = 0.02  # until the next turn
-ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # for which a process may outlive its connections
+ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # to wait for the end of a process; between two checks
 # TCP keepalive detects dead peers, so that their connections are closed.
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each unanswered probe
-UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
+UNSENT_MS = 30_000  # for the peer's kernel to take sent bytes: 1 MiB at 40 kB/s takes less
 
 
 class Router:
@@ -68,13 +68,13 @@ class Router:
 
     Args:
         selector: Where its sockets are registered; pass what it finds to `process_events`.
-        crowd: Counts connections rejected for lack of descriptors.
-        copies: Of all connections of the publisher.
+        note_rejections: Counts connections that are rejected for lack of descriptors.
+        copies: The bytes that are copied for all connections of the publisher.
         curve: The publisher's keys; None: it has none.
 
     Attributes:
         due: When `tick` must be called.
-        ready: The peers of which `receive` may have a message.
+        ready: The connections of which `receive` may have a message.
         gone: The closed connections that `take_closed` has not returned.
         ending_at: When `take_closed` must be called for processes that are ending.
         key: The key of the sender of the last message; empty where there are no keys.
@@ -97,7 +97,7 @@ class Router:
         self._over_tcp = True
         self._peers: dict[bytes, ControlConnection] = {}
         self._unproven: dict[ControlConnection, None] = {}  # the oldest first
-        self._by_host: dict[str, int] = {}  # the number of these
+        self._by_host: dict[str, int] = {}  # the number of unproven connections
         self._room = UNPROVEN_MAX if math.isinf(limit_of()) else min(UNPROVEN_MAX, limit_of() // 4)
         self.ready: deque[ControlConnection] = deque()  # those with unparsed bytes
         self._partial: dict[
@@ -106,12 +106,12 @@ class Router:
         self._partial_bytes = 0
         self._waiting: dict[
             ControlConnection, None
-        ] = {}  # for other connections to need fewer copies
+        ] = {}  # those that wait until other connections need fewer copies
         self._hosts: dict[str, TokenBucket] = {}  # recent connections, by host
         self._searches: deque[ControlConnection] = deque()
         self._ending: list[
             tuple[ControlConnection, float, str]
-        ] = []  # until when to check its process
+        ] = []  # closed ones, with when to stop checking the process
         self._last: ControlConnection | None = None  # the sender of the last message
         self._count = 0  # of connections so far
         self._scratch = memoryview(bytearray(READ_BYTES))
@@ -119,7 +119,7 @@ class Router:
         self._not_accepted = RateLimitedWarning(
             log, "cannot accept a connection, will try again: %s"
         )
-        self._accept_at = 0.0  # 0: it is accepting
+        self._accept_at = 0.0  # when to accept again; 0: now
         self._tick_at = self._search_at = self.due = math.inf
         self.gone: list[ControlConnection] = []
         self.ending_at = math.inf
@@ -129,7 +129,7 @@ class Router:
         """Listen at an endpoint; return it with the actual port.
 
         Raises:
-            AddressError: It is in use, or invalid.
+            AddressError: The endpoint is in use, or invalid.
         """
         self._listener = bound(lambda: Listener(endpoint), endpoint, "address")
         self._over_tcp = endpoints.ipc_path(self._listener.endpoint) is None
@@ -151,7 +151,7 @@ class Router:
                     self._accept(self._listener, now)
                 continue
             try:
-                # Earlier input is parsed first, so that it needs no more memory.
+                # Read only once earlier input is parsed: this limits the memory for input.
                 if events & selectors.EVENT_READ and not peer.ready and peer.read(scratch, now):
                     self._note_partial(peer, 0)
                     peer.ready = True
@@ -186,7 +186,7 @@ class Router:
         return None
 
     def _all_taken(self, peer: ControlConnection, now: float) -> None:
-        """Note that all complete messages of a peer are taken."""
+        """Handle a connection whose messages are all taken: send its answers, or close it."""
         peer.ready = False
         if peer.broken:
             self._close(peer)
@@ -222,9 +222,9 @@ class Router:
     # Sending.
 
     def send(self, identity: bytes, frames: Sequence[Buffer], now: float) -> bool:
-        """Send to one worker; return False if its connection is closed.
+        """Send a message to one worker; return False if its connection is closed.
 
-        If a worker does not read and its queue is full, the message is lost, as any may be.
+        If a worker does not read and its queue is full, the message is lost, as any message may be.
         """
         peer = self._peers.get(identity)
         if peer is None or peer.broken:
@@ -242,7 +242,7 @@ class Router:
         self._watch(peer)
 
     def _watch(self, peer: ControlConnection) -> None:
-        """Have the selector wait for room, if anything is unsent."""
+        """Have the selector wait for input and, if anything is unsent, for room to send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing.unsent else 0)
         if peer.watched != events and not peer.broken:
             peer.watched = events
@@ -253,7 +253,7 @@ class Router:
     # Time.
 
     def tick(self, now: float) -> None:
-        """Perform what is due; `due` says when."""
+        """Perform what is due; call this when `due` says."""
         if now >= self._search_at:
             self._search(now)
         if now >= self._tick_at:
@@ -277,7 +277,7 @@ class Router:
             self._retry_waiting(now)
 
     def _retry_waiting(self, now: float) -> None:
-        """Send what waited for other connections to need fewer copies."""
+        """Send messages that waited until other connections need fewer copies."""
         waiting, self._waiting = self._waiting, {}
         for peer in waiting:
             if not (peer.closed or peer.broken):
@@ -307,7 +307,7 @@ class Router:
     def _add(self, connection: socket.socket, host: str, now: float) -> None:
         connection.setblocking(False)
         if self._over_tcp:
-            with contextlib.suppress(OSError):  # it is closed: the first read will tell
+            with contextlib.suppress(OSError):  # the peer has closed it, as the first read shows
                 _tune(connection)
         self._count += 1
         identity = self._count.to_bytes(8, "big")
@@ -328,13 +328,13 @@ class Router:
         if host not in self._hosts:
             if len(self._hosts) >= HOSTS_MAX:
                 self._hosts = {h: each for h, each in self._hosts.items() if not each.is_full(now)}
-            if len(self._hosts) >= HOSTS_MAX:  # reset: each may burst once more
+            if len(self._hosts) >= HOSTS_MAX:  # forget all hosts: each may burst once more
                 self._hosts.clear()
             self._hosts[host] = TokenBucket(CONNECT_RATE, now)
         return self._hosts[host].take(1, now)
 
     def _make_room(self, connection: socket.socket, host: str, now: float) -> bool:
-        """Make room for a new connection, if necessary by closing an unproven one."""
+        """Return whether there is room for a new connection; close an unproven one if necessary."""
         crowded = nearly_exhausted(connection.fileno())
         if crowded:
             self._crowd.note(connection.fileno(), host, now)
@@ -350,7 +350,7 @@ class Router:
         return True
 
     def _mark_proven(self, peer: ControlConnection) -> None:
-        """Mark a connection that has sent a message: it makes room for new connections."""
+        """Mark a connection as proven by its first message: it no longer counts as unproven."""
         peer.proven = True
         self._forget_unproven(peer)
         if (bucket := self._hosts.get(peer.host)) is not None:
@@ -449,10 +449,10 @@ class Router:
         self.due = min(self.due, self._search_at)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return the identities of closed connections, each with a text if its process has ended.
+        """Return (identity, text) for each closed connection; a text says that its process ended.
 
-        Take all messages first: the last ones of a closed connection are among them. A process may
-        outlive its connections for a moment: its identity is returned again once it has ended.
+        Take all messages first: the last messages of a closed connection are among them. A process
+        may outlive its connection for a moment: the identity is returned again once it has ended.
         """
         found: list[tuple[bytes, str]] = []
         closed = [(peer, now + ENDING_SECONDS, "closed") for peer in self.gone]
@@ -473,7 +473,7 @@ class Router:
 def _host_of(address: tuple[Any, ...] | str) -> str:
     """Return the host of a connection; empty over a Unix socket.
 
-    For IPv6 it is the network: its owner has all of its addresses.
+    For IPv6, return the network of 64 bits: one host may use all addresses of its network.
     """
     if isinstance(address, str):
         return ""

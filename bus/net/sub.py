@@ -1,7 +1,7 @@
 """The worker's data connection: connects in the background, receives payloads in place.
 
-It belongs to one thread, which never blocks here: a helper thread resolves the host, connects and
-then wakes the owner. A connection that breaks or falls silent is made again.
+The connection belongs to one thread, which never blocks here: a helper thread resolves the host,
+connects and then wakes the owner. A connection that breaks or falls silent is replaced.
 """
 
 import contextlib
@@ -50,18 +50,18 @@ class Subscription:
         self._dial_at = 0.0
         self._pause = REDIAL_SECONDS
         self._heard_at = 0.0
-        self._commands = TokenBucket(COMMANDS, 0.0)  # of this connection
+        self._commands = TokenBucket(COMMANDS, 0.0)  # limits the commands of this connection
         self._expected = 1
-        self._drained = False  # nothing more is here, until the descriptor is readable
-        self.pending = False  # messages may be here already, which the descriptor does not show
+        self._drained = False  # no bytes are left to read, until the descriptor is readable
+        self.pending = False  # whether more messages may be here, though the descriptor is not
 
     def connect(self, endpoint: str, ticket: str = "") -> None:
         """Receive messages from this endpoint, in place of any earlier one.
 
-        With a ticket, each connection needs one, and uses it up.
+        If a ticket is given, each later connection needs a new one: a ticket is valid once.
 
         Raises:
-            AddressError: It cannot be an address.
+            AddressError: The path of the endpoint is too long.
         """
         path = endpoints.ipc_path(endpoint)
         if path is not None and len(path.encode()) > IPC_PATH_MAX:
@@ -79,7 +79,7 @@ class Subscription:
         self._dial_at, self._pause = 0.0, REDIAL_SECONDS
 
     def subscribe(self, topic: bytes, *, on: bool) -> None:
-        """Subscribe to a topic, or unsubscribe; repeating it has no effect."""
+        """Subscribe to a topic, or unsubscribe; repeated calls have no effect."""
         if (topic in self._topics) != on:
             (self._topics.add if on else self._topics.discard)(topic)
             self._stream.subscribe(topic, on=on)
@@ -90,7 +90,7 @@ class Subscription:
         return connection is not None and self._stream.say(body) and self._write(connection)
 
     def process_events(self, now: float) -> tuple[socket.socket, bool] | None:
-        """Perform what is due; return the connection to watch, if any, and whether to write."""
+        """Perform what is due; return the socket to watch and whether bytes are unsent, or None."""
         while self._dialled:
             self._use_connection(*self._dialled.popleft(), now)
         patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
@@ -120,11 +120,11 @@ class Subscription:
 
     @property
     def needs_ticket(self) -> bool:
-        """True if a ticket is missing to connect."""
+        """True if a new connection is needed, but no ticket for it is here."""
         return self._ticketed and not (self._ticket or self._socket or self._dialling)
 
     def receive(self, now: float) -> Arrived | None:
-        """Return the next message, if any; there is no further one unless `pending` is set."""
+        """Return the next message or None; if `pending` is not set then, no further one is here."""
         while not self._arrived and (self._stream.held or not self._drained):
             connection, stream = self._socket, self._stream
             if connection is None:
@@ -185,7 +185,7 @@ class Subscription:
             )
 
     def _set_low_water(self) -> None:
-        """Have the kernel wake us for a large part of what is missing, not for each packet."""
+        """Have the kernel wake us for a large part of the missing bytes, not for each packet."""
         count = min(self._stream.missing, LOW_WATER_BYTES)
         if count != self._expected and self._socket is not None:
             self._expected = count
@@ -211,7 +211,7 @@ class Subscription:
             self._forget_dialled()
 
     def _forget_dialled(self) -> None:
-        """Close connections that will not be used. (Called by either thread, whichever is last.)"""
+        """Close new connections that will not be used. Either thread calls this, after `close`."""
         with contextlib.suppress(IndexError):
             while True:
                 _, found = self._dialled.popleft()
@@ -234,7 +234,7 @@ class Subscription:
             self._stream.subscribe(topic, on=True)
 
     def _write(self, connection: socket.socket) -> bool:
-        """Send what is queued; return False if the connection is closed."""
+        """Send the queued bytes; return False if the connection is closed."""
         try:
             del self._stream.outgoing[: connection.send(self._stream.outgoing)]
         except BlockingIOError:

@@ -1,8 +1,9 @@
-"""The thread of either side, which owns its sockets, and the waker for other threads.
+"""The thread of a publisher or worker, which owns its sockets, and the waker for other threads.
 
-Once it runs, only the thread closes what it owns. The caller of `start` may be interrupted while
-the thread begins to run (by Ctrl-C, for instance), and must clean up without knowing whether it
-will. So the first to acquire a lock owns everything: the thread, or a caller that gives it up.
+Once the thread runs, only the thread closes what it owns. The caller of `start` may be interrupted
+while the thread begins to run (by Ctrl-C, for instance), and must clean up without knowing whether
+the thread will run. So a lock decides: the thread closes the sockets if it acquires the lock first,
+and the caller closes them if `give_up` does.
 """
 
 import selectors
@@ -12,14 +13,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-WAKES = 4096  # read at once: after fewer, the descriptor signals again
+WAKES = 4096  # bytes read at once: a read of fewer has emptied the socket
 
 
 class IoThread(threading.Thread):
     """A thread that owns its sockets; it does not keep the process alive.
 
     Args:
-        work: The thread's function; in the end it closes what it owns.
+        work: The thread's function, which at its end closes what the thread owns.
         name: The thread's name.
     """
 
@@ -33,7 +34,7 @@ class IoThread(threading.Thread):
             super().run()
 
     def give_up(self, timeout: float) -> bool:
-        """Wait for the end of the thread; True, immediately, if it has not run and never will."""
+        """Return True at once if the thread has not run and never will; else wait for its end."""
         if self._taken.acquire(blocking=False):
             return True
         if self.is_alive():
@@ -42,12 +43,12 @@ class IoThread(threading.Thread):
 
 
 def new_selector() -> selectors.DefaultSelector:
-    """Return a selector for a thread of ours.
+    """Return a selector for one of our threads.
 
     After `gevent.monkey.patch_all(thread=False)` the selectors are gevent's and the threads are the
     system's. A gevent selector that is made in one thread and used in another ends the process by
-    SIGSEGV; so the original one, which gevent saves, is used. If threads are patched as well, they
-    are greenlets of the thread that makes the selector, and gevent's is right.
+    SIGSEGV; so the original selector, which gevent saves, is used. If threads are patched as well,
+    they are greenlets of the thread that makes the selector, and gevent's selector is right.
     """
     monkey: Any = sys.modules.get("gevent.monkey")
     if monkey is None or not monkey.is_module_patched("selectors"):
@@ -59,7 +60,7 @@ def new_selector() -> selectors.DefaultSelector:
 
 
 class Waker:
-    """Wakes a thread that waits in its selector; repeated wakes are one."""
+    """Wakes a thread that waits in its selector; repeated wakes have the effect of one."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()

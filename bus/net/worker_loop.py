@@ -1,8 +1,8 @@
 """The worker's thread: it owns the sockets, passes messages, and lets the machine decide.
 
 Effects that do not block (memory, opening a segment) are performed immediately, before the next
-message; slow ones run in the `Copier`. Ready versions go to the `ReadyQueue`; the outcome in the
-user's thread returns as a `Report`.
+message; slow effects run in the `Copier`. Ready versions go to the `ReadyQueue`; the user's thread
+reports the outcome of each version by a `Report`.
 """
 
 import logging
@@ -89,7 +89,7 @@ class WorkerLoop:
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
         self._work: deque[Happening] = deque()
-        self._copier = Copier(partial(_enqueue, self._work, sockets))  # `tell` would keep us alive
+        self._copier = Copier(partial(_enqueue, self._work, sockets))  # `tell` would hold the loop
         self._stopping, self._refused = False, ""
         self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
         self._failures = RateLimitedWarning(log, "%s")
@@ -116,7 +116,7 @@ class WorkerLoop:
         self._at_once = at_once
 
     def examine_by(self, examine: Callable[[Check], None]) -> None:
-        """Set the function that `Examine` calls; it must not block, and answers with `Examined`."""
+        """Set the function for `Examine`, which must not block and later calls `tell(Examined)`."""
         self._examine = examine
 
     def tell(self, event: Happening) -> None:
@@ -177,7 +177,7 @@ class WorkerLoop:
                 if (frames := self._sockets.receive()) is None:
                     break
                 self._perform(self._machine.receive, frames, time.monotonic())
-        if activity.data or now >= next_tick:  # a partial chunk shows that more will come
+        if activity.data or now >= next_tick:  # a tick also reads incomplete chunks
             data = self._sockets.data
             for _ in range(BATCH):
                 if (arrived := data.receive(time.monotonic())) is None:
@@ -213,8 +213,8 @@ class WorkerLoop:
     ) -> None:
         """Perform the effects that the machine decides on; if that raises, warn and recover.
 
-        An exception from one message, event or effect does not end the thread; only one from this
-        loop does. A failed effect is answered as one that could not be performed.
+        An exception from one message, event or effect does not end the thread; only an exception
+        from this loop does. If an effect fails, the machine gets the event for its failure.
         """
         try:
             effects = decide(*args, **kwargs)
@@ -280,7 +280,7 @@ class WorkerLoop:
                 self._join(effect.epoch)
             case Rejected(model, epoch, version, code, text):
                 error = rejected(model, epoch, version, code, text)
-                if not self._ready_queue.asked:  # otherwise it is raised where versions are applied
+                if not self._ready_queue.asked:  # otherwise the user's call raises the error
                     log.warning("%s", on_one_line(error))
                 self._ready_queue.reject(error)
             case Refused(code, text):
@@ -332,7 +332,7 @@ class WorkerLoop:
         self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
-        """Allocate memory; if it is for later, have its pages touched before they are needed."""
+        """Return memory, or None; if it is for a later version, touch its pages when idle."""
         try:
             if effect.key is not None:
                 return memory_of(effect.nbytes)
@@ -350,14 +350,14 @@ class WorkerLoop:
 
 
 def _cause(error: Exception) -> str:
-    """Return what went wrong, and where."""
+    """Return an exception's type, text and place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"
 
 
 def _failure_event(effect: Effect, why: str) -> Happening | None:
-    """Return the event for an effect that was not performed, if the machine waits for one."""
+    """Return the event that says that an effect failed; None if the machine waits for none."""
     match effect:
         case Ready(staged):
             return Report(staged.model, staged.key, "failed", why)

@@ -1,10 +1,10 @@
 """Either side of a data connection in ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
 
 libzmq receives each message into newly allocated memory: page faults, a hand-over between threads,
-and a copy to the final place, which together cost more than the network does. So the worker reads
+and a copy to the final place together cost more than the network does. So the worker reads
 published messages itself, and the bulk of a payload goes from the kernel directly to its place.
-(Why the publisher sends them itself: `pub.py`.) Receive into `room()` and call `received()`; send
-what is in `outgoing`, but never between the frames of a message.
+(`pub.py` says why the publisher sends messages itself.) The caller receives into `room()` and then
+calls `received()`; it sends the bytes in `outgoing`, but never between the frames of a message.
 
     greeting (64 bytes) ──> READY ──> messages and commands
 
@@ -46,9 +46,9 @@ class Stream:
     """The protocol state of one connection.
 
     Args:
-        place: Given the topic and header of a message and the size of its payload, returns where to
-            receive the payload; the lease then stands for the message. None: the payload is read
-            and discarded, and the message has an empty one.
+        place: Given the topic and header of a message and the size of its payload, returns a lease
+            on the place for the payload; the lease then stands for the message. If it returns None,
+            the payload is read and discarded, and the message has an empty payload.
         kind: This side's socket type. (The greeting is of ZMTP 3.0, where subscriptions are
             messages.)
         frame_max: The most bytes of a frame that is no payload.
@@ -63,8 +63,8 @@ class Stream:
         frames_max: int = FRAMES_MAX,
     ) -> None:
         self.outgoing = bytearray(GREETING)
-        self.frames = 0  # that have arrived, commands included
-        self.commands = 0  # of these
+        self.frames = 0  # frames that have arrived, commands included
+        self.commands = 0  # commands that have arrived
         self._kind = kind
         self._frame_max, self._frames_max = frame_max, frames_max
         self.state: State = "greeting"
@@ -72,7 +72,7 @@ class Stream:
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._have = 0  # bytes in the scratch
         self.missing = 1  # bytes that must arrive before anything can be processed
-        self.held = False  # a payload in it waits until earlier messages are processed
+        self.held = False  # a payload in the scratch waits until earlier messages are processed
         self._frames: list[Buffer] = []  # of the message that is arriving
         # A frame longer than the scratch, which is being received: its flags and lease.
         self._body: tuple[int, Lease | None] | None = None
@@ -159,7 +159,7 @@ class Stream:
                 raise ZmtpError(f"a frame of {size} bytes")
             if not payload and end - at <= SCRATCH_BYTES:
                 break
-            self.held = payload and bool(messages)  # they may determine its place
+            self.held = payload and bool(messages)  # earlier messages may determine its place
             if not self.held:
                 self._begin(flags, size, scratch[body:have], payload=payload)
                 at = have
@@ -177,7 +177,7 @@ class Stream:
         return len(GREETING)
 
     def _begin(self, flags: int, size: int, begun: memoryview, *, payload: bool) -> None:
-        """Find a place for a frame that exceeds the scratch, and copy what is here to it."""
+        """Find a place for a frame that exceeds the scratch, and copy its first bytes there."""
         if payload and size > MESSAGE_BYTES_MAX:
             raise ZmtpError(f"a frame of {size} bytes")
         lease: Lease | None = None
@@ -236,7 +236,7 @@ class Stream:
 
 
 def greeting_fault(greeting: Buffer, mechanism: bytes) -> str:
-    """Return what is wrong with a greeting, as far as it has arrived; empty if nothing is."""
+    """Return an error text for a greeting, as far as it has arrived; empty if it is valid."""
     head = bytes(greeting[:32])
     signature, version, theirs = head[:10], head[10:11], head[12:32]
     begins = signature[:1] in (b"", b"\xff") and signature[9:10] in (b"", b"\x7f")
