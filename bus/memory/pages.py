@@ -132,7 +132,7 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
 
 
 def populate(memory: mmap.mmap, check: Check) -> None:
-    """Have the kernel allocate all pages of a new mapping now: on first use that costs more."""
+    """Have the kernel allocate all pages of a new mapping, which costs more on first use."""
     for begin in range(0, len(memory), STEP_BYTES):
         length = min(STEP_BYTES, len(memory) - begin)
         try:

@@ -115,7 +115,7 @@ class Segment:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def arrived(self) -> None:
-        """Stamp the segment, whose late bytes are here. Unstamped bytes need no lock."""
+        """Stamp the segment, whose late bytes are here. No lock: no worker reads them before."""
         # S12
         self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
 
@@ -287,7 +287,7 @@ def _leave_room(fd: int) -> None:
     """Check that half of the descriptors stay free for connections.
 
     Raises:
-        OSError: The other half is taken: a new descriptor has the lowest free number.
+        OSError: `fd`, which had the lowest free number, is in the other half.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and fd >= most // 2:

@@ -144,7 +144,7 @@ class MemoryBlock:
         return True
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Stamp the block, so that workers may read it; False if one copies from it now."""
+        """Stamp the block, so that workers may read it; False if a worker is copying from it."""
         if self._segment is None:
             return True
         if not self._segment.claim():
@@ -226,7 +226,7 @@ class Snapshot:
         return self._held()[0].lost(state)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Stamp the snapshot, so that workers of this host may read it; False if one reads now."""
+        """Let workers of this host read the snapshot; False if a worker is copying from it."""
         return self._held()[0].stamp(model, epoch, version)
 
     def bytes(self, begin: int, end: int) -> memoryview:
@@ -431,7 +431,7 @@ class Pool:
         return snapshot
 
     def retire(self) -> None:
-        """Never write to existing blocks again: a process that mapped them must not read more.
+        """Never write to existing blocks again: a process that has mapped them must not read more.
 
         Any thread may call this. A state that is being written now is still readable.
         """
@@ -542,7 +542,7 @@ class _Room:
 
 
 class SealedMemory:
-    """The memory for the sealed bytes of each model of one publisher, reused once they are sent.
+    """The memory for the sealed bytes of each model of one publisher; sent memory is reused.
 
     Each model has as many rooms as it may have snapshots. An unused room is freed at the second
     allocation that does not need it.

@@ -64,7 +64,7 @@ class EventCallback:
         self._thread.start()
 
     def tell(self, event: WorkerEvent) -> None:
-        """Queue an event; never blocks. Without effect after `end`."""
+        """Queue an event, without blocking; after `end`, ignore the event."""
         with self._changed:
             if self._ended:
                 return

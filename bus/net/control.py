@@ -139,7 +139,7 @@ class WorkerSockets:
         return s
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
-        """Wait for a message or `wake`; with `writable`, also for the control connection."""
+        """Wait for a message or `wake`, or with `writable` for an open control connection."""
         now = time.monotonic()
         if now >= self._incoming.look_at:
             self._look(now)
@@ -240,7 +240,7 @@ class WorkerSockets:
         return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
-        """Send a message; with a token, prefer the data connection. Without any, it is lost."""
+        """Send a message, with a token on the data connection if possible; it may be lost."""
         if token and self.data.say(WORD + token.encode() + header):
             return
         self._events_fresh = False
@@ -250,7 +250,7 @@ class WorkerSockets:
     def changed(self, patience: float) -> tuple[bool, str]:
         """Return whether the control connection has changed, and why a handshake failed.
 
-        Handshakes that end without a status count as failed after `patience` seconds of that.
+        If handshakes end without a status, that counts as a failure after `patience` seconds.
         """
         before = self._monitor_events.descriptor, self._monitor_events.connections
         changed = self._monitor_events.read(time.monotonic(), patience)
@@ -282,7 +282,7 @@ class WorkerSockets:
         close_libzmqs(self._libzmqs)
 
     def close(self) -> None:
-        """Close everything; messages in transit get a moment."""
+        """Close everything; messages in transit have `LINGER_MS` to be sent."""
         self._control.disable_monitor()  # ZeroMQ would wait for a reader of the monitor
         self.data.close()
         keep_in_children(self)

@@ -1,8 +1,8 @@
 """A worker's second thread, for slow work: the first thread must answer pings meanwhile.
 
 The thread copies versions from shared memory and decodes patches, one after another. When idle it
-touches memory ahead of its first use. It starts with the first job. Jobs are generators that do a
-little at each step, so they can be stopped.
+touches memory ahead of its first use. The first job starts the thread. Jobs are generators that do
+a little at each step, so they can be stopped.
 """
 
 import logging

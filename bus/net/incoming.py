@@ -4,8 +4,7 @@ libzmq limits the size of a frame, but not the number of frames of a message: it
 as long as more arrive. So the bytes received are compared with those of messages taken, and a
 connection whose publisher sends more than was requested is closed.
 
-Only Linux counts received bytes, and only for TCP. Over ipc, and on other systems, only the size of
-frames is limited.
+Only Linux counts received bytes, and only for TCP. Otherwise only the size of frames is limited.
 
 libzmq reveals the descriptor of its connection. The number may have been reused for another socket
 since, so each check duplicates the descriptor and verifies its peer first.
@@ -43,7 +42,7 @@ class Incoming:
         self._looked_at = self.look_at = 0.0
 
     def follow(self, descriptor: int, peer: str) -> None:
-        """Count another connection, to this endpoint; -1: none."""
+        """Count the bytes of another connection, to the endpoint `peer`; -1: of none."""
         self._descriptor, self._peer, self._own = descriptor, peer, 0
         self._came, self.look_at = None, 0.0
 

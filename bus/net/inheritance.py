@@ -60,10 +60,7 @@ def _abandon_all() -> None:
 
 @contextlib.contextmanager
 def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
-    """Yield a list, which gets the descriptors that libzmq opens in the block.
-
-    The block makes a context and its first sockets, whose number is `sockets`.
-    """
+    """Yield a list, which gets the descriptors of a context and its `sockets` in the block."""
     found: list[int] = []
     with _opening:
         before = _descriptors()

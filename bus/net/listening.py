@@ -44,8 +44,8 @@ class PublisherEndpoints(Protocol):
     """A publisher's sockets.
 
     Attributes:
-        leaving: Whether they are about to be closed.
-        address, data_address: The endpoints that they are bound to.
+        leaving: Whether the sockets are about to be closed.
+        address, data_address: The endpoints of the sockets.
     """
 
     leaving: bool

@@ -19,7 +19,7 @@ from ..messages import Buffer
 from .zmtp import message_parts, rest_of
 
 HOLD_SECONDS = 0.1  # that a partly sent message may hold its memory without progress
-STUCK_SECONDS = 1.5  # without progress, after which a copy is dropped if other connections wait
+STUCK_SECONDS = 1.5  # without progress, after which a copy's connection is closed if others wait
 COPY_SECONDS = 30.0  # in which a copy must be sent while others wait: 1 MiB at 40 kB/s
 TURN_BYTES = 2**20  # sent to one peer before the next is served
 NOT_READ = "it does not read, and too much is kept for connections that do not"

@@ -30,7 +30,7 @@ class SecretMessage:
     """A message to one worker, which is encrypted when its transmission begins.
 
     Args:
-        curve: Encrypts it.
+        curve: Encrypts the message.
         frames: The frames; the caller keeps the last one if it is a view.
     """
 
@@ -141,7 +141,7 @@ class ControlConnection:
         return True
 
     def message(self, now: float) -> list[bytes] | None:
-        """Parse the next message from what was read; None if there is no complete one.
+        """Return the next message of the bytes that were read; None if no message is complete.
 
         Raises:
             ZmtpError, CurveError: The peer violates the protocol: close the connection.

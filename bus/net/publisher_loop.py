@@ -64,7 +64,7 @@ log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two ticks while idle
 LATE_TICK_SECONDS = (
-    1.0  # or a ping interval: if a tick is late by this, messages are processed before it
+    1.0  # or a ping interval if that is less: a tick this late lets messages go first
 )
 BATCH = 64  # messages taken from one socket before the other is served
 FAILED_TURNS_MAX = 16  # in a row, before the thread ends: a temporary failure has passed by then
@@ -89,7 +89,7 @@ class PublisherLoop:
     Attributes:
         over: Set once the thread has ended.
         leaving: The thread has ended, or is about to.
-        known: The view of the machine for any thread; only the loop's thread reads the machine.
+        known: A view of the machine for any thread; only the loop's thread reads the machine.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class PublisherLoop:
         return self._call_soon(lambda _: absent.unknown(self._machine.state, names))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
-        """Request the answer for an observer."""
+        """Request the page of the roster that answers an observer."""
         return self._call_soon(lambda now: self._machine.observers.pages(asked, now)[0])
 
     def patch_candidates(

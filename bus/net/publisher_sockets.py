@@ -47,7 +47,7 @@ class PublisherSockets:
 
     Attributes:
         address, data_address: The endpoints of the two sockets, with the actual ports.
-        data: The data socket, with its subscribers.
+        data: The data socket.
         broadcast: Publishes to the subscribers: see `PubSocket.send`.
         leaving: Whether the sockets are about to be closed.
         wake: Interrupts a `poll` in another thread.
@@ -168,7 +168,7 @@ class PublisherSockets:
         self._waker.close()
 
     def close(self) -> None:
-        """Close everything; messages in transit get a moment."""
+        """Close everything; messages in transit have `LINGER_SECONDS` to be sent."""
         keep_in_children(self)
         self.data.close(LINGER_SECONDS)
         self._router.close(LINGER_SECONDS)

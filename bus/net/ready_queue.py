@@ -203,7 +203,7 @@ class ReadyQueue:
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | Waiter | None:
-        """Return the version that is ready for longest; None after the timeout.
+        """Return the version that has been ready for longest; None after the timeout.
 
         If another thread applied a version for this call, return the waiter with the result. If
         `models` is None, this may be the result of an earlier call, which was interrupted.
@@ -269,7 +269,7 @@ class ReadyQueue:
         return None
 
     def _await_end(self, waiter: Waiter) -> None:
-        """Wait for the end of an apply in another thread: the model must not change later."""
+        """Wait for the end of an apply in another thread: `take` returns only after that."""
         while not waiter.over:
             waiter.wait()
 
@@ -282,7 +282,7 @@ class ReadyQueue:
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
-        """Mark a version as awaited in the block: that it is staged or gone is reported then."""
+        """Mark a version as awaited in the block, so that the queue keeps news of the version."""
         awaited = (model, *key)
         self._awaited.add(awaited)
         try:
@@ -299,7 +299,7 @@ class ReadyQueue:
     def wait_whole(
         self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
     ) -> tuple[bool, StagedVersion | None]:
-        """Wait until an awaited version is here or `done()`; return whether so, and the version.
+        """Wait for an awaited version or `done()`; return (whether either came, version or None).
 
         Raises:
             ApplyError: The version could not be applied.
@@ -340,7 +340,7 @@ class ReadyQueue:
         done: Callable[[], bool],
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | None:
-        """Return this version once it is ready; None on `done()`, `stop()` or at the timeout.
+        """Return this version once it is ready; None if `done()`, if `stop()`, or at the timeout.
 
         Raises:
             ApplyError: The version could not be applied.
@@ -369,7 +369,7 @@ class ReadyQueue:
             return None
 
     def _check(self, model: str, key: tuple[int, int], *, done: bool = False) -> None:
-        """Raise the error of a version, if any; unless it is `done`, also a refusal or the end."""
+        """Raise the version's error, if any; unless `done`, also that of a refusal or a close."""
         for error in tuple(self._errors):
             if (error.model, error.epoch, error.version) == (model, *key):
                 self._errors.remove(error)
@@ -399,7 +399,7 @@ class ReadyQueue:
 
     @property
     def failure(self) -> BaseException | None:
-        """The exception that has ended a thread, unless `close()` did."""
+        """The exception that has ended a thread; None if no thread has failed."""
         return None if isinstance(self._closed, ClosedError) else self._closed
 
     @property

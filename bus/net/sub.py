@@ -53,7 +53,7 @@ class Subscription:
         self._commands = TokenBucket(COMMANDS, 0.0)  # limits the commands of this connection
         self._expected = 1
         self._drained = False  # no bytes are left to read, until the descriptor is readable
-        self.pending = False  # whether more messages may be here, though the descriptor is not
+        self.pending = False  # messages may be here already, though the descriptor is not readable
 
     def connect(self, endpoint: str, ticket: str = "") -> None:
         """Receive messages from this endpoint, in place of any earlier one.
@@ -124,7 +124,7 @@ class Subscription:
         return self._ticketed and not (self._ticket or self._socket or self._dialling)
 
     def receive(self, now: float) -> Arrived | None:
-        """Return the next message or None; if `pending` is not set then, no further one is here."""
+        """Return the next message or None; `pending` then says whether more may be here."""
         while not self._arrived and (self._stream.held or not self._drained):
             connection, stream = self._socket, self._stream
             if connection is None:

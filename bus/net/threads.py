@@ -3,7 +3,7 @@
 Once the thread runs, only the thread closes what it owns. The caller of `start` may be interrupted
 while the thread begins to run (by Ctrl-C, for instance), and must clean up without knowing whether
 the thread will run. So a lock decides: the thread closes the sockets if it acquires the lock first,
-and the caller closes them if `give_up` does.
+the caller if `give_up` does.
 """
 
 import selectors

@@ -111,7 +111,7 @@ class WorkerLoop:
     def apply_by(self, at_once: Callable[[StagedVersion], bool]) -> None:
         """Set a function that applies small versions in the worker's thread.
 
-        It must not block; it returns False for a version that another thread must apply.
+        The function must not block. It returns False for a version that another thread must apply.
         """
         self._at_once = at_once
 
@@ -357,7 +357,7 @@ def _cause(error: Exception) -> str:
 
 
 def _failure_event(effect: Effect, why: str) -> Happening | None:
-    """Return the event that says that an effect failed; None if the machine waits for none."""
+    """Return the event for a failed effect; None if the machine waits for no event."""
     match effect:
         case Ready(staged):
             return Report(staged.model, staged.key, "failed", why)

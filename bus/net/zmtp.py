@@ -112,7 +112,7 @@ class Stream:
         If `held` is set afterwards, process these messages and call this with 0 before `room()`.
 
         Raises:
-            ZmtpError: Close the connection.
+            ZmtpError: The peer violates the protocol: close the connection.
         """
         messages: list[Arrived] = []
         if self._body is None:

@@ -27,7 +27,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """The end of a copy; `crcs` has the checksum of each chunk, and is None if the copy failed.
+    """The end of a copy; `crcs` has the chunks' checksums, or is None if the copy failed.
 
     A copy fails if it is cancelled, or if the memory is locked or holds another version.
     """
@@ -42,11 +42,11 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """The end of decoding a patch; `fault` is an error text, and empty if the patch was decoded."""
+    """The end of decoding a patch; `fault` is an error text, empty on success."""
 
     patching: Patching
     fault: str
-    seconds: float = 0.0  # that decoding took
+    seconds: float = 0.0  # how long the decoding took
 
     @property
     def model(self) -> str:
@@ -69,7 +69,7 @@ class Report(msgspec.Struct, frozen=True):
         text: Why the version was not applied; for an applied version, a remark to report.
         digest: The digest of the bytes, if they were hashed only during the apply.
         still: The deadline has passed, but the user's code has not returned: the version keeps its
-            phase until another report says that the code has returned. (W24)
+            phase until the report of its return. (W24)
         bytes: The memory that holds the applied bytes from now on, if any does: the version's
             staging buffer, or a model that is resident.
         kept: The user continues to use the version's buffer, which must not be recycled.
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """A delay of the apply of a version; `text` says what delays the apply, and since when."""
+    """A delay of an apply; `text` says what delays the apply, and since when."""
 
     model: str
     key: tuple[int, int]
@@ -96,7 +96,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The user's choice of the only version to fetch; `key` is None for the latest version."""
+    """The only version that the user wants; `key` is None for the latest version."""
 
     model: str
     key: tuple[int, int] | None

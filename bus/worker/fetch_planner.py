@@ -53,7 +53,7 @@ class FetchPlanner:
         self._latest_at = -math.inf
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """Request a version that a beacon, a welcome or a stray chunk names, if it is new."""
+        """Request a new version, whose number is in a beacon, a welcome or a stray chunk."""
         arriving, key = self._versions.at["arriving"], (epoch, version)
         news = self._versions.hear(key)
         if self.only is not None:
@@ -70,7 +70,7 @@ class FetchPlanner:
         return self.latest(epoch, now)
 
     def latest(self, epoch: int, now: float, *, at_once: bool = False) -> list[Effect]:
-        """Request the latest version, unless it was requested a moment ago."""
+        """Request the latest version, unless a request was sent a moment ago."""
         if self.only is not None:
             return self.exact(now)
         if now - self._latest_at < self._timing.quiet and not at_once:

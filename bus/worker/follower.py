@@ -109,7 +109,7 @@ class Follower:
     def announced(
         self, announce: Announce, payload: Buffer | None, now: float, *, pushed: bool = True
     ) -> list[Effect]:
-        """Process an announcement. Chunks may follow without a request if it was `pushed`.
+        """Process an announcement. If it was `pushed`, chunks may follow without a request.
 
         `payload` is the layout or, if the announcement has `whole`, all data of the version.
         """
@@ -143,7 +143,7 @@ class Follower:
         return self._begin(self.versions.expect(announce, pushed=follows), now, data)
 
     def _stage_whole(self, announce: Announce, data: Buffer) -> StagedVersion | None:
-        """Make a version ready that arrived whole; None if it must take one step after another.
+        """Make a version ready that came with its announcement; None if that needs several steps.
 
         This is a shortcut for the usual case of small versions. The separate steps would have the
         same result.
@@ -204,7 +204,7 @@ class Follower:
         return self._reserve(entry, now)
 
     def _opened(self, opened: Opened, now: float) -> list[Effect]:
-        """Process the result of `Open`: apply the version from its segment, or copy it. (S6)"""
+        """Process the result of `Open`: use the version in its segment, or find a buffer. (S6)"""
         entry, memory = self.versions.at["announced"], opened.memory
         if entry is None or entry.lacks != "segment" or entry.key != opened.key:
             return []
@@ -299,7 +299,7 @@ class Follower:
         return self._advance(entry, now)
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
-        """Stage the version that was decoded from a patch, or fetch it whole if that failed."""
+        """Stage a version decoded from a patch; if decoding failed, fetch the whole version."""
         done, entry = decoded.patching, self.versions.at["arriving"]
         if not done.live:  # replaced by a newer version, or aborted
             self.versions.give_back(done.buffer)
@@ -478,7 +478,7 @@ class Follower:
         return self.planner.gone(epoch, version)
 
     def _go_on(self, epoch: int, now: float) -> list[Effect]:
-        """Begin a version that waited for a buffer; if idle in catch-up, fetch the latest one."""
+        """Begin a version that waited for a buffer; if idle in catch-up, fetch the latest."""
         effects = self._resume(now)
         idle = (
             not effects
@@ -564,7 +564,7 @@ class Follower:
             return said
         if what == "stale":
             return said + self.planner.latest(entry.key[0], now, at_once=True)
-        if versions.at["announced"] is not None:  # its buffer may be free
+        if versions.at["announced"] is not None:  # a buffer for this version may be free now
             return said + self._resume(now)
         return said
 
@@ -584,7 +584,7 @@ class Follower:
         return self.runs(entry, running)
 
     def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
-        """Note that the model holds parts of two versions; do not open this segment again."""
+        """Note that the model holds parts of two versions; never use this segment again."""
         self.versions.move(self.versions.at["running"], "torn")
         self.versions.set_patch_base(None, None, None)
         self.stale, self.torn = entry.key, self.torn + 1
@@ -630,7 +630,7 @@ class Follower:
         return reports.failed(failed, torn=bool(self.torn))
 
     def _resume(self, now: float) -> list[Effect]:
-        """Begin the version that waited for a buffer, if one is free."""
+        """Begin the version that waited for a buffer, if a buffer is free."""
         waiting = self.versions.at["announced"]
         if waiting is None or self.versions.at["arriving"] is not None:
             return []
@@ -643,7 +643,7 @@ class Follower:
         """Recover from an exception: keep complete versions; drop those that may be inconsistent.
 
         If the exception interrupted a report that the user had finished with a version, it is
-        unknown which version runs: a version is fetched again.
+        unknown which version runs, so none counts as running.
         """
         versions, effects = self.versions, list[Effect]()
         for entry in versions.all("announced", "arriving"):

@@ -43,12 +43,12 @@ class Keyring:
     """
 
     def __init__(self) -> None:
-        ciphers()  # raises if there are none
+        ciphers()  # raises SealError without the library
         self._keys: dict[str, GroupKey] = {}  # by id, the newest last
         self._counts: dict[str, int] = {}  # the highest accepted counter, by id of the key
         self._old_keys_expire_at = math.inf  # when all but the newest key expire
         self._secret = _NO_SECRET  # the version key that was derived last
-        self._key_missing = False  # a message was sealed with an unknown key
+        self._key_missing = False  # whether a message was sealed with an unknown key
 
     def begin(self, keys: Sequence[str], until: float = math.inf) -> None:
         """Set the keys of a new session; all but the newest expire at `until`.
@@ -134,7 +134,7 @@ class Keyring:
     ) -> PublisherMessage | None:
         """Return a published message, decrypted; None if it is unsealed, not authentic or a replay.
 
-        The message is accepted only once, unless `counts` is false: its payload has not arrived.
+        The message counts as accepted unless `counts` is false: its payload has not arrived yet.
         """  # E4, E5
         if not isinstance(message, SealedMessage):
             return message if isinstance(message, SealedChunk) else None

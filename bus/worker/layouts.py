@@ -70,7 +70,7 @@ class Acceptance:
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
         """Parse and keep a layout that came with an announcement; return its fault, or None."""
-        fault = self.oversize(announce)  # before it is parsed
+        fault = self.oversize(announce)  # checked before the layout is parsed
         if fault is not None:
             return fault
         if len(header) != announce.layout_bytes:

@@ -163,10 +163,11 @@ class WorkerMachine:
         return effects
 
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
-        """Return a lease on the place for a published message's payload; `frames` precede that.
+        """Return a lease on the place for a published message's payload, or None.
 
-        Once the payload is complete, pass the lease to `receive_published`; otherwise cancel it.
-        None means that the payload is not needed: discard it, and pass the message without it.
+        `frames` are the topic and the header. Once the payload is complete, pass the lease to
+        `receive_published`; otherwise cancel the lease. None means that the payload is not needed:
+        discard it, and pass the message with an empty payload.
         """
         try:
             header, _ = from_publisher([frames[1], b""])
@@ -217,7 +218,7 @@ class WorkerMachine:
         if not pushed:
             self._answered_at, self._unanswered_since = now, None
         match message:
-            case None | SealedMessage():  # sealed with an unknown key
+            case None | SealedMessage():  # not authentic, or sealed with an unknown key
                 return []
             case Welcome():
                 return [] if pushed else self._welcome(message, now)
@@ -386,7 +387,7 @@ class WorkerMachine:
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
-        """Begin the session; `memory` is None if the publisher's cannot be read. (W28, S2)"""
+        """Begin the session; `memory` is None if we cannot read the publisher's. (W28, S2)"""
         self._change_session("welcomed")
         shared, before = memory is not None, self.terms.data
         self.terms = _Terms(
@@ -444,7 +445,7 @@ class WorkerMachine:
         return [Refused("keys", why)]
 
     def without_ticket(self, now: float) -> list[Effect]:
-        """Return a hello, if it is due: the welcome has the next data connection's ticket."""  # K7
+        """Return a hello, if it is due: its welcome brings a ticket for a data connection."""  # K7
         return self._hello(now) if self.inside and self.may_say_hello(now) else []
 
     def changed(self, now: float) -> None:
@@ -452,7 +453,7 @@ class WorkerMachine:
         self._unanswered_since = now
 
     def connected(self, now: float) -> list[Effect]:
-        """Send hello, if it is due, since the control connection is open."""
+        """Return a hello, if it is due, since the control connection is open."""
         outside = self.session == "outside"
         return self._hello(now) if outside and self.may_say_hello(now) else []
 

@@ -1,8 +1,8 @@
 """Selects the patch that a version arrives by, and falls back to the whole version.
 
-A patch builds on exactly the bytes that run here. It arrives into memory of its own and is decoded
-by a separate thread; the result is verified by its digest like any version. If anything is wrong
-with a patch, the whole version is fetched in its place, and the running version stays in use.
+A patch builds on exactly the bytes that run here. The patch arrives into memory of its own, and a
+separate thread decodes it; the result is verified by its digest, as any version is. If anything is
+wrong with a patch, the whole version is fetched in its place, and the running version stays in use.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ class Patches:
     """The patches of one model.
 
     Args:
-        model: Its name.
+        model: The model's name.
         versions: The versions of the model that the worker holds.
         timing: The timeouts and intervals.
         expected: Whether patches are accepted, and the keyring.

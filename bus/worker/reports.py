@@ -108,7 +108,7 @@ def ping(now: float, *, subscribed: bool, shared: bool) -> Effect:
 
 
 def unheard(address: str, seconds: float) -> Effect:
-    """Return the warning that no published message has arrived for this long. (W33)"""
+    """Return the warning that no published message has arrived for `seconds`. (W33)"""
     text = (
         f"nothing published has come for {seconds:g} s, though this worker has subscribed; "
         f"everything is fetched, which is slower: is {address} let through from here, by firewalls "

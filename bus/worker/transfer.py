@@ -251,7 +251,7 @@ class Transfer:
         return job
 
     def decoded(self) -> None:
-        """Drop the job and the base: the patch is decoded."""
+        """Drop the job and the base, since the patch is decoded."""
         self._job = self.base = None
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:

@@ -296,9 +296,9 @@ class VersionStore:
     def set_patch_base(
         self, entry: VersionEntry | None, running: Running | None, data: Memory | None
     ) -> bool:
-        """Replace the base by the bytes of the running version, or by None; return whether it was.
+        """Replace the base by the running version's bytes, or by None; False: the base is in use.
 
-        The current base is not replaced while a patch is being decoded from it.
+        The base is in use while a patch is being decoded from it.
         """
         if self.base is not None and self.base.users:
             return False
@@ -374,5 +374,5 @@ class VersionStore:
         if phase == "announced":
             entry.payload = None
         elif after == "running":
-            entry.transfer = NOT_YET  # which frees the memory of its patch
+            entry.transfer = NOT_YET  # frees the memory of its patch
         return True
