@@ -141,7 +141,7 @@ def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T |
 
 
 def patching(job: Patching) -> Generator[None, None, str]:
-    """Decode a patch, step by step; return an error text, empty if it was decoded. (D5)"""
+    """Decode a patch, step by step; return an error text, empty on success. (D5)"""
     unwanted = "nobody wants it any more"
     if not job.live:
         return unwanted

@@ -57,7 +57,7 @@ def beside(control: str) -> str:
 
 
 def advertised(control: str, data: str) -> str:
-    """Return the data endpoint to announce: with host `*` if both endpoints have one host."""
+    """Return the data endpoint to announce; its host is `*` if both sockets have the same host."""
     one, other = _TCP.match(control), _TCP.match(data)
     if one and other and one["host"] == other["host"]:
         return f"tcp://*:{other['port']}"

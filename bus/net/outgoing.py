@@ -133,7 +133,7 @@ class Outgoing:
         return True
 
     def withdraw(self, topics: Collection[bytes]) -> None:
-        """Drop queued messages of some topics; copy a partly sent one, to free its memory."""
+        """Drop queued messages of some topics; copy a partly sent message to free its memory."""
         if self.queue:
             self.queue = deque(m for m in self.queue if m.topic not in topics)
         if self._left and self._sent_topic in topics:

@@ -3,7 +3,7 @@
     greeting (64 bytes) ──> handshake ──> open: messages and commands
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
-Bytes are parsed one message at a time. What remains is part of one message, whose size is limited.
+Bytes are parsed one message at a time. The rest belongs to one message, whose size is limited.
 """
 
 import contextlib

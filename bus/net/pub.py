@@ -283,7 +283,7 @@ class PubSocket:
         return heard
 
     def admit(self, subscriber: SubscriberConnection, owner: tuple[str, str] | None) -> bool:
-        """Serve a subscriber, and close any other of the same worker; return whether it is served.
+        """Serve a subscriber, closing its worker's other connections; return whether it is served.
 
         Args:
             subscriber: A connection that has sent a ticket.
@@ -359,7 +359,7 @@ class PubSocket:
         return found
 
     def withdraw(self, topics: Collection[bytes]) -> None:
-        """Drop queued messages of some topics: newer ones replace them."""
+        """Drop queued messages of some topics, since newer messages replace them."""
         for subscriber in list(self._connections.values()):
             if subscriber.watched != selectors.EVENT_READ:  # otherwise its queue is empty
                 subscriber.outgoing.withdraw(topics)

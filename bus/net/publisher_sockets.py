@@ -1,6 +1,6 @@
 """The sockets of a publisher: a ROUTER (control) and a PUB (data), both our own.
 
-They belong to one thread, except `wake`. Only `poll` blocks, for the time given.
+The sockets belong to one thread, except `wake`. Only `poll` blocks, for the time given.
 """
 
 import contextlib
@@ -154,7 +154,7 @@ class PublisherSockets:
         self._router.follow(pid)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return (identity, text) for each closed connection; a text says that its process ended.
+        """Return (identity, text) for each closed connection; empty text: its process may run.
 
         Take all messages first: the last messages of a closed connection are among them.
         """

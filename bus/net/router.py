@@ -449,7 +449,7 @@ class Router:
         self.due = min(self.due, self._search_at)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return (identity, text) for each closed connection; a text says that its process ended.
+        """Return (identity, text) for each closed connection; empty text: its process may run.
 
         Take all messages first: the last messages of a closed connection are among them. A process
         may outlive its connection for a moment: the identity is returned again once it has ended.

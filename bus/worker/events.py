@@ -19,7 +19,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The result of `Open`; `memory` is None if the segment is on another host."""
+    """The result of `Open`; `memory` is None if we cannot read the segment."""
 
     model: str
     key: tuple[int, int]

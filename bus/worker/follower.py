@@ -215,10 +215,10 @@ class Follower:
         return self._reserve(entry, now)
 
     def _reserve(self, entry: VersionEntry, now: float) -> list[Effect]:
-        """Find a buffer for a version; if all are in use, `_resume` continues once one is free."""
+        """Find a buffer for a version; if all buffers are in use, `_resume` continues later."""
         effects: list[Effect] = []
         older = self.versions.at["arriving"]
-        if older is not None:  # the newer version replaces it
+        if older is not None:  # the newer version replaces the older one
             self.versions.move(older, "newer")  # W8
             effects = self._change_mode("replaced")
         if self.versions.reuse(entry):
@@ -465,7 +465,7 @@ class Follower:
         return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """Handle a refusal: drop a version that the publisher no longer has; 0: it has none."""
+        """Handle a refusal: drop a version that the publisher no longer has (0: has no version)."""
         only = self.planner.only
         self.planner.end_backoff((epoch, version))
         for entry in self.versions.all("announced", "arriving"):
@@ -584,7 +584,7 @@ class Follower:
         return self.runs(entry, running)
 
     def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
-        """Note that the model holds parts of two versions; never use this segment again."""
+        """Note that the model holds parts of two versions; fetch this version next time."""
         self.versions.move(self.versions.at["running"], "torn")
         self.versions.set_patch_base(None, None, None)
         self.stale, self.torn = entry.key, self.torn + 1
@@ -618,7 +618,7 @@ class Follower:
             self.failed = None
 
     def fail(self, key: Key, code: str, text: str, now: float) -> list[Effect]:
-        """Report to publisher and user that a version has failed, for now or permanently."""
+        """Return reports to publisher and user that a version has failed, for now or finally."""
         epoch, version = key
         if code in TRANSIENT:
             self.planner.back_off(key, now)
@@ -640,7 +640,7 @@ class Follower:
         return self._reserve(waiting, now) if waiting.lacks == "buffer" else []
 
     def broken(self, why: str, now: float, report: Report | None = None) -> list[Effect]:
-        """Recover from an exception: keep complete versions; drop those that may be inconsistent.
+        """Recover from an exception: keep complete versions, and drop incomplete ones.
 
         If the exception interrupted a report that the user had finished with a version, it is
         unknown which version runs, so none counts as running.

@@ -134,7 +134,8 @@ class Keyring:
     ) -> PublisherMessage | None:
         """Return a published message, decrypted; None if it is unsealed, not authentic or a replay.
 
-        The message counts as accepted unless `counts` is false: its payload has not arrived yet.
+        The message counts as accepted unless `counts` is false: its payload has not arrived yet. A
+        sealed chunk is returned as it is.
         """  # E4, E5
         if not isinstance(message, SealedMessage):
             return message if isinstance(message, SealedChunk) else None

@@ -114,8 +114,8 @@ STRAIGHT: tuple[Event, ...] = ("begun", "whole", "committed")
 AT_ONCE: set[Event] = {"applied", "declined", "failed", "torn", "stale"}
 
 # What an announced version lacks. A missing layout was requested. A segment or memory is available
-# immediately or not at all; a buffer is available once another version releases one. A version that
-# lacks only memory is `begun` with it; a version that lacks only its segment is `mapped` with it.
+# immediately or not at all; a buffer is available once another version releases one. A version is
+# `begun` once its memory is available; a version that needs only its segment is `mapped`.
 Lack = Literal["layout", "segment", "memory", "buffer"]
 LackEvent = Literal["known", "located", "opened", "full", "freed"]
 
