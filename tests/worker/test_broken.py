@@ -1,4 +1,4 @@
-"""A machine that has failed in the middle keeps what is whole, and drops what is not."""
+"""After an exception, a worker's machine keeps complete versions and drops all others."""
 
 import numpy as np
 from msgspec.structs import replace
@@ -50,7 +50,7 @@ def ready(machine: WorkerMachine, version: int) -> None:
 
 
 def test_what_arrives_has_failed_and_its_memory_is_free() -> None:
-    for _ in range(4):  # there are two buffers: it would be the third that lacks one
+    for _ in range(4):  # there are two buffers: a third version would lack a buffer
         machine = joined()
         for version in (1, 2, 3, 4):
             begun(machine, version)

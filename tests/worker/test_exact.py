@@ -1,4 +1,4 @@
-"""A user may want one version of a model and no other: `Subscriber.receive(version=)`."""
+"""A user may want only one particular version of a model: `Subscriber.receive(version=)`."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +16,7 @@ from weightbus.tests.worker.test_follower import EPOCH, Bench, commit, ready, se
 QUICK = Settings(ping=0.05, lost_after=SECONDS)
 
 
-# What a worker's machine does.
+# The worker's machine alone.
 
 
 def want(bench: Bench, number: int | None, epoch: int = EPOCH) -> list[Effect]:
@@ -87,7 +87,7 @@ def test_what_was_on_its_way_makes_room_for_it_and_what_is_ready_does_not_matter
 
 
 def test_an_older_one_is_let_go_once_it_is_wanted_no_more() -> None:
-    """What is ready meanwhile is newer, and will be applied: seed 7962."""
+    """Meanwhile a newer version is ready, and will be applied: seed 7962 of the simulation."""
     bench = Bench()
     for number in (1, 2):
         bench.announce(version(number))
@@ -176,7 +176,7 @@ def test_what_cannot_be_applied_any_more_is_told_at_once(outcome: Any, why: str)
     assert why in text
 
 
-# And while the user's part of it hangs.
+# While the user's code hangs.
 
 
 def late(bench: Bench, what: Any, *, still: bool) -> list[Effect]:
@@ -263,7 +263,7 @@ def test_it_has_a_deadline_and_then_nothing_is_missed(bus: Bus) -> None:
 
 
 def test_all_of_them_decided_and_a_newer_one_waits(bus: Bus) -> None:
-    """As engines are updated that must all run the same."""
+    """Inference engines that must all run the same version are updated in this way."""
     publisher, _, subscriber = quick(bus)
     future = publisher.publish_async("m", arrays(1), commit="together", timeout=SECONDS)
     with ThreadPoolExecutor() as pool:

@@ -1,4 +1,4 @@
-"""The latest version wins, nothing torn is given out, and two buffers are enough."""
+"""The latest version wins, no torn version is passed to the user, and two buffers are enough."""
 
 import itertools
 from collections.abc import Callable, Generator
@@ -45,13 +45,13 @@ EPOCH = 3
 
 
 class Bench:
-    """A slot, and a publisher's versions to feed it with."""
+    """A follower of model `a`, which receives a publisher's versions."""
 
     def __init__(self, bytes_max: int = 1000, objection: str = "") -> None:
         self.objection = objection
         self.asked: list[str] = []  # layouts that the user was asked about
-        self.memory: SharedMemory | None = None  # what any segment turns out to be
-        self.takes: Takes = empty  # memory
+        self.memory: SharedMemory | None = None  # the result of each `Open`
+        self.takes: Takes = empty  # allocates memory
         self.follower = Follower("a", self.accepts, bytes_max, Timing())
         self.now = 0.0
         self.effects: list[Effect] = []
@@ -630,7 +630,7 @@ def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
 
 @pytest.mark.parametrize("end", ["newer", "abort"])
 def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str) -> None:
-    """Its buffer may serve another version at once; nobody may go on writing into it."""
+    """Another version may use the buffer at once, so the lease must not write into it any more."""
     bench, v = Bench(), version(1)
     bench.announce(v)
     chunk, payload = offers.chunk_of(v, 0)
@@ -676,11 +676,11 @@ SHARED = Shared(path="/proc/1/fd/1", token="0" * 32)
 
 
 class Memory:
-    """A segment that can be opened."""
+    """A segment on this host."""
 
     def __init__(self, stale: type[StaleError] | None = None) -> None:
         self.data, self.note = np.full(20, 1, np.uint8), b""
-        self.stale = stale  # how it turns out, if it does
+        self.stale = stale  # the error that a copy raises, if any
 
     @contextmanager
     def reading(self, model: str, epoch: int, version: int, **_: bool) -> Generator[None]:
@@ -693,7 +693,7 @@ class Memory:
 
 
 def begun(bench: Bench, v: Version, memory: Memory | None = None) -> Copying:
-    """Announce a version that has to be staged, from shared memory."""
+    """Announce a version in shared memory that must be staged; return the job that copies it."""
     bench.follower.shared, bench.memory = True, memory or Memory()
     effects = bench.announce(v, commit="together", shared=SHARED)
     assert [(f.version, f.count) for f in sent(effects, Fetch)] == [(1, 0)], "the `end` alone"
@@ -751,7 +751,7 @@ def test_nothing_is_asked_for_or_lent_while_it_is_copied_and_progress_tells_of_i
 
 @pytest.mark.parametrize("how", ["aborted", "newer", "fenced"])
 def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) -> None:
-    """Whoever copies is still writing there: no other version may have that memory."""
+    """The copy still writes into the buffer, so no other version may use the buffer."""
     bench, v = Bench(), version(1)
     taken: list[NDArray[np.uint8]] = []
 
@@ -791,7 +791,7 @@ def test_a_copy_that_was_done_when_it_was_overtaken_is_of_no_use() -> None:
     assert not ready(bench.follower.committed(commit(v)))
 
 
-# Each arrow of the table, by what makes it happen.
+# Each transition of the table, by the message or report that causes it.
 
 
 def come_to(bench: Bench, v: Version, phase: Phase) -> None:
@@ -812,7 +812,7 @@ def come_to(bench: Bench, v: Version, phase: Phase) -> None:
 
 
 def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
-    """Make something happen to a version; return its name afterwards."""
+    """Cause an event of a version; return the key that the version has then."""
     follower, now, phase = bench.follower, bench.now, phase_of(bench, v.key)
     match event, phase:
         case "begun", _:
@@ -885,7 +885,7 @@ def phase_of(bench: Bench, key: tuple[int, int]) -> Phase:
         ("announced", "gone", "dropped"),
         ("announced", "aborted", "dropped"),
         ("announced", "fenced", "dropped"),
-        ("arriving", "whole", "ready"),  # by way of staged, since it is to be applied at once
+        ("arriving", "whole", "ready"),  # through `staged`, since the version needs no commit
         ("arriving", "failed", "dropped"),
         ("arriving", "newer", "dropped"),
         ("arriving", "gone", "dropped"),

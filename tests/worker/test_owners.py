@@ -1,4 +1,4 @@
-"""Each field of the worker's machine is written by one module: that of its class."""
+"""Each field of the worker's machine is written only by the module of its class."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "bus" / "worker"
 CHANGES = {"append", "clear", "discard", "extend", "pop", "popleft", "remove", "update"}
-LENT = {"live", "running", "users"}  # of jobs, and of what patches build on: one module has them
+LENT = {"live", "running", "users"}  # of jobs and of bases of patches, which one module writes
 
 
 def fields(tree: ast.AST) -> set[str]:
@@ -24,7 +24,7 @@ def fields(tree: ast.AST) -> set[str]:
 
 
 def written(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """Yield each attribute that is assigned, deleted, or changed in its place."""
+    """Yield each attribute that is assigned, deleted, or changed in place."""
     for each in ast.walk(tree):
         if isinstance(each, ast.Attribute) and not isinstance(each.ctx, ast.Load):
             yield each

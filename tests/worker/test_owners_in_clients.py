@@ -1,9 +1,9 @@
-"""In Rust, Go and TypeScript the worker's machine is cut as in Python: the same modules and names.
+"""The worker's machine has the same modules and names in Rust, Go and TypeScript as in Python.
 
-And as there, each field is written by one file, that of its type; so is what a publisher in Rust
-remembers. Compilers see to most of that in Rust, where fields are private to a file, and in
-TypeScript, where others can only read them; in Go the machine is one package. What is read here are
-the sources, as their formatters leave them.
+As in Python, each field is written only by the file of its type; the same holds for the state of a
+publisher in Rust. Compilers ensure most of that in Rust, where fields are private to a file, and in
+TypeScript, where other files can only read fields; in Go the machine is one package. These tests
+parse the sources as their formatters leave them.
 """
 
 import ast
@@ -18,14 +18,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "bus" / "worker"
-BESIDE = ("staging", "patching", "ages")  # of `bus/staged.py` and `bus/epochs.py`
+BESIDE = ("staging", "patching", "ages")  # files for `bus/staged.py` and `bus/epochs.py`
 STEMS = {path.stem for path in WORKER.glob("*.py")} | set(BESIDE)
 STAGED = {"StagedVersion", "Base", "Patching"}
-EVENTS = "events"  # what is no message, clients tell their machine by a method for each
+EVENTS = "events"  # clients have no such file: their machine has a method for each event
 OTHERWISE = {
     ("layouts", "Expected"): "one says how large versions are, and the rest of it is known",
 }
-# What is assigned: `a.b, c.d(e)[f] += ...`, each with a dot.
+# The targets of assignments: `a.b, c.d(e)[f] += ...`, each with a dot.
 PATH = r"[\w#](?:[\w#.?!]|\([^()]*\)(?=[.?!\[])|\[[^\[\]]*\])*"
 ASSIGNED = re.compile(rf"({PATH}(?:, {PATH})*)\)? ?(?:[-+*/|&^%]|<<|>>|\?\?|&&|\|\|)?=(?![=>])")
 STEPPED = re.compile(rf"({PATH})(?:\+\+|--)|(?:\+\+|--)({PATH})")
@@ -34,16 +34,16 @@ FIELD = re.compile(r"^(.*[^.?!])[?!]?\.(#?\w+)[?!]?(?:\[[^\[\]]*\])*$")
 
 @dataclass(frozen=True)
 class Language:
-    """Where a language's machine lies, and how its sources are read.
+    """Where the machine of one language is, and how its sources are parsed.
 
     Attributes:
-        folder, suffix: Where its files are.
-        own: What the object is called whose method it is.
-        types: Finds the name of each type.
-        bodies: Finds the lines between the braces of each type with fields.
-        declared: Finds the names of fields on such a line.
-        changes: What changes an object in its place, beside assignments.
-        open: Finds fields, of what changes, that others could write.
+        folder, suffix: The folder and the suffix of the files.
+        own: The name of a method's own object.
+        types: Matches the name of each type.
+        bodies: Matches the lines between the braces of each type with fields.
+        declared: Matches the names of fields on such a line.
+        changes: Matches changes of an object in place, other than assignments.
+        open: Matches fields that change and that other files could write.
     """
 
     folder: str
@@ -57,7 +57,7 @@ class Language:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The text of each file of the machine, without comments, texts and tests."""
+        """The code of each file of the machine, without comments, string literals and tests."""
         paths = sorted((ROOT / self.folder).glob(f"*{self.suffix}"))
         if self.suffix == ".go":  # one package
             paths = [path for path in paths if not path.stem.endswith("_test")]
@@ -71,14 +71,14 @@ class Language:
         return {x for stem in STEMS & set(self.files) for x in self.fields(self.files[stem])}
 
     def plain(self, text: str) -> str:
-        """Return a source without what is no code; a chain of calls is one line."""
+        """Return a source without comments, literals and tests; a chain of calls is one line."""
         text = text.split("#[cfg(test)]")[0]
         text = re.sub(r'"(?:\\.|[^"\\\n])*"|`[^`]*`', '""', text)
         text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
         return re.sub(r"\n\s*\.(?=\w)", ".", text)
 
     def names(self, stem: str) -> set[str]:
-        """Return the types of a file; those of Go may not be exported."""
+        """Return the types of a file in lower case, since types of Go may not be exported."""
         return {name.lower() for name in re.findall(self.types, self.files.get(stem, ""))}
 
     def fields(self, text: str) -> set[str]:
@@ -88,12 +88,12 @@ class Language:
         return {each for names in found for each in re.split(r", ", names)}
 
     def foreign(self, text: str) -> list[tuple[str, str]]:
-        """Return what a file writes, and its field, which is of no type of its own."""
+        """Return (target, field) for each field that a file writes and does not declare."""
         own = self.fields(text)
         return [(target, name) for target, name in self.written(text) if name not in own]
 
     def written(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield what is assigned or changed in its place, but for the object's own; its field."""
+        """Yield (target, field) for each change of a field that is not the object's own."""
         targets = [each for some in ASSIGNED.findall(text) for each in re.split(r", ", some)]
         targets += [one or other for one, other in STEPPED.findall(text)]
         for target in [*targets, *re.findall(self.changes, text)]:
@@ -103,7 +103,7 @@ class Language:
 
 
 def blocks(pattern: str, text: str) -> list[Any]:
-    """Return what is found of a pattern that goes over several lines."""
+    """Return the matches of a pattern that spans several lines."""
     return re.findall(pattern, text, re.DOTALL | re.MULTILINE)
 
 
@@ -128,7 +128,7 @@ LANGUAGES = {
     "Go": Language(
         folder="go_client/internal/wbp",
         suffix=".go",
-        own="-",  # each method names it
+        own="-",  # each method gives its object a name
         types=r"(?m)^(?:type )?\t?(\w+) +(?:struct|interface|map)\b",
         bodies=r"\bstruct ?\{(.*?)\}",
         declared=r"^\s*((?:\w+, )*\w+)(?:\s|$)",
@@ -153,7 +153,7 @@ LANGUAGES = {
 
 
 def classes(path: Path) -> Iterator[str]:
-    """Yield the classes of a module of Python."""
+    """Yield the classes of a Python module."""
     for each in ast.parse(path.read_text()).body:
         if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
             yield each.name
@@ -195,11 +195,11 @@ def test_a_file_writes_into_its_own_objects_alone(language: str, stem: str) -> N
 def test_nobody_else_can_write_what_changes(language: str, stem: str) -> None:
     one = LANGUAGES[language]
     text = one.files[stem] if stem not in BESIDE else ""
-    if language == "Rust":  # a record that never changes may be open
+    if language == "Rust":  # a record that never changes may have public fields
         implemented = blocks(r"^impl (\w+) \{\n(.*?)^\}", text)
         changing = {name for name, body in implemented if "&mut self" in body}
         types = r"^pub(?:\(\w+\))? struct (\w+)[^;{]*\{\n(.*?)^\}"
-    else:  # in the form in which it is exported
+    else:  # in the form in which the type is exported
         types = r"^export class (\w+)[^{]*\{\n(.*?)^\}"
         changing = {name for name, _ in blocks(types, text)}
     for name, body in blocks(types, text):

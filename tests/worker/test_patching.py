@@ -1,4 +1,4 @@
-"""Patches at a worker, message by message: taken or given up, and nothing in between."""
+"""Patches at a worker, message by message: each is decoded completely or given up."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -47,7 +47,7 @@ NO_PATCH = Refuse(code="no-patch", text="no", model="a", epoch=1, version=2)
 
 
 def weights(number: int) -> NDArray[np.uint8]:
-    """Return the bytes of a version: few differ from one to the next."""
+    """Return the bytes of a version, of which few differ from the version before."""
     data = np.resize(np.arange(251, dtype=np.uint8), LAYOUT.nbytes).copy()
     data[: 40 * number : 40] ^= 1
     return data
@@ -71,7 +71,7 @@ def running(v: Version) -> Running:
 
 
 def patch(base: Version, target: Version) -> VersionPatch:
-    """Make a patch, and offer it."""
+    """Make a patch, offer it with the target, and return it."""
     old, new = weights(base.version), weights(target.version)
     digests = base.digest, target.digest
     data = encode(LAYOUT, old, new, digests=digests, chunk_bytes=CHUNK)
@@ -81,12 +81,12 @@ def patch(base: Version, target: Version) -> VersionPatch:
 
 
 class Bench:
-    """A slot that takes patches, and runs version 1, whose bytes it has kept."""
+    """A follower that accepts patches and runs version 1, whose bytes are kept."""
 
     def __init__(self, *, takes: bool = True) -> None:
         self.follower = Follower("a", lambda _m, _l: "", 2**20, Timing(), Expected(patches=takes))
         self.now, self.one = 0.0, version(1)
-        self.takes: Takes = empty  # memory
+        self.takes: Takes = empty  # allocates memory
         self.arrive(self.one, self.one, header=True)
         self.apply(self.one)
 
@@ -122,14 +122,14 @@ class Bench:
         return self.done(self.follower.happened(decoded(job), self.now))
 
     def patched(self, base: Version, v: Version) -> None:
-        """Have a version come as a patch, and run."""
+        """Have a version arrive by a patch, and apply it."""
         [job] = jobs(self.arrive(v, patch(base, v)))
         self.decoded(job)
         self.apply(v)
 
     @property
     def base(self) -> Base:
-        """What is kept to build on."""
+        """The base of patches, which must exist."""
         assert self.follower.versions.base is not None
         return self.follower.versions.base
 
@@ -141,7 +141,7 @@ class Bench:
 
 
 class Segment:
-    """Memory of the publisher's on this host."""
+    """A segment of a publisher on this host."""
 
     data = np.zeros(LAYOUT.nbytes, np.uint8)
     note = b""
@@ -149,7 +149,7 @@ class Segment:
     def reading(
         self, model: str, epoch: int, version: int, **_: bool
     ) -> AbstractContextManager[None]:
-        """Hold it: nobody else writes there."""
+        """Hold the segment, to which nothing writes."""
         del model, epoch, version
         return nullcontext()
 
@@ -167,7 +167,7 @@ def ready(effects: list[Effect]) -> list[bytes]:
 
 
 def whole(bench: Bench, v: Version) -> None:
-    """Check that a version is fetched as a whole, and that this works."""
+    """Check that a version is fetched as a whole, and can be applied then."""
     assert bench.transfer.patch is None
     assert bench.transfer.chunks.plan.count == v.plan.count
     assert ready(bench.feed(v) + bench.end(v)) == [weights(v.version).tobytes()]
@@ -296,7 +296,7 @@ def test_a_patch_that_turns_out_to_be_of_no_use_is_given_up(wrong: str, said: st
 
 def test_why_a_version_is_not_patched_is_said_where_only_its_gaps_are_fetched() -> None:
     bench, two = Bench(), version(2)
-    patch(version(3), two)  # on what does not run here
+    patch(version(3), two)  # on a version that does not run here
     bench.announce(two)
     effects = bench.feed(two, 0, 2) + bench.end(two)
     fetched = sent(effects, Fetch)
@@ -313,7 +313,7 @@ def test_a_patch_of_which_nothing_comes_is_given_up() -> None:
         if bench.transfer.patch is None:
             break
         bench.now += 0.1
-        bench.follower.planner.answered(bench.now)  # every ping is
+        bench.follower.planner.answered(bench.now)  # each ping is answered
         bench.follower.tick(bench.now)
     assert 31 < bench.now < 34, f"{TRIES_MAX} times, ever more patiently: 1, 2, 4, 8 and 16 s"
     whole(bench, two)

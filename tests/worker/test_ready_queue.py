@@ -1,4 +1,4 @@
-"""Two threads meet: versions that are ready, and what else a user must learn."""
+"""The queue between two threads: ready versions, errors and other news for the user."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from weightbus.bus.net.ready_queue import ReadyQueue, Waiter
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.layout import Layout
 
-SECONDS = 10.0  # far more than anything here takes
+SECONDS = 10.0  # far more than any step here takes
 
 
 def staged(model: str, version: int) -> StagedVersion:
@@ -65,7 +65,7 @@ def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ready_queue.take, SECONDS)
         assert looks.acquire(timeout=SECONDS)
-        with ready_queue.changed:  # once it sleeps
+        with ready_queue.changed:  # once the thread sleeps
             ready_queue.changed.notify_all()
         assert not looks.acquire(timeout=0.2)
         ready_queue.put(version)
@@ -73,7 +73,7 @@ def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
 
 
 def claimed(ready_queue: ReadyQueue, model: str = "a") -> Waiter:
-    """Return the turn of a thread that waits, or is about to."""
+    """Return the waiter of a thread that waits, or is about to wait."""
     waiter: Waiter | None = None
     while waiter is None:
         waiter = ready_queue.claim(model)
@@ -111,7 +111,7 @@ def test_a_turn_is_lent_for_its_models_alone() -> None:
 
 @pytest.mark.parametrize("why", ["its time is over", "it is to stop", "Ctrl-C"])
 def test_a_thread_does_not_leave_while_another_has_its_turn(why: str) -> None:
-    """The weights must not change once it is back; what came of the turn is not lost."""
+    """The weights must not change after `take` has ended; the result of the apply is not lost."""
     ready_queue, left = ReadyQueue(), threading.Event()
 
     def stop() -> bool:
@@ -142,7 +142,7 @@ def test_a_thread_does_not_leave_while_another_has_its_turn(why: str) -> None:
 def test_whoever_waits_for_some_models_is_left_nothing_of_others() -> None:
     ready_queue, b = ReadyQueue(), frozenset("b")
     ready_queue.put(staged("a", 1))
-    ready_queue.reject(rejected(1))  # of another one
+    ready_queue.reject(rejected(1))  # the error of another version
     assert ready_queue.take(0, b) is None
     ready_queue.put(version := staged("b", 1))
     assert ready_queue.take(0, b) is version
@@ -179,8 +179,8 @@ def test_that_a_version_is_gone_is_told_to_whoever_waits_for_it_and_to_nobody_la
         ready_queue.reject(gone)
         with pytest.raises(ApplyError, match="gone"):
             ready_queue.take_exact("a", (1, 2), 0, lambda: False)
-    with ready_queue.awaiting("b", (1, 2)):  # another thread, which waits on
-        with ready_queue.awaiting("a", (1, 2)):  # the time is over as it comes
+    with ready_queue.awaiting("b", (1, 2)):  # another thread, which continues to wait
+        with ready_queue.awaiting("a", (1, 2)):  # the error comes as the time is over
             ready_queue.reject(gone)
             ready_queue.reject(rejected(3))
             ready_queue.reject(other)

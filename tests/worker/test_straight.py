@@ -1,7 +1,7 @@
-"""A version that comes whole takes a shorter way where nothing is in its way: the same in the end.
+"""The shortcut for a version that arrives with its announcement has the result of the single steps.
 
-Two workers are told the same, at random; one of them never takes the shorter way. Nor is it told
-only in the end of a version that was applied: it was told before when that began.
+Two workers receive the same random messages and reports. One of them never uses the shortcut, and
+gets a separate report when an apply begins.
 """
 
 import random
@@ -74,7 +74,7 @@ def whole_of(version: int, nbytes: int) -> Whole:
 
 
 class Side:
-    """One of the two, and what it was asked to do."""
+    """One of the two workers, and the versions that were ready there."""
 
     def __init__(self) -> None:
         identity = Identity("w", "a" * 32, "client", "host", 5)
@@ -100,7 +100,7 @@ class Side:
         return self.does(self.machine.receive_published(frames, now), now)
 
     def receives(self, message: Announce, now: float, data: bytes) -> list[object]:
-        """Take it in the place that it is given, if it has one."""
+        """Receive the data directly in the place for it, if the machine returns a lease."""
         lease = self.machine.place([TOPIC, encode(message)], len(data))
         if lease is None:
             return self.gets(message, now, b"")
@@ -113,7 +113,7 @@ class Side:
 
     @property
     def state(self) -> object:
-        """Whatever it knows, but where bytes lie."""
+        """The worker's whole state, except for the addresses of bytes."""
         follower, holds = self.follower, self.follower.versions
         held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.at}
         at = {phase: h.key if h is not None else None for phase, h in holds.at.items()}
@@ -130,7 +130,7 @@ def plain(of: object, *names: str) -> dict[str, str]:
 
 
 def seen(held: Any) -> object:
-    """Return what there is of a version."""
+    """Return the state of a version, for comparison."""
     staged = getattr(held, "staged", None)
     about = None if staged is None else described(Ready(staged))
     return held.key, held.pushed, held.phase, held.lacks, held.time, map_of(held), about
@@ -150,7 +150,7 @@ def described(effect: Effect) -> object:
 
 
 class Pair:
-    """Both, told the same."""
+    """Both workers, which receive the same messages."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sides = Side(), Side()
@@ -173,7 +173,7 @@ class Pair:
         assert self.sides[0].ready == self.sides[1].ready
 
     def step(self, what: str, number: int, nbytes: int, how: int) -> None:
-        """Tell both something of the version that is `number` before or after the newest one."""
+        """Cause one event at both workers, of the version newest + `number`."""
         self.now += (0.0, 0.01, 0.3, 1.0)[how % 4]
         now, version = self.now, max(1, self.newest + number)
         self.newest = max(self.newest, version)

@@ -1,4 +1,4 @@
-"""A version arrives whole, however its chunks come, and is asked for no more than needed."""
+"""A version arrives whole, however its chunks arrive, and no chunk is requested needlessly."""
 
 import random
 
@@ -21,10 +21,10 @@ TIMING = Timing(ping=1.0, lost_after=5.0)
 
 
 class Road:
-    """A transfer, and what is sent to it."""
+    """A transfer, and the version that is sent to it."""
 
     def __init__(self, chunks: int) -> None:
-        self.nbytes = max(0, chunks * CHUNK - 3)  # the last one is shorter
+        self.nbytes = max(0, chunks * CHUNK - 3)  # the last chunk is shorter
         self.data = np.arange(self.nbytes, dtype=np.uint8)
         version = version_of(1, self.data, CHUNK, 1)
         self.buffer = np.zeros(self.nbytes, np.uint8)
@@ -52,11 +52,11 @@ class Road:
         return self.chunks.here == len(self.pieces) and self.transfer.digest is not None
 
     def wants(self, now: float, *, answered: bool = True) -> list[int]:
-        """Return the chunks that are asked for now; -1 stands for announcement and `end`.
+        """Return the chunks that are requested now; -1 stands for announcement and `end`.
 
         Args:
             now: The time.
-            answered: Whether the last ping was answered at once, as if nothing were on its way.
+            answered: Whether the last ping was answered at once, so that no answer is on its way.
         """
         if answered:
             self.transfer.answered(now - 0.001)
@@ -141,7 +141,7 @@ def test_patience_is_short_again_once_something_arrives() -> None:
 
 
 def test_what_is_still_on_its_way_is_not_asked_again() -> None:
-    """A chunk takes 12 s, and a ping is answered behind all that was asked before it."""
+    """A chunk takes 12 s, and a ping is answered after all earlier requests."""
     road = Road(20)
     road.transfer.end(road.digest)
     asked, sent, tenths = len(road.wants(0.0, answered=False)), 0.0, 0
@@ -150,7 +150,7 @@ def test_what_is_still_on_its_way_is_not_asked_again() -> None:
             tenths += 1
             asked += len(road.wants(tenths / 10, answered=False))
         assert road.add(index, tenths / 10)
-        if index % 8 == 7:  # the ping before more was asked
+        if index % 8 == 7:  # the ping before the next requests
             road.transfer.answered(sent)
             sent = tenths / 10 - 0.1
         asked += len(road.wants(tenths / 10, answered=False))
@@ -173,12 +173,12 @@ def test_what_was_lost_is_asked_again_once_a_later_ping_is_answered() -> None:
 def test_a_slow_link_is_not_asked_twice_but_perhaps_in_the_beginning(
     seconds: float, most: int
 ) -> None:
-    """Chunks that take longer than the patience are on their way: the first wait teaches that."""
+    """Chunks that take longer than the timeout are on their way: the first wait shows that."""
     road = Road(64)
     road.transfer.end(road.digest)
     asked, now = len(road.wants(0.0)), 0.0
     for index in range(64):
-        arrives = now + seconds  # each; but the last of a window comes far later than it was asked
+        arrives = now + seconds  # of each; the last of a window comes far later than its request
         while now < arrives - 0.05:
             now += 0.1
             asked += len(road.wants(now))
@@ -259,7 +259,7 @@ def test_any_order_and_any_loss_end_whole(chunks: int, seed: int, loss: float) -
             road.add(index, now, pushed=True)
             assert road.chunks.here <= chunks
     road.transfer.end(road.digest)
-    for _ in range(4000):  # virtual time enough that bad luck alone cannot fail this
+    for _ in range(4000):  # so much virtual time that bad luck alone cannot fail this test
         for index in road.wants(now):
             if index >= 0 and draw() > loss:
                 road.add(index, now)

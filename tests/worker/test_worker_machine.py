@@ -1,4 +1,4 @@
-"""How a worker joins, whom it follows, and when it starts over."""
+"""How a worker joins, which publisher it follows, and when it starts a new session."""
 
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -68,7 +68,7 @@ LAYOUT, DATA = Layout.plan([("w", "U8", (4,))]), b"\1\2\3\4"
 
 
 class Bench:
-    """A worker of two models, and what it is told."""
+    """The machine of a worker with two models, and the messages to it."""
 
     def __init__(self, *, inside: bool = True, opens: Opens = another_host) -> None:
         self.machine = WorkerMachine(
@@ -111,7 +111,7 @@ def sent(effects: list[Effect], kind: type[M]) -> list[M]:
 
 
 def run(follower: Follower, running: Running) -> None:
-    """Have a version run that came some time ago."""
+    """Have a version run that arrived some time ago."""
     named = {"model": follower.model, "epoch": running.epoch, "version": running.version}
     announced = structs.replace(announce(), **named)
     held = follower.versions.expect(announced, pushed=False)
@@ -216,8 +216,8 @@ def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> Non
 
 def test_what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settled() -> None:
     bench = Bench()
-    run(bench.machine.followers["a"], Running(EPOCH + 2, 1, "f" * 64))  # somebody was applying it
-    for _ in range(3):  # the first may be lost
+    run(bench.machine.followers["a"], Running(EPOCH + 2, 1, "f" * 64))  # its apply has just ended
+    for _ in range(3):  # the first hello may be lost
         bench.now += bench.machine.timing.hello_retry
         (hello,) = sent(bench.done(bench.machine.tick(bench.now)), Hello)
         assert hello.epoch == EPOCH + 2
@@ -253,7 +253,7 @@ def test_a_refusal_that_is_not_known_is_for_the_operator() -> None:
 def test_silence_is_loss() -> None:
     bench = Bench()
     bench.now = 104.0
-    bench.tell(Pong(epoch=EPOCH))  # as any word
+    bench.tell(Pong(epoch=EPOCH))  # as any message
     bench.machine.tick(108.9)
     assert bench.machine.inside
     assert bench.machine.tick(109.0) == [SILENT, Redial()]
@@ -317,7 +317,7 @@ def test_whoever_hears_nothing_published_is_told_once_in_a_session() -> None:
     bench = Bench()
 
     def live(seconds: int) -> int:
-        """Return how often the user is told while the control channel works."""
+        """Return how often the user is warned while the control connection works."""
         told = 0
         for _ in range(seconds):
             bench.now += 1.0
@@ -365,7 +365,7 @@ def test_outside_nothing_is_begun() -> None:
 
 
 def test_goodbye_is_said_even_before_the_welcome() -> None:
-    """The hello may have been heard: the publisher would wait for a worker that is gone."""
+    """The hello may have arrived: the publisher would wait for a worker that has left."""
     bench = Bench(inside=False)
     bench.machine.connected(bench.now)
     assert bench.machine.close() == [Send(Bye())]
@@ -379,7 +379,7 @@ def whole(version: int, said: Whole = WHOLE) -> Announce:
 
 
 def applied(bench: Bench, effects: list[Effect]) -> list[Message]:
-    """Apply what is ready; return the acknowledgements."""
+    """Apply the versions that are ready; return the `applied` reports."""
     reports: list[Message] = []
     for effect in effects:
         if isinstance(effect, Ready):
@@ -415,7 +415,7 @@ def test_a_damaged_whole_version_is_fetched(said: Whole, data: bytes) -> None:
 
 
 class Memory:
-    """A segment that nobody may copy from yet."""
+    """A segment that must not be copied from yet."""
 
     data = np.zeros(4, np.uint8)
     note = b""
@@ -439,7 +439,7 @@ def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
     for told in (
         prepare("a"),  # by another publisher
         prepare("a", 101, EPOCH + 1),  # larger than this worker takes
-        prepare("other", epoch=EPOCH + 1),  # which nobody wants here
+        prepare("other", epoch=EPOCH + 1),  # of a model without a subscription here
     ):
         assert not [e for e in bench.tell(told) if isinstance(e, Prefault)]
     assert bench.tell(prepare("a", epoch=EPOCH + 1)) == [Prefault(Shared("a", "0" * 32), 4)]
@@ -455,7 +455,7 @@ def probe(epoch: int = EPOCH + 1, token: str = "") -> Welcome:
 
 
 class Probing(Bench):
-    """A worker whose shell has not yet said what became of the publisher's memory."""
+    """A worker that has not yet received the result of `Open` for the publisher's probe."""
 
     def __init__(self, *, inside: bool = False) -> None:
         super().__init__(inside=inside)
@@ -558,7 +558,7 @@ def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> Non
 
 
 def received(bench: Bench, message: Announce, data: bytes) -> tuple[list[Effect], Lease]:
-    """Have a version arrive piece by piece in the place that it is given."""
+    """Have a version arrive in the place that the machine leases; return effects and lease."""
     lease = bench.machine.place([b"a/ctl", encode(message)], len(data))
     assert lease is not None
     lease.view[:] = data
@@ -602,7 +602,7 @@ def test_a_version_that_is_being_received_keeps_its_buffer_from_others() -> None
     lease = bench.machine.place([b"a/ctl", encode(whole(2))], len(DATA))
     assert lease is not None
     lease.view[:] = bytes(4)
-    effects = bench.publish(whole(3), DATA)  # as if another connection were faster
+    effects = bench.publish(whole(3), DATA)  # as if another connection delivered it earlier
     [staged] = [e.staged for e in effects if isinstance(e, Ready)]
     assert not np.shares_memory(staged.data, np.asarray(lease.view))
     assert bytes(staged.data) == DATA
