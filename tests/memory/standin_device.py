@@ -1,6 +1,6 @@
-"""A device that is not there: memory of this process that counts as a CUDA device's.
+"""A stand-in for a CUDA device: memory of this process that counts as the device's memory.
 
-Copies are made at once; whether they are said to be done is for the test to decide.
+Copies are made at once; the test decides when they are reported as done.
 """
 
 import threading
@@ -28,7 +28,7 @@ class Event:
 
 
 class Stream:
-    """In order, since all is done at once; it tells what it was made to wait for."""
+    """A stream, which does everything at once; `waited` lists what it should wait for."""
 
     cuda_stream = 7
 
@@ -86,13 +86,13 @@ class Standin:
         self._there: dict[int, torch.UntypedStorage] = {}
 
     def holds(self, leaf: Any) -> bool:
-        """Tell whether a tensor lies there."""
+        """Return whether a tensor is on the device."""
         return isinstance(leaf, torch.Tensor) and (leaf.untyped_storage().data_ptr() in self._there)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Have a tensor lie there, with all that shares its storage."""
+        """Put a tensor on the device, with all tensors that share its storage."""
         storage = tensor.untyped_storage()
-        self._there[storage.data_ptr()] = storage  # kept: the address stays its own
+        self._there[storage.data_ptr()] = storage  # kept, so that its address is not reused
         return tensor
 
     def empty(self, nbytes: int) -> torch.Tensor:
@@ -110,7 +110,7 @@ class Mirror:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Standin:
-    """Have whatever a test makes lie there that it puts there."""
+    """Return the device; tensors are on it once the test has called its `put`."""
     device = Standin()
     bare: Callable[[torch.Tensor], bool] = torch_tensors.bare
     for module in (copies, device_copies, state, apply):

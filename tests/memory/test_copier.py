@@ -1,4 +1,4 @@
-"""The thread that copies from shared memory: whole or of no use, and stopped halfway if need be."""
+"""The thread that copies from shared memory: a copy is complete, fails, or is stopped halfway."""
 
 import threading
 from collections.abc import Generator
@@ -14,12 +14,12 @@ from weightbus.bus.net.copier import Copier
 from weightbus.bus.staged import Copying, StaleError
 from weightbus.codecs.native import crc32c
 
-SECONDS = 30.0  # far more than anything here takes
+SECONDS = 30.0  # far more than any step here takes
 CHUNK = 10
 
 
 class Memory:
-    """A segment whose copy can be held up in its middle."""
+    """A segment; a test can block a copy from it halfway."""
 
     def __init__(self, *, stale: bool = False) -> None:
         self.bytes = np.arange(35, dtype=np.uint8)
@@ -49,7 +49,7 @@ class Memory:
 
 
 class Bench:
-    """A copier, and what it has done."""
+    """A copier, and its results."""
 
     def __init__(self) -> None:
         self.done: Queue[Any] = Queue()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch fin
 
 
 def some(seed: int, device: str = "cuda") -> dict[str, torch.Tensor]:
-    """Return what models have, and what is odd."""
+    """Return tensors as models have them, and unusual ones."""
     torch.manual_seed(seed)
     state = {f"small.{i}": torch.randn(1 + 7 * i) for i in range(300)}
     state["large"] = torch.randn(1500, 1024)
@@ -131,7 +131,7 @@ def test_tied_and_module() -> None:
 
 
 def busy(seconds: float) -> None:
-    """Give the current stream something to do."""
+    """Keep the current stream busy for some seconds."""
     spin: Any = vars(torch.cuda)["_sleep"]
     spin(int(seconds * 1.5e9))
 
@@ -154,7 +154,7 @@ def test_publishing_returns_at_once_and_nothing_tears(second: bool) -> None:
                 begun = time.perf_counter()
                 future = publisher.publish_async("m", weights, timeout=SECONDS)
                 took = time.perf_counter() - begun
-                for each in weights.values():  # the caller goes on at once
+                for each in weights.values():  # the caller changes its weights at once
                     each.fill_(-1.0)
                 if number % 5 == 0:
                     assert took < 0.08
@@ -249,7 +249,7 @@ with Subscriber(sys.argv[1], {"m": target}, name=sys.argv[2]) as worker:
 
 
 class Other:
-    """A worker in a process of its own."""
+    """A worker in another process."""
 
     def __init__(self, address: str, name: str, size: int = 2**24) -> None:
         command = [sys.executable, "-c", WORKER, address, name, str(size)]
@@ -267,7 +267,7 @@ class Other:
                 self._said.notify_all()
 
     def said(self, version: int) -> str:
-        """Wait until it has said that it runs a version, or a newer one; return what it said."""
+        """Wait until the worker has printed that it runs at least a version; return that line."""
 
         def there() -> bool:
             last = self.lines[-1].split() if self.lines else []
@@ -299,12 +299,12 @@ def test_workers_of_the_same_device_copy_from_there_and_may_die() -> None:
             for number in range(1, 60):
                 filled(weights, float(number))
                 if number == 20:
-                    os.kill(others[0].process.pid, signal.SIGSTOP)  # in whatever it is at
+                    os.kill(others[0].process.pid, signal.SIGSTOP)  # at an arbitrary moment
                 if number == 25:
                     others[0].process.kill()
                 publisher.publish_async("m", weights, require=0, timeout=SECONDS)
                 filled(weights, -1.0)
-                others[1].said(number)  # the other is at it meanwhile, until it is stopped
+                others[1].said(number)  # the other worker copies meanwhile, until it is stopped
             filled(weights, 60.0)
             publisher.publish("m", weights, workers=["worker-1"], timeout=SECONDS)
             assert others[1].said(60) == "whole 60 60.0 near"
@@ -323,7 +323,7 @@ def test_who_is_not_on_the_device_asks_for_the_bytes_and_gets_them() -> None:
         try:
             publisher.wait_for_workers(1, SECONDS)
             filled(weights, 1.0)
-            publisher.publish("m", weights, timeout=SECONDS)  # which crosses for nobody
+            publisher.publish("m", weights, timeout=SECONDS)  # no worker needs a transfer
             with (
                 Subscriber(publisher.address, {"m": targets[0]}).start(),
                 Subscriber(publisher.address, {"m": targets[1]}, settings=NETWORK).start(),

@@ -1,4 +1,4 @@
-"""A message that is half sent holds on to its version's memory for a moment, and is sent whole."""
+"""A partly sent message holds its version's memory only for a moment, and is still sent whole."""
 
 import socket
 import time
@@ -11,11 +11,11 @@ from weightbus.bus.net import outgoing
 from weightbus.bus.net.outgoing import HOLD_SECONDS, Outgoing, PlainMessage, UnreadCopies
 from weightbus.bus.net.zmtp import message_parts
 
-NBYTES = 2**22  # more than a socket takes at once
+NBYTES = 2**22  # more than a socket accepts at once
 
 
 class Peer:
-    """A peer that reads as much as a test says, and what is on its way to it."""
+    """A peer that reads as much as a test says, and its outgoing messages."""
 
     def __init__(self, most: int = 2**26) -> None:
         self.here, self.there = socket.socketpair()
@@ -45,7 +45,7 @@ def peer() -> Iterator[Peer]:
 
 
 def half_sent(peer: Peer) -> tuple[Pool, Snapshot, bytes]:
-    """Return memory, a version of which something is half sent, and the whole of that."""
+    """Send a message partly; return its pool, its snapshot, and all bytes of the message."""
     pool = Pool("a")
     snapshot = pool.take(NBYTES, replaces_latest=True)
     snapshot.data[:] = 7
@@ -60,7 +60,7 @@ def test_it_is_copied_once_its_version_has_ended_though_it_moves(peer: Peer) -> 
     _, snapshot, expected = half_sent(peer)
     data = snapshot.data
     now = HOLD_SECONDS / 2
-    for step in range(5):  # it takes a little all the time
+    for step in range(5):  # the peer reads a little in each step
         peer.read(2**16)
         peer.outgoing.write(now + step * HOLD_SECONDS / 2)
         peer.outgoing.hold(now + step * HOLD_SECONDS / 2)

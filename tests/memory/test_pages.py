@@ -1,4 +1,4 @@
-"""Memory of whole pages: there when it is wanted, and touched ahead without harm."""
+"""Memory of whole pages: allocated when requested, and touched ahead of use without harm."""
 
 import numpy as np
 import pytest

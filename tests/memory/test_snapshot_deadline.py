@@ -1,4 +1,4 @@
-"""The deadline of a publish holds while its weights are copied; what is late is not published."""
+"""The deadline of a publish holds while its weights are copied; a late copy is not published."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ BIG = 2**18
 
 
 class Clock:
-    """A clock that goes on whenever somebody looks at it."""
+    """A clock that advances with each reading."""
 
     def __init__(self) -> None:
         self.now, self.step = time.monotonic(), 0.0
@@ -41,7 +41,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def weights(kind: str, size: int = BIG) -> dict[str, object]:
     made = [np.full(size // 8, i, np.uint8) for i in range(8)]
-    # Strided, so that they are no plain memory.
+    # Strided, so that the arrays are not contiguous.
     return {
         str(i): torch.from_numpy(a).reshape(-1, 2).t() if kind == "torch" else a.reshape(-1, 2).T
         for i, a in enumerate(made)

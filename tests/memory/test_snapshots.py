@@ -1,4 +1,4 @@
-"""Memory is used again, never while somebody holds it, and what the machine needs stays there."""
+"""Memory is reused, but never while it is held, and the machine's versions are not overwritten."""
 
 import gc
 import random
@@ -25,7 +25,7 @@ from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.virtual_shell import hash_all
 
 CHUNK = 8
-SECONDS = 60.0  # far more than anything here takes
+SECONDS = 60.0  # far more than any step here takes
 
 
 class Bench:
@@ -86,7 +86,7 @@ def test_a_steady_state_needs_one_block() -> None:
 
 
 def test_a_version_that_is_kept_keeps_its_memory_and_nobody_waits_for_that() -> None:
-    bench = Bench(patience=60.0)  # whoever waited for it would wait so long
+    bench = Bench(patience=60.0)  # a `take` that waited would wait this long
     kept = bench.publish()
     data = kept.snapshot.keep()
     assert data is not None
@@ -157,7 +157,7 @@ def test_what_is_received_is_given_up_last_but_is_given_up() -> None:
 
 
 def test_bytes_in_somebodys_hands_are_not_overwritten() -> None:
-    """A memoryview is what ZeroMQ holds while it sends."""
+    """A socket holds a memoryview while it sends."""
     bench = Bench()
     first = bench.publish(20, "w")
     sending = chunk(first)
@@ -174,7 +174,7 @@ def test_bytes_in_somebodys_hands_are_not_overwritten() -> None:
 
 
 def test_what_waits_in_a_socket_does_not_outlive_a_version() -> None:
-    """A queue refers to a chunk weakly, and the snapshot keeps that for as long as it lives."""
+    """A queue refers to a chunk's view weakly; the snapshot keeps the view until its release."""
     bench = Bench()
     version = bench.publish(20, "w")
     waiting = weakref.ref(chunk(version))
@@ -320,7 +320,7 @@ def test_neither_the_latest_nor_an_open_commit_is_given_up() -> None:
 
 
 def test_a_trainer_that_is_faster_than_the_machine_waits_for_it() -> None:
-    """Versions that were handed over but not taken in yet cannot be given up; soon they can."""
+    """Versions that the machine has not yet received cannot be given up; soon they can."""
     bench = Bench(patience=SECONDS)
     given = [bench.take() for _ in range(SNAPSHOTS_MAX)]
     asked = threading.Event()
@@ -361,7 +361,7 @@ def test_nothing_is_written_to_memory_that_is_retired() -> None:
 
 
 def test_a_snapshot_that_is_over_holds_no_memory() -> None:
-    """Whoever waits for the receipt of a version still has that."""
+    """A caller that waits for the version's receipt still refers to the snapshot."""
     pool = Pool("a")
     snapshot = pool.take(20, replaces_latest=True)
     memory = weakref.ref(snapshot.data)
@@ -410,7 +410,7 @@ def test_rooms_for_sealed_bytes_are_used_again_and_given_back() -> None:
 
 
 class Machine(threading.Thread):
-    """A machine with workers that take a while, or say that they are there long after."""
+    """A machine whose workers have versions only after a while, or report them late."""
 
     def __init__(self, pools: dict[str, Pool], seed: int) -> None:
         super().__init__(daemon=True)
@@ -418,11 +418,11 @@ class Machine(threading.Thread):
         self.store = {model: Versions(model) for model in pools}
         self.work: deque[tuple[VersionOffer, str]] = (
             deque()
-        )  # and what it hashed to when it was copied
+        )  # each with the digest of its bytes when they were copied
         self.rooms: deque[tuple[str, Collection[Snapshot], bool, list[bool], threading.Event]]
         self.rooms = deque()
         self.expected: dict[Version, str] = {}
-        self.sending: list[tuple[bytes, memoryview | bytes]] = []  # in the hands of sockets
+        self.sending: list[tuple[bytes, memoryview | bytes]] = []  # held by sockets
         self.checked = self.missed = 0
         self.ended, self.error = False, ""
 
@@ -462,7 +462,7 @@ class Machine(threading.Thread):
         self.free()
 
     def use(self, version: Version | None) -> None:
-        """Give a version out, if it can be had: it is whole, whatever trainers do meanwhile."""
+        """Send a version if its bytes are here: they are intact, whatever trainers do meanwhile."""
         if version is None or not self.store[version.model].hold(version):
             self.missed += version is not None
             return
@@ -491,7 +491,7 @@ class Machine(threading.Thread):
 
 @pytest.fixture(name="restless")
 def _restless() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -501,7 +501,7 @@ def _restless() -> Iterator[None]:
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("share", [False, True], ids=["private", "shared"])
 def test_trainers_and_the_machine_never_meet_in_memory(share: bool) -> None:
-    """Trainers publish as fast as they can, each its own model; the machine checks every digest."""
+    """Trainers publish as fast as possible, each its own model; the machine checks each digest."""
     pools = {model: Pool(model, share=share) for model in "abc"}
     machine = Machine(pools, seed=1)
     machine.start()
@@ -515,7 +515,7 @@ def test_trainers_and_the_machine_never_meet_in_memory(share: bool) -> None:
                 lambda among, replaces, _left: machine.make_room(model, among, replaces),
                 replaces_latest=number % 5 > 0,
             )
-            for begin in range(0, 64, CHUNK):  # so slowly that others look
+            for begin in range(0, 64, CHUNK):  # so slowly that other threads run in between
                 snapshot.data[begin : begin + CHUNK] = number % 251
             offer = VersionOffer.of(model, layout, CHUNK, snapshot)
             machine.work.append((offer, digest_of(layout.id, snapshot.data, CHUNK)))

@@ -1,4 +1,4 @@
-"""Peers of a publisher's control socket, made of plain sockets: they say what a test wants."""
+"""Peers of a publisher's control socket, made of plain sockets: a test decides what they send."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ PING = frame(b"\x04PING\0\0" + b"a" * 16, COMMAND)
 
 
 def dialled(endpoint: str, source: str = "") -> socket.socket:
-    """Return a connection; over TCP it comes from an address of this host, if one is given."""
+    """Return a connection; over TCP, `source` is this host's address for it, if not empty."""
     path = ipc_path(endpoint)
     if path is None:
         return socket.create_connection(
@@ -40,7 +40,7 @@ def dialled(endpoint: str, source: str = "") -> socket.socket:
 
 
 def read_until(sockets: PublisherSockets, connection: socket.socket, word: bytes) -> bytes:
-    """Let the publisher run until it has sent a word; return all that it has sent."""
+    """Let the publisher run until it has sent `word`; return all bytes that it has sent."""
     heard, deadline = b"", time.monotonic() + SECONDS
     connection.setblocking(False)
     while word not in heard:
@@ -58,7 +58,7 @@ def read_until(sockets: PublisherSockets, connection: socket.socket, word: bytes
 def joined(
     sockets: PublisherSockets, source: str = "", metadata: bytes = METADATA
 ) -> socket.socket:
-    """Return a connection that is through its handshake, without keys."""
+    """Return a connection whose handshake is complete, without keys."""
     found = dialled(sockets.address, source)
     found.sendall(GREETING + frame(b"\x05READY" + metadata, COMMAND))
     read_until(sockets, found, b"READY")
@@ -66,7 +66,7 @@ def joined(
 
 
 def received(sockets: PublisherSockets) -> tuple[bytes, list[bytes]]:
-    """Let the publisher run until a message is there; return its sender and its frames."""
+    """Let the publisher run until a message arrives; return its sender and its frames."""
     deadline = time.monotonic() + SECONDS
     while (found := sockets.receive()) is None:
         assert time.monotonic() < deadline, "nothing came"
@@ -75,7 +75,7 @@ def received(sockets: PublisherSockets) -> tuple[bytes, list[bytes]]:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Read what is there; return whether the other side has hung up."""
+    """Read the bytes that are here; return whether the other side has closed the connection."""
     connection.setblocking(False)
     try:
         with contextlib.suppress(BlockingIOError):
@@ -90,7 +90,7 @@ def is_closed(connection: socket.socket) -> bool:
 def wait_until_closed(
     sockets: PublisherSockets, connection: socket.socket, send: bytes = b""
 ) -> None:
-    """Let the publisher run until it has hung up on a connection, which sends this meanwhile."""
+    """Let the publisher run until it closes a connection, which sends `send` meanwhile."""
     deadline = time.monotonic() + SECONDS
     while not is_closed(connection):
         assert time.monotonic() < deadline, "it was not hung up on"
@@ -104,7 +104,7 @@ class CurveDealer:
     """The client's side of CURVE (ZeroMQ RFC 26), step by step.
 
     Args:
-        public, secret: Its keys, as 40 characters of Z85.
+        public, secret: The client's keys, as 40 characters of Z85.
         server: The publisher's public key.
     """
 

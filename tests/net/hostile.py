@@ -1,4 +1,4 @@
-"""A publisher without keys, made of plain sockets, that says whatever a test has it say."""
+"""A publisher without keys, made of plain sockets: a test decides what it sends."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from weightbus.bus.messages import Message, Pong, Refuse, Welcome, encode
 from weightbus.bus.net.zmtp import COMMAND, GREETING, LONG, MORE
 
-SECONDS = 60.0  # far more than anything here takes
+SECONDS = 60.0  # far more than any step here takes
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
 
 
@@ -27,10 +27,10 @@ def message(*frames: bytes) -> bytes:
 
 
 class Hostile:
-    """It listens; `accept` returns the next worker's connection.
+    """The listening publisher; `accept` returns the next worker's connection.
 
     Args:
-        path: Of an `ipc` address; None: TCP.
+        path: The path of an `ipc` address; None: TCP.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -45,7 +45,7 @@ class Hostile:
         self._listener.settimeout(SECONDS)
 
     def accept(self) -> "Link":
-        """Return a connection that is through its handshake."""
+        """Return a connection whose handshake is complete."""
         made, _ = self._listener.accept()
         made.settimeout(SECONDS)
         made.sendall(GREETING + frame(READY, COMMAND))
@@ -56,7 +56,7 @@ class Hostile:
 
 
 class Link:
-    """One control connection."""
+    """One control connection of a worker."""
 
     def __init__(self, made: socket.socket) -> None:
         self.socket = made
@@ -84,7 +84,7 @@ class Link:
         return flags, self._read(size)
 
     def heard(self) -> Iterator[dict[str, Any]]:
-        """Yield what the worker says, as it comes; whatever it pings is answered."""
+        """Yield the worker's messages as they arrive; answer its pings."""
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             flags, body = self._frame()
@@ -105,13 +105,13 @@ class Link:
         self.socket.sendall(message(encode(header), *payloads))
 
     def welcome(self, data: str = "tcp://*:1", models: dict[str, int] | None = None) -> None:
-        """Let the worker in."""
-        self.send(Refuse(code="unknown-worker", text="say hello"))  # it may have had a session
+        """Send a welcome after the worker's hello."""
+        self.send(Refuse(code="unknown-worker", text="say hello"))  # it may be in a session
         self.wait_for("hello")
         self.send(Welcome(epoch=7, data=data, ping_ms=50, lost_ms=5000, models=models or {}))
 
     def flood(self, data: bytes) -> bool:
-        """Send this again and again, while it is taken; return whether the worker has hung up."""
+        """Send `data` repeatedly, as far as possible; return whether the worker has hung up."""
         self.socket.setblocking(False)
         try:
             for _ in range(64):

@@ -1,4 +1,4 @@
-"""Ports that stay free between two who bind them: connections are never given these."""
+"""Ports that stay free from one bind to the next: the kernel gives them to no connection."""
 
 import contextlib
 import random
@@ -10,7 +10,7 @@ TRIES = 100
 
 
 def lasting_ports(count: int) -> list[int]:
-    """Return so many neighbours, none of which the kernel gives to anybody who asks for any."""
+    """Return `count` adjacent free ports, none of which is in the kernel's ephemeral range."""
     end = int(RANGE.read_text().split()[0]) if RANGE.exists() else 32768
     for _ in range(TRIES):
         first = random.randrange(10_000, end - count)
@@ -24,5 +24,5 @@ def lasting_ports(count: int) -> list[int]:
 
 
 def lasting_address() -> str:
-    """Return an address to come back to, beside which is room for data."""
+    """Return an address that can be bound again later; the next port is free for data."""
     return f"tcp://127.0.0.1:{lasting_ports(2)[0]}"

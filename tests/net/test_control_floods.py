@@ -1,4 +1,4 @@
-"""A publisher that sends more than it was asked for is hung up on, whatever libzmq makes of it."""
+"""A worker closes the connection of a publisher that sends more than was requested."""
 
 import sys
 from pathlib import Path
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel does
 SECONDS = 120.0
 BYTES_MAX = 1_000_000  # of the worker
 NBYTES = 40 * 2**20  # of a version that is fetched
-ROOM = 96 * 2**20  # beyond calm: what a flood over loopback brings between two looks, and garbage
+ROOM = 96 * 2**20  # for what a flood over loopback brings between two checks, and for garbage
 
-# A worker in a process of its own, and how much memory it takes at most while a hostile publisher
-# in another thread does what is given.
+# A worker in another process, which prints how much memory it takes at most while a hostile
+# publisher in another thread runs the given attack.
 WORKER = """if True:
     import contextlib, hashlib, tempfile, time
     import numpy as np
@@ -51,7 +51,7 @@ def resident() -> int:
 
 
 def worst(attack: str, target: str) -> int:
-    """Return the most that a worker takes beyond calm, in bytes."""
+    """Return the most memory that a worker takes in an attack more than before, in bytes."""
     script = WORKER.replace("{ATTACK}", attack.strip()).replace("TARGET", target)
     output = python("-c", script, timeout=SECONDS).stdout
     found = [int(line.split()[1]) for line in output.splitlines() if line.startswith("peak")]
@@ -103,7 +103,7 @@ def test_a_layout_out_of_proportion_is_not_understood(target: str) -> None:
 def test_whoever_fetches_much_is_not_hung_up_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, keyed: bool
 ) -> None:
-    """Everything is fetched here, in windows of 16 MiB."""
+    """All versions are fetched here, in windows of 16 MiB."""
     path = f"ipc://{tmp_path}/d"
     told = Settings(ping=0.1, lost_after=5.0, shared_memory=False, data=path, chunk_bytes=2**20)
     own = Settings(ping=0.1, lost_after=5.0, shared_memory=False, bytes_max=NBYTES)

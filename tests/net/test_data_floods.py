@@ -1,4 +1,4 @@
-"""A peer at the data address that sends commands: it is answered within bounds, or hung up on."""
+"""A peer at the data address that sends commands gets few answers, or loses its connection."""
 
 import contextlib
 import logging
@@ -17,12 +17,12 @@ from weightbus.bus.token_bucket import Rate
 from weightbus.tests.net.test_zmtp import HELLO, frame, message
 from weightbus.tests.simulation.placing import frames_of
 
-SECONDS = 30.0  # far more than anything here takes
+SECONDS = 30.0  # far more than any step here takes
 PING = frame(b"\x04PING\0\0" + b"a" * 16, COMMAND)
 
 
 class ControlConnection:
-    """A publisher of plain sockets, and a subscription that dials it."""
+    """A publisher made of plain sockets, and a subscription that connects to it."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ class ControlConnection:
         self.subscription.connect(f"tcp://127.0.0.1:{port}")
 
     def accept(self) -> socket.socket:
-        """Return a connection whose handshake is over, and that has said what it subscribes to."""
+        """Return a connection whose handshake is complete, and whose subscription has arrived."""
         self.now += REDIAL_MAX_SECONDS
         deadline = time.monotonic() + SECONDS
         while self.connection is None:
@@ -58,7 +58,7 @@ class ControlConnection:
         return found
 
     def turn(self) -> list[bytes]:
-        """Do what the worker's thread does in a turn; return a message that has come."""
+        """Do what the worker's thread does in a turn; return the message that has arrived."""
         self.subscription.process_events(self.now)
         arrived = self.subscription.receive(self.now)
         return [] if arrived is None else frames_of(arrived)
@@ -81,7 +81,7 @@ def _peer() -> Iterator[ControlConnection]:
 
 
 def flood(peer: ControlConnection, made: socket.socket, data: bytes) -> int:
-    """Send until the other side hangs up, and read nothing; return the most that it kept."""
+    """Send until the subscription hangs up; return the most bytes that it kept unsent."""
     most, made_at, deadline = 0, peer.connection, time.monotonic() + SECONDS
     made.setblocking(False)
     while peer.connection is made_at:

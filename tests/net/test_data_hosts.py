@@ -1,4 +1,4 @@
-"""A welcome does not send a worker to other hosts, unless its user says so."""
+"""A welcome does not make a worker connect to other hosts, unless its user allows that."""
 
 import contextlib
 import logging
@@ -88,7 +88,7 @@ def test_a_hostile_welcome_has_a_worker_connect_to_no_unix_socket(
             other.accept()[0].close()
             assert "no pushed data" not in caplog.text
             return
-        for _ in range(40):  # two seconds of pings: a dial would have come at once
+        for _ in range(40):  # two seconds of pings: a connection would have come at once
             link.wait_for("ping")
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -99,7 +99,7 @@ def test_a_hostile_welcome_has_a_worker_connect_to_no_unix_socket(
 def test_a_publisher_with_data_elsewhere_is_fetched_from(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And pushes, where the user of the worker says so."""
+    """It also pushes, if the worker's user allows that."""
     about = Settings(ping=0.1, lost_after=5.0, shared_memory=False, data=f"ipc://{tmp_path}/d")
     either = Settings(ping=0.1, lost_after=5.0, shared_memory=False, any_data_host=True)
     with (

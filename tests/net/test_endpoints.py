@@ -1,4 +1,4 @@
-"""Which addresses there are, where data goes beside control, and what workers are told."""
+"""Valid addresses, the data endpoint beside a control endpoint, and the announced endpoint."""
 
 import pytest
 

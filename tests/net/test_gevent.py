@@ -1,8 +1,8 @@
-"""Where gevent has patched selectors and not threads (`patch_all(thread=False)`).
+"""The bus in a process where gevent has patched selectors, not threads (`patch_all(thread=False)`).
 
-gevent is no dependency of the tests. What matters of it is here: a selector that serves only the
-thread that made it (in another, gevent's ends the process by SIGSEGV), and where the one is kept
-that it has put aside. Tried with gevent 26.9, too: 140 versions in 30 s; before, it joined nobody.
+The tests do not depend on gevent. They have stand-ins for two parts of it: a selector that works
+only in the thread that made it (gevent's ends the process by SIGSEGV in another thread), and the
+place where gevent keeps the original selector. Tried with gevent 26.9, too: 140 versions in 30 s.
 """
 
 import selectors
@@ -23,7 +23,7 @@ UNPATCHED = selectors.DefaultSelector
 
 
 class OfOneThread(selectors.BaseSelector):
-    """A selector as gevent's: of the thread that made it."""
+    """A selector like gevent's, which works only in the thread that made it."""
 
     def __init__(self) -> None:
         self._own, self._inner = threading.get_ident(), UNPATCHED()
@@ -87,7 +87,7 @@ def test_threads_of_the_system_do_not_wait_with_selectors_of_greenlets(
 
 
 def test_greenlets_wait_with_selectors_of_greenlets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where threads are patched as well, an unpatched selector would hold up all of them."""
+    """If threads are patched as well, an unpatched selector would block all greenlets."""
     patch_all(monkeypatch, thread=True)
     with new_selector() as selector:
         assert isinstance(selector, OfOneThread)

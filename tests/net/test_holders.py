@@ -1,4 +1,4 @@
-"""An address that is taken: by whom, and whether it is worth waiting for."""
+"""An address that is in use: which process holds it, and whether waiting for it makes sense."""
 
 import contextlib
 import os
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.skipif(not processes.PROC.exists(), reason="needs Linux
 
 @contextlib.contextmanager
 def a_connection() -> Generator[tuple[socket.socket, int]]:
-    """A connection of ours to elsewhere, and its port; the one below that is nobody's."""
+    """Yield an outgoing connection and its port; the port below is free."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = next(filter(None, (_beside(server.getsockname()) for _ in range(100))))
-        # So that it leaves nothing behind, which the kernel would keep for a minute.
+        # Otherwise the kernel would keep the closed connection's port for a minute.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with connection:
             yield connection, connection.getsockname()[1]
 
 
 def _beside(address: tuple[str, int]) -> socket.socket | None:
-    """Connect from a port with a free one below it, if there is such a pair this moment."""
+    """Return a connection from a port above a free port; None if that fails now."""
     with socket.socket() as below:
         below.bind(("127.0.0.1", 0))
         own = ("127.0.0.1", below.getsockname()[1] + 1)
@@ -45,7 +45,7 @@ def _beside(address: tuple[str, int]) -> socket.socket | None:
 
 @contextlib.contextmanager
 def a_listener(address: str) -> Generator[int]:
-    """Another process that listens; its number."""
+    """Yield the pid of another process that listens."""
     how = (
         "import socket, sys; where = sys.argv[1].split('://')[1]; unix = sys.argv[1][:3] == 'ipc'\n"
         "kind = socket.AF_UNIX if unix else socket.AF_INET; s = socket.socket(kind)\n"
@@ -61,7 +61,7 @@ def a_listener(address: str) -> Generator[int]:
         process.communicate()
 
 
-LONG = 60.0  # seconds that nobody waits for what lasts
+LONG = 60.0  # seconds; no test waits that long for a port that stays in use
 PORTS: list[Callable[[int], dict[str, str]]] = [
     lambda port: {"address": f"tcp://127.0.0.1:{port}", "data": "tcp://127.0.0.1:0"},
     lambda port: {"address": f"tcp://127.0.0.1:{port - 1}"},

@@ -1,4 +1,4 @@
-"""Hosts by name: said within seconds where none is found, and nobody waits for a name server."""
+"""Hosts by name: unknown names are reported within seconds; no call waits for a name server."""
 
 import logging
 import socket
@@ -21,7 +21,7 @@ HOST = "trainer.invalid"
 
 
 class NameServer:
-    """What answers for one name; everything else is looked up as ever."""
+    """A name server that answers for one name; other names are resolved as usual."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.address: str | None = None
@@ -107,7 +107,7 @@ def test_one_that_applies_in_the_background_logs_it_and_does_not_spin(
 
 
 def test_a_host_that_has_moved_is_followed(server: NameServer) -> None:
-    """A container that is made anew has another address by the same name."""
+    """A container that is made anew has another address under the same name."""
     server.address = "127.0.0.1"
     with Publisher("tcp://127.0.0.1:0") as first:
         port = first.address.rpartition(":")[2]

@@ -20,8 +20,8 @@ from weightbus.bus.net.processes import (
 )
 from weightbus.tests.compose.waiting import wait_for
 
-SECONDS = 30.0  # far more than anything here takes
-HOSTS = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # the last one of a server for both
+SECONDS = 30.0  # far more than any step here takes
+HOSTS = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # the last one: IPv4 to a server for both
 
 
 def process_with(pid: int, inode: int) -> Process | None:
@@ -50,7 +50,7 @@ def connected(host: str) -> Generator[tuple[socket.socket, socket.socket]]:
 
 
 def other_end(accepted: socket.socket) -> int:
-    """Return the inode of the other end of a connection, which is there."""
+    """Return the inode of the other end of a connection, which must be known."""
     inode = inode_of(accepted)
     assert inode is not None
     return inode
@@ -76,7 +76,7 @@ def test_who_has_the_other_end_is_found(host: str) -> None:
 
 
 def test_whoever_says_it_is_another_process_is_not_believed() -> None:
-    """A worker in a container says the number that it has there, which is another's here."""
+    """A worker in a container reports its pid there, which is another process's pid here."""
     with connected("127.0.0.1") as (accepted, _), sleeper() as other:
         inode = other_end(accepted)
         for pid in (other.pid, 0, -1, 2**40):

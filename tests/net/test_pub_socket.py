@@ -1,4 +1,4 @@
-"""The publisher's data socket: any subscriber of ZeroMQ's gets what it asked for, whole or not."""
+"""The publisher's data socket: each subscriber gets whole messages of its topics, or none."""
 
 import contextlib
 import gc
@@ -34,26 +34,26 @@ from weightbus.bus.net.zmtp import GREETING, Stream, message_parts, rest_of
 from weightbus.bus.token_bucket import Rate
 from weightbus.tests.simulation.placing import Placed, frames_of
 
-SECONDS = 30.0  # far more than anything here takes
+SECONDS = 30.0  # far more than any step here takes
 QUEUE = 4
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 LARGE = 2**23  # bytes that no two buffers of the kernel hold
 
 
 def subscription(topic: bytes, *, on: bool = True) -> bytes:
-    """Return the frame that asks for a topic, or no longer."""
+    """Return the frame that subscribes to a topic or, if not `on`, unsubscribes."""
     return b"".join(map(bytes, message_parts([bytes([on]) + topic])))
 
 
 class Bench:
-    """A distribution, and time that passes only as a test says."""
+    """A PUB socket, and a clock that only the test advances."""
 
     def __init__(self, endpoint: str = "tcp://127.0.0.1:0", queue: int = QUEUE) -> None:
         self.now = 0.0
         self.selector = selectors.DefaultSelector()
         self.pub_socket = PubSocket(queue, self.selector)
         self.address = self.pub_socket.bind(endpoint, "data")
-        self.heard: list[bytes] = []  # what was subscribed to
+        self.heard: list[bytes] = []  # topics that were subscribed to
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Bench:
         self.pub_socket.send(frames, self.now)
 
     def wanted(self, topic: bytes) -> bool:
-        """Whether anybody would get what is published of a topic."""
+        """Return whether a topic has subscribers."""
         return bool(self.pub_socket.subscribers(topic))
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -81,7 +81,7 @@ class Bench:
                 self.heard.extend(found[1])
 
     def knock(self, *topics: bytes, read_buffer: int = 0) -> socket.socket:
-        """Return a connection that has subscribed, by hand."""
+        """Return a connection of plain sockets that has subscribed."""
         connection = self._stack.enter_context(socket.socket())
         if read_buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_buffer)
@@ -95,13 +95,13 @@ class Bench:
 
 
 def completed(stream: Stream, count: int) -> list[list[bytes]]:
-    """Return the messages that so many bytes have completed."""
+    """Return the messages that `count` received bytes have completed."""
     messages = [*map(frames_of, stream.received(count))]
     return messages + completed(stream, 0) if stream.held else messages
 
 
 class Reader:
-    """What a connection made by hand has received."""
+    """The messages that a connection of plain sockets has received."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -111,7 +111,7 @@ class Reader:
         self._stream = Stream(Placed)
 
     def has(self, count: int) -> bool:
-        """Read what there is; return whether so many messages are here."""
+        """Read the bytes that are here; return whether `count` messages have arrived."""
         self._read()
         return len(self.messages) >= count
 
@@ -274,13 +274,13 @@ def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) ->
 
 
 def test_what_waits_for_a_connection_that_takes_nothing_holds_no_memory(bench: Bench) -> None:
-    """A version that is over takes along what waits of it; of what is half sent there is a copy."""
+    """A released version's queued messages are dropped; a partly sent message is copied."""
     stuck, fast = Reader(bench.knock(b"a/", read_buffer=4096)), Reader(bench.knock(b"a/"))
     memory = np.full(3 * LARGE, 7, np.uint8)
     owner = memory.view()
     gone = weakref.ref(owner)
     version = [owner.data[i * LARGE : (i + 1) * LARGE] for i in range(3)]
-    bench.now += HOLD_SECONDS  # what moves is not copied at the next look
+    bench.now += HOLD_SECONDS  # a message with progress is not copied at the next check
     for index, chunk in enumerate(version):
         bench.send([b"a/dat", b"%d" % index, chunk])
         bench.until(partial(fast.has, index + 1))
@@ -395,7 +395,7 @@ def test_who_asks_for_ever_more_topics_is_turned_away_however_slowly(bench: Benc
 
 
 def test_a_flood_of_subscriptions_costs_nothing_that_stays(bench: Bench) -> None:
-    """Only what is asked for now is kept, and each topic once, however often it was asked for."""
+    """Only current subscriptions are kept, each topic once, however often it was requested."""
     flood = b"".join(
         subscription(b"a/ctl", on=on) + subscription(b"%d/ctl" % i, on=on)
         for i in range(50)
@@ -442,7 +442,7 @@ def test_connections_beyond_what_anybody_needs_wait_for_their_turn(
 def test_whoever_asks_and_never_reads_the_answers_is_turned_away(
     bench: Bench, pings: int, seconds: float
 ) -> None:
-    """However fast: what waits for it is bounded, and not only how often it asks."""
+    """At any speed: its waiting answers are limited in size, not only its requests in rate."""
     connection = bench.knock(b"a/", read_buffer=4096)
     flood = b"\x04\x17\x04PING\0\0aaaaaaaaaaaaaaaa" * pings
     left = bytearray()
@@ -531,7 +531,7 @@ def test_what_is_on_its_way_when_it_closes_gets_a_moment() -> None:
 
 
 def test_a_lack_of_descriptors_is_waited_out(bench: Bench) -> None:
-    """The kernel keeps the connection, and the publisher does not spin on it."""
+    """The kernel keeps the connection, and the publisher's thread does not spin."""
     first = Reader(bench.knock(b"a/"))
     late = socket.socket()  # takes the place of no other descriptor later
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)

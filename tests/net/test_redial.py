@@ -1,4 +1,4 @@
-"""A worker whose data connection leads nowhere says so. (`make conformance` breaks them all.)"""
+"""A worker whose data connection fails says so. (`make conformance` breaks all connections.)"""
 
 import contextlib
 import socket

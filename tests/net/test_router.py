@@ -1,4 +1,4 @@
-"""The publisher's control socket: who is served, who is hung up on, and what each may cost."""
+"""The publisher's control socket: which peers are served, and what each peer may cost."""
 
 import contextlib
 import os
@@ -175,7 +175,7 @@ def test_what_came_before_the_end_is_taken(sockets: PublisherSockets) -> None:
     while not held_by(sockets).unparsed:
         sockets.poll(1.0)
     worker.close()
-    for _ in range(3):  # so that sending finds out first
+    for _ in range(3):  # so that a send notices it first
         sockets.send(identity, [b"x" * 2**20])
     found = [received(sockets)[1] for _ in range(101)]
     assert found[-1] == [b"bye"]
@@ -274,7 +274,7 @@ def test_of_each_host_a_few_may_come_at_once(
         stack.enter_context(joined(sockets, "127.0.0.3"))
         first.sendall(frame(b"hi"))
         received(sockets)
-        stack.enter_context(joined(sockets, "127.0.0.2"))  # whose place became free
+        stack.enter_context(joined(sockets, "127.0.0.2"))  # a proven connection has freed its place
 
 
 def test_hosts_are_remembered_only_so_far(
@@ -300,7 +300,7 @@ def test_addresses_of_one_network_are_one_host() -> None:
 
 
 class Memory:
-    """A payload that its owner keeps until it is over."""
+    """A payload that its owner keeps until `end`."""
 
     def __init__(self, nbytes: int) -> None:
         self.view: memoryview | None = memoryview(bytes(nbytes))
@@ -359,9 +359,9 @@ def test_copies_for_those_that_do_not_read_are_bounded_together(
 def followed(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[tuple[peer.ControlConnection, int]]:
-    """Yield the connection of a worker that has named this process, and the number of that."""
+    """Yield the connection of a worker that has reported this process's pid, and that pid."""
     pid = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: 0)  # or it would need no search
+    monkeypatch.setattr(os, "getpid", lambda: 0)  # otherwise no search would be needed
     with joined(sockets) as worker:
         worker.sendall(frame(b"hi"))
         received(sockets)
@@ -434,7 +434,7 @@ class Keyed:
         return CurveDealer(self.public, self.secret, self.server)
 
     def welcomed(self, dealer: CurveDealer) -> tuple[socket.socket, bytes]:
-        """Return a connection that said hello, and the WELCOME."""
+        """Return a connection that has sent HELLO, and the WELCOME that it got."""
         found = dialled(self.sockets.address)
         found.sendall(CURVE_GREETING + frame(dealer.hello(), COMMAND))
         said = read_until(self.sockets, found, b"WELCOME")

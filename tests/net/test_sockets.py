@@ -1,4 +1,4 @@
-"""The worker's data connection moves with what the publisher tells, and back again."""
+"""The worker's data connection follows the endpoints that the publisher announces."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ from weightbus.bus.net.sub import SILENCE_SECONDS
 from weightbus.tests.net.dealers import received
 from weightbus.tests.simulation.placing import Placed, frames_of
 
-SECONDS = 30.0  # far more than anything here takes
+SECONDS = 30.0  # far more than any step here takes
 
 
 @pytest.fixture(name="pair")
@@ -43,7 +43,7 @@ def now() -> float:
 
 
 def heard(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
-    """Let both sides run until the publisher hears of a subscription; return the topics."""
+    """Let both sides run until the publisher receives a subscription; return its topics."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         worker.poll(0.01)
@@ -54,7 +54,7 @@ def heard(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
 
 
 def published(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
-    """Let both sides run until a published message is here; return its frames."""
+    """Let both sides run until a published message arrives; return its frames."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         publisher.poll(0.0)
@@ -95,7 +95,7 @@ def test_where_any_port_does_a_port_that_is_taken_does_not_matter(
         return bind(pub_socket, endpoint, parameter)
 
     monkeypatch.setattr(PubSocket, "bind", taken_at_first)
-    publisher = PublisherSockets("tcp://lo:0", None)  # as ZeroMQ takes names of interfaces
+    publisher = PublisherSockets("tcp://lo:0", None)  # names of interfaces work as in ZeroMQ
     host, port = host_and_port(publisher.address)
     assert asked == [f"tcp://{host}:{port + 1}", f"tcp://{host}:0"]
     publisher.close()
@@ -186,7 +186,7 @@ def test_of_two_publishers_at_one_path_the_first_is_undisturbed(
 def test_of_two_publishers_that_find_a_path_left_behind_one_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comes after the first has looked and before it has bound."""
+    """The second publisher starts after the first has checked and before it has bound."""
     path, look = tmp_path / "bus", listening.is_stale_socket
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))

@@ -1,4 +1,4 @@
-"""What a worker says on its data connection: `applied`, by a token of its session. (W34, P22)"""
+"""The report that a worker sends on its data connection: `applied`, with a token. (W34, P22)"""
 
 import contextlib
 import itertools
@@ -46,7 +46,7 @@ DONE = Applied(model="a", epoch=7, version=1, digest=VERSION.digest)
 
 
 class Workers(Publishing):
-    """A publisher with some workers, one version of model a, and time that stands still."""
+    """A publisher with some workers, one version of model a, and a clock that stands still."""
 
     def __init__(self, *names: str, secret: bool = True) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_a_token_ends_with_who_has_it() -> None:
 
 
 def test_words_that_come_after_news_of_a_torn_model_have_no_effect() -> None:
-    """There is no order between the channels: what it said before would count again."""
+    """The two connections have no common order: an earlier report must not count again."""
     workers = Workers("w0")
     workers.publish()
     torn = Failed(model="a", epoch=7, version=1, code="apply", text="no", intact=False)
@@ -145,7 +145,7 @@ def test_a_lost_worker_comes_back_by_the_control_channel_alone() -> None:
     ],
 )
 def test_what_it_overtakes_on_the_way_says_nothing_new(late: Progress | Staged) -> None:
-    """Else the worker would be said to be at that version for ever, and stuck."""
+    """Otherwise the worker would seem to work on that version for ever, and to be stuck."""
     workers = Workers("w0")
     workers.publish()
     workers.word(workers.tokens["w0"], DONE)
@@ -206,7 +206,7 @@ def test_words_are_taken_in_turns_and_cost_who_forges_them() -> None:
 
 
 def test_a_publish_ends_by_words_alone_and_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control channel is slow to repeat; then words are lost, and it does."""
+    """Reports on the control connection come later; they end a publish if the others are lost."""
     source, copy = np.ones(4, np.float32), np.zeros(4, np.float32)
     quick = weightbus.Settings(ping=0.2)
     with (
@@ -236,7 +236,7 @@ def test_a_publish_ends_by_words_alone_and_without_any(monkeypatch: pytest.Monke
 def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its goodbye may overtake the word, which then is nobody's."""
+    """The goodbye may overtake a report on the data connection, which is then ignored."""
     monkeypatch.setattr(Subscription, "say", lambda _self, _body: True)
     slow = weightbus.Settings(
         ping=SECONDS, lost_after=10 * SECONDS
@@ -251,7 +251,7 @@ def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
 
 
 def test_what_waits_to_be_sent_is_not_added_to() -> None:
-    """A publisher that does not read costs a worker no memory: it is told on the other channel."""
+    """A publisher that does not read costs a worker no memory: reports then go by control."""
     subscription = Subscription(lambda _frames, _size: None, lambda: None)
     assert not subscription.say(b"word"), "there is no connection"
     stream = Stream(lambda _frames, _size: None)

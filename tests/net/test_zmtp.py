@@ -1,4 +1,4 @@
-"""A subscriber's side of ZMTP: any cut of the stream says the same, and nonsense is refused."""
+"""A subscriber's side of ZMTP: the cut of the stream does not matter, and nonsense is rejected."""
 
 import contextlib
 import struct
@@ -37,7 +37,7 @@ def message(*frames: bytes) -> bytes:
 
 
 class Side:
-    """A subscriber that gives every payload a place, unless told otherwise."""
+    """A subscriber that gives each payload a place, unless `places` is false."""
 
     def __init__(self, *, places: bool = True) -> None:
         self.places = places
@@ -155,7 +155,7 @@ def test_no_memory_is_taken_for_what_nobody_wants() -> None:
 
 
 def test_a_payload_gets_its_place_after_what_came_before_it_was_dealt_with() -> None:
-    """An announcement and the first chunk of its version can come in one read."""
+    """An announcement and the first chunk of its version can arrive in one read."""
     side = Side()
     payload = bytes(2 * SCRATCH_BYTES)
     data = HELLO + message(b"a", b"announce") + message(b"b", b"chunk", payload)

@@ -1,4 +1,4 @@
-"""A tunnel to an address: it notes what passes, is slow, damages, or breaks, as a test wants it."""
+"""A tunnel to an address, which records bytes and can be slow, damage bytes, or break."""
 
 import contextlib
 import math
@@ -10,16 +10,16 @@ from weightbus.bus.net.endpoints import host_and_port
 
 
 class Tunnel:
-    """Takes connections and forwards what comes, until `cut`: then it goes nowhere, untold.
+    """Accepts connections and forwards their bytes until `cut`, which discards later bytes.
 
-    `sever` ends all connections that there are, at both ends.
+    `sever` ends all existing connections, at both ends.
 
     Args:
-        bytes_per_second: How fast it does.
+        bytes_per_second: The speed of the tunnel.
 
     Attributes:
-        heard: What came from those who connected.
-        told: What they were sent.
+        heard: The bytes that came from the connecting peers.
+        told: The bytes that were sent to these peers.
         spoil: How many large pieces are damaged on their way.
     """
 
@@ -30,7 +30,7 @@ class Tunnel:
         self.address = "tcp://{}:{}".format(*self._server.getsockname())
         self._target = ("", 0)
         self._ends: list[socket.socket] = [self._server]
-        self._dead = threading.Event()  # of the connections that there are
+        self._dead = threading.Event()  # set: the existing connections discard bytes
         self._threads: list[threading.Thread] = []
 
     def lead_to(self, address: str) -> None:
