@@ -1,8 +1,8 @@
-//! The worker's control connection: a DEALER of our own, which dials in the background.
+//! The worker's control connection: our own DEALER socket, which dials in the background.
 //!
 //! libzmq's DEALER reads frames as long as more come, and messages as long as the worker is busy.
-//! This one reads only as much as there is time for, and keeps no more of a message than a
-//! publisher may send. With keys it uses CURVE, with the owner of the pinned key only.
+//! This socket reads only as much as the worker has time for, and keeps no more of a message than a
+//! publisher may send. With keys it uses CURVE, and accepts only the owner of the pinned key.
 
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
 use crate::door::{Door, Event};
@@ -29,24 +29,24 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const DIAL: Duration = Duration::from_secs(3); // for each address: the kernel tries again after 1 s
-const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
+const DIAL: Duration = Duration::from_secs(3); // limit per address: the kernel repeats after 1 s
+const REDIAL: Duration = Duration::from_millis(50); // pause between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
-const HANDSHAKE: Duration = Duration::from_secs(10); // a busy publisher answers by then, or never
-const LINGER: Duration = Duration::from_millis(200); // for what is unsent at the end, e.g. a goodbye
+const HANDSHAKE: Duration = Duration::from_secs(10); // limit: a busy publisher answers by then
+const LINGER: Duration = Duration::from_millis(200); // time for unsent messages at the end: a `bye`
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0";
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
-const SCRATCH_BYTES: usize = 8192; // read ahead; a longer frame goes straight to its own memory
-const RECEIVE_BYTES: usize = 1 << 18; // read at once
+const SCRATCH_BYTES: usize = 8192; // read at once; a longer frame gets its own memory
+const RECEIVE_BYTES: usize = 1 << 18; // read at once of such a frame
 const TURN_BYTES: usize = 1 << 22; // read before other work continues
-const UNSENT_BYTES_MAX: usize = 1 << 20; // of what the publisher does not read; more is lost
+const UNSENT_BYTES_MAX: usize = 1 << 20; // while the publisher does not read; more is lost
 
-// Of a greeting, up to its version. The rest is sent once the peer has sent its mechanism: libzmq
-// closes a connection with another mechanism before it sends its own.
+// Size of a greeting up to its version. The rest is sent after the peer has sent its mechanism:
+// libzmq closes a connection with another mechanism before it sends its own.
 const VERSION_BYTES: usize = 12;
 const COMMAND_BYTES_MAX: usize = 1024; // in a handshake
 
-/// A frame of a message. One that is too large to be of use is empty.
+/// A frame of a message. A frame that is too large for this worker is empty.
 pub enum Frame {
     Plain(Vec<u8>),
     Carried(Carried),
@@ -70,11 +70,11 @@ enum State {
     Open,
 }
 
-/// A frame, longer than the read-ahead, that is being received.
+/// A frame longer than `SCRATCH_BYTES` that is being received.
 struct Body {
     flags: u8,
     missing: usize,
-    kept: Option<Vec<u8>>, // None: it is of no use
+    kept: Option<Vec<u8>>, // None: the frame is too large, and is skipped
 }
 
 /// One connection.
@@ -89,11 +89,11 @@ struct Line {
     outgoing: Vec<u8>,
     curve: Option<Client>,
     payload_max: usize,
-    commands: u32, // in the last second
+    commands: u32, // ZMTP commands in the last second
     counted_at: Time,
 }
 
-/// A connected DEALER.
+/// A DEALER socket that is connected to one publisher, and dials again after a loss.
 pub struct Control {
     address: String,
     endpoint: Endpoint,
@@ -103,7 +103,7 @@ pub struct Control {
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
     dialling: bool,
-    generation: u64, // of the dial: the result of an earlier one is dropped
+    generation: u64, // of the last attempt: the results of earlier attempts are dropped
     dial_at: Time,
     pause: Duration,
     line: Option<Line>,
@@ -112,8 +112,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Connects; with keys, only to the owner of the publisher's key. Payloads that are too large
-    /// to be of use take no memory.
+    /// Makes a socket that connects to `address`; with keys, only to the owner of the publisher's
+    /// key. Payloads of more than `payload_max` bytes take no memory.
     pub fn connect(
         address: &str,
         keys: Option<&WorkerKeys>,
@@ -128,7 +128,7 @@ impl Control {
         };
         let keys = keys.map(|keys| read(keys).ok_or_else(odd)).transpose()?; // K1
 
-        // Encrypted frames come from the owner of the pinned key, and cannot be skipped unread.
+        // An encrypted frame cannot be skipped unread. It comes from the owner of the pinned key.
         let payload_max = if keys.is_some() { MESSAGE_BYTES_MAX } else { payload_max };
         let door = Door::new(keys.is_some());
         Ok(Control {
@@ -149,7 +149,8 @@ impl Control {
         })
     }
 
-    /// Does what is due. Returns the descriptor to poll, and whether to wait for room to write.
+    /// Dials, writes and ends late handshakes. Returns the descriptor to poll, and true if it is to
+    /// be polled for room to write, too.
     pub fn process_events(&mut self, now: Time) -> Option<(RawFd, bool)> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
@@ -172,7 +173,8 @@ impl Control {
         self
     }
 
-    /// Returns the data endpoint that the publisher sent, if this worker may connect to it.
+    /// Returns the data endpoint that the publisher sent, or an error if this worker must not
+    /// connect to it.
     pub fn data_endpoint(&self, told: &str) -> Result<Endpoint, Error> {
         let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
         Endpoint::of_data(told, &self.address, peer.map(|peer| peer.ip()), self.any_data_host)
@@ -218,7 +220,7 @@ impl Control {
         }
     }
 
-    /// Sends a message to the publisher; it is lost while there is no connection.
+    /// Sends a message to the publisher. The message is lost while there is no connection.
     pub fn send(&mut self, header: &[u8]) {
         if let Some(line) = &mut self.line {
             if line.state == State::Open && line.outgoing.len() <= UNSENT_BYTES_MAX {
@@ -228,8 +230,8 @@ impl Control {
         }
     }
 
-    /// Returns whether the connection changed since the last call, and why a handshake failed, if
-    /// keys are the cause.
+    /// Returns true if the connection changed since the last call, and the reason if a handshake
+    /// failed because of the keys.
     pub fn changed(&mut self, now: Time, patience: Duration) -> (bool, Option<&'static str>) {
         let mut refused = None;
         let changed = !self.news.is_empty();
@@ -239,14 +241,14 @@ impl Control {
         (changed, refused)
     }
 
-    /// Makes the connection anew; what is unsent on the old one is lost.
+    /// Closes the connection and dials at once. Unsent messages are lost.
     pub fn redial(&mut self) {
         self.line = None;
         self.dial_at = Time::ZERO;
         self.pause = REDIAL;
     }
 
-    /// Connects, in a thread of its own.
+    /// Starts a thread that connects, if an attempt is due and none is under way.
     fn dial(&mut self, now: Time) {
         if self.dialling || now < self.dial_at {
             return;
@@ -323,7 +325,7 @@ impl Line {
         self.state != State::Open && now.saturating_sub(self.since) >= HANDSHAKE
     }
 
-    /// Returns the event that the end of this connection means.
+    /// Returns the event to report if this connection ends now.
     fn why(&self) -> Event {
         match self.state {
             State::Greeting if matches!(greeted(&self.scratch), Ok(Some(_))) => Event::OtherMechanism,
@@ -335,8 +337,8 @@ impl Line {
         }
     }
 
-    /// Sends what is unsent, and waits a moment for the peer to close: a close with unread input
-    /// discards what was sent.
+    /// Sends the unsent messages, and waits a moment for the peer to close. Closing with unread
+    /// input would discard what was sent.
     fn linger(mut self) {
         let end = Instant::now() + LINGER;
         let mut ended = false;
@@ -346,7 +348,7 @@ impl Line {
                 return;
             }
             if self.outgoing.is_empty() && !std::mem::replace(&mut ended, true) {
-                let _ = self.connection.shutdown(Shutdown::Write); // fails if it is closed
+                let _ = self.connection.shutdown(Shutdown::Write); // fails on a closed connection
             }
             match self.connection.read(&mut [0; SCRATCH_BYTES]) {
                 Ok(0) => return,
@@ -379,14 +381,14 @@ impl Line {
         match &mut self.curve {
             None => frame(&mut self.outgoing, flags, body),
             Some(curve) => {
-                // as an ordinary frame, like libzmq
+                // sent as an ordinary frame, as libzmq does
                 frame_head(&mut self.outgoing, 0, body.len() + FRAME_BYTES);
                 curve.session().carry(flags, &[body], &mut self.outgoing);
             }
         }
     }
 
-    /// Reads once. Returns the number of bytes; whole messages are in `arrived` then.
+    /// Reads once, and puts complete messages into `arrived`. Returns the number of bytes read.
     fn read(&mut self, now: Time) -> io::Result<usize> {
         let count = match &mut self.body {
             None => {
@@ -422,13 +424,14 @@ impl Line {
                 Err(error) => break Err(error),
             }
         };
-        // After an error `why` reads this: it holds the peer's greeting, or the publisher's error
-        // command.
+        // After an error, `why` reads the peer's greeting or the publisher's error command from
+        // here.
         self.scratch = scratch[at..].to_vec();
         result
     }
 
-    /// Handles what `bytes` begins with. Returns its size, or 0 if it is incomplete.
+    /// Handles the greeting, command or frame at the begin of `bytes`. Returns the number of bytes
+    /// handled, or 0 if more bytes are needed.
     fn parse(&mut self, bytes: &[u8], now: Time) -> io::Result<usize> {
         if self.state == State::Greeting {
             return self.greet(bytes);
@@ -510,7 +513,7 @@ impl Line {
         }
     }
 
-    /// Handles a whole frame.
+    /// Handles a complete frame.
     fn frame(&mut self, flags: u8, bytes: Vec<u8>, now: Time) -> io::Result<()> {
         let (flags, frame) = match &mut self.curve {
             None => (flags, Frame::Plain(bytes)),
@@ -558,7 +561,7 @@ impl Line {
 }
 
 impl Body {
-    /// Reads once, straight into its memory.
+    /// Reads once, straight into the memory of the frame.
     fn read(&mut self, from: &mut impl Read) -> io::Result<usize> {
         let count = match &mut self.kept {
             None => {

@@ -1,7 +1,7 @@
-//! One model of a worker: it decides which versions are received, staged and applied (`phases.rs`).
+//! The versions of one model of a worker: which are received, staged and applied (`phases.rs`).
 //!
-//! The latest version wins: an older one that is still arriving is dropped for it. But after that
-//! the worker completes the next one, by fetching, before it considers a newer one.
+//! A newer version replaces an older one that is still arriving. After a replacement, the worker
+//! completes the newer version, by fetching, before it begins another one.
 
 use crate::effects::{Effect, Host};
 use crate::fetch_planner::FetchPlanner;
@@ -22,8 +22,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Failures that may not recur (damaged bytes, too little memory): the version is tried again after
-/// a pause.
+/// Codes of failures that may not recur (damaged bytes, too little memory): the version is tried
+/// again after a pause.
 const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", "unsupported"];
 
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
@@ -58,8 +58,8 @@ pub struct Follower {
     planner: FetchPlanner,
     patches: Patches,
     epoch: u64,             // greatest epoch of which bytes were written into the model
-    torn: u32,              // applies in a row that failed half-way: unless 0, nothing runs
-    stale: Key,             // not found in shared memory: fetch it, if it is offered
+    torn: u32,              // failed half-way applies in a row: unless 0, no version runs
+    stale: Key,             // version that was gone from shared memory: fetched over the network
     failed: Option<Failed>, // last failure, until another version is begun
     leases: u64,            // ids issued so far
 }
@@ -89,7 +89,8 @@ impl Follower {
         self.acceptance.expect_tensors(count);
     }
 
-    /// Returns the size in bytes of the largest payload that may be of use: a layout, or a chunk.
+    /// Returns the size in bytes of the largest payload that this model accepts: a layout, or a
+    /// chunk.
     pub fn payload_bytes_max(&self) -> u64 {
         self.acceptance.layout_bytes_max().max(self.acceptance.bytes_max().min(CHUNK_BYTES_MAX))
     }
@@ -140,12 +141,14 @@ impl Follower {
 
     // Messages of the publisher.
 
-    /// A beacon, a welcome or a stray chunk names a version: fetches it if it is new.
+    /// Handles a version that a beacon, a welcome or a stray chunk names: it is requested if it is
+    /// new.
     pub fn hear_of(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// Handles an announcement. Chunks may follow if the announcement itself was pushed.
+    /// Handles an announcement, which came with an encoded layout or none. If the announcement was
+    /// pushed, chunks may be pushed, too.
     pub fn announced(
         &mut self,
         announce: Announce,
@@ -155,7 +158,7 @@ impl Follower {
     ) -> Vec<Effect> {
         let key = (announce.epoch, announce.version);
         let learnt = layout.map(|header| self.acceptance.learn(&announce, header));
-        // A version that is too large is declined in `begin`, and not fetched any more (W15).
+        // A version that is too large is declined in `begin`, and not fetched again (W15).
         if let Some(Err(fault)) = learnt.filter(|learnt| !matches!(learnt, Err(("too-large", _)))) {
             // A version may have waited for this layout.
             self.versions
@@ -188,7 +191,7 @@ impl Follower {
         effects
     }
 
-    /// Handles a version of one chunk that came whole: announcement, chunk and end in one message.
+    /// Handles a version of one chunk that came in one message: announcement, chunk and end.
     pub fn announced_whole(
         &mut self,
         announce: Announce,
@@ -206,10 +209,11 @@ impl Follower {
         effects
     }
 
-    /// The running version is renamed: a newer one has the same bytes, so nothing is fetched or
-    /// applied.
+    /// Handles a rename of the running version: a newer version has the same bytes, so nothing is
+    /// fetched or applied.
     ///
-    /// Ignored while a user's thread has another version, and may be writing it into the model.
+    /// The rename is ignored while a user's thread has another version, which it may be writing
+    /// into the model.
     pub fn renamed(&mut self, rename: Rename, now: Time) -> Vec<Effect> {
         let key = (rename.epoch, rename.version); // W25
         let busy = self.versions.all(&AT_THE_USERS).next().is_some();
@@ -229,7 +233,7 @@ impl Follower {
         effects
     }
 
-    /// Starts to receive the announced version, if its layout is known.
+    /// Starts to receive the announced version; if its layout is not known, requests the layout.
     fn begin(&mut self, now: Time) -> Vec<Effect> {
         let announce = match self.versions.at(Phase::Announced) {
             Some(entry) => entry.announce().clone(),
@@ -255,14 +259,14 @@ impl Follower {
         }
     }
 
-    /// Returns the shared memory that holds a version; `None` if it must come over the network.
+    /// Returns the segment that holds a version; `None` if the version must come over the network.
     fn segment(&self, announce: &Announce) -> Option<Arc<Segment>> {
         let key = (announce.epoch, announce.version);
         let shared = announce.shared.as_ref().filter(|_| key != self.stale)?;
         self.host.open(shared, announce.nbytes)
     }
 
-    /// The version is whole in shared memory: it can be applied from there.
+    /// Makes a version ready that is complete in shared memory, from where it will be applied.
     fn map(
         &mut self,
         announce: Announce,
@@ -285,7 +289,7 @@ impl Follower {
         effects
     }
 
-    /// Takes a buffer for the announced version, which replaces the arriving one.
+    /// Takes a buffer for the announced version, which replaces the arriving version.
     fn make_room(
         &mut self,
         announce: Announce,
@@ -306,8 +310,8 @@ impl Follower {
                 self.versions.resolve(LackEvent::Freed);
                 effects.extend(self.receive(announce, layout, buffer, segment, now));
             }
-            Ok(None) => self.versions.resolve(LackEvent::Full), // `resume` continues when one is released
-            // by the decoder: `decoded` continues
+            Ok(None) => self.versions.resolve(LackEvent::Full), // `resume` continues with a free buffer
+            // the decoder holds memory: `decoded` continues
             Err(_) if self.patches.decoding() => self.versions.resolve(LackEvent::Full),
             Err(error) => {
                 let text = format!("no memory for {} bytes ({})", announce.nbytes, error);
@@ -318,7 +322,7 @@ impl Follower {
         effects
     }
 
-    /// Receives a version into a buffer: from shared memory, or in chunks.
+    /// Begins to receive a version into a buffer: copies it from shared memory, or expects chunks.
     fn receive(
         &mut self,
         announce: Announce,
@@ -335,7 +339,7 @@ impl Follower {
         };
         if let Some(segment) = segment {
             if segment.read(&stamp, |memory| transfer.read(memory)).is_err() {
-                transfer.forget(); // it is fetched over the network
+                transfer.forget(); // the version is fetched over the network
             }
         }
         let listening = match whole {
@@ -352,12 +356,13 @@ impl Follower {
         listening.into_iter().chain(planner).collect()
     }
 
-    /// The publisher does not have the requested patch (any more).
+    /// Handles a refusal: the publisher does not have the requested patch (any more).
     pub fn no_patch(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.patches.refused(&mut self.versions, key, now)
     }
 
-    /// A patch was decoded, and its version is whole; or the whole version is fetched.
+    /// Handles the result of decoding a patch: stages the decoded version, or fetches the whole
+    /// version.
     pub fn decoded(&mut self, job: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.patches.decoded();
         let transfer = self.versions.arriving(job.key).filter(|transfer| transfer.waits_for(&job));
@@ -368,14 +373,14 @@ impl Follower {
             }
             (Some(_), Err(why)) => self.patches.give_up(&mut self.versions, Some(job.version), &why, now),
             (None, _) => {
-                drop(job); // replaced or aborted: a buffer is free
+                drop(job); // the version was replaced or aborted: its buffer is free
                 self.resume(now)
             }
         }
     }
 
-    /// Changes the mode: the model takes pushed chunks again and asks for what it missed, or stops
-    /// taking them.
+    /// Changes the mode: the model receives pushed chunks again, or no longer. When it receives
+    /// them again, and `now` is given, it also requests the latest version.
     fn change_mode(&mut self, event: ModeEvent, now: Option<Time>) -> Vec<Effect> {
         if !self.versions.change_mode(event) {
             return Vec::new();
@@ -389,13 +394,13 @@ impl Follower {
         effects
     }
 
-    /// Subscribes to pushed chunks, or unsubscribes (W26, S8).
+    /// Returns the effect that subscribes to pushed chunks, or unsubscribes (W26, S8).
     fn subscription(&self) -> Effect {
         let on = self.versions.mode() == Mode::Following && !self.shared;
         Effect::Subscribe { topic: self.patches.topic(), on }
     }
 
-    /// Drops or rejects the version in this phase.
+    /// Rejects the version in this phase, or only drops it if the failure may not recur.
     fn decline(&mut self, phase: Phase, fault: Fault, now: Time) -> Vec<Effect> {
         let key = self.versions.at(phase).map_or((0, 0), VersionEntry::key);
         let event = if TRANSIENT.contains(&fault.0) { Event::Failed } else { Event::Declined };
@@ -405,8 +410,8 @@ impl Follower {
 
     // Chunks.
 
-    /// Leases the place of a chunk whose payload is about to be received. Returns the id of the
-    /// lease, or `None` if the chunk has no place.
+    /// Leases the place in the buffer for a chunk whose payload is about to be received. Returns
+    /// the id of the lease, or `None` if the chunk is not wanted.
     pub fn place(&mut self, piece: Piece, size: usize, opening: Option<Opening>) -> Option<u64> {
         let transfer = self.versions.arriving(piece.key).filter(|transfer| transfer.is_of(piece.patch))?;
         self.leases += 1;
@@ -418,15 +423,15 @@ impl Follower {
         self.versions.at(Phase::Arriving).map_or(false, |entry| entry.key() == key)
     }
 
-    /// Returns the subject for which the chunks of this version, or of this patch, are sealed, if
-    /// that is arriving.
+    /// Returns the subject that seals the chunks of this version, or of this patch; `None` if that
+    /// version or patch is not arriving.
     pub fn subject(&self, key: Key, patch: Option<&PatchId>) -> Option<Subject> {
         let entry = self.versions.at(Phase::Arriving).filter(|entry| entry.key() == key)?;
         let transfer = entry.transfer().filter(|transfer| transfer.is_of(patch))?;
         Some(transfer.subject())
     }
 
-    /// Returns the arriving transfer, which has the lease.
+    /// Returns the arriving transfer, to which every lease belongs.
     pub fn leased(&mut self) -> Option<&mut Transfer> {
         self.versions.transfer()
     }
@@ -456,7 +461,7 @@ impl Follower {
         effects
     }
 
-    /// Handles `end`: all chunks of a version were sent.
+    /// Handles `end`, which says that all chunks of a version or patch were sent.
     pub fn end(&mut self, end: OfVersion, now: Time) -> Vec<Effect> {
         let key = (end.epoch, end.version);
         match self.versions.arriving(key) {
@@ -469,7 +474,7 @@ impl Follower {
         effects
     }
 
-    /// A ping sent at `sent_at` was answered, and so was every earlier request (W12).
+    /// Notes that a ping sent at `sent_at` was answered, and so was every earlier request (W12).
     pub fn answered(&mut self, sent_at: Time) {
         self.planner.answered(&mut self.versions, sent_at);
     }
@@ -499,7 +504,7 @@ impl Follower {
         }
         let restarts = transfer.restarts();
         if restarts < RESTARTS_MAX {
-            return Vec::new(); // the next tick fetches it again: W13
+            return Vec::new(); // the next tick fetches the chunks again: W13
         }
         let text = format!("the whole did not match its digest, {} times", restarts);
         self.decline(Phase::Arriving, ("digest-mismatch", text), now)
@@ -545,13 +550,14 @@ impl Follower {
         effects
     }
 
-    /// The publisher no longer has a version; 0: it has none.
+    /// Handles a refusal: the publisher no longer has this version. Version 0 stands for all
+    /// announced ones, epoch 0 for all epochs.
     pub fn gone(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let arriving = self.versions.at(Phase::Arriving).map(VersionEntry::key);
         self.planner.put_off_no_longer((epoch, version));
         self.versions.tell_those(Event::Gone, |entry| {
             let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
-            named && (epoch == 0 || epoch == entry.key().0) // not a late message of an older publisher
+            named && (epoch == 0 || epoch == entry.key().0) // else a late message of an older publisher
         });
         match arriving {
             Some((epoch, _)) if self.versions.at(Phase::Arriving).is_none() => {
@@ -568,8 +574,8 @@ impl Follower {
 
     // The session.
 
-    /// A session has begun, whose publisher has this version. If versions will come over the
-    /// network, reserves a buffer of their expected size.
+    /// Handles the begin of a session with a publisher that has this version. If versions will come
+    /// over the network, reserves a buffer of `nbytes`, their expected size.
     pub fn reconnected(
         &mut self,
         (epoch, version): Key,
@@ -592,18 +598,18 @@ impl Follower {
 
     // Reports of the user's threads.
 
-    /// A thread has begun to apply a version.
+    /// Notes that a user's thread has begun to apply a version.
     pub fn taken(&mut self, key: Key) {
         self.versions.tell_those(Event::Taken, |entry| entry.key() == key);
     }
 
-    /// A thread could not apply a version yet.
+    /// Notes that a user's thread could not apply a version yet.
     pub fn put_back(&mut self, key: Key) {
         self.versions.tell_those(Event::PutBack, |entry| entry.key() == key);
     }
 
-    /// A version was applied, and runs. `digest` is given if it was hashed only then, `base` if
-    /// patches may build on its bytes; `note` is about values that the model cannot hold.
+    /// Handles a version that was applied and runs now. `digest` is empty if the version was not
+    /// hashed. Patches may build on `base`. `note` is about values that the model cannot hold.
     pub fn applied(
         &mut self,
         key: Key,
@@ -626,7 +632,8 @@ impl Follower {
         effects
     }
 
-    /// A version could not be applied. If the model is `intact`, the previous version still runs.
+    /// Handles a version that could not be applied. If the model is `intact`, the previous version
+    /// still runs.
     pub fn failed(&mut self, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
         let again = !intact && self.torn + 1 < APPLIES_MAX;
         let event = if again { Event::Torn } else { Event::Declined };
@@ -635,7 +642,7 @@ impl Follower {
         }
         if !intact {
             self.versions.tell(Phase::Running, Event::Torn); // W24
-            self.stale = key; // the next attempt comes over the network, verified
+            self.stale = key; // the next attempt gets the version over the network, verified
             self.torn += 1;
             self.epoch = self.epoch.max(key.0);
         }
@@ -645,7 +652,7 @@ impl Follower {
         effects
     }
 
-    /// A version runs under this key. Returns the report.
+    /// Notes that a version runs under this key. Returns the report to the publisher.
     fn runs(&mut self, key: Key) -> Option<Effect> {
         self.torn = 0;
         self.epoch = self.epoch.max(key.0);
@@ -653,15 +660,16 @@ impl Follower {
         reports::applied(&self.versions)
     }
 
-    /// Another version begins: forgets the last failure. (That nothing runs is still reported.)
+    /// Forgets the last failure, since another version begins. While no version runs, the failure
+    /// is kept and reported.
     fn forget_failure(&mut self) {
         if self.torn == 0 {
             self.failed = None;
         }
     }
 
-    /// Reports to the publisher and the user that a version is not accepted, now or in this
-    /// session.
+    /// Returns the reports to the publisher and the user that a version is not accepted, now or in
+    /// this session.
     fn fail(&mut self, key: Key, (code, text): Fault, now: Time) -> Vec<Effect> {
         if TRANSIENT.contains(&code) {
             self.planner.put_off(key, now);
@@ -677,12 +685,13 @@ impl Follower {
         self.failed = Some(Failed { model, epoch, version, code, text, intact });
     }
 
-    /// Returns the report of the last failure, if it still counts.
+    /// Returns the report of the last failure, unless it was forgotten.
     fn failure(&self) -> Option<Effect> {
         self.failed.as_ref().map(|failed| reports::failed(failed, self.torn > 0))
     }
 
-    /// A version was gone from shared memory before it was copied: asks for the latest.
+    /// Handles a version that was gone from shared memory before it was copied: requests the
+    /// latest.
     pub fn gone_stale(&mut self, key: Key, now: Time) -> Vec<Effect> {
         if !self.versions.tell_those(Event::Stale, |entry| entry.key() == key) {
             return Vec::new();
@@ -691,7 +700,7 @@ impl Follower {
         self.planner.latest(&self.versions, key.0, now, true)
     }
 
-    /// A version was replaced by a newer one before it was applied.
+    /// Handles a version that was replaced by a newer one before it was applied.
     pub fn dropped(&mut self, key: Key, now: Time) -> Vec<Effect> {
         let replaced = |entry: &VersionEntry| entry.key() == key && AT_THE_USERS.contains(&entry.phase());
         if self.versions.tell_those(Event::Newer, replaced) {
@@ -701,7 +710,7 @@ impl Follower {
         }
     }
 
-    /// A buffer is free: begins the version that waited for it.
+    /// Begins the announced version that waited for a buffer, since a buffer may be free now.
     fn resume(&mut self, now: Time) -> Vec<Effect> {
         if self.versions.at(Phase::Arriving).is_some() {
             return Vec::new();
@@ -721,7 +730,7 @@ impl Follower {
 
     // Time.
 
-    /// Fetches what is due; gives up a transfer that makes no progress.
+    /// Returns the requests that are due. Gives up a transfer that makes no progress.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         let hopeless = self.leased().filter(|transfer| transfer.hopeless());
         if let Some(patched) = hopeless.map(|transfer| transfer.patch().is_some()) {
@@ -746,7 +755,7 @@ impl Follower {
         Vec::new()
     }
 
-    /// Repeats all reports, in case one was lost.
+    /// Returns all reports again, in case one was lost.
     pub fn repeat(&self) -> Vec<Effect> {
         reports::standing(&self.versions, self.failure()) // W17
     }

@@ -1,8 +1,9 @@
 //! The worker's state machine, without sockets, threads or clocks.
 //!
-//! A worker is outside a session or inside, and may probe in between (`phases::SESSIONS`). Inside,
-//! messages go to the slot of their model. Outside, staged and running versions stay as they are,
-//! and `hello` is repeated: workers rejoin a restarted publisher by themselves.
+//! A worker is in a session or outside, and probes shared memory in between (`phases::SESSIONS`).
+//! In a session, each message goes to the follower of its model. Outside, staged and running
+//! versions stay as they are, and the worker repeats `hello`, so that it rejoins a restarted
+//! publisher.
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
@@ -22,7 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Identifies a chunk, sealed or not, as a `Piece`.
+/// Returns the `Piece` that identifies a chunk, sealed or in the clear.
 macro_rules! piece_of {
     ($chunk:expr) => {
         Piece { key: ($chunk.epoch, $chunk.version), patch: $chunk.patch.as_ref(), index: $chunk.index }
@@ -68,8 +69,8 @@ pub struct WorkerMachine {
     heard_at: Time,
     said_hello_at: Option<Time>,
     answered_at: Time,              // last message on the control channel
-    unanswered_since: Option<Time>, // first hello or connection change without an answer since
-    redial_at: Option<Time>,        // after a handshake failed for lack of the right key
+    unanswered_since: Option<Time>, // first hello or connection change after the last message
+    redial_at: Option<Time>,        // set after a handshake failed for lack of the right key
     pinged_at: Option<Time>,
     ping_every: Duration,
 }
@@ -109,14 +110,14 @@ impl WorkerMachine {
         }
     }
 
-    /// Accepts only sealed messages from now on: the control connection is encrypted, and brings
-    /// keys.
+    /// Makes the worker accept only sealed messages, since the control connection is encrypted and
+    /// brings keys.
     pub fn take_sealed(&mut self) {
         self.keyring = Some(Keyring::default());
         self.followers.iter_mut().for_each(|(follower, _)| follower.take_sealed());
     }
 
-    /// Announces the feature, and accepts patches, from now on.
+    /// Makes the worker accept patches, and announce that in its hello.
     pub fn take_patches(&mut self) {
         self.followers.iter_mut().for_each(|(follower, _)| follower.take_patches());
     }
@@ -139,7 +140,7 @@ impl WorkerMachine {
         }
     }
 
-    /// Returns the slot of a model.
+    /// Returns the follower of a model.
     pub fn follower(&self, model: &str) -> Option<&Follower> {
         self.followers.iter().map(|(follower, _)| follower).find(|follower| follower.model() == model)
     }
@@ -148,14 +149,14 @@ impl WorkerMachine {
         self.followers.iter_mut().map(|(follower, _)| follower).find(|follower| follower.model() == model)
     }
 
-    /// Calls `act` with the slot of a model, if there is one.
+    /// Calls `act` with the follower of a model, if there is one. Returns the effects.
     fn with(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
         self.follower_mut(model).map_or_else(Vec::new, act)
     }
 
     // Messages.
 
-    /// Handles a message of the control channel. A malformed one is dropped.
+    /// Handles a message of the control channel. A malformed message is dropped.
     pub fn receive(&mut self, header: &[u8], payloads: &[&[u8]], now: Time) -> Vec<Effect> {
         let payload = payloads.first().map(|bytes| Payload::Bytes(bytes));
         let message = match self.decode(header, payloads.len()) {
@@ -174,7 +175,7 @@ impl WorkerMachine {
     pub fn receive_published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
         let effects = if self.inside() { self.published(published, now) } else { Vec::new() };
         if let PublishedPayload::InPlace(ticket) = published.payload {
-            self.cancel(ticket); // no effect if it was used; it may be malformed or outdated
+            self.cancel(ticket); // for a malformed or outdated message; no effect on a used ticket
         }
         effects
     }
@@ -205,7 +206,8 @@ impl WorkerMachine {
         message
     }
 
-    /// Opens a published message; `None` if it has no effect here.
+    /// Returns a published message, opened if it was sealed; `None` if it must be ignored. With
+    /// `counts`, a sealed message is accepted only once.
     fn unsealed(
         &mut self,
         message: Option<FromPublisher>,
@@ -239,7 +241,8 @@ impl WorkerMachine {
             return Vec::new(); // no session, or a message that could not be opened
         }
         if epoch_of(&message) != Some(self.epoch) {
-            // The publisher restarted, or our welcome was damaged: another hello finds out.
+            // The publisher restarted, or our welcome was damaged. The answer to another hello
+            // shows which.
             return if self.may_say_hello(now) { self.hello(now) } else { Vec::new() };
         }
         self.heard_at = now;
@@ -251,7 +254,7 @@ impl WorkerMachine {
             FromPublisher::SealedChunk(chunk) if self.keyring.is_some() => {
                 let opening = match payload {
                     Some(Payload::Bytes(bytes)) => self.opening(&chunk, bytes.len()),
-                    _ => None, // it was opened while it was received
+                    _ => None, // the chunk was opened while it was received
                 };
                 self.chunk(&chunk.model, piece_of!(chunk), Proof::Sealed(opening), payload, now, pushed)
             }
@@ -276,7 +279,7 @@ impl WorkerMachine {
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
-            _ => Vec::new(), // handled above; or clear where it must be sealed, or the reverse (E1)
+            _ => Vec::new(), // handled above, or clear though it must be sealed, or the reverse (E1)
         }
     }
 
@@ -372,26 +375,27 @@ impl WorkerMachine {
         self.session == Session::Outside && self.may_say_hello(now)
     }
 
-    /// Sets the number of tensors of a model here.
+    /// Sets the number of tensors that the user's model has.
     pub fn expect_tensors(&mut self, model: &str, count: usize) {
         if let Some(follower) = self.follower_mut(model) {
             follower.expect_tensors(count);
         }
     }
 
-    /// Returns the size in bytes of the largest payload that may be of use.
+    /// Returns the size in bytes of the largest payload that any model accepts.
     pub fn payload_bytes_max(&self) -> u64 {
         self.followers.iter().map(|(follower, _)| follower.payload_bytes_max()).max().unwrap_or(0)
     }
 
-    /// Applies a change to the session. True if the table has this transition.
+    /// Changes the session according to `SESSIONS`. Returns true if the table has this transition.
     fn change_session(&mut self, change: Change) -> bool {
         let session = next(SESSIONS, self.session, change);
         self.session = session.unwrap_or(self.session);
         session.is_some()
     }
 
-    /// Returns the greatest epoch of which anything was applied: older publishers are not followed.
+    /// Returns the greatest epoch of the applied versions. Publishers of earlier epochs are not
+    /// followed.
     pub fn applied_epoch(&self) -> u64 {
         self.followers.iter().map(|(follower, _)| follower.epoch()).max().unwrap_or(0)
     }
@@ -452,13 +456,13 @@ impl WorkerMachine {
         effects
     }
 
-    /// Tries to open the publisher's memory. True if it can be read.
+    /// Tries to open the publisher's shared memory. Returns true if the memory can be read.
     fn probe(&mut self, shared: &Shared) -> bool {
         self.change_session(Change::Located);
         self.host.open(shared, 0).is_some()
     }
 
-    /// Handles the answer to a repeated hello.
+    /// Handles another welcome in the same session, which answers a repeated hello.
     fn welcome_again(&mut self, welcome: Welcome, ticket: String, now: Time) -> Vec<Effect> {
         self.heard_at = now;
         if let Some(keyring) = &mut self.keyring {
@@ -471,18 +475,18 @@ impl WorkerMachine {
         effects
     }
 
-    /// True if the publisher is silent, or the control connection must be dead, which TCP detects
-    /// late.
+    /// True if the publisher has been silent for too long, or the control connection is presumed
+    /// dead, which TCP detects late.
     ///
-    /// Dialling changes the connection all the time (`changed`), except during a long name lookup,
-    /// which a redial does not interrupt.
+    /// Each attempt to dial calls `changed`, which restarts the first timeout. In a long name
+    /// lookup the timeout may pass, but the redial that follows does not interrupt the lookup.
     fn silent(&self, now: Time) -> bool {
         let for_so_long = |since, time| now.saturating_sub(since) >= time;
         let Timing { lost_after, deaf_after, .. } = self.timing;
         if self.unanswered_since.map_or(false, |since| for_so_long(since, lost_after)) {
             return true;
         }
-        // A frame with a damaged length swallows all messages until it is full.
+        // A frame whose length was damaged swallows all messages until it is full.
         let deaf = for_so_long(self.answered_at, deaf_after);
         self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
@@ -496,7 +500,8 @@ impl WorkerMachine {
         }
     }
 
-    /// Handles a handshake that failed for lack of the right key: the worker redials.
+    /// Handles a handshake that failed for lack of the right key: the worker redials after a pause.
+    /// `why` is the error message.
     pub fn shut_out(&mut self, why: &str, now: Time) -> Vec<Effect> {
         if self.redial_at.is_some() {
             return Vec::new();
@@ -506,7 +511,8 @@ impl WorkerMachine {
         vec![Effect::Refused { code: "keys".to_owned(), text: why.to_owned() }]
     }
 
-    /// The data connection is gone, and its ticket with it: a hello brings another.
+    /// Handles the loss of the data connection. Its ticket is lost too, so this returns a hello,
+    /// which requests another ticket, if a hello is due.
     pub fn without_ticket(&mut self, now: Time) -> Vec<Effect> {
         if self.inside() && self.may_say_hello(now) {
             self.hello(now) // K7
@@ -515,12 +521,13 @@ impl WorkerMachine {
         }
     }
 
-    /// Notes that the control connection was made or broke, or that an attempt began or failed.
+    /// Notes that the control connection was made or broke, or that an attempt to connect began or
+    /// failed.
     pub fn changed(&mut self, now: Time) {
         self.unanswered_since = Some(now);
     }
 
-    /// The control connection is open: sends a hello if due.
+    /// Handles an open control connection: returns a hello if one is due.
     pub fn connected(&mut self, now: Time) -> Vec<Effect> {
         if self.wants_to_join(now) {
             self.hello(now)
@@ -529,23 +536,23 @@ impl WorkerMachine {
         }
     }
 
-    /// Returns the goodbye, even outside a session: the publisher may have received our hello,
-    /// though its welcome has not arrived.
+    /// Returns a `bye`, even outside a session: the publisher may have received our hello although
+    /// its welcome has not arrived.
     pub fn close(&self) -> Vec<Effect> {
         vec![Effect::Send(FromWorker::Bye)]
     }
 
     // Reports of the user's threads.
 
-    /// A thread has begun to apply a version that was ready.
+    /// Notes that a user's thread has begun to apply a ready version.
     pub fn taken(&mut self, model: &str, key: Key) {
         if let Some(follower) = self.follower_mut(model) {
             follower.taken(key);
         }
     }
 
-    /// A version that was ready runs now. `digest` is given if it was hashed only then, `base` if
-    /// patches may build on its bytes; `note` is about values that the model cannot hold.
+    /// Handles a ready version that was applied and runs now. `digest` is empty if the version was
+    /// not hashed. Patches may build on `base`. `note` is about values that the model cannot hold.
     pub fn applied(
         &mut self,
         model: &str,
@@ -558,36 +565,38 @@ impl WorkerMachine {
         self.with(model, |follower| follower.applied(key, digest, base, note, now))
     }
 
-    /// A version that was ready is gone from shared memory.
+    /// Handles a ready version that is gone from shared memory.
     pub fn stale(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
         self.with(model, |follower| follower.gone_stale(key, now))
     }
 
-    /// A version that was ready could not be applied; unless `intact`, no version runs now.
+    /// Handles a ready version that could not be applied. Unless `intact`, no version runs now.
     pub fn failed(&mut self, model: &str, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
         self.with(model, |follower| follower.failed(key, text, intact, now))
     }
 
-    /// A thread could not apply a version yet, and will be offered it again.
+    /// Notes that a user's thread could not apply a version yet, so that the version is ready
+    /// again.
     pub fn put_back(&mut self, model: &str, key: Key) {
         if let Some(follower) = self.follower_mut(model) {
             follower.put_back(key);
         }
     }
 
-    /// A version that was ready was replaced before a thread took it.
+    /// Handles a ready version that was replaced before a thread took it.
     pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
         self.with(model, |follower| follower.dropped(key, now))
     }
 
-    /// A patch was decoded, with the duration; or it cannot be used, with the reason.
+    /// Handles the result of decoding a patch: the duration, or the reason that the patch cannot be
+    /// used.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.with(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
     }
 
     // Time.
 
-    /// Does what is due.
+    /// Returns the effects that are due.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         if let Some(keyring) = &mut self.keyring {
             keyring.expire(now);
@@ -600,7 +609,7 @@ impl WorkerMachine {
         }
         let mut effects = Vec::new();
         let lacks = self.keyring.as_ref().map_or(false, Keyring::lacks);
-        let elsewhere = self.applied_epoch() > self.epoch; // by a late apply (W3)
+        let elsewhere = self.applied_epoch() > self.epoch; // a late apply raised the epoch (W3)
         if (lacks || elsewhere) && self.may_say_hello(now) {
             effects.extend(self.hello(now)); // the welcome brings the key (E6)
         }
@@ -613,13 +622,13 @@ impl WorkerMachine {
         effects
     }
 
-    /// Returns a ping, whose pong repeats its time (W12, W18).
+    /// Returns a ping with the current time, which the pong repeats (W12, W18).
     fn ping(&self, now: Time) -> Effect {
         reports::ping(now, self.subscribed, self.shared)
     }
 }
 
-/// Returns the epoch of a message that has no effect in another epoch.
+/// Returns the epoch of a message that is valid in one epoch only; `None` for other messages.
 fn epoch_of(message: &FromPublisher) -> Option<u64> {
     match message {
         FromPublisher::Announce(announce) => Some(announce.epoch),
@@ -645,14 +654,14 @@ impl WorkerMachine {
         self.follower(&chunk.model).map_or(false, |follower| follower.arrives((chunk.epoch, chunk.version)))
     }
 
-    /// Returns what opens a chunk of an arriving version.
+    /// Returns the `Opening` of a chunk; `None` if its version is not arriving or its key is unknown.
     fn opening(&mut self, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         let key = (chunk.epoch, chunk.version);
         let subject = self.follower(&chunk.model)?.subject(key, chunk.patch.as_ref())?;
         self.keyring.as_mut()?.opening(&subject, chunk, size)
     }
 
-    /// Leases the place of a chunk whose payload is about to be received.
+    /// Leases the place in a buffer for a chunk whose payload is about to be received.
     fn lend(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
         let follower = self.followers.iter().position(|(follower, _)| follower.model() == model);
         let found = follower.and_then(|at| Some((at, self.followers[at].0.place(piece, size, opening)?)));
@@ -660,7 +669,7 @@ impl WorkerMachine {
     }
 }
 
-/// The leased place of a pushed chunk: its slot, and the lease there.
+/// The leased place of a pushed chunk: the index of its follower, and the id of the lease there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ticket {
     follower: usize,

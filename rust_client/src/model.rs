@@ -1,6 +1,7 @@
-//! A model's memory: tensors of the user's, read through guards and written in place.
+//! The memory of a model: the user's tensors, which are read through guards and written in place.
 //!
-//! A reader sees one whole version: versions are written while there is no reader (`gate.rs`).
+//! A reader sees one complete version: versions are written only while there is no reader
+//! (`gate.rs`).
 
 use crate::casting::{can_cast, cast, lost, Overflow};
 use crate::dtype::Dtype;
@@ -29,7 +30,7 @@ pub(crate) trait Memory: Send + Sync {
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// Memory of the user's, with elements of type `T`.
+/// The user's memory, with elements of type `T`.
 struct Numbers<T, M>(M, PhantomData<T>);
 
 impl<T: Element, M: AsRef<[T]> + AsMut<[T]> + Send + Sync> Memory for Numbers<T, M> {
@@ -42,7 +43,7 @@ impl<T: Element, M: AsRef<[T]> + AsMut<[T]> + Send + Sync> Memory for Numbers<T,
     }
 }
 
-/// Zeros, for elements of any dtype.
+/// Zeroed memory for elements of any dtype: words, and the number of bytes in use.
 struct Zeros(Vec<u64>, usize);
 
 impl Memory for Zeros {
@@ -61,12 +62,12 @@ pub struct Tensor {
     dtype: Dtype,
     shape: Vec<u64>,
     memory: Box<dyn Memory>,
-    moves: bool, // not in use yet, may be moved
+    moves: bool, // made by `zeros`: `Model::new` may move its memory
 }
 
 impl Tensor {
     /// Makes a tensor of existing memory: a `Vec`, a `Box<[T]>`, a `&'static mut [T]`, or any other
-    /// memory that can be borrowed as a slice. `Model::new` checks that it fills the shape.
+    /// memory that can be borrowed as a slice. `Model::new` checks that the memory fills the shape.
     pub fn new<T, M>(name: impl Into<String>, shape: &[u64], numbers: M) -> Tensor
     where
         T: Element,
@@ -116,7 +117,7 @@ impl Tensor {
         self.memory.bytes()
     }
 
-    /// Returns the elements; `Error::OtherDtype` if they have another type.
+    /// Returns the elements, or `Error::OtherDtype` if their type is not `T`.
     pub fn numbers<T: Element>(&self) -> Result<&[T], Error> {
         let numbers = if T::DTYPE == self.dtype { values_of(self.bytes()) } else { None };
         numbers.ok_or_else(|| Error::OtherDtype {
@@ -141,13 +142,13 @@ fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
 /// State of a model's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ran {
-    /// The initial values.
+    /// No version: the initial values.
     Nothing,
     /// A version, with its metadata.
     Version(Key, Metadata),
     /// A version that the user's function has not decided on yet.
     Undecided,
-    /// Parts of two versions, or a rejected one.
+    /// Parts of two versions, or a rejected version.
     Torn,
 }
 
@@ -160,8 +161,8 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Returns the epoch and the number of the version that they hold; `None` before the first one,
-    /// and while none runs.
+    /// Returns the epoch and the number of the version in these weights. Returns `None` before the
+    /// first version, and while no version runs.
     pub fn version(&self) -> Option<(u64, u64)> {
         match *ran(&self.ran) {
             Ran::Version(key, _) => Some(key),
@@ -169,7 +170,8 @@ impl Weights {
         }
     }
 
-    /// Returns the publisher's metadata of that version: text by name, empty if there is none.
+    /// Returns the publisher's metadata of the running version: a map from names to texts, which
+    /// may be empty.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         match &*ran(&self.ran) {
             Ran::Version(_, metadata) => metadata.clone(),
@@ -182,7 +184,8 @@ impl Weights {
         *ran(&self.ran) == Ran::Torn
     }
 
-    /// Returns all tensors, in the order given to `Model::new`; none if an apply failed half-way.
+    /// Returns all tensors, in the order given to `Model::new`. Returns no tensors if an apply
+    /// failed half-way.
     pub fn tensors(&self) -> &[Tensor] {
         if self.is_torn() {
             return &[]; // W24
@@ -190,7 +193,7 @@ impl Weights {
         &self.tensors
     }
 
-    /// Returns the tensor of this name; `Error::Torn` if an apply failed half-way.
+    /// Returns the tensor of this name, or `Error::Torn` if an apply failed half-way.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
         if self.is_torn() {
             return Err(Error::Torn); // W24
@@ -209,7 +212,7 @@ fn ran(ran: &Mutex<Ran>) -> MutexGuard<'_, Ran> {
     ran.lock().unwrap_or_else(PoisonError::into_inner) // a single value, never half written
 }
 
-/// Returns an error with the unknown name and the known ones.
+/// Returns the error for an unknown tensor name, which lists the known names.
 pub(crate) fn no_tensor<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let mut known: Vec<&str> = known.take(DIFFERENCES_MAX + 1).collect();
     if known.len() > DIFFERENCES_MAX {
@@ -226,10 +229,10 @@ impl fmt::Debug for Weights {
 
 struct Inner {
     signature: BTreeMap<String, (Dtype, Vec<u64>)>,
-    same: HashMap<String, String>, // tensors that have several names: name to first name
+    same: HashMap<String, String>, // for a tensor with several names: each name to the first
     nbytes: u64,
     ran: Arc<Mutex<Ran>>,
-    weights: RwLock<Weights>, // the gate comes first, so this lock is never waited for
+    weights: RwLock<Weights>, // never waited for, since a thread passes the gate first
     gate: Gate,
 }
 
@@ -290,8 +293,9 @@ impl Model {
     }
 
     /// Returns the weights, which do not change while the guard lives. Waits while a version is
-    /// being written, and while the user's function decides on one. Do not call `Worker::receive`
-    /// while this thread holds a guard: the model would be in use until the timeout.
+    /// being written, and while the user's function decides on a version. Do not call
+    /// `Worker::receive` while this thread holds a guard: `receive` would wait for the guard until
+    /// its timeout.
     pub fn read(&self) -> WeightsGuard<'_> {
         let pass = self.0.gate.read();
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
@@ -302,15 +306,15 @@ impl Model {
         WeightsGuard { weights, _pass: pass }
     }
 
-    /// Waits until there is no reader, and returns exclusive access; `None` at the deadline, or
-    /// once `wanted` returns false.
+    /// Waits until there is no reader. Returns exclusive access, or `None` at the deadline or once
+    /// `wanted` returns false.
     pub(crate) fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Writing<'_>> {
         self.0.gate.write(deadline, wanted).map(|pass| Writing { inner: &self.0, pass })
     }
 
-    /// Passes the bytes of each tensor of a layout to `copy`, with their offset in the data
-    /// section. Returns false if a tensor is missing, if `copy` returns false, or if a version is
-    /// being written until the deadline.
+    /// Calls `copy` for each tensor of a layout, with its offset in the data section and its bytes.
+    /// Returns false if a tensor is missing, if `copy` returns false, if no version runs, or if a
+    /// version is still being written at the deadline.
     pub(crate) fn gather(
         &self,
         layout: &Layout,
@@ -324,7 +328,7 @@ impl Model {
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
         let any = |info: &TensorInfo| {
             let is_it = |name: &str| layout.get(name).map_or(false, |other| other.name == info.name);
-            // here by another of its names only
+            // the model has the tensor only under another of its names
             weights.tensors.iter().position(|tensor| is_it(&tensor.name))
         };
         let here = |info: &TensorInfo| {
@@ -343,8 +347,8 @@ impl Model {
         &self.0.gate
     }
 
-    /// Returns the running version with its metadata, and whether none runs because an apply failed
-    /// half-way. Waits for no reader or writer.
+    /// Returns the running version with its metadata, and true if no version runs because an apply
+    /// failed half-way. Does not wait for readers or writers.
     pub(crate) fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
         match &*ran(&self.0.ran) {
             Ran::Nothing => (None, false),
@@ -354,7 +358,7 @@ impl Model {
         }
     }
 
-    /// Renames the version `was`, if the model holds it.
+    /// Gives the running version the number `key` and this metadata, if its number is `was`.
     pub(crate) fn rename(&self, was: Key, key: Key, metadata: &Metadata) {
         let mut ran = ran(&self.0.ran);
         if matches!(*ran, Ran::Version(known, _) if known == was) {
@@ -362,10 +366,10 @@ impl Model {
         }
     }
 
-    /// Lists the differences between the model's tensors and a layout; `None` if the layout fits.
+    /// Returns the differences between the model's tensors and a layout; `None` if the layout fits.
     /// With `partial`, the model may lack tensors of the layout; with `casts`, any two float dtypes
-    /// fit. A tensor may have several names on either side: a published one fits if the model has
-    /// any of its names, and one of the model is filled if any of its names is published.
+    /// fit. A tensor may have several names on either side: a published tensor fits if the model
+    /// has any of its names, and a tensor of the model is filled if any of its names is published.
     #[doc(hidden)]
     pub fn fault(&self, layout: &Layout, partial: bool, casts: bool) -> Option<String> {
         let here = &self.0.signature;
@@ -453,11 +457,11 @@ impl Writing<'_> {
         *ran(&self.inner.ran) = now;
     }
 
-    /// Names two tensors that share memory here but have different values in a version; `None` if
-    /// there are none. `copy` reads bytes of the data section from an offset.
+    /// Returns an error message with two names that share memory here but have different values in
+    /// a version; `None` if there are none. `copy` reads bytes of the data section from an offset.
     pub fn differ(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Option<String> {
         const PIECE: usize = 1 << 16;
-        // by the first name of a memory: the name that is written to it
+        // from the first name of a shared memory to the name whose values are written there
         let mut written: HashMap<&str, &str> = HashMap::new();
         let (mut one, mut other) = (vec![0; PIECE], vec![0; PIECE]);
         let mut names: Vec<(&String, &String)> = self.inner.same.iter().collect();
@@ -498,8 +502,8 @@ impl Writing<'_> {
         }
     }
 
-    /// Fills every tensor with `copy`, which gets the offset of the bytes in the data section.
-    /// Returns the tensors that could not hold all values.
+    /// Fills every tensor by calls of `copy` with an offset in the data section and the memory to
+    /// fill. Returns the tensors that could not hold all values.
     pub fn fill(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Vec<Overflow> {
         let mut lost = Vec::new();
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
@@ -517,8 +521,8 @@ impl Writing<'_> {
         lost
     }
 
-    /// Calls `look` with the weights just written, while nothing can change them. Readers wait
-    /// until it returns or is late.
+    /// Calls `look` with the weights in the memory, while nothing can change them. Readers wait
+    /// until `look` returns or exceeds its time limit.
     pub fn show<T>(&self, call: &Arc<Call>, look: impl FnOnce(&Weights) -> T) -> T {
         self.pass.calls(call);
         let weights = self.inner.weights.read().unwrap_or_else(PoisonError::into_inner);
@@ -529,8 +533,8 @@ impl Writing<'_> {
     }
 }
 
-/// Returns the first name of each tensor that has several. Two tensors that overlap only in part
-/// are an error: the memory cannot hold both.
+/// Returns the first name for each name of a tensor that has several. Returns an error if two
+/// tensors overlap only in part: the memory cannot hold both.
 fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
     let span = |tensor: &Tensor| {
         let bytes = tensor.bytes().as_ptr_range();
@@ -563,8 +567,8 @@ fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
     Ok(same)
 }
 
-/// Fills a tensor with values of another dtype, piece by piece. Returns how many finite values
-/// became infinite.
+/// Fills a tensor with converted values of another dtype, piece by piece. Returns the number of
+/// finite values that became infinite.
 fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMut(usize, &mut [u8])) -> u64 {
     const VALUES: usize = 4096; // per piece, so that it stays in the nearest cache
     let (from_bytes, to_bytes) = (info.dtype.bits() as usize / 8, to.bits() as usize / 8);
@@ -579,7 +583,7 @@ fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMu
     count
 }
 
-/// Read access to the weights, which hold one version while it lives.
+/// Read access to the weights, which do not change while this guard lives.
 pub struct WeightsGuard<'a> {
     weights: RwLockReadGuard<'a, Weights>, // dropped first
     _pass: Reader<'a>,

@@ -1,7 +1,6 @@
-//! The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
+//! The worker's thread, which owns the sockets, moves frames, and lets the state machine decide.
 //!
-//! Versions that are ready go to the `ReadyQueue`; the reports of the user's threads come back as
-//! `Outcome`.
+//! Ready versions go to the `ReadyQueue`. The user's threads report their results as `Outcome`.
 
 use crate::applying::Calling;
 use crate::casting::{overflow_text, Overflow};
@@ -30,7 +29,7 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
 const BATCH: usize = 16; // messages read from one socket before the other one
 
-/// The result of a version that was ready, or of a patch.
+/// The report of a user's thread on a ready version, or of the decoder on a patch.
 #[derive(Debug)]
 pub enum Outcome {
     Taken,
@@ -47,9 +46,10 @@ pub enum Outcome {
     },
     Stale,
     Dropped,
-    /// The user's function returned after its deadline, which was reported then.
+    /// The user's function has returned after its deadline. The failure was reported at the
+    /// deadline.
     Late,
-    /// A patch was decoded, with the duration; or it cannot be used, with the reason.
+    /// The duration of decoding a patch, or the reason that the patch cannot be used.
     Decoded(Box<Patching>, Result<Duration, String>),
 }
 
@@ -59,13 +59,14 @@ pub enum Outcome {
 pub enum Event {
     /// The publisher has admitted this worker.
     Joined { epoch: u64 },
-    /// The publisher is lost; the worker sends `hello` until it is answered.
+    /// The publisher is lost. The worker sends `hello` until the publisher answers.
     Lost,
     /// The publisher refuses this worker.
     Refused { code: Code, text: String },
-    /// A version was rejected; the previous one still runs, unless the text says that none does.
+    /// A version was rejected. The previous version still runs, unless the text says that none
+    /// runs.
     Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
-    /// Something unusual that is no failure.
+    /// Something unusual happened that is not a failure.
     Notice { code: Code, text: String },
 }
 
@@ -96,7 +97,7 @@ impl Shared {
         })
     }
 
-    /// Returns the bell that wakes the worker's thread.
+    /// Returns the waker of the worker's thread.
     pub fn waker(&self) -> Arc<Waker> {
         self.waker.clone()
     }
@@ -108,7 +109,7 @@ impl Shared {
 
     /// Reports the outcome of a version to the worker's thread.
     pub fn tell(&self, model: &str, key: Key, outcome: Outcome) {
-        // these two send nothing to the publisher
+        // `Taken` and `PutBack` send nothing to the publisher
         let hurry = !matches!(outcome, Outcome::Taken | Outcome::PutBack);
         let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         outcomes.push_back((model.to_owned(), key, outcome));
@@ -123,10 +124,10 @@ impl Shared {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(calling);
     }
 
-    /// Reports calls that are late, once each, after all outcomes reported before.
+    /// Reports each call that has exceeded its deadline, once, after all outcomes reported before.
     ///
-    /// Call this before you release a model after such a call, so that its next version is reported
-    /// later, whichever thread saw the deadline first.
+    /// A user's thread calls this after such a call and before it releases the model. So the
+    /// model's next version is reported later, whichever thread saw the deadline first.
     pub fn tell_overdue(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.retain(|Calling { model, key, intact, too_long, call }| {
@@ -209,7 +210,7 @@ impl Loop {
 
     /// Runs until `Shared::stop` is called.
     pub fn run(mut self) {
-        let _closed = CloseHandoff(self.shared.clone()); // waiting threads learn of a panic, too
+        let _closed = CloseHandoff(self.shared.clone()); // waiting threads get an error after a panic
         let mut next_tick = Time::ZERO;
         while !self.shared.stopping.load(Ordering::Acquire) {
             if let Err(error) = self.turn(&mut next_tick) {
@@ -223,7 +224,7 @@ impl Loop {
         self.shared.ready_queue.close("close() was called");
     }
 
-    /// Handles what has arrived; ticks if due.
+    /// Waits for events and handles them. Ticks if a tick is due.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         let now = self.now();
         let may_hello = self.machine.wants_to_join(now);
@@ -240,7 +241,7 @@ impl Loop {
         }
         let due = self.now() >= *next_tick;
         if found.data || due {
-            self.take_published(); // the first part of a chunk shows the tick that more will come
+            self.take_published(); // before the tick, which must see a chunk that came in part
         }
         if due {
             let now = self.now();
@@ -366,7 +367,7 @@ impl Loop {
         self.perform(effects);
     }
 
-    /// Notifies the user of tensors that could not hold all values, once for each.
+    /// Notifies the user of tensors that could not hold all values, once for each tensor.
     fn tell_overflow(&mut self, model: &str, (_, version): Key, lost: &[Overflow]) {
         let is_new = |its: &&Overflow| self.overflowed.insert((model.to_owned(), its.name.clone()));
         let new: Vec<Overflow> = lost.iter().filter(is_new).cloned().collect();
@@ -471,7 +472,7 @@ struct Found {
     data: bool,
 }
 
-/// Closes the handoff when the thread ends, also by a panic.
+/// Closes the ready queue when the thread ends, also after a panic.
 struct CloseHandoff(Arc<Shared>);
 
 impl Drop for CloseHandoff {

@@ -9,17 +9,18 @@
 //!    └─────lend────────┴─> Lent ──damaged, cut off──> Missing
 //! ```
 //!
-//! A chunk is `Lent` while its bytes are being received straight into their place; another copy of
-//! it that arrives meanwhile is ignored, so that nothing else writes there.
+//! A chunk is `Lent` while its bytes are being received straight into the buffer. Another copy of
+//! the chunk that arrives meanwhile is ignored, so that nothing else writes there.
 //!
-//! Pushed chunks come in order: a missing one below the highest pushed one was dropped, and is
-//! fetched at once. One above may still be pushed: it is fetched after `end`, or when nothing has
-//! arrived for a while. At most a window of chunks is requested; if an answer does not come in
-//! time, all requested chunks are missing again, and the timeout doubles until something arrives.
-//! But answers come in the order of the requests: until a later ping is answered, they are on their
-//! way.
+//! Pushed chunks come in order. A missing chunk below the highest pushed one was lost, and is
+//! fetched at once. A chunk above that may still be pushed: it is fetched after `end`, or when
+//! nothing has arrived for a while. At most a window of chunks is requested at a time. If no answer
+//! comes in time, all requested chunks are missing again, and the timeout doubles until something
+//! arrives. Answers come in the order of the requests: until a later ping is answered, they are on
+//! their way, and the longest timeout holds.
 //!
-//! A patch may arrive instead, into memory of its own; then the version is decoded from it.
+//! A patch may arrive instead, into a buffer of its own. The version is then decoded from the
+//! patch.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
@@ -37,10 +38,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A point in time, counted from any fixed moment.
+/// A point in time: the duration since a fixed moment.
 pub type Time = Duration;
 
-/// The order of versions: the epoch, then the number.
+/// A version's epoch and number. A newer version has a greater key.
 pub type Key = (u64, u64);
 
 /// How a data section is cut into chunks.
@@ -51,7 +52,7 @@ pub struct ChunkPlan {
 }
 
 impl ChunkPlan {
-    /// Returns how `nbytes` are cut into chunks of this size; `None` if the size is not allowed.
+    /// Returns the plan for chunks of this size, or `None` if the size is not allowed.
     pub fn new(nbytes: u64, chunk_bytes: u64) -> Option<ChunkPlan> {
         (1..=CHUNK_BYTES_MAX).contains(&chunk_bytes).then_some(ChunkPlan { nbytes, chunk_bytes })
     }
@@ -76,14 +77,14 @@ enum State {
     Lent,
 }
 
-/// The place of a chunk whose bytes are being received there.
+/// The place in the buffer where a chunk is being received.
 struct Lease {
     id: u64,
     index: usize,
     count: usize, // bytes received
-    crc: u32,     // of these, computed while they are in the cache, if they are in the clear
+    crc: u32,     // of the received bytes, while they are in the cache; unused if sealed
     opening: Option<Opening>,
-    seen: usize, // bytes received at the last look
+    seen: usize, // `count` at the last call of `wants`
 }
 
 /// The payload of a chunk.
@@ -91,15 +92,15 @@ struct Lease {
 pub enum Payload<'a> {
     /// Bytes, to be copied to their place.
     Bytes(&'a [u8]),
-    /// The bytes are at their place, under this lease.
+    /// The bytes are in the buffer already, received under the lease of this id.
     InPlace(u64),
 }
 
-/// Proves that a chunk is sound.
+/// The proof that a chunk is undamaged.
 pub enum Proof {
     Crc(u32),
-    /// Sealed, with what opens it. None: its key is not known, or it is opened where it was
-    /// received.
+    /// The chunk is sealed, and this opens it. `None` if its key is not known, or if the chunk was
+    /// opened while it was received.
     Sealed(Option<Opening>),
 }
 
@@ -116,7 +117,7 @@ pub enum Want {
 #[derive(Clone, Copy)]
 pub struct Piece<'a> {
     pub key: Key,
-    /// Of the version itself, if `None`.
+    /// The patch that the chunk belongs to; `None` for a chunk of the version itself.
     pub patch: Option<&'a PatchId>,
     pub index: u64,
 }
@@ -133,20 +134,20 @@ pub struct Transfer {
     announce: Announce,
     layout: Arc<Layout>,
     buffer: Buffer,
-    here: usize,       // chunks that are here and sound
+    here: usize,       // undamaged chunks that are here
     restarts: u32,     // times that the whole did not match its digest
     reported_at: Time, // last progress report
     digest: Option<String>,
-    why: String,    // why no patch arrives, though some were offered
-    decode_us: u64, // microseconds that decoding the patch took, once decoded
+    why: String,    // why the version arrives whole, though patches were offered
+    decode_us: u64, // microseconds that decoding the patch took; 0 before
     patched: Option<Patched>,
     tries: u32, // timeouts in a row without progress
     plan: ChunkPlan,
     states: Vec<State>,
     crcs: Vec<u32>,
     asked: usize,
-    cursor: usize, // no chunk below is missing
-    pushed: usize, // every chunk below was pushed, or dropped on the way
+    cursor: usize, // no chunk below this index is missing
+    pushed: usize, // every chunk below this index was pushed, or lost on the way
     damaged: u32,
     timing: Timing,
     heard_at: Time,
@@ -160,8 +161,8 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Begins the transfer of a version; `why` is the reason that no patch arrives, if some were
-    /// offered.
+    /// Begins the transfer of a whole version. If patches were offered, `why` says why none is
+    /// used.
     pub fn new(
         announce: Announce,
         layout: Arc<Layout>,
@@ -176,7 +177,8 @@ impl Transfer {
         transfer
     }
 
-    /// Begins the transfer of a patch into a buffer of its own, to be decoded into another one.
+    /// Begins the transfer of a patch into the buffer `room`. Later the patch is decoded into
+    /// `version`.
     pub fn of_patch(
         (patch, base, room): (Patch, Base, Buffer),
         announce: Announce,
@@ -240,38 +242,37 @@ impl Transfer {
         &self.announce.model
     }
 
-    /// Returns the number of chunks that are here and sound.
+    /// Returns the number of undamaged chunks that are here.
     pub fn here(&self) -> usize {
         self.here
     }
 
-    /// Returns how often the whole did not match its digest.
+    /// Returns how often the received chunks did not match the digest.
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
 
-    /// Returns why no patch arrives, though some were offered.
+    /// Returns why the version arrives whole, though patches were offered.
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// Returns the microseconds that decoding the patch took, once decoded.
+    /// Returns the microseconds that decoding the patch took; 0 before.
     pub fn decode_us(&self) -> u64 {
         self.decode_us
     }
 
-    /// Returns the patch that arrives in place of the version.
+    /// Returns the id of the patch that arrives in place of the version, if any.
     pub fn patch(&self) -> Option<PatchId> {
         self.patched.as_ref().map(|patched| patched.patch.id())
     }
 
-    /// True if a message about this patch, or about the version itself, is about this transfer
-    /// (D9).
+    /// True if this transfer receives this patch, or with `None` the version itself (D9).
     pub fn is_of(&self, patch: Option<&PatchId>) -> bool {
         self.patch().as_ref() == patch
     }
 
-    /// Returns the subject for which the chunks are sealed.
+    /// Returns the version or patch whose chunks arrive, as the subject of their sealing.
     pub fn subject(&self) -> Subject {
         match &self.patched {
             Some(patched) => Subject::of_patch(&self.announce, &patched.patch),
@@ -279,7 +280,7 @@ impl Transfer {
         }
     }
 
-    /// True if repeated requests have brought nothing that fits.
+    /// True if repeated requests have brought no usable chunk.
     pub fn hopeless(&self) -> bool {
         !self.decoding() && self.tries >= TRIES_MAX
     }
@@ -289,13 +290,15 @@ impl Transfer {
         self.comes == Coming::Decoded
     }
 
-    /// Returns the bytes that the patch builds on; `None` if it needs none (any more).
+    /// Returns the bytes that the patch builds on; `None` without a patch, or once it is being
+    /// decoded.
     pub fn builds_on(&self) -> Option<&Bytes> {
         let (base, _) = self.patched.as_ref()?.waits.as_ref()?;
         Some(&base.bytes)
     }
 
-    /// The patch and the digest of its version are here: returns all that decoding it takes, once.
+    /// Returns the job that decodes the received patch. Returns `None` while the version's digest
+    /// is not known, and after the first job.
     pub fn decode(&mut self) -> Option<Patching> {
         let digest = self.digest.clone()?;
         let patched = self.patched.as_mut()?;
@@ -313,26 +316,27 @@ impl Transfer {
         })
     }
 
-    /// True if this is what `decode` returned.
+    /// True if `decode` of this transfer returned this job.
     pub fn waits_for(&self, job: &Patching) -> bool {
         let wanted = self.patched.as_ref().map(|patched| Arc::downgrade(&patched.wanted));
         wanted.map_or(false, |wanted| wanted.ptr_eq(&job.wanted))
     }
 
-    /// The patch was decoded, in the time `took`: the version is whole.
+    /// Takes the complete version from the job that decoded the patch in the time `took`.
     pub fn decoded(&mut self, job: Patching, took: Duration) {
         self.decode_us = took.as_micros() as u64;
         self.buffer = job.version;
         self.digest = Some(job.digest);
     }
 
-    /// Returns the buffer, the layout and the digest of the version, once it is whole and sound.
+    /// Returns the buffer, the layout and the digest of the version, once it is complete and
+    /// verified.
     pub fn whole(self) -> (Buffer, Arc<Layout>, String) {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
-    /// Returns a transfer of the whole version in place of its patch, into `version` or the buffer
-    /// meant for it.
+    /// Returns a transfer of the whole version in place of its patch. The version is received into
+    /// `version` or, with `None`, into the buffer that was meant for the decoded version.
     pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
         let version = version.or_else(|| Some(self.patched?.waits?.1))?;
         let mut whole = Transfer::new(self.announce, self.layout, version, why, now, self.timing);
@@ -350,7 +354,7 @@ impl Transfer {
         self.here == self.states.len() && self.digest.is_some()
     }
 
-    /// True if a progress report is due; notes that it is sent (W23).
+    /// Returns true if a progress report is due, and then notes that the report is sent (W23).
     pub fn reports(&mut self, now: Time) -> bool {
         let slow = now.saturating_sub(self.reported_at) >= self.timing.report();
         let due = slow || self.here % PROGRESS_CHUNKS == 0;
@@ -358,7 +362,7 @@ impl Transfer {
         due
     }
 
-    /// Adds a chunk. True if it is new and sound; otherwise it is ignored.
+    /// Adds a chunk. Returns true if it is new and undamaged; any other chunk is ignored.
     pub fn add(&mut self, index: u64, proof: Proof, payload: Payload, now: Time, pushed: bool) -> bool {
         if index >= self.states.len() as u64 {
             return false;
@@ -372,7 +376,7 @@ impl Transfer {
             Payload::Bytes(_) => !matches!(self.states[index], State::Here | State::Lent),
         };
         if !wanted {
-            return false; // its place has another use by now, or it is here
+            return false; // a copy is here or being received, or the lease is over
         }
         let found = match payload {
             Payload::InPlace(_) => self.take_lent(&proof),
@@ -391,7 +395,8 @@ impl Transfer {
         found.is_some()
     }
 
-    /// Ends the lease. Returns the CRC-32C of its bytes, if all are here and sound.
+    /// Ends the lease. Returns the CRC-32C of the chunk, or `None` if the chunk is incomplete or
+    /// damaged.
     fn take_lent(&mut self, proof: &Proof) -> Option<u32> {
         let lease = self.revoke()?;
         let whole = lease.count == self.span(lease.index).len();
@@ -402,7 +407,7 @@ impl Transfer {
         }
     }
 
-    /// Copies a chunk that is sound to its place. Returns its CRC-32C.
+    /// Copies a chunk to its place. Returns its CRC-32C, or `None` if the chunk is damaged.
     fn put(&mut self, index: usize, proof: Proof, bytes: &[u8]) -> Option<u32> {
         let span = self.span(index);
         if bytes.len() != span.len() {
@@ -420,8 +425,8 @@ impl Transfer {
         }
     }
 
-    /// Leases the place of a chunk of this size, under this id. Returns whether that was possible.
-    /// A sealed chunk is opened there as it arrives.
+    /// Leases the place of a chunk of `size` bytes under this `id`. Returns false if the chunk is
+    /// not wanted or has another size. `opening` opens a sealed chunk in its place as it arrives.
     pub fn lend(&mut self, index: u64, size: usize, id: u64, opening: Option<Opening>) -> bool {
         if index >= self.states.len() as u64 {
             return false;
@@ -437,7 +442,8 @@ impl Transfer {
         true
     }
 
-    /// Returns the memory of a lease that is still to be filled; `None` if the lease was revoked.
+    /// Returns the part of the leased memory that is still to be filled; `None` if the lease was
+    /// revoked.
     pub fn room(&mut self, id: u64) -> Option<&mut [u8]> {
         let (index, count) = match &self.lease {
             Some(lease) if lease.id == id => (lease.index, lease.count),
@@ -460,14 +466,14 @@ impl Transfer {
         }
     }
 
-    /// The payload under a lease will never be complete.
+    /// Ends a lease whose payload will never be complete.
     pub fn cancel(&mut self, id: u64) {
         if self.lease.as_ref().map_or(false, |lease| lease.id == id) {
             self.revoke();
         }
     }
 
-    /// Stops writes into the buffer. Returns the lease that ends with that.
+    /// Ends the lease, so that nothing writes into the buffer. Returns the lease that ended.
     fn revoke(&mut self) -> Option<Lease> {
         let lease = self.lease.take()?;
         self.states[lease.index] = State::Missing;
@@ -475,13 +481,13 @@ impl Transfer {
         Some(lease)
     }
 
-    /// Sets the digest of the whole: no more chunks will be pushed.
+    /// Sets the digest of the version, and fetches what is missing: no more chunks will be pushed.
     pub fn end(&mut self, digest: String) {
         self.digest = Some(digest);
         self.pull();
     }
 
-    /// Copies every chunk from memory that holds the whole version.
+    /// Copies every chunk from shared memory that holds the whole version.
     pub fn read(&mut self, memory: &Reading) {
         self.revoke();
         for index in 0..self.states.len() {
@@ -496,7 +502,8 @@ impl Transfer {
         self.asked = 0;
     }
 
-    /// The bytes that were read may be of another version: all chunks are missing.
+    /// Marks all chunks as missing, e.g. because the bytes that were read may be of another
+    /// version.
     pub fn forget(&mut self) {
         self.states.fill(State::Missing);
         self.here = 0;
@@ -504,7 +511,7 @@ impl Transfer {
         self.cursor = 0;
     }
 
-    /// Nothing more is likely to be pushed: fetches at once.
+    /// Fetches all missing chunks from now on, since probably no more chunks will be pushed.
     pub fn pull(&mut self) {
         self.change_way(Way::Unpushed);
     }
@@ -513,12 +520,12 @@ impl Transfer {
         self.comes = next(COMING, self.comes, way).unwrap_or(self.comes);
     }
 
-    /// A ping sent at `sent_at` was answered, and so was every earlier request.
+    /// Notes that a ping sent at `sent_at` was answered, and so was every earlier request.
     pub fn answered(&mut self, sent_at: Time) {
         self.answered = Some(sent_at);
     }
 
-    /// Returns what to fetch now, and notes that it is requested.
+    /// Returns the requests to send now, and marks their chunks as requested.
     pub fn wants(&mut self, now: Time) -> Vec<Want> {
         if self.decoding() {
             return Vec::new();
@@ -551,7 +558,7 @@ impl Transfer {
         wants
     }
 
-    /// True if the whole matches its digest; otherwise starts over.
+    /// Returns true if the received chunks match the digest. Otherwise starts over.
     pub fn verify(&mut self) -> bool {
         let found = digest(&self.announce.layout, self.plan.chunk_bytes, &self.crcs);
         if self.digest.as_ref() == Some(&found) {
@@ -565,7 +572,8 @@ impl Transfer {
         false
     }
 
-    /// The connection is new: earlier requests will not be answered.
+    /// Requests everything that is missing again, since the connection is new: earlier requests
+    /// will not be answered.
     pub fn reconnected(&mut self, now: Time) {
         self.ask_again(now);
         self.pull();
@@ -594,7 +602,8 @@ impl Transfer {
         }
     }
 
-    /// A chunk came damaged: fetches it again, at once for the first few, else after the timeout.
+    /// Notes that a chunk was damaged. The first few are fetched again at once, later ones after
+    /// the timeout.
     fn reject(&mut self, index: usize) {
         self.damaged = self.damaged.saturating_add(1);
         if self.damaged <= DAMAGED_MAX {
@@ -612,7 +621,8 @@ impl Transfer {
         }
     }
 
-    /// Something arrived: sets the timeout in proportion to the time it took, for slow links.
+    /// Notes that a chunk arrived. Sets the timeout in proportion to the time that it took, for
+    /// slow links.
     fn hear(&mut self, now: Time) {
         self.tries = 0;
         self.gap = now.saturating_sub(self.heard_at).max(self.gap * 7 / 8);

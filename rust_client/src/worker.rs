@@ -51,17 +51,17 @@ pub struct Update {
     pub version: u64,
     /// Size of the tensors in bytes.
     pub nbytes: u64,
-    /// Digest of the bytes, as reported to the publisher; empty if they were copied from shared
-    /// memory and the publisher did not request a hash.
+    /// Digest of the bytes that was reported to the publisher. Empty if the bytes were copied from
+    /// shared memory and the publisher requested no hash.
     pub digest: String,
-    /// How the version arrived: `"raw"`: whole, over the network; `"delta-1"`: as a patch on the
-    /// version that ran before; empty: copied from the publisher's memory.
+    /// How the version arrived: `"raw"` if whole, over the network; `"delta-1"` if as a patch on
+    /// the version that ran before; empty if it was copied from the publisher's memory.
     pub encoding: &'static str,
-    /// Metadata from the publisher, such as a step or a reward: text by name.
+    /// Metadata from the publisher, such as a step or a reward: a map from names to texts.
     pub metadata: BTreeMap<String, String>,
     /// Duration of the copy.
     pub took: Duration,
-    /// The version itself, for a model registered with `Builder::snapshots`.
+    /// The version's bytes, for a model registered with `Builder::snapshots`; otherwise `None`.
     pub snapshot: Option<Arc<Snapshot>>,
 }
 
@@ -87,7 +87,8 @@ impl Target {
         }
     }
 
-    /// Returns the running version with its metadata, and whether none runs because a copy tore.
+    /// Returns the running version with its metadata, and true if no version runs because an apply
+    /// failed half-way.
     fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
         match self {
             Target::InPlace(model) => model.ran(),
@@ -133,26 +134,26 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// Sets the worker's name, unique among the publisher's workers. Default: host, process id and
-    /// a random suffix.
+    /// Sets the worker's name, which must be unique among the publisher's workers. Default: host
+    /// name, process id and a random suffix.
     pub fn name(mut self, name: impl Into<String>) -> Builder {
         self.name = Some(name.into());
         self
     }
 
-    /// Sets the client name that the publisher's operators see; at most 256 characters count.
-    /// Default: this crate and its version. For crates that wrap this one.
+    /// Sets the client name that the publisher's operators see, cut to 256 characters. Crates that
+    /// wrap this one set it. Default: the name and the version of this crate.
     pub fn client(mut self, client: impl Into<String>) -> Builder {
         self.client = client.into();
         self
     }
 
-    /// Subscribes to a model; versions are written to its memory.
+    /// Subscribes to the model `id`, whose versions are written to the memory of `model`.
     pub fn model(self, id: impl Into<String>, model: &Model) -> Builder {
         self.target(id.into(), Target::InPlace(model.clone()))
     }
 
-    /// Subscribes to a model; each version is handed out as a `Snapshot`.
+    /// Subscribes to the model `id`, whose versions are returned as `Snapshot`s.
     pub fn snapshots(self, id: impl Into<String>) -> Builder {
         self.target(id.into(), Target::Snapshots(Snapshots::default()))
     }
@@ -170,78 +171,80 @@ impl Builder {
         self
     }
 
-    /// Sets whether versions are copied from the publisher's memory if it is on this host (default:
-    /// true). Then nothing is sent, staged or hashed.
+    /// Sets whether versions are copied from the publisher's memory if the publisher is on this
+    /// host (default: true). Then they are staged or hashed only if the publisher requires that.
     pub fn shared_memory(mut self, on: bool) -> Builder {
         self.shared_memory = on;
         self
     }
 
-    /// Sets whether versions may have tensors that the model lacks; they are ignored. A version
-    /// that lacks a tensor of the model is rejected in any case.
+    /// Sets whether versions may have tensors that the model lacks (default: false). Such tensors
+    /// are ignored. A version that lacks a tensor of the model is always rejected.
     pub fn partial(mut self, on: bool) -> Builder {
         self.partial = on;
         self
     }
 
-    /// Sets whether values are converted where dtypes differ, among F64, F32, F16 and BF16: to the
-    /// nearest, ties to even.
+    /// Sets whether F64, F32, F16 and BF16 values are converted where the dtypes differ (default:
+    /// false). Values are rounded to nearest, ties to even.
     pub fn cast(mut self, on: bool) -> Builder {
         self.cast = on;
         self
     }
 
     /// Sets whether versions may arrive as patches on the running version, if the publisher offers
-    /// them (default: true). A model is patched from its own memory, without a second copy; with
-    /// `partial` or `cast`, a second copy of the running version is kept.
+    /// patches (default: true). The base of a patch is the model's own memory. With `partial` or
+    /// `cast`, it is a second copy of the running version, which is kept for that.
     pub fn patches(mut self, on: bool) -> Builder {
         self.patches = on;
         self
     }
 
     /// Sets whether the data endpoint may be on any host or path that the publisher names. By
-    /// default it must be on the host of the address, or beside that path; otherwise all versions
-    /// are fetched, which is slower. Reason: a publisher could make a worker connect to anything
-    /// that the worker can reach.
+    /// default it must be on the host of the address, or at its path with a suffix; otherwise all
+    /// versions are fetched, which is slower. Without this limit a publisher could make a worker
+    /// connect to anything that the worker can reach.
     pub fn any_data_host(mut self, on: bool) -> Builder {
         self.any_data_host = on;
         self
     }
 
-    /// Sets this worker's key file from `weightbus keygen`, or its folder, where `name` selects the
-    /// file. The worker then accepts that publisher only, and all traffic is encrypted. Default:
-    /// the environment variable `WEIGHTBUS_KEYS`, else no keys; an empty path also means no keys.
+    /// Sets the path of this worker's key file from `weightbus keygen`, or of its folder, where
+    /// `name` selects the file. The worker then accepts only the publisher whose key is in the
+    /// file, and all traffic is encrypted. Default: the path in the environment variable
+    /// `WEIGHTBUS_KEYS`, else no keys. An empty path means no keys.
     pub fn keys(mut self, path: impl Into<PathBuf>) -> Builder {
         self.keys = Some(Keys::At(path.into()));
         self
     }
 
-    /// Sets keys that are not in a file.
+    /// Sets this worker's keys, in place of the path of a file.
     pub fn worker_keys(mut self, keys: WorkerKeys) -> Builder {
         self.keys = Some(Keys::Here(keys));
         self
     }
 
-    /// Sets intervals and timeouts; the defaults are the protocol's.
+    /// Sets intervals and timeouts. The defaults are those of the protocol.
     pub fn timing(mut self, timing: Timing) -> Builder {
         self.timing = timing;
         self
     }
 
-    /// Sets a listener for events. It runs in the worker's thread, and must not block.
+    /// Sets a listener, which the worker's thread calls with each event. The listener must not
+    /// block.
     pub fn on_event(mut self, listener: impl FnMut(&Event) + Send + 'static) -> Builder {
         self.listener = Some(Box::new(listener));
         self
     }
 
-    /// Sets a function that decides whether a version runs. It is called once for each version, in
-    /// the thread that calls `receive`, when the version is whole and verified, before readers see
-    /// it and before it is acknowledged. An error or a panic rejects the version; its text goes to
-    /// the publisher.
+    /// Sets a function that decides whether a version runs. The thread that calls `receive` calls
+    /// it once for each version, after the version is complete and verified, and before readers see
+    /// the version and it is acknowledged. If the function returns an error or panics, the version
+    /// is rejected, and the text of the error is sent to the publisher.
     ///
-    /// A rejected snapshot is discarded: the previous one stays the latest. A `Model` holds the
-    /// version by then: nothing runs until another one is applied, and readers get `Error::Torn`.
-    /// Use `before_apply` to decide earlier.
+    /// A rejected snapshot is discarded, and the previous one stays the latest. A `Model` already
+    /// holds the rejected version: no version runs until another one is applied, and readers get
+    /// `Error::Torn`. Use `before_apply` to decide earlier.
     pub fn apply(
         mut self,
         decide: impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static,
@@ -250,8 +253,8 @@ impl Builder {
         self
     }
 
-    /// Sets a function that decides before a byte of any model changes, so that after a rejection
-    /// the previous version still runs.
+    /// Sets a function that decides on each version before any byte of the model changes. After a
+    /// rejection the previous version still runs.
     pub fn before_apply(
         mut self,
         decide: impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static,
@@ -260,15 +263,15 @@ impl Builder {
         self
     }
 
-    /// Sets the time limit of each of the two functions: 60 s by default, at most a day. If a call
-    /// exceeds it, the version is rejected, whatever the function returns later; its model applies
-    /// no other version until the function has returned.
+    /// Sets the time limit for each call of `apply` and `before_apply`: 60 s by default, at most a
+    /// day. If a call exceeds the limit, the version is rejected, whatever the function returns
+    /// later. Until the function has returned, no other version is applied to the model.
     pub fn apply_timeout(mut self, timeout: Duration) -> Builder {
         self.functions.timeout = timeout;
         self
     }
 
-    /// Starts the worker. The publisher need not run yet.
+    /// Starts the worker. The publisher may start later.
     pub fn connect(mut self) -> Result<Worker, Error> {
         self.check()?;
         let keys = self.own_keys()?;
@@ -362,7 +365,7 @@ fn wanted(model: &str, target: &Target, alike: bool) -> Wanted {
     Wanted { model: model.to_owned(), nbytes }
 }
 
-/// The user's models, as the machine accesses them.
+/// The state machine's access to the user's models.
 struct UserHost {
     targets: Arc<BTreeMap<String, Target>>,
     segments: Option<Segments>,
@@ -421,7 +424,7 @@ impl fmt::Debug for Worker {
 /// A version that was applied.
 struct Applied {
     update: Update,
-    base: Option<Base>,  // if patches may build on its bytes
+    base: Option<Base>,  // the bytes that patches may build on
     lost: Vec<Overflow>, // tensors that could not hold all values
 }
 
@@ -435,7 +438,7 @@ enum Attempt {
         text: String,
         intact: bool,
     },
-    /// The user's function exceeded its time, which was reported at the deadline.
+    /// The user's function exceeded its time limit, which was reported at the deadline.
     TooLong,
 }
 
@@ -472,8 +475,8 @@ impl Worker {
         &self.address
     }
 
-    /// Applies the newest version that has arrived, waiting for one if necessary. Returns `None` if
-    /// none arrived before the timeout, or if its model was being read until then.
+    /// Applies the newest version that has arrived, and waits for one if necessary. Returns `None`
+    /// if no version arrived before the timeout, or if the model was being read until the timeout.
     pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
         self.check_process()?;
         let deadline = far(timeout);
@@ -486,28 +489,28 @@ impl Worker {
             match self.apply(staged, deadline) {
                 Attempt::Applied(done) => return Ok(Some(done.update)),
                 Attempt::InUse if Instant::now() >= deadline => return Ok(None),
-                Attempt::InUse => {}                     // the worker was closed
-                Attempt::NotNewer | Attempt::Stale => {} // replaced by a newer one: wait for that
+                Attempt::InUse => {} // closed: `take` returns the error
+                Attempt::NotNewer | Attempt::Stale => {} // a newer one replaced it: wait for that
                 Attempt::Failed { text, .. } => return Err(turned_down(model, key, text)),
                 Attempt::TooLong => return Err(turned_down(model, key, self.functions.too_long())),
             }
         }
     }
 
-    /// Returns an iterator that applies version after version, and ends when none arrives for
-    /// `patience`.
+    /// Returns an iterator that applies one version after the other. The iterator ends when no
+    /// version arrives for the time `patience`.
     pub fn updates(&self, patience: Duration) -> Updates<'_> {
         Updates { worker: self, patience }
     }
 
-    /// Returns a stream of updates for async tasks, which must not block: a dedicated thread calls
-    /// `receive`.
+    /// Returns a stream of updates for async tasks, which must not block. A separate thread calls
+    /// `receive` for the stream.
     pub fn stream(self: &Arc<Worker>) -> Result<UpdateStream, Error> {
         let what = "no thread for a stream".to_owned();
         UpdateStream::of(self.clone()).map_err(|error| Error::Io { what, error })
     }
 
-    /// Returns the latest snapshot of a model registered with `Builder::snapshots`.
+    /// Returns the latest snapshot of a model registered with `Builder::snapshots`, if any.
     pub fn snapshot(&self, model: &str) -> Option<Arc<Snapshot>> {
         match self.targets.get(model)? {
             Target::Snapshots(snapshots) => lock(&snapshots.latest).clone(),
@@ -515,14 +518,15 @@ impl Worker {
         }
     }
 
-    /// Waits until the publisher admits this worker. Returns its epoch, or `None` at the timeout.
+    /// Waits until the publisher admits this worker. Returns the publisher's epoch, or `None` at
+    /// the timeout.
     pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
         self.check_process()?;
         self.ready_queue().wait_joined(&self.name, far(timeout))
     }
 
-    /// Returns the worker's state. What runs is current; the rest is at most a tenth of a second
-    /// old, unless the worker's thread is busy.
+    /// Returns the worker's state. The running versions are current. The other fields are at most a
+    /// tenth of a second old, unless the worker's thread is busy.
     pub fn state(&self) -> State {
         let mut state = self.shared.state();
         if !self.shared.is_here() {
@@ -537,34 +541,35 @@ impl Worker {
         state
     }
 
-    /// Returns a descriptor, for `poll` and the like, that is readable while `receive` would not
-    /// wait: a version or the error of a rejected one is there. It belongs to the worker: do not
-    /// read from it or close it.
+    /// Returns a descriptor for `poll` or `epoll`, which is readable while `receive` would return a
+    /// version or an error at once. The descriptor belongs to the worker: do not read from it, and
+    /// do not close it.
     pub fn ready_fd(&self) -> RawFd {
         if !self.shared.is_here() {
-            return self.ready_queue().waker(); // `receive` does not wait
+            return self.ready_queue().waker(); // readable, since `receive` returns an error at once
         }
         self.ready_queue().descriptor()
     }
 
-    /// Sends `bye` and closes the sockets; threads that wait in `receive` get `Error::Closed`.
-    /// Dropping the worker does the same. In the worker's own thread, where `on_event` is called,
-    /// it does not wait: the thread ends when the listener has returned. In a forked child it does
-    /// nothing.
+    /// Sends `bye` and closes the sockets. Threads that wait in `receive` get `Error::Closed`.
+    /// Dropping the worker closes it, too. `close` waits for the end of the worker's thread, except
+    /// if `on_event`'s listener calls it: then the thread ends after the listener has returned. In
+    /// a forked child `close` does nothing.
     pub fn close(&self) {
         if !self.shared.is_here() {
             return;
         }
         self.shared.stop();
         if let Some(thread) = join_handle(&self.thread) {
-            let _ = thread.join(); // it ends soon; after a panic the handoff reports it
+            let _ = thread.join(); // an error is a panic, which the ready queue reports
         }
         for target in self.targets.values() {
-            target.gate().wake(); // threads that wait there find the handoff closed
+            target.gate().wake(); // threads that wait here find the ready queue closed
         }
     }
 
-    /// Fails in a forked child: it has none of the threads, which may have held locks.
+    /// Returns an error in a forked child, which has none of the worker's threads; their locks may
+    /// be held forever.
     fn check_process(&self) -> Result<(), Error> {
         if self.shared.is_here() {
             return Ok(());
@@ -577,7 +582,7 @@ impl Worker {
         &self.shared.ready_queue
     }
 
-    /// Applies a version, and reports the result before its model applies another one.
+    /// Applies a version. Reports the result before another version can be applied to its model.
     fn apply(&self, staged: StagedVersion, deadline: Instant) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let open = || !self.ready_queue().is_closed();
@@ -595,7 +600,8 @@ impl Worker {
         }
     }
 
-    /// Reports the result to the worker's thread. The next version may use the buffer by then.
+    /// Reports the result of an attempt to the worker's thread. By now the version's buffer is free
+    /// for the next version, unless it was kept.
     fn tell(&self, model: &str, key: Key, mut attempt: Attempt) -> Attempt {
         let outcome = match &mut attempt {
             Attempt::Applied(done) => Outcome::Applied {
@@ -613,7 +619,7 @@ impl Worker {
         attempt
     }
 
-    /// Returns a version to the handoff, unless a newer one has arrived.
+    /// Puts a version back into the ready queue, unless a newer version has arrived.
     fn put_back(&self, staged: StagedVersion) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let attempt = self.tell(&model, key, Attempt::InUse);
@@ -640,11 +646,11 @@ impl Worker {
             Err(Unwritten::Stale) => return Attempt::Stale,
             Err(Unwritten::Differs(text)) => return failed(text),
             Err(Unwritten::Torn) => {
-                writing.set_ran(Ran::Torn); // before a reader can see it
+                writing.set_ran(Ran::Torn); // before a reader can see the torn weights
                 return Attempt::Failed { text: Error::Torn.to_string(), intact: false };
             }
         };
-        // else its buffer is free for the next version
+        // if there is no base, the buffer is free for the next version
         let base = base_of(model, staged, self.alike || exchanged);
         writing.set_ran(Ran::Undecided);
         let offer = offer_of(&update.model, key, &layout);
@@ -652,13 +658,14 @@ impl Worker {
             writing.set_ran(Ran::Torn); // W24
             return attempt;
         }
-        // The model names the new version before a reader can see it, and before it is
-        // acknowledged.
+        // The model has the new version's number before a reader can see the new weights, and
+        // before the version is acknowledged.
         writing.set_ran(Ran::Version(key, update.metadata.clone()));
         Attempt::Applied(Box::new(Applied { update, base, lost }))
     }
 
-    /// Makes a snapshot of a version, without a copy if it is in a buffer.
+    /// Makes a snapshot of a version, and makes it the latest one unless the user's functions
+    /// reject it.
     fn keep(&self, its: &Snapshots, mut staged: StagedVersion) -> Attempt {
         let key = staged.key;
         if lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)) >= Some(key) {
@@ -684,8 +691,8 @@ impl Worker {
         Attempt::Applied(Box::new(Applied { update, base, lost: Vec::new() }))
     }
 
-    /// Calls the user's function, which may reject the version. While the function can see it in a
-    /// model's memory, readers wait.
+    /// Calls the user's function, which may reject the version. While the function may look at a
+    /// model's memory, readers of the model wait.
     fn decide(
         &self,
         function: &Option<Decide>,
@@ -718,7 +725,7 @@ impl Drop for Worker {
         if self.shared.is_here() {
             self.close();
         } else {
-            forget(replace(&mut self.thread, Mutex::new(None))); // the thread is not here
+            forget(replace(&mut self.thread, Mutex::new(None))); // the thread is in the parent
         }
     }
 }
@@ -753,15 +760,16 @@ fn update_of(
 
 /// Why a version was not written to the model.
 enum Unwritten {
-    /// It was replaced before anything was copied.
+    /// The version was replaced before any byte was copied.
     Stale,
-    /// It was overwritten while it was copied.
+    /// The version was overwritten during the copy, so the model holds parts of two versions.
     Torn,
-    /// It has different values for names that share one tensor here; nothing was copied.
+    /// The version has different values for names that share one tensor here. No byte was copied.
     Differs(String),
 }
 
-/// Makes a snapshot of a version, without a copy if it is in a buffer, and sets its digest.
+/// Makes a snapshot of a version. Bytes that are in a buffer are not copied; for bytes in shared
+/// memory the digest is set.
 fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot, Attempt> {
     let stamp = stamp_of(staged);
     let data = match &mut staged.source {
@@ -787,8 +795,8 @@ fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot
     Ok(Snapshot { model, epoch, version, metadata, layout, data })
 }
 
-/// Returns the bytes that patches on this version may build on, if patches are possible: its
-/// model's, if that holds the exact bytes, else its buffer.
+/// Returns the bytes that patches on this version may build on; `None` if no patches will come.
+/// These bytes are the model's if it holds the exact bytes (`alike`), otherwise the buffer's.
 fn base_of(model: &Model, staged: StagedVersion, alike: bool) -> Option<Base> {
     let StagedVersion { keep, layout, source, .. } = staged;
     let bytes = match source {
@@ -841,7 +849,8 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwri
                 let lost = writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
                 Written { digest: hashed(memory, layout, *hash_chunks), exchanged: false, lost }
             });
-            // The second check fails only if the publisher broke the rules of the segment: S5.
+            // The check after the copy fails only if the publisher broke the rules of the segment:
+            // S5.
             let read = read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })?;
             differ.map_or(Ok(read), |text| Err(Unwritten::Differs(text)))
         }
