@@ -28,10 +28,10 @@ pub struct Offer<'a> {
     pub version: u64,
     /// Names, dtypes and shapes of the tensors.
     pub layout: &'a Layout,
-    /// The model's weights, which hold the version; `None` before a byte has changed.
+    /// The model's weights, which hold the version already; `None` in `before_apply`.
     pub weights: Option<&'a Weights>,
-    /// The version itself, for a model registered with `Builder::snapshots`; `None` before it was
-    /// made.
+    /// The version's snapshot, for a model registered with `Builder::snapshots`; `None` in
+    /// `before_apply`.
     pub snapshot: Option<&'a Arc<Snapshot>>,
 }
 
@@ -41,19 +41,19 @@ impl fmt::Debug for Offer<'_> {
     }
 }
 
-/// A function of the user's; the text of its error is sent to the publisher.
+/// A user's function that decides on a version. The text of its error is sent to the publisher.
 pub type Decide = Box<dyn Fn(&Offer) -> Result<(), Box<dyn Error>> + Send + Sync>;
 
 /// The user's functions, and the time limit of each call.
 pub struct Functions {
-    /// Called before a byte changes.
+    /// Called before any byte of the model changes.
     pub before: Option<Decide>,
     /// Called before the version is acknowledged.
     pub apply: Option<Decide>,
     pub timeout: Duration,
 }
 
-/// A call that is running, with what to report if it is late.
+/// A running call, with the data of the report to send if the call is late.
 pub struct Calling {
     pub model: String,
     pub key: Key,
@@ -65,7 +65,8 @@ pub struct Calling {
 }
 
 impl Functions {
-    /// Starts the time of a call.
+    /// Starts the time limit of a call. Returns the call, and the record by which its deadline is
+    /// watched.
     pub fn begin(&self, offer: &Offer, intact: bool) -> (Arc<Call>, Calling) {
         let call = Arc::new(Call::new(Instant::now() + self.timeout));
         let (model, key) = (offer.model.to_owned(), (offer.epoch, offer.version));
@@ -78,7 +79,7 @@ impl Functions {
     }
 }
 
-/// Calls a function. Returns the text of its error or panic, which rejects the version.
+/// Calls the user's function. Returns the text of its error or panic, which rejects the version.
 pub fn ask(decide: &Decide, offer: &Offer) -> Result<(), String> {
     match catch_unwind(AssertUnwindSafe(|| decide(offer).map_err(|error| error.to_string()))) {
         Ok(decided) => decided,

@@ -8,13 +8,13 @@ use crate::words::escaped;
 
 const FLOATS: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// True if values can be converted.
+/// True if values of one dtype can be converted to the other.
 pub fn can_cast(from: Dtype, to: Dtype) -> bool {
     FLOATS.contains(&from) && FLOATS.contains(&to)
 }
 
-/// Converts little-endian values; both slices have the same number of them. No effect unless
-/// `can_cast`.
+/// Converts little-endian values. Both slices must have the same number of values. Has no effect
+/// unless `can_cast`.
 pub fn cast(from: Dtype, source: &[u8], to: Dtype, target: &mut [u8]) {
     let f32_of = f32::from_le_bytes;
     let (of_f16, of_bf16) = (|b| f16_to_f32(u16::from_le_bytes(b)), |b| bf16_to_f32(u16::from_le_bytes(b)));
@@ -54,7 +54,7 @@ fn each<const N: usize, const M: usize>(
 /// Counts the values that were finite and became infinite; both slices have the same number of
 /// values.
 pub fn lost(from: Dtype, source: &[u8], to: Dtype, target: &[u8]) -> u64 {
-    // by the range of their values
+    // dtypes by the range of their values
     const WIDEST: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16];
     let rank = |dtype| WIDEST.iter().position(|&known| known == dtype);
     if rank(from) >= rank(to) {
@@ -76,7 +76,7 @@ fn is_infinite(dtype: Dtype, value: &[u8]) -> bool {
     }
 }
 
-/// How many finite values of a tensor became infinite.
+/// The number of finite values of a tensor that became infinite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overflow {
     pub name: String,
@@ -84,7 +84,7 @@ pub struct Overflow {
     pub count: u64,
 }
 
-/// Describes the lost values of the first few tensors; empty if there are none.
+/// Returns a text on the lost values of the first few tensors; empty if no value was lost.
 pub fn overflow_text(lost: &[Overflow]) -> String {
     const SHOWN: usize = 4;
     let words = lost.iter().take(SHOWN).map(|Overflow { name, dtype, count }| {
@@ -102,8 +102,8 @@ pub fn overflow_text(lost: &[Overflow]) -> String {
     words.chain(Some(rest).filter(|_| more > 0)).collect::<Vec<_>>().join("; ")
 }
 
-/// Rounds to an `f32` so that a second rounding gives the same as a single one: towards zero, and
-/// if anything was lost, the last bit is set (round to odd).
+/// Rounds to an `f32` so that a second rounding gives the same as a single one. It rounds towards
+/// zero, and sets the last bit if anything was lost (round to odd).
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if value.is_nan() || f64::from(near) == value {
@@ -113,7 +113,7 @@ fn to_odd(value: f64) -> f32 {
     f32::from_bits((near.to_bits() - u32::from(above)) | 1)
 }
 
-/// Drops the lowest bits, to the nearest, ties to even.
+/// Drops the lowest bits, rounding to the nearest, ties to even.
 fn rounded(bits: u32, dropped: u32) -> u32 {
     (bits + (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped
 }

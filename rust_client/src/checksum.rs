@@ -14,7 +14,7 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
 
 /// Copies bytes, and continues the CRC-32C `crc` of earlier bytes over them. The copied bytes are
 /// the summed ones, even if the source is written meanwhile. With `past_caches`, the caches keep
-/// their content: for data that is larger than these, and not read soon.
+/// their content, which suits data that is larger than the caches and not read soon.
 ///
 /// # Panics
 ///

@@ -39,17 +39,17 @@ codes! {
     LayoutInvalid = "layout-invalid",
     /// The model here has other names, shapes or dtypes.
     LayoutMismatch = "layout-mismatch",
-    /// The worker does not support its encoding or encryption.
+    /// The worker does not support the version's encoding or encryption.
     Unsupported = "unsupported",
-    /// It has more bytes than this worker accepts.
+    /// The version has more bytes than this worker accepts.
     TooLarge = "too-large",
-    /// It has more chunks than a version may have.
+    /// The version has more chunks than allowed.
     TooManyChunks = "too-many-chunks",
     /// There is not enough memory now.
     NoMemory = "no-memory",
-    /// The whole did not match its digest, three times.
+    /// The received version did not match its digest, three times.
     DigestMismatch = "digest-mismatch",
-    /// It could not be applied.
+    /// The version could not be applied.
     Apply = "apply",
     /// Another living worker has this name.
     NameTaken = "name-taken",

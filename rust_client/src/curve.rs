@@ -1,8 +1,8 @@
-//! CURVE (ZeroMQ RFC 26), without sockets: what both sides share, and the client's side; the
-//! server's is in `publisher/curve.rs`.
+//! CURVE (ZeroMQ RFC 26), without sockets: the code that both sides share, and the client's side.
+//! The server's side is in `publisher/curve.rs`.
 //!
-//! A box is encrypted from one key pair to another; C and S are the sides' own keys, C' and S'
-//! those of one connection.
+//! A box is encrypted from one key pair to another. C and S are the permanent keys of client and
+//! server; C' and S' are their keys for one connection.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
@@ -42,8 +42,8 @@ impl Deref for Carried {
     }
 }
 
-/// The encrypted frames of a connection. Each side counts its own, so that none counts twice or
-/// late.
+/// The state of a connection's encrypted frames. Each side counts its frames, so that no frame is
+/// accepted twice or late.
 pub struct Session {
     pub shared: Key, // from the keys of this connection, once known
     said: u64,
@@ -57,7 +57,7 @@ impl Session {
         Session { shared: [0; 32], said: 0, heard: 0, ours, theirs }
     }
 
-    /// Appends the body of an encrypted frame that carries a frame of ours.
+    /// Appends the body of an encrypted frame, which carries a frame with these flags and parts.
     pub fn carry(&mut self, flags: u8, parts: &[&[u8]], to: &mut Vec<u8>) {
         to.extend_from_slice(MESSAGE);
         let nonce = self.count(&self.ours.clone(), to);
@@ -82,14 +82,14 @@ impl Session {
         }
     }
 
-    /// Counts one more frame, and appends the count.
+    /// Counts one more frame, and appends the count. Returns the nonce for this count.
     fn count(&mut self, prefix: &[u8; 16], to: &mut Vec<u8>) -> Nonce {
         self.said += 1;
         to.extend_from_slice(&self.said.to_be_bytes());
         short_nonce(prefix, self.said)
     }
 
-    /// Appends a count and a box.
+    /// Appends the next count, and a box of `plain`.
     pub fn seal(&mut self, prefix: &[u8; 16], plain: &[u8], to: &mut Vec<u8>) {
         self.seal_with(&self.shared.clone(), prefix, plain, to);
     }
@@ -99,12 +99,12 @@ impl Session {
         sodium::seal(shared, &nonce, plain, to);
     }
 
-    /// Opens a box of the peer that follows its count.
+    /// Opens a box of the peer, given its count and the box.
     pub fn open(&mut self, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
         self.open_with(&self.shared.clone(), prefix, counted)
     }
 
-    /// Like `open`, before the keys of the connection are known.
+    /// Like `open`, with another key, before the keys of the connection are known.
     pub fn open_with(&mut self, shared: &Key, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
         let count = match counted.get(..COUNT_BYTES) {
             Some(count) => u64::from_be_bytes(array(count)),
@@ -149,12 +149,12 @@ impl Client {
         Ok(hello)
     }
 
-    /// Handles WELCOME, given what follows its name. Returns INITIATE.
+    /// Handles a WELCOME, given its bytes after the name. Returns the INITIATE.
     pub fn initiate(&mut self, welcome: &[u8], metadata: &[u8]) -> io::Result<Vec<u8>> {
         self.vouching(welcome, metadata, &|vouched| vouched)
     }
 
-    /// Like `initiate`; a test makes it vouch with another secret key, or for other keys.
+    /// Like `initiate`, but a test can vouch with another secret key, or for other keys.
     pub fn vouching(
         &mut self,
         welcome: &[u8],
@@ -181,7 +181,7 @@ impl Client {
         Ok(initiate)
     }
 
-    /// Handles READY, given what follows its name. Returns the server's metadata.
+    /// Handles a READY, given its bytes after the name. Returns the server's metadata.
     pub fn ready(&mut self, ready: &[u8]) -> io::Result<Vec<u8>> {
         if !self.welcomed {
             return fault("READY before WELCOME");
@@ -204,8 +204,8 @@ fn agreed(public: &Key, secret: &Key) -> io::Result<Key> {
     sodium::shared(public, secret).map_or_else(|| fault("a public key that is none"), Ok)
 }
 
-/// Returns the public key of a secret one, both in 40 characters of Z85; `None` if that is not a
-/// key.
+/// Returns the public key that belongs to a secret key, both in 40 characters of Z85. Returns
+/// `None` if `secret` is not a key.
 pub fn public_of(secret: &str) -> Option<String> {
     zmq::z85_encode(&sodium::public_of(&key_of(secret)?)).ok()
 }
@@ -253,7 +253,7 @@ fn long_nonce(prefix: &[u8; 8], random: &[u8]) -> Nonce {
     nonce
 }
 
-/// Returns a box after the random part of its nonce.
+/// Returns the random part of a nonce, followed by a box of `plain` with this nonce.
 pub fn long_box(key: &Key, prefix: &[u8; 8], plain: &[u8]) -> Vec<u8> {
     let mut sealed = vec![0; 16];
     sodium::draw(&mut sealed);

@@ -1,4 +1,4 @@
-//! The worker's second thread, which decodes patches while the first one answers pings (D5).
+//! The worker's second thread, which decodes patches while the main thread answers pings (D5).
 
 use crate::patching::Patching;
 use crate::run::{Outcome, Shared};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Decodes patches one after another; its thread starts with the first one.
+/// Decodes patches one after another, in a thread that starts with the first patch.
 pub struct Decoder {
     shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
@@ -21,7 +21,7 @@ impl Decoder {
         Decoder { shared, stop: Arc::default(), running: None }
     }
 
-    /// Queues a patch to be decoded, and reports the result.
+    /// Queues a patch to be decoded. The result is reported as `Outcome::Decoded`.
     pub fn decode(&mut self, job: Patching) {
         if self.running.is_none() {
             self.start();
@@ -62,7 +62,7 @@ impl Drop for Decoder {
         self.stop.store(true, Ordering::Relaxed);
         if let Some((jobs, thread)) = self.running.take() {
             drop(jobs);
-            let _ = thread.join(); // it stops soon; after this nothing reads the user's memory
+            let _ = thread.join(); // the thread stops soon; then nothing reads the user's memory
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Finds out why handshakes fail with keys: ZMTP gives no reason.
+//! Finds out why handshakes fail because of keys, since ZMTP gives no reason.
 
 use crate::transfer::Time;
 use std::time::Duration;
 
-/// Handshakes in a row that end without a reason. A publisher that stops may cause one, and one
-/// that many workers dial at once may cause several: so they must also have lasted for a while.
+/// Number of handshakes in a row that must end without a reason, before keys are the likely cause.
+/// A publisher that stops may cause one. A publisher that many workers dial at once may cause
+/// several, so they must also have lasted for a while.
 const BROKEN: u32 = 3;
 
 const NOT_ALLOWED: &str =
@@ -22,7 +23,7 @@ const NO_KEYS_HERE: &str = "the publisher asks for keys, and this worker has non
 /// An event of a control connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// A dial began or ended.
+    /// An attempt to connect began or ended.
     Dialled,
     /// The handshake succeeded.
     Met,
@@ -42,13 +43,13 @@ pub struct Door {
 }
 
 impl Door {
-    /// `keyed`: the worker has keys.
+    /// Returns the state of a new connection. `keyed` is true if the worker has keys.
     pub fn new(keyed: bool) -> Door {
         Door { keyed, broken: 0, broken_since: Time::ZERO }
     }
 
-    /// Returns why a handshake failed, if keys are the cause. Handshakes that end without a reason
-    /// count once they have lasted for `patience`.
+    /// Returns the error message for a failed handshake, if keys are the cause. Handshakes that end
+    /// without a reason count once they have lasted for `patience`.
     pub fn why(&mut self, event: Event, now: Time, patience: Duration) -> Option<&'static str> {
         match event {
             Event::Denied => Some(NOT_ALLOWED), // K5

@@ -13,7 +13,7 @@ macro_rules! dtypes {
             /// All dtypes, in the order of safetensors.
             pub const ALL: &'static [Dtype] = &[$(Dtype::$variant,)*];
 
-            /// Returns its name in a layout.
+            /// Returns the name of this dtype in a layout.
             pub fn name(self) -> &'static str {
                 match self { $(Dtype::$variant => $name,)* }
             }
@@ -23,7 +23,7 @@ macro_rules! dtypes {
                 match self { $(Dtype::$variant => $bits,)* }
             }
 
-            /// Returns the dtype of a name.
+            /// Returns the dtype with this name, if there is one.
             pub fn named(name: &str) -> Option<Dtype> {
                 match name { $($name => Some(Dtype::$variant),)* _ => None }
             }

@@ -16,7 +16,7 @@ pub enum Effect {
     /// Receive published messages from this endpoint only. A ticket, unless empty, is used up by
     /// the next connection.
     Connect { endpoint: String, ticket: String },
-    /// Make both connections anew: the present ones may be dead.
+    /// Close both connections, which may be dead, and dial again.
     Redial,
     /// Subscribe to a topic, or unsubscribe.
     Subscribe { topic: String, on: bool },
@@ -24,7 +24,7 @@ pub enum Effect {
     Ready(StagedVersion),
     /// Decode a patch, in a thread that need not answer pings, and report the result.
     Decode(Patching),
-    /// The running version has another key from now on, with this metadata.
+    /// Give the running version `was` the number `key` and this metadata.
     Renamed { model: String, was: Key, key: Key, metadata: Metadata },
     /// The publisher has admitted this worker.
     Joined { epoch: u64 },
@@ -43,11 +43,11 @@ pub trait Host: Send + Sync {
     /// Returns why a layout cannot be applied to a model; `None` if it can.
     fn fault(&self, model: &str, layout: &Layout) -> Option<String>;
 
-    /// Opens a segment of shared memory; `None` if it is not on this host.
+    /// Opens a segment of shared memory. Returns `None` if it cannot be read, e.g. on another host.
     fn open(&self, _shared: &Shared, _nbytes: u64) -> Option<Arc<Segment>> {
         None
     }
 
-    /// The running version has another key from now on, with this metadata.
+    /// Gives the running version `was` the number `key` and this metadata.
     fn renamed(&self, _model: &str, _was: Key, _key: Key, _metadata: &Metadata) {}
 }

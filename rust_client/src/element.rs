@@ -6,7 +6,7 @@ use crate::raw::cast::Plain;
 
 /// A type whose values are the elements of a tensor, bit for bit.
 pub trait Element: Plain {
-    /// The dtype of its values.
+    /// The dtype whose elements have this type.
     const DTYPE: Dtype;
 }
 
@@ -40,7 +40,8 @@ macro_rules! bits {
 }
 
 bits! {
-    /// True if it is not 0. (A `bool` is unsuitable: bytes from other hosts may have any value.)
+    /// A truth value: true if the byte is not 0. (A `bool` is unsuitable: bytes from other hosts
+    /// may have any value.)
     Bool(u8),
     /// Two four-bit floats.
     F4Pair(u8),

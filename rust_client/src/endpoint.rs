@@ -37,11 +37,11 @@ impl Endpoint {
         Ok(Endpoint::Tcp { host: host.to_owned(), port })
     }
 
-    /// Returns the data endpoint that a publisher sent (`told`), given the control address that was
-    /// used. A host of `*` means the host by which the worker knows the publisher. Unless
-    /// `anywhere`, any other endpoint must be on that host (`peer`: by its number), or at a path
-    /// beside the control's: otherwise a publisher could make a worker connect to anything that the
-    /// worker can reach.
+    /// Returns the data endpoint for the address that a publisher sent (`told`). `control` is the
+    /// control address that was used, and `peer` its IP address. A host of `*` stands for the host
+    /// of `control`. Unless `anywhere`, any other endpoint must be on that host, or at the path of
+    /// `control` with a suffix: otherwise a publisher could make a worker connect to anything that
+    /// the worker can reach.
     pub fn of_data(
         told: &str,
         control: &str,
@@ -72,7 +72,8 @@ impl Endpoint {
         }
     }
 
-    /// True if it is on the other's host, or at the other's path with a suffix.
+    /// True if this endpoint is on the host of `control`, or at the path of `control` with a
+    /// suffix.
     fn is_beside(&self, control: &Endpoint, peer: Option<IpAddr>) -> bool {
         match (self, control) {
             (Endpoint::Ipc(path), Endpoint::Ipc(used)) => {

@@ -1,4 +1,4 @@
-//! Errors, worded for people: the side at fault, the cause, and what to do next.
+//! Errors. The text of each names the side at fault, the cause, and what to do next.
 
 use crate::code::Code;
 use crate::dtype::Dtype;
@@ -16,15 +16,15 @@ pub enum Error {
     Setup(String),
     /// Keys cannot be read, are invalid, or are not supported by this build.
     Keys(String),
-    /// A version was rejected; the model still holds the previous one, bit for bit, unless the text
-    /// says that no version runs.
+    /// A version was rejected. The model still holds the previous version, bit for bit, unless the
+    /// text says that no version runs.
     Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
     /// The publisher refuses this worker, which keeps trying to join.
     Refused { worker: String, address: String, code: Code, text: String },
     /// The worker is closed.
     Closed { worker: String, reason: String },
-    /// An apply failed half-way: the model holds parts of two versions, or a rejected one. It
-    /// cannot be read until another version is applied.
+    /// An apply failed half-way: the model holds parts of two versions, or a rejected version. The
+    /// model cannot be read until another version is applied.
     Torn,
     /// The model or version has no tensor of this name.
     NoTensor { name: String, known: String },

@@ -1,6 +1,6 @@
-//! Decides when a worker asks for the latest version of a model that was named to it (W4).
+//! Decides when a worker requests the latest version of a model, of which it has heard (W4).
 //!
-//! A version that failed and is to be tried again is put off for increasing pauses.
+//! A version that failed and is to be tried again is put off, for a pause that doubles each time.
 
 use crate::effects::Effect;
 use crate::limits::Timing;
@@ -17,8 +17,8 @@ pub struct FetchPlanner {
     latest_at: Option<Time>, // when the latest announcement was requested
     answered: Option<Time>,  // send time of the last ping that was answered
     later: Key,              // version that is put off
-    until: Time,             // when it may be tried again
-    pause: Duration,         // for which it was put off
+    until: Time,             // when that version may be tried again
+    pause: Duration,         // the last pause of that version
 }
 
 impl FetchPlanner {
@@ -34,12 +34,13 @@ impl FetchPlanner {
         }
     }
 
-    /// A session begins.
+    /// Begins a session: the next request need not wait.
     pub fn reconnected(&mut self) {
         self.latest_at = None;
     }
 
-    /// A beacon, a welcome or a stray chunk names a version: fetches it if it is new.
+    /// Handles a version that a beacon, a welcome or a stray chunk names: requests the latest if it
+    /// is new.
     pub fn hear_of(&mut self, versions: &VersionStore, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let key = (epoch, version); // W4
         if version == 0 || key <= versions.newest() || versions.is_rejected(key) {
@@ -53,7 +54,7 @@ impl FetchPlanner {
         }
     }
 
-    /// Asks for the latest version, at most once in `quiet` unless `at_once`.
+    /// Requests the latest version, at most once in the time `quiet` unless `at_once`.
     pub fn latest(&mut self, versions: &VersionStore, epoch: u64, now: Time, at_once: bool) -> Vec<Effect> {
         let asked = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
         if asked && !at_once {
@@ -63,7 +64,7 @@ impl FetchPlanner {
         vec![self.fetch((epoch, 0), awaited_layout(versions).is_some())] // W7
     }
 
-    /// Asks for the layout of an announced version (W7).
+    /// Requests the layout of an announced version (W7).
     pub fn layout(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.latest_at = Some(now);
         vec![self.fetch(key, true)]
@@ -75,7 +76,7 @@ impl FetchPlanner {
         Effect::Send(FromWorker::Fetch(fetch))
     }
 
-    /// A ping sent at `sent_at` was answered, and so was every earlier request (W12).
+    /// Notes that a ping sent at `sent_at` was answered, and so was every earlier request (W12).
     pub fn answered(&mut self, versions: &mut VersionStore, sent_at: Time) {
         self.answered = Some(sent_at);
         if let Some(transfer) = versions.transfer() {
@@ -83,7 +84,7 @@ impl FetchPlanner {
         }
     }
 
-    /// True if a layout should be requested again: the answer is not on its way any more (W7).
+    /// True if the layout should be requested again, because the answer must be lost (W7).
     pub fn due(&self, now: Time) -> bool {
         let passed = self.answered > self.latest_at;
         let patience = if passed { self.timing.patience } else { self.timing.patience_max };
@@ -98,7 +99,7 @@ impl FetchPlanner {
         self.later = key;
     }
 
-    /// A version is not available any more: an older one may be the latest.
+    /// Ends the pause of a version that is not available any more: an older one may be the latest.
     pub fn put_off_no_longer(&mut self, key: Key) {
         if key == self.later {
             self.until = Time::ZERO;

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 /// What is wrong with a field.
 pub type Fault = String;
 
-/// An object of a header; fields that are not read are ignored, which is how the protocol grows.
+/// An object of a header. Fields that are not read are ignored, so that the protocol can grow.
 pub struct Fields<'a>(pub &'a Object);
 
 impl<'a> Fields<'a> {
@@ -119,7 +119,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads one of some words.
+    /// Reads a text that must be one of these words. Returns the meaning of the word.
     pub fn one_of<T: Copy>(&self, field: &str, words: &[(&str, T)]) -> Result<T, Fault> {
         let text = self.string(field)?;
         let found = words.iter().find(|(word, _)| *word == text);
@@ -152,7 +152,7 @@ impl<'a> Fields<'a> {
         object.0.keys().map(entry).collect()
     }
 
-    /// Reads metadata of a version: text by name.
+    /// Reads the metadata of a version: a map from names to texts.
     pub fn metadata(&self, field: &str) -> Result<BTreeMap<String, String>, Fault> {
         let object = self.object(field)?;
         if object.0.len() > METADATA_MAX {
@@ -190,7 +190,7 @@ impl<'a> Fields<'a> {
         self.list(field, most, what)?.iter().map(text).collect()
     }
 
-    /// Reads sums of 32 bits; null stands for an entry that has none.
+    /// Reads checksums of 32 bits. An entry without a checksum is null.
     pub fn sums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
         let sum = |item: &Value| match item {
             Value::Null => Ok(None),

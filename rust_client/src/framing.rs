@@ -1,4 +1,4 @@
-//! Frames of ZMTP 3, as both sides of both connections write and read them.
+//! Frames of ZMTP 3, which both sides of the control and the data connection write and read.
 //!
 //! ```text
 //! ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
@@ -14,7 +14,7 @@ pub const COMMAND: u8 = 4;
 pub const GREETING_BYTES: usize = 64;
 const PING_CONTEXT_MAX: usize = 16; // bytes of a PING that are sent back, by RFC 37
 
-/// Returns the greeting of ZMTP 3.0, of the server or the client.
+/// Returns the greeting of ZMTP 3.0 of a server or a client, with keys or without.
 pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     let mut greeting = vec![0; GREETING_BYTES];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -30,8 +30,8 @@ pub fn mechanism(keyed: bool) -> [u8; 20] {
     mechanism
 }
 
-/// Returns the mechanism of the peer's greeting; `None` if it is incomplete. Fails at the first
-/// byte that cannot belong to a greeting of ZMTP 3.
+/// Returns the mechanism of the peer's greeting; `None` if the greeting is incomplete. Returns an
+/// error at the first byte that cannot belong to a greeting of ZMTP 3.
 pub fn greeted(bytes: &[u8]) -> io::Result<Option<&[u8]>> {
     let odd = |at: usize, right: fn(u8) -> bool| bytes.get(at).map_or(false, |&byte| !right(byte));
     if odd(0, |byte| byte == 0xff) || odd(9, |byte| byte == 0x7f) || odd(10, |byte| byte >= 3) {
@@ -61,7 +61,7 @@ pub struct FrameHead {
     pub size: usize, // bytes of the body
 }
 
-/// Reads the head of a frame whose body has at most `size_max` bytes; `None` if it is incomplete.
+/// Returns the head of a frame; `None` if it is incomplete. The body may have `size_max` bytes.
 pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
     let flags = match bytes.first() {
         Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {

@@ -1,9 +1,9 @@
 //! A lock for a model's memory: many readers or one writer, with deadlines.
 //!
-//! A waiting writer goes before new readers, so that steady reading cannot keep new weights out;
-//! its wait has a deadline, so no reader waits forever. While the user's function decides on a
-//! written version, readers wait, too; once the function is late they enter and check the model's
-//! state.
+//! A waiting writer goes before new readers, so that steady reading cannot keep new weights out.
+//! The writer's wait has a deadline, so that no reader waits forever. While the user's function
+//! decides on a written version, readers wait, too. Once the function is late, they enter and check
+//! the model's state.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,8 +16,8 @@ pub enum Fate {
     Overdue,
 }
 
-/// A call of the user's function. It returns in time or it is late: the first thread that checks
-/// decides.
+/// A call of the user's function. The first thread that checks the call decides whether it returned
+/// in time or is late.
 pub struct Call {
     by: Instant,
     fate: Mutex<Fate>,
@@ -33,7 +33,7 @@ impl Call {
         self.settle(if late { Fate::Overdue } else { Fate::UnderWay })
     }
 
-    /// Records that the call has returned. True if that was in time.
+    /// Records that the call has returned. Returns true if it returned in time.
     pub fn returned(&self) -> bool {
         self.settle(Fate::Returned) == Fate::Returned
     }
@@ -85,7 +85,7 @@ impl Gate {
         }
     }
 
-    /// Waits for access to read.
+    /// Waits for read access, and returns it.
     pub fn read(&self) -> Reader<'_> {
         let mut state = self.state();
         loop {
@@ -101,8 +101,8 @@ impl Gate {
         Reader(self)
     }
 
-    /// Returns read access for a short time, ahead of waiting writers; `None` if a writer is active
-    /// until the deadline.
+    /// Returns read access for a short time, ahead of waiting writers. Returns `None` if a writer
+    /// is still active at the deadline.
     pub fn look(&self, deadline: Instant) -> Option<Reader<'_>> {
         let mut state = self.state();
         while !matches!(state.writer, Writer::Nobody) {
@@ -115,8 +115,8 @@ impl Gate {
         Some(Reader(self))
     }
 
-    /// Waits for exclusive access; `None` at the deadline, or once `wanted` returns false, which is
-    /// checked at every change and at `wake`.
+    /// Waits for exclusive access, and returns it. Returns `None` at the deadline, or once `wanted`
+    /// returns false; `wanted` is called at every change and at `wake`.
     pub fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Pass<'_>> {
         let mut state = self.state();
         state.writers_waiting += 1;
@@ -133,9 +133,9 @@ impl Gate {
         Some(Pass(self))
     }
 
-    /// Makes waiting writers check again whether they are wanted.
+    /// Makes waiting writers call `wanted` again.
     pub fn wake(&self) {
-        drop(self.state()); // a writer that has just checked is waiting by now
+        drop(self.state()); // a writer that has just called `wanted` is waiting by now
         self.moved.notify_all();
     }
 
@@ -144,7 +144,7 @@ impl Gate {
         self.moved.notify_all();
     }
 
-    /// True if a call is running that is late.
+    /// True if a call of the user's function is running and late.
     pub fn is_overdue(&self) -> bool {
         matches!(&self.state().writer, Writer::Calls(call) if call.fate() == Fate::Overdue)
     }
@@ -164,7 +164,8 @@ impl Drop for Reader<'_> {
 pub struct Pass<'a>(&'a Gate);
 
 impl Pass<'_> {
-    /// Begins a call, during which nothing is written: readers wait until it ends or is late.
+    /// Begins a call of the user's function. Nothing is written during the call, and readers wait
+    /// until it ends or is late.
     pub fn calls(&self, call: &Arc<Call>) {
         self.0.set(Writer::Calls(call.clone()));
     }

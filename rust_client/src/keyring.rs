@@ -1,8 +1,8 @@
-//! The group keys of a worker's session: sealed messages are opened with them, others have no
-//! effect.
+//! The group keys of a worker's session, which open sealed messages. Other messages have no effect.
 //!
-//! There are two during a rotation; the older one is forgotten soon after. Messages that are
-//! published beside chunks have a count under each key: one that is not above the last is a replay.
+//! A session has two keys during a rotation; the older one is forgotten soon after. Sealed messages
+//! other than chunks are counted under each key: a message whose count is not above the last one is
+//! a replay.
 
 use crate::base64;
 use crate::digest::bytes_of_hex;
@@ -17,19 +17,19 @@ struct HeldKey {
     count: u64, // highest count opened
 }
 
-/// The keys of one worker, which accepts only what is sealed.
+/// The group keys of one worker, which accepts only sealed messages.
 #[derive(Default)]
 pub struct Keyring {
     held: Vec<HeldKey>,                      // newest last
-    alone_at: Option<Time>,                  // when the older one is forgotten
+    alone_at: Option<Time>,                  // when the older key is forgotten
     last: Option<(String, Vec<u8>, Secret)>, // the last version key that was used
-    lacking: bool,                           // a key was needed that is not here; until keys arrive
+    lacking: bool,                           // a message needs a key that is not here
 }
 
 impl Keyring {
-    /// Begins a session with these keys; the older one is valid until `until`.
+    /// Begins a session with these keys. If there are two, the older one is valid until `until`.
     ///
-    /// The count of a known key continues, so that replays have no effect.
+    /// The count of a key that is known already continues, so that replays have no effect.
     pub fn begin(&mut self, keys: &[String], until: Time) {
         let before = std::mem::take(&mut self.held);
         self.alone_at = None;
@@ -39,8 +39,8 @@ impl Keyring {
         }
     }
 
-    /// Adds keys; the previous one is valid until `until`. A key that is listed before a known one
-    /// is older, and expired: if it came back, so would its replays.
+    /// Adds keys. The previous key is valid until `until`. A key that is listed before a known key
+    /// is older and has expired. It is not added again: otherwise its replays would be accepted.
     pub fn add(&mut self, keys: &[String], until: Time) {
         let told: Vec<_> = keys.iter().map(|key| GroupKey::of_hex(key)).collect();
         let has = |key: &GroupKey| self.held.iter().any(|held| held.key.id == key.id);
@@ -63,7 +63,7 @@ impl Keyring {
         }
     }
 
-    /// True if a message came under a key that is not here, until keys arrive.
+    /// True if a message needed a key that is not here, and no keys have arrived since.
     pub fn lacks(&self) -> bool {
         self.lacking
     }
@@ -79,10 +79,11 @@ impl Keyring {
         found
     }
 
-    /// Returns a published message if it was sealed; others are not authentic.
+    /// Returns a published message, opened, if it was sealed. Returns `None` for a message in the
+    /// clear, which is not authentic.
     ///
-    /// A message is accepted once; if not `counts`, it may come again, since the rest is on its
-    /// way.
+    /// A message is accepted once. Without `counts` it may come again, since only its header is
+    /// here so far.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -113,13 +114,14 @@ impl Keyring {
         published.then_some(message)
     }
 
-    /// Returns what opens a chunk of an announced version, or of a patch to it; `None` if its key
-    /// is not known.
+    /// Returns the `Opening` of a chunk of an announced version, or of a patch to it. Returns
+    /// `None` if the chunk's key is not known.
     pub fn opening(&mut self, subject: &Subject, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         self.payload(subject, (CHUNK, chunk.index), size, &chunk.key, &chunk.tag)
     }
 
-    /// Opens the layout, or all bytes, that came with an announcement, if authentic.
+    /// Returns the decrypted payload of an announcement: the layout, or the whole version. Returns
+    /// `None` if it is not authentic.
     pub fn plain(&mut self, announce: &Announce, sealed: &[u8]) -> Option<Vec<u8>> {
         let purpose = if announce.whole.is_some() { CHUNK } else { LAYOUT };
         let (key, tag) = (announce.key.as_ref()?, announce.tag.as_ref()?);

@@ -1,5 +1,5 @@
-//! A worker's keys, as `weightbus keygen` writes them: one small JSON file. A publisher's are in
-//! `publisher/keys.rs`.
+//! A worker's keys, as `weightbus keygen` writes them: one small JSON file. A publisher's keys are
+//! in `publisher/keys.rs`.
 
 use crate::curve;
 use crate::error::Error;
@@ -29,8 +29,8 @@ impl fmt::Debug for WorkerKeys {
 }
 
 impl WorkerKeys {
-    /// Reads a worker's file; or, in a folder that `weightbus keygen` has made, the file for
-    /// `name`, or the only one.
+    /// Reads a worker's key file. If `path` is a folder that `weightbus keygen` has made, reads the
+    /// file for `name`; without a name, the only file.
     pub fn read(path: impl AsRef<Path>, name: Option<&str>) -> Result<WorkerKeys, Error> {
         check_curve()?;
         let path = path.as_ref();
@@ -65,7 +65,7 @@ fn parse(json: &[u8], whose: &str) -> Result<WorkerKeys, Error> {
     Ok(keys)
 }
 
-/// Fails if `path` is the content of a file; the error does not quote it.
+/// Returns an error if `path` is the content of a file. The error does not quote it.
 pub(crate) fn check_path(path: &Path) -> Result<(), Error> {
     if path.to_string_lossy().trim_start().starts_with('{') {
         let text =
@@ -77,9 +77,9 @@ pub(crate) fn check_path(path: &Path) -> Result<(), Error> {
 
 /// Why a file could not be used.
 pub(crate) enum Unread {
-    /// It does not exist, or is invalid.
+    /// The file does not exist, or is invalid.
     Odd(Error),
-    /// It exists, but cannot be read now: its content is unknown.
+    /// The file exists, but cannot be read now: its content is unknown.
     Unreadable(Error),
 }
 
@@ -91,8 +91,8 @@ impl Unread {
     }
 }
 
-/// Returns the content of a file; a secret one must not be readable by other users. The others are
-/// read repeatedly, and never block, even on a pipe.
+/// Returns the content of a file. A `secret` file must not be open to all users. The others are
+/// read repeatedly, and reading them never blocks, even on a pipe.
 pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
     let unread = |error: io::Error| {
         let gone = error.kind() == io::ErrorKind::NotFound;
@@ -114,7 +114,7 @@ pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
     Ok(json)
 }
 
-/// Parses the object in a key file.
+/// Parses the object in a key file. `whose` names the file in errors.
 pub(crate) fn object_of<T>(
     json: &[u8],
     whose: &str,
@@ -158,15 +158,15 @@ pub(crate) fn key_in(fields: &Fields, field: &str) -> Result<String, Fault> {
 
 const Z85: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
 
-/// True if this is 32 bytes: five characters stand for four bytes, and some exceed what fits in
-/// four.
+/// True if a text is 32 bytes in Z85. Five characters stand for four bytes, and some combinations
+/// exceed what fits in four.
 fn is_z85(key: &str) -> bool {
     let digit = |c| Z85.bytes().position(|digit| digit == c).map(|value| value as u64);
     let word = |five: &[u8]| five.iter().try_fold(0, |word, &c| Some(85 * word + digit(c)?));
     key.len() == 40 && key.as_bytes().chunks(5).all(|five| word(five).map_or(false, |word| word < 1 << 32))
 }
 
-/// True if a text is a name, or one in which a `*` stands for any characters.
+/// True if a text is a name, or a name in which a `*` stands for any characters.
 fn is_form(text: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-' | b'*');
     let stars = text.bytes().filter(|&c| c == b'*').count();
@@ -183,7 +183,7 @@ pub(crate) fn fits(form: &str, name: &str) -> bool {
     }
 }
 
-/// Returns the file in a folder for a worker of this name; without a name, the only file.
+/// Returns the key file in a folder for a worker of this name; without a name, the only file.
 fn file_of(folder: &Path, name: Option<&str>) -> Result<PathBuf, Error> {
     let unreadable =
         |error: io::Error| Error::Keys(format!("{} cannot be read: {}", folder.display(), error));
@@ -211,7 +211,7 @@ fn file_of(folder: &Path, name: Option<&str>) -> Result<PathBuf, Error> {
     }
 }
 
-/// Fails if this crate was built without keys.
+/// Returns an error if this crate was built without keys.
 pub(crate) fn check_curve() -> Result<(), Error> {
     if !sealing::AVAILABLE {
         return Err(Error::Keys(

@@ -1,7 +1,7 @@
 //! A layout: the tensors of a version, and their positions. It is a safetensors header.
 //!
-//! `Layout::parse` trusts nothing: it checks untrusted bytes before any tensor is made of them.
-//! Tied tensors are sent once; their other names are in the metadata, see `Layout::aliases`.
+//! `Layout::parse` checks untrusted bytes before any tensor is made of them. Tied tensors are sent
+//! once; their other names are in the metadata, see `Layout::aliases`.
 
 use crate::digest::layout_id;
 use crate::dtype::Dtype;
@@ -24,11 +24,11 @@ pub struct TensorInfo {
 /// A checked layout.
 #[derive(Debug)]
 pub struct Layout {
-    /// The SHA-256 of its bytes.
+    /// The SHA-256 of the layout's bytes.
     pub id: String,
-    /// Its tensors, in the order of the data section.
+    /// The tensors, in the order of the data section.
     pub tensors: Vec<TensorInfo>,
-    /// Other names of tensors: alias to name.
+    /// Further names of tensors: a map from each alias to the tensor's name.
     pub aliases: BTreeMap<String, String>,
     /// Texts about the file, including the aliases.
     pub metadata: BTreeMap<String, String>,
@@ -38,7 +38,8 @@ pub struct Layout {
     order: Vec<usize>,
 }
 
-/// The key of the metadata text with the order of the source: indices of its names in the file.
+/// Key of the metadata text with the order of the published source, as indices of names in the
+/// file.
 pub(crate) const ORDER: &str = "weightbus.order";
 
 /// Why a layout is invalid.
@@ -102,7 +103,7 @@ impl Layout {
     }
 }
 
-/// Parses a text of the order; `None` unless it has each index below `size` once.
+/// Parses the text of an order. Returns `None` unless it has each index below `size` once.
 fn order_of(text: &str, size: usize) -> Option<Vec<usize>> {
     let mut left = vec![true; size];
     let mut order = Vec::with_capacity(size);
@@ -243,7 +244,7 @@ fn twice<E: de::Error>(key: &str) -> E {
     E::custom(format_args!("{:?} stands twice; each key may stand once", short(key)))
 }
 
-/// The description of the tensor of this name.
+/// Reads the description of the tensor of this name.
 struct InfoOf(String);
 
 impl<'de> DeserializeSeed<'de> for InfoOf {

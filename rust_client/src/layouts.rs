@@ -1,4 +1,4 @@
-//! Checks whether a worker can accept a version: that it is readable, and that it fits.
+//! Checks whether a worker can accept a version: its encoding, its sizes, and its layout.
 
 use crate::effects::Host;
 use crate::layout::Layout;
@@ -21,7 +21,7 @@ struct Known {
 
 /// The known layouts of one model, and the limits of its worker.
 pub struct Acceptance {
-    bytes_max: u64, // size of the largest version to take
+    bytes_max: u64, // size in bytes of the largest version to accept
     sealed: bool,   // only sealed versions are accepted, else only clear ones
     known: VecDeque<Known>,
     unfit: VecDeque<(String, Fault)>, // layouts with too many tensors, and their reports
@@ -39,23 +39,23 @@ impl Acceptance {
         }
     }
 
-    /// Returns the size of the largest version to take.
+    /// Returns the size in bytes of the largest version to accept.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
     }
 
-    /// Sets the number of tensors of the model here.
+    /// Sets the number of tensors that the user's model has.
     pub fn expect_tensors(&mut self, count: usize) {
         self.tensors_max = TENSORS_UNKNOWN_MAX.max(count.saturating_mul(2));
     }
 
-    /// Returns the size in bytes of the largest layout to take.
+    /// Returns the size in bytes of the largest layout to accept.
     pub fn layout_bytes_max(&self) -> u64 {
         (self.bytes_max / LAYOUT_MEMORY).clamp(LAYOUT_BYTES_FREE, LAYOUT_BYTES_MAX + 8)
     }
 
-    /// Returns a fault if a layout exceeds this worker's limit, or is out of proportion to its
-    /// data.
+    /// Returns a fault if the announced layout exceeds this worker's limit, or is out of proportion
+    /// to its data.
     fn oversize(&self, announce: &Announce) -> Option<Fault> {
         let (nbytes, most) = (announce.layout_bytes, self.layout_bytes_max());
         if nbytes > most {
@@ -80,7 +80,7 @@ impl Acceptance {
         known.map(|known| known.layout.clone())
     }
 
-    /// Adds a layout that came with an announcement, or returns what is wrong with it.
+    /// Adds a layout that came with an announcement. Returns a fault if the layout is not accepted.
     pub fn learn(&mut self, announce: &Announce, header: &[u8]) -> Result<(), Fault> {
         let invalid = |text| ("layout-invalid", text);
         if let Some(fault) = self.oversize(announce) {
@@ -109,7 +109,8 @@ impl Acceptance {
         Ok(())
     }
 
-    /// Returns why a version cannot be accepted, as far as that is known yet.
+    /// Returns the reason that a version cannot be accepted; `None` if there is none, as far as
+    /// known yet.
     pub fn fault(&mut self, announce: &Announce, host: &dyn Host) -> Option<Fault> {
         let nbytes = announce.nbytes;
         let encryption = self.sealed.then_some(AES_256_GCM);

@@ -23,7 +23,7 @@ pub const RANK_MAX: usize = 64;
 pub const TENSOR_NAME_BYTES_MAX: usize = 4096;
 pub const MESSAGE_BYTES_MAX: u64 = 100_065_536;
 pub const PATCHES_MAX: usize = 8; // of one version
-pub const GROUP_KEYS_MAX: usize = 2; // of a session: one, and the previous one during a rotation
+pub const GROUP_KEYS_MAX: usize = 2; // of a session: a second one during a rotation
 
 // Local choices of each side.
 pub const PROGRESS_CHUNKS: usize = 16; // between two reports: a quarter of what a push runs ahead
@@ -36,22 +36,23 @@ pub const REJECTED_KEPT: usize = 8; // rejected versions that are remembered
 pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates fetches none again
 pub const APPLIES_MAX: u32 = 3; // in a row that fail half-way before a version is rejected
 pub const RESTARTS_MAX: u32 = 3; // transfers of one version whose digest did not match
-/// Timeouts without progress, until the whole version is fetched in place of a patch, or is
-/// announced anew.
+/// Timeouts in a row after which a transfer without progress is given up. Then the whole version is
+/// fetched in place of a patch, or the version waits to be announced again.
 pub const TRIES_MAX: u32 = 5;
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks requested again at once; more wait for the timeout
 pub const DIFFERENCES_MAX: usize = 20; // lines of one error: more are not read
 
-/// ZMTP commands a second, from a publisher, which pings every few seconds: each is answered.
+/// ZMTP commands a second that a publisher may send. It pings every few seconds, and each ping is
+/// answered.
 pub const COMMANDS: u32 = 64;
-pub const UNREAD_BYTES_MAX: usize = 1 << 16; // of these answers, for a publisher that does not read
-/// Bytes of a layout that a worker always takes, with some 10,000 tensors. A larger one may exceed
-/// its data by at most this, and must not exceed a share of `bytes_max`: to parse and store a
-/// layout takes many times its bytes.
+pub const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers that the publisher does not read
+/// Size of a layout that a worker always accepts, with some 10,000 tensors. A larger layout may
+/// exceed the size of its data by at most this, and must not exceed a share of `bytes_max`: to
+/// parse and store a layout takes many times its bytes.
 pub const LAYOUT_BYTES_FREE: u64 = 1 << 20;
 pub const LAYOUT_MEMORY: u64 = 16;
-/// Tensors of a model whose names the worker does not know before: the largest models, with a
-/// tensor for each expert, have half as many.
+/// Number of tensors that a worker accepts if it does not know the names before. The largest
+/// models, with a tensor for each expert, have half as many.
 pub const TENSORS_UNKNOWN_MAX: usize = 1 << 18;
 
 /// The intervals and timeouts of a worker.
@@ -67,14 +68,14 @@ pub struct Timing {
     pub hello_retry: Duration,
     /// A worker stops waiting for a push after this long without data.
     pub quiet: Duration,
-    /// A fetch is repeated after this long without data; doubles each time.
+    /// A fetch is repeated after this long without data. The time doubles with each repetition.
     pub patience: Duration,
     /// Upper bound of `patience`.
     pub patience_max: Duration,
 }
 
 impl Timing {
-    /// Interval of progress reports if chunks come slowly.
+    /// Returns the interval of progress reports if chunks come slowly.
     pub(crate) fn report(&self) -> Duration {
         self.quiet / 5 * 2
     }

@@ -17,15 +17,15 @@ pub const WBP: u64 = 1;
 /// Name of the feature and of the encoding of patches.
 pub const DELTA: &str = "delta-1";
 
-/// Metadata of a version: text by name.
+/// Metadata of a version: a map from names to texts.
 pub type Metadata = BTreeMap<String, String>;
 
 /// Why a message is dropped.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MessageError {
-    /// It breaks the protocol.
+    /// The message breaks the protocol.
     Malformed(String),
-    /// It has another protocol version.
+    /// The message has another protocol version.
     ProtocolVersion(String),
 }
 
@@ -107,7 +107,7 @@ pub enum FromPublisher {
     Pong(Pong),
 }
 
-/// Defines the struct of a message, or of an object in one, and its reader: each field with the
+/// Defines structs of messages, and of objects in messages, with their readers. Each field has the
 /// function that reads it.
 macro_rules! messages {
     ($($(#[$doc:meta])* $name:ident { $($(#[$what:meta])* $field:ident: $type:ty = $read:expr,)* })*) => {
@@ -126,7 +126,7 @@ macro_rules! messages {
 }
 
 messages! {
-    /// A version that a worker runs; the digest is empty if it was not hashed.
+    /// A version that a worker runs. The digest is empty if the version was not hashed.
     Running {
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
@@ -139,7 +139,7 @@ messages! {
         token: String = hex(32),
     }
 
-    /// The chunk that travels with an announcement.
+    /// The checksum of the chunk that travels with an announcement, and the digest of the version.
     Whole {
         crc: u32 = crc,
         digest: String = hex(64),
@@ -211,13 +211,13 @@ messages! {
         phase: Doing = or(Doing::Receiving, |f, k| f.one_of(k, &DOING)),
         #[serde(skip_serializing_if = "Option::is_none")]
         patch: Option<PatchId> = patch_id,
-        /// What delays applying it, since when.
+        /// What delays the apply of the version, and since when.
         #[serde(skip_serializing_if = "String::is_empty")]
         waits: String = or(String::new(), text(LABEL_MAX)),
     }
 
-    /// A version, its digest, and the patch by which it arrives: `staged`, `applied`, `end`, and
-    /// `commit`, which has no patch.
+    /// A version, its digest, and the patch by which it arrives: the content of `staged`,
+    /// `applied`, `end`, and `commit`. A `commit` has no patch.
     #[derive(Default)]
     OfVersion {
         model: String = Fields::name,
@@ -275,7 +275,7 @@ messages! {
         acknowledge: Acknowledge = |f, k| f.one_of(k, &ACKNOWLEDGE),
         encoding: String = Fields::name,
         encryption: Option<String> = |f, k| f.nullable(k, Fields::name),
-        /// Id of the key that its payload is sealed with.
+        /// Id of the key that the payload is sealed with.
         #[serde(skip_serializing_if = "Option::is_none")]
         key: Option<String> = |f, k| f.nullable(k, hex(16)),
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -283,10 +283,10 @@ messages! {
         shared: Option<Shared> = |f, k| f.nullable(k, |f, k| Shared::read(&f.object(k)?)),
         hash: bool = or(false, Fields::boolean),
         whole: Option<Whole> = |f, k| f.nullable(k, |f, k| Whole::read(&f.object(k)?)),
-        /// There may be patches on it.
+        /// True if patches may build on this version.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         keep: bool = or(false, Fields::boolean),
-        /// Patches that lead to it; the first one is pushed.
+        /// Patches that lead to this version. The first one is pushed.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         patches: Vec<Patch> = or(Vec::new(), |f, k| f.objects(k, PATCHES_MAX, Patch::read)),
         /// Metadata from the publisher.
@@ -315,7 +315,7 @@ messages! {
         patch: Option<PatchId> = patch_id,
     }
 
-    /// An announcement, end or beacon for all workers, sealed.
+    /// A sealed announcement, end or beacon for all workers.
     SealedMessage {
         key: String = hex(16),
         count: u64 = Fields::positive,
@@ -394,14 +394,14 @@ fn patch_id(fields: &Fields, field: &str) -> Result<Option<PatchId>, Fault> {
 }
 
 impl Patch {
-    /// Returns what identifies it.
+    /// Returns the id of this patch.
     pub fn id(&self) -> PatchId {
         PatchId { encoding: self.encoding.clone(), epoch: self.epoch, version: self.version }
     }
 }
 
 impl FromPublisher {
-    /// Returns how many payload frames may follow the header.
+    /// Returns how many payload frames may follow the header of this message.
     fn payloads(&self) -> RangeInclusive<usize> {
         match self {
             FromPublisher::Announce(announce) => usize::from(announce.whole.is_some())..=1,
@@ -433,7 +433,7 @@ pub fn from_publisher(header: &[u8], payloads: usize) -> Result<FromPublisher, M
     Ok(message)
 }
 
-/// Decodes a message from a worker: for tests, and tools that listen in.
+/// Decodes a message from a worker, for tests and for tools that read a worker's traffic.
 pub fn from_worker(header: &[u8], payloads: usize) -> Result<FromWorker, MessageError> {
     worker_message(&Fields(&open(header)?), payloads)
 }
@@ -447,7 +447,7 @@ pub(crate) fn worker_message(fields: &Fields, payloads: usize) -> Result<FromWor
     Ok(message)
 }
 
-/// Parses a header, and checks the protocol version before anything else in it.
+/// Parses a header, and checks its protocol version before its other fields.
 pub(crate) fn open(header: &[u8]) -> Result<Object, MessageError> {
     let malformed = |text: String| Err(MessageError::Malformed(text));
     if header.len() > HEADER_BYTES_MAX {
@@ -503,12 +503,12 @@ fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
     })
 }
 
-/// Reads a version with a digest, and its patch.
+/// Reads the version in a message, with its digest and its patch.
 fn read_hashed(fields: &Fields) -> Result<OfVersion, Fault> {
     Ok(OfVersion { patch: patch_id(fields, "patch")?, ..read_commit(fields)? })
 }
 
-/// Reads a version of a message that has no patch: other fields are ignored.
+/// Reads the version in a message that has no patch. Other fields are ignored.
 fn read_commit(fields: &Fields) -> Result<OfVersion, Fault> {
     Ok(OfVersion {
         model: fields.name("model")?,

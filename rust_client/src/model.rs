@@ -80,12 +80,15 @@ impl Tensor {
         Tensor { name, dtype, shape: shape.to_vec(), memory, moves: false }
     }
 
-    /// Makes a tensor of zeros, with a dtype chosen at run time. If all tensors of a model are made
-    /// this way, and have 2 MiB or more, a version from the network is not copied into them: memory
-    /// pages are exchanged. So do not fork during that, and do not register this memory with a
-    /// device or a network card (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`), which
-    /// would keep using the old pages; `mlock`, `madvise` and `mbind` move with the pages, too. Use
-    /// `new` for such memory. If there is no memory, `Model::new` fails.
+    /// Makes a tensor of zeros, with a dtype chosen at run time. If there is no memory,
+    /// `Model::new` fails.
+    ///
+    /// If all tensors of a model are made this way, and together have 2 MiB or more, a version from
+    /// the network is not copied into them: their memory pages are exchanged with its pages. So do
+    /// not fork during an apply, and do not register this memory with a device or a network card
+    /// (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`), which would keep using the old
+    /// pages. The effects of `mlock`, `madvise` and `mbind` move with the pages, too. Use `new` for
+    /// such memory.
     pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
         let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` reports the error
         let zeros = zeros((bytes + 7) / 8);
@@ -492,7 +495,8 @@ impl Writing<'_> {
         None
     }
 
-    /// Swaps the memory of the tensors with that of a version, if possible.
+    /// Exchanges the memory pages of the tensors with those of a version. Returns false, with
+    /// nothing changed, if that is not possible.
     pub fn exchange(&self, layout: &Layout, version: &mut Buffer) -> bool {
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
         let Weights { tensors, home, .. } = &mut *weights;

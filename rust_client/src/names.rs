@@ -1,7 +1,7 @@
-//! Checks whether the publisher's host name resolves, and reports it if nothing connects.
+//! Reports why the publisher's host name does not resolve, while there is no session.
 //!
-//! A dial that finds no address gives no reason. So the name is looked up once more, in a thread of
-//! its own, since a name server may answer late or never.
+//! A dial that finds no address gives no reason. So the name is looked up once more, in a separate
+//! thread, since a name server may answer late or never.
 
 use crate::endpoint::Endpoint;
 use crate::transfer::Time;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(2); // without a session, before the look-up
 const AGAIN: Duration = Duration::from_secs(1); // between two look-ups
-const NEWS: Duration = Duration::from_secs(60); // between two reports of the same
+const NEWS: Duration = Duration::from_secs(60); // between two reports of the same problem
 
 type Resolve = fn(&str, u16) -> io::Result<()>;
 
@@ -22,14 +22,14 @@ pub struct Names {
     host: String,
     port: u16,
     resolve: Resolve,
-    since: Option<Time>,                     // when the session was lost, or never began
-    asked: Option<Receiver<io::Result<()>>>, // answer of a thread that looks it up
+    since: Option<Time>,                     // since when there is no session
+    asked: Option<Receiver<io::Result<()>>>, // the answer of the thread that looks the name up
     due: Time,
     told: Option<Time>,
 }
 
 impl Names {
-    /// Returns `None` if the address is a path, or its host a number.
+    /// Prepares for this address. Returns `None` if it is a path, or if its host is an IP address.
     pub fn of(address: &str) -> Option<Names> {
         Names::with(address, |host, port| (host, port).to_socket_addrs().map(drop))
     }
@@ -44,8 +44,8 @@ impl Names {
         Some(Names { host, port, resolve, since, asked, due, told }).filter(|_| !number)
     }
 
-    /// Returns why the host name does not resolve, at most once a minute; `inside`: there is a
-    /// session, so it does.
+    /// Returns the reason that the host name does not resolve, at most once a minute. `inside` is
+    /// true if there is a session: then nothing is looked up.
     pub fn process_events(&mut self, inside: bool, now: Time) -> Option<String> {
         if inside {
             self.since = None;

@@ -1,7 +1,7 @@
 //! Messages of observers: the workers, and which version each one runs, in pages that fit a header.
 //!
-//! An observer is no worker. It asks with `observe` repeatedly, and each `roster` has the changes
-//! since the previous one: rows of models, rows of workers, and events. Times are ages in
+//! An observer is not a worker. It sends `observe` repeatedly, and each `roster` in answer has the
+//! changes since the previous one: rows of models, rows of workers, and events. Times are ages in
 //! milliseconds at the moment of the answer, so that clocks need not agree.
 //!
 //! ```text
@@ -29,12 +29,12 @@ pub enum ToPublisher {
     Verify(Verify),
 }
 
-/// An observer asks for the changes since a revision of an epoch.
+/// An observer's request for the changes since a revision of an epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observe {
     pub epoch: u64,
     pub since: u64,
-    /// At most this many `roster` messages may answer it.
+    /// The largest number of `roster` messages in the answer.
     pub pages: u64,
 }
 
@@ -48,7 +48,8 @@ impl Observe {
     }
 }
 
-/// An observer asks whether a worker's weights are those published, from a tensor on.
+/// An observer's request to compare a worker's weights with the published ones, from the tensor
+/// `first` on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verify {
     pub worker: String,
@@ -66,8 +67,8 @@ impl Verify {
     }
 }
 
-/// The CRC-32C of some tensors at a worker, None for one that cannot be compared; or why there are
-/// none.
+/// A worker's answer to `check`: the CRC-32C of some tensors, None for a tensor that cannot be
+/// compared. Otherwise the code and the text say why there are none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     pub model: String,
@@ -98,7 +99,7 @@ pub fn to_publisher(header: &[u8], payloads: usize) -> Result<ToPublisher, Messa
     let object = open(header)?;
     let fields = Fields(&object);
     if payloads > 0 {
-        // this reports what is wrong with it
+        // returns the error: none of these messages has a payload
         return worker_message(&fields, payloads).map(ToPublisher::Worker);
     }
     let read = match fields.text("type", NAME_MAX).as_deref() {
@@ -110,7 +111,7 @@ pub fn to_publisher(header: &[u8], payloads: usize) -> Result<ToPublisher, Messa
     read.map_err(MessageError::Malformed)
 }
 
-/// Asks a worker for checksums of its running version, from a tensor on.
+/// A request to a worker for the checksums of its running version, from the tensor `first` on.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "check")]
 pub struct Check {
@@ -128,8 +129,8 @@ pub struct Difference {
     pub runs: u32,
 }
 
-/// The differences between a worker's weights and the published ones, as far as compared; or why
-/// they are unknown.
+/// The differences between a worker's weights and the published ones, as far as these were
+/// compared. Otherwise the code and the text say why the differences are unknown.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "verified")]
 pub struct Verified {
@@ -148,7 +149,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// Returns an answer without results yet.
+    /// Returns an answer to this request, without results.
     pub fn of(asked: &Verify) -> Verified {
         let Verify { worker, model, first } = asked.clone();
         let (epoch, version, count, names, unlike, differing) = (0, 0, 0, 0, 0, 0);
@@ -177,7 +178,8 @@ pub struct Published {
     pub age_ms: u64,
 }
 
-/// A model, its latest version for all workers, and when it and some earlier ones were published.
+/// A model, its latest version for all workers, and when this and some earlier versions were
+/// published.
 #[derive(Serialize)]
 pub struct ModelRow<'a> {
     pub name: &'a str,
@@ -232,7 +234,7 @@ pub struct WorkerRow<'a> {
     pub pid: u64,
 }
 
-/// An event of a worker; `left`: it is no longer connected.
+/// An event of a worker. The kind `left` means that the worker is no longer connected.
 #[derive(Serialize)]
 pub struct Happened<'a> {
     pub kind: &'static str,

@@ -1,9 +1,8 @@
 //! Chooses the patch by which a version arrives, if one fits, and falls back to the whole version.
 //!
-//! A patch builds on the exact bytes that run here. It arrives into memory of its own, and is
-//! decoded in a thread of its own; the result is checked against the digest like any version. If
-//! anything is wrong with it, the whole version is fetched instead; meanwhile the running version
-//! stays.
+//! A patch builds on the exact bytes that run here. It arrives in a separate buffer, and is decoded
+//! in a separate thread. The decoded version is checked against the digest, like any version. If a
+//! patch cannot be used, the whole version is fetched instead. Meanwhile the running version stays.
 
 use crate::effects::Effect;
 use crate::layout::Layout;
@@ -22,8 +21,8 @@ pub struct Patches {
     model: String,
     timing: Timing,
     taken: bool,
-    listens: bool,   // to chunks of patches, in place of those of versions
-    decoding: usize, // being decoded, though their versions may be outdated
+    listens: bool,   // to chunks of patches, in place of chunks of versions
+    decoding: usize, // number of patches being decoded; their versions may be outdated
 }
 
 impl Patches {
@@ -50,7 +49,8 @@ impl Patches {
         }
     }
 
-    /// Subscribes to patches or to versions, as this version arrives, for the next ones (D7).
+    /// Subscribes to patches if this version arrives as a patch, otherwise to versions: the next
+    /// ones will be pushed likewise (D7).
     pub fn listen(&mut self, transfer: &Transfer, shared: bool, mode: Mode) -> Vec<Effect> {
         let (before, listens) = (self.topic(), transfer.patch().is_some());
         let other = std::mem::replace(&mut self.listens, listens) != listens;
@@ -81,7 +81,7 @@ impl Patches {
                 let first = announce.patches.first().map(Patch::id);
                 let mut transfer = Transfer::of_patch(patch, announce, layout, buffer, now, self.timing);
                 if transfer.patch() != first {
-                    transfer.pull(); // only the first one is pushed
+                    transfer.pull(); // only the first patch is pushed
                 }
                 transfer
             }
@@ -89,8 +89,8 @@ impl Patches {
         }
     }
 
-    /// Returns the patch by which a version arrives, and its base; otherwise why there is none, if
-    /// any were offered.
+    /// Returns the offered patch that fits, and its base. Otherwise returns the reason that none
+    /// fits, which is empty if none was offered.
     fn choose(&self, announce: &Announce, versions: &VersionStore) -> Result<(Patch, Base), String> {
         if !self.taken || announce.patches.is_empty() {
             return Err(String::new());
@@ -106,14 +106,14 @@ impl Patches {
         found.ok_or_else(|| unfit(announce, runs, overwritten))
     }
 
-    /// A patch and the digest of its version are here: starts to decode it, once (D5).
+    /// Starts to decode a patch, once the patch and the digest of its version are here (D5).
     pub fn decode(&mut self, transfer: &mut Transfer) -> Vec<Effect> {
         let job = transfer.decode();
         self.decoding += usize::from(job.is_some());
         job.map(Effect::Decode).into_iter().collect()
     }
 
-    /// A patch is not being decoded any more.
+    /// Notes that the decoding of a patch has ended.
     pub fn decoded(&mut self) {
         self.decoding -= 1;
     }
@@ -123,7 +123,7 @@ impl Patches {
         self.decoding > 0
     }
 
-    /// The publisher does not have the requested patch (any more) (D8).
+    /// Handles a refusal: the publisher does not have the requested patch (any more) (D8).
     pub fn refused(&self, versions: &mut VersionStore, key: Key, now: Time) -> Vec<Effect> {
         match versions.arriving(key) {
             Some(transfer) if transfer.patch().is_some() && !transfer.decoding() => {
@@ -133,8 +133,8 @@ impl Patches {
         }
     }
 
-    /// A patch cannot be used: fetches the whole version, into `version` if the decoder had that
-    /// buffer (D5).
+    /// Fetches the whole version in place of a patch that cannot be used (D5). `version` is the
+    /// version's buffer, if the decoder had it; `why` is the reason.
     pub fn give_up(
         &self,
         versions: &mut VersionStore,

@@ -17,7 +17,7 @@ const WRITING: Duration = Duration::from_secs(1); // time for a writer of these 
 pub enum Bytes {
     /// In a buffer that was kept, which does not change.
     Kept(Arc<Buffer>),
-    /// In the model itself: the next version that is applied overwrites them.
+    /// In the model itself: the next version that is applied overwrites the bytes.
     Model(Model),
 }
 
@@ -36,7 +36,8 @@ impl fmt::Debug for Base {
 }
 
 impl Base {
-    /// Copies the bytes to where a patch is decoded. Returns whether they were available.
+    /// Copies the bytes into `to`, where a patch is decoded. Returns false if they were not
+    /// available, or once `wanted` returns false.
     fn copy_to(&self, to: &mut [u8], wanted: &dyn Fn() -> bool) -> bool {
         let mut copy = |begin: usize, bytes: &[u8]| {
             let mut pieces =
@@ -53,17 +54,17 @@ impl Base {
     }
 }
 
-/// A patch that is here, to be decoded into a version.
+/// The job to decode a received patch into a version.
 pub struct Patching {
     pub model: String,
     pub key: Key,
     pub base: Base,
     pub patch: Buffer,
-    /// Destination, of the size of the base.
+    /// Destination of the decoded version, as large as the base.
     pub version: Buffer,
     /// Digest of the version.
     pub digest: String,
-    /// Alive while the transfer waits for it.
+    /// Alive while the transfer waits for the result.
     pub wanted: Weak<()>,
 }
 
@@ -74,8 +75,8 @@ impl fmt::Debug for Patching {
 }
 
 impl Patching {
-    /// Decodes the patch, unless stopped. Returns how long that took, or why the patch cannot be
-    /// used.
+    /// Decodes the patch. Returns the duration, or the reason that the patch cannot be used. Stops
+    /// early once `stopped` returns true, or the transfer does not wait any more.
     pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<Duration, String> {
         let begun = Instant::now();
         let wanted = || self.wanted.strong_count() > 0 && !stopped();

@@ -21,14 +21,14 @@ pub enum Phase {
     Announced,
     /// Its chunks are arriving.
     Arriving,
-    /// Whole and verified; waits for a commit.
+    /// Complete and verified; the version waits for a commit.
     Staged,
-    /// The user may apply it.
+    /// The user may apply the version.
     Ready,
-    /// A thread of the user's is applying it.
+    /// A user's thread is applying the version.
     Applying,
     Running,
-    /// Not in use; it may be announced again.
+    /// No longer in use; the version may be announced again.
     Dropped,
     /// Not tried again in this session.
     Rejected,
@@ -37,17 +37,17 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
-    /// Its layout is known and fits, and there is memory.
+    /// The version's layout is known and fits, and there is memory.
     Begun,
-    /// Its segment is open, and it need not be staged.
+    /// The version's segment is open, and the version need not be staged.
     Mapped,
     /// All chunks and the digest are here, and match.
     Whole,
-    /// It is `auto`, or `commit` came, or it is announced as `auto`.
+    /// The version was announced as `auto`, now or before, or a `commit` came.
     Committed,
-    /// A thread begins to apply it.
+    /// A user's thread begins to apply the version.
     Taken,
-    /// A thread will apply it later.
+    /// A user's thread will apply the version later.
     PutBack,
     Applied,
     /// A check failed that would fail again, or the user's function rejected it.
@@ -56,13 +56,13 @@ pub enum Event {
     Failed,
     /// An apply failed half-way: the previous version is lost, too.
     Torn,
-    /// Its segment holds another version by now.
+    /// The version's segment holds another version by now.
     Stale,
     /// A newer version has the same bytes.
     Renamed,
-    /// A newer version replaces it.
+    /// A newer version replaces this one.
     Newer,
-    /// The publisher no longer has it.
+    /// The publisher no longer has the version.
     Gone,
     Aborted,
     /// A session of another epoch has begun.
@@ -132,8 +132,8 @@ pub const LACKS: &[(Lack, LackEvent, Lack)] = &[
     (Lack::Buffer, LackEvent::Freed, Lack::Memory),
 ];
 
-/// How an arriving version comes. While chunks are received, some may be requested as well; once
-/// nothing more is pushed, all are.
+/// How an arriving version comes. While pushed chunks are received, some chunks may be requested as
+/// well. Once no more chunks are pushed, all missing chunks are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Coming {
@@ -159,9 +159,9 @@ pub const COMING: &[(Coming, Way, Coming)] = &[
     (Coming::Copied, Way::Returned, Coming::Pulled),
 ];
 
-/// Whether a worker takes pushed chunks of a model. If it dropped an arriving version for a newer
-/// one, it completes the next one, by fetching, before it considers a newer one; otherwise a worker
-/// slower than its publisher would never complete any.
+/// Whether a worker receives pushed chunks of a model. After it dropped an arriving version for a
+/// newer one, it completes that one, by fetching, before it considers another. Otherwise a worker
+/// slower than its publisher would never complete a version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -182,8 +182,8 @@ pub const MODES: &[(Mode, ModeEvent, Mode)] = &[
     (Mode::CatchingUp, ModeEvent::Completed, Mode::Following),
 ];
 
-/// Whether a worker has a session. While it probes it has none: its hello was answered, but it has
-/// not checked yet whether the publisher's memory can be read.
+/// Whether a worker has a session. While it probes there is none: the publisher has answered the
+/// hello, but the worker has not checked yet whether the publisher's memory can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Session {

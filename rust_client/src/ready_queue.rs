@@ -1,6 +1,6 @@
-//! Hands versions that are ready from the worker's thread to the user's threads.
+//! The queue of ready versions, from the worker's thread to the user's threads.
 //!
-//! At most one version of each model waits here: a newer one replaces it.
+//! At most one version of each model waits here: a newer version replaces it.
 
 use crate::error::Error;
 use crate::limits::MODELS_MAX;
@@ -39,7 +39,7 @@ impl Left {
 pub struct ReadyQueue {
     left: Mutex<Left>,
     changed: Condvar,
-    waker: Waker, // rings while there is anything to take, once `heard`
+    waker: Waker, // readable while there is anything to take, once `heard`
     heard: AtomicBool,
 }
 
@@ -56,7 +56,7 @@ impl ReadyQueue {
         self.waker.as_raw_fd()
     }
 
-    /// Returns the same descriptor, but does not make the bell ring.
+    /// Returns the same descriptor, but does not make it readable.
     pub fn waker(&self) -> RawFd {
         self.waker.as_raw_fd()
     }
@@ -95,8 +95,8 @@ impl ReadyQueue {
         older
     }
 
-    /// Returns a taken version to the queue. Gives it back if a newer one has arrived, or if the
-    /// handoff is closed.
+    /// Puts a taken version back into the queue. Returns the version if a newer one has arrived, or
+    /// if the queue is closed.
     pub fn put_back(&self, staged: StagedVersion) -> Option<StagedVersion> {
         let mut unwanted = None;
         self.change(|left| {
@@ -132,7 +132,7 @@ impl ReadyQueue {
         });
     }
 
-    /// Closes the handoff: drops what waits, and accepts nothing more.
+    /// Closes the queue and drops the versions in it.
     pub fn close(&self, reason: &str) {
         self.change(|left| {
             left.ready.clear();
@@ -142,13 +142,14 @@ impl ReadyQueue {
 
     // For the user's threads.
 
-    /// True if the handoff is closed.
+    /// True if the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.open().closed.is_some()
     }
 
-    /// Returns a version that is ready, the one that has waited longest first; otherwise the error
-    /// of a rejected version or of a refusal, once each.
+    /// Returns the version that has waited longest. If there is none, returns the error of a
+    /// rejected version or of a refusal; each error is returned once. Waits until the deadline for
+    /// one of these.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Found, Error> {
         let mut left = self.open();
         loop {
@@ -191,7 +192,7 @@ impl ReadyQueue {
         }
     }
 
-    /// Waits for a change; `None` at the deadline.
+    /// Waits for a change. Returns the lock, or `None` at the deadline.
     fn wait<'a>(&'a self, left: MutexGuard<'a, Left>, deadline: Instant) -> Option<MutexGuard<'a, Left>> {
         let time = deadline.checked_duration_since(Instant::now()).filter(|time| !time.is_zero())?;
         let (left, _) = self.changed.wait_timeout(left, time).unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! The reports of a worker: its identity, and the versions of a model, at once and with every ping
-//! (W17).
+//! The messages in which a worker reports its identity and the versions of a model. Reports are
+//! sent at once, and again with every ping (W17).
 
 use crate::effects::Effect;
 use crate::messages::{
@@ -10,13 +10,13 @@ use crate::transfer::{Key, Time, Transfer, Want};
 use crate::version_store::{must_be_staged, VersionEntry, VersionStore};
 use std::collections::BTreeMap;
 
-/// Versions that are whole, and not applied yet.
+/// Phases of versions that are complete, and not applied yet.
 pub const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Staged];
 
 /// Identity of a worker.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Its name; one living worker per name and publisher.
+    /// Name of the worker; a publisher has one living worker of each name.
     pub name: String,
     /// 32 hexadecimal digits, drawn anew at each start.
     pub instance: String,
@@ -29,8 +29,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns the hello: the identity, the running versions, and the age of the publisher of their
-    /// epoch.
+    /// Returns a hello: the identity, the running versions, their epoch, and the age of its
+    /// publisher.
     pub fn hello(
         &self,
         models: BTreeMap<String, Option<Running>>,
@@ -53,9 +53,9 @@ impl Identity {
     }
 }
 
-/// Returns the current reports, including the last failure.
+/// Returns the current reports on a model, including the last failure.
 pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
-    let applying = versions.at(Phase::Applying); // it may hang while later versions become ready
+    let applying = versions.at(Phase::Applying); // may hang while later ones become ready
     let newest = versions.all(&[Phase::Ready]).max_by_key(|entry| entry.key());
     let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();
@@ -70,7 +70,7 @@ pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect>
     effects
 }
 
-/// Returns the fetches of what is missing and due.
+/// Returns the `fetch` messages that a transfer wants to send now.
 pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
     let wants = transfer.wants(now);
     let fetch = |want| {
@@ -86,7 +86,7 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
     wants.into_iter().map(fetch).collect()
 }
 
-/// Returns the progress of the arriving version.
+/// Returns a progress report on the arriving version.
 pub fn receiving(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.at(Phase::Arriving)?;
     let transfer = entry.transfer()?;
@@ -104,25 +104,25 @@ fn progress(
     Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch, waits }))
 }
 
-/// Returns the staged reports that are due, for the versions in some phases (W14).
+/// Returns a `staged` report for each version in these phases whose publisher requires one (W14).
 pub fn staged(versions: &VersionStore, phases: &[Phase]) -> Vec<Effect> {
     let due = versions.all(phases).filter(|entry| must_be_staged(entry.announce()));
     due.map(|entry| Effect::Send(FromWorker::Staged(of_version(entry)))).collect()
 }
 
-/// Returns the report of the running version, with its patch (D11).
+/// Returns the `applied` report on the running version, with the patch by which it arrived (D11).
 pub fn applied(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.at(Phase::Running)?;
     let said = OfVersion { decode_us: entry.decode_us(), note: entry.note().to_owned(), ..of_version(entry) };
     Some(Effect::Send(FromWorker::Applied(said)))
 }
 
-/// Returns the report of a failure; `torn`: no version runs (W24).
+/// Returns the report of a failure. `torn` is true if no version runs (W24).
 pub fn failed(failure: &Failed, torn: bool) -> Effect {
     Effect::Send(FromWorker::Failed(Failed { intact: !torn, ..failure.clone() }))
 }
 
-/// Returns a ping, whose pong repeats its time (W12, W18).
+/// Returns a ping with the current time, which the pong repeats (W12, W18).
 pub fn ping(now: Time, subscribed: bool, shared: bool) -> Effect {
     let token = now.as_millis() as u64;
     Effect::Send(FromWorker::Ping(Ping { token, subscribed, shared }))

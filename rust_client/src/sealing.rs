@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use std::convert::TryInto;
 use std::fmt;
 
-/// Its name in an announcement.
+/// The name of the cipher in an announcement.
 pub const AES_256_GCM: &str = "aes-256-gcm";
 /// True if this crate was built with the feature `keys`.
 pub const AVAILABLE: bool = cfg!(feature = "keys");
@@ -32,7 +32,7 @@ const PIECE_BYTES: usize = 1 << 15; // opened at once: still in the cache for th
 /// A secret key.
 pub type Secret = [u8; 32];
 
-/// Returns the HMAC-SHA256 of the concatenated parts; the key is no longer than a block.
+/// Returns the HMAC-SHA256 of the concatenated parts. The key must not be longer than a block.
 fn hmac(key: &[u8], parts: &[&[u8]]) -> Secret {
     let padded = |with: u8| {
         let mut block = [with; 64];
@@ -43,7 +43,7 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> Secret {
     padded(0x5c).chain_update(inner).finalize().into()
 }
 
-/// HKDF-Expand of RFC 5869 for one block of SHA-256, the length of a key.
+/// Returns one block of HKDF-Expand (RFC 5869) with SHA-256, which is the length of a key.
 fn expand(secret: &Secret, info: &[&[u8]]) -> Secret {
     hmac(secret, &[info, &[&[1]]].concat())
 }
@@ -69,12 +69,12 @@ impl GroupKey {
         GroupKey { id, of_messages: expand(&secret, &[b"messages"]), secret }
     }
 
-    /// Returns the key of a version.
+    /// Returns the key that seals the chunks and the layout of a version.
     pub fn of_version(&self, subject: &Subject) -> Secret {
         expand(&self.secret, &[b"version", &subject.names()])
     }
 
-    /// Returns a sealed message, followed by its tag; `None` if this build cannot seal.
+    /// Returns a sealed message with its tag at the end; `None` if this build cannot seal.
     pub fn seal_message(&self, count: u64, plain: &[u8]) -> Option<Vec<u8>> {
         let bound = bound_to_message(count, plain.len()); // E5
         let mut sealed = Vec::with_capacity(plain.len() + TAG_BYTES);
@@ -84,7 +84,8 @@ impl GroupKey {
         Some(sealed)
     }
 
-    /// Opens the message of this count; `None` if it is not authentic.
+    /// Opens the message with this count (its sequence number). Returns `None` if it is not
+    /// authentic.
     pub fn open_message(&self, count: u64, sealed: &[u8]) -> Option<Vec<u8>> {
         let (sealed, tag) = sealed.split_at(sealed.len().checked_sub(TAG_BYTES)?); // E5
         let bound = bound_to_message(count, sealed.len());
@@ -99,7 +100,7 @@ fn bound_to_message(count: u64, size: usize) -> Vec<u8> {
     [&MESSAGE.to_le_bytes()[..], &count.to_le_bytes(), &(size as u64).to_le_bytes()].concat()
 }
 
-/// A version in one encoding.
+/// A version in one encoding, or a patch, as sealing identifies it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subject {
     pub model: String,
@@ -113,7 +114,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the announced version.
+    /// Returns the subject for an announced version.
     pub fn of(announce: &Announce) -> Subject {
         Subject {
             model: announce.model.clone(),
@@ -126,7 +127,7 @@ impl Subject {
         }
     }
 
-    /// Returns a patch to the announced version (D12).
+    /// Returns the subject for a patch to the announced version (D12).
     pub fn of_patch(announce: &Announce, patch: &Patch) -> Subject {
         Subject {
             nbytes: patch.nbytes,
@@ -136,7 +137,7 @@ impl Subject {
         }
     }
 
-    /// Returns the bytes that a key is derived from: always the same for a version.
+    /// Returns the bytes from which the key of this subject is derived.
     pub fn names(&self) -> Vec<u8> {
         let mut names = Vec::new();
         for text in [&self.model, &self.encoding] {
@@ -160,7 +161,7 @@ impl Subject {
     }
 }
 
-/// Returns the nonce, which a key is used with once.
+/// Returns the nonce for a purpose and an index or count. A key is used with each nonce only once.
 pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[..4].copy_from_slice(&purpose.to_le_bytes());
@@ -179,7 +180,7 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Begins to open a payload; `None` if this build cannot.
+    /// Begins to open a payload. Returns `None` if this build cannot open any.
     pub fn new(key: &Secret, nonce: &[u8; 12], associated: &[u8], tag: [u8; TAG_BYTES]) -> Option<Opening> {
         Some(Opening { gcm: Gcm::new(key, nonce, associated)?, tag, crc: 0, broken: false })
     }
@@ -192,14 +193,15 @@ impl Opening {
         }
     }
 
-    /// Returns the CRC-32C of all bytes; `None` if they are not exactly those that were sealed.
+    /// Returns the CRC-32C of the opened bytes; `None` if they are not exactly the bytes that were
+    /// sealed.
     pub fn proves(self) -> Option<u32> {
         let sound = self.gcm.proves(&self.tag) && !self.broken;
         sound.then_some(self.crc)
     }
 
-    /// Opens a whole payload into other memory. Returns its CRC-32C, or `None` if it is not
-    /// authentic.
+    /// Opens a whole payload into `to`, which must have its length. Returns the CRC-32C of the
+    /// opened bytes, or `None` if they are not authentic.
     pub fn opens(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
         for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
             self.broken |= !self.gcm.copy(piece, to);

@@ -1,9 +1,9 @@
 //! The shared-memory transport: memory of a publisher on this host, copied straight into the model.
 //!
 //! A segment is a header of 4096 bytes (magic, token, the stamp of the version) and the data
-//! section. The publisher fills it under an exclusive lock; the worker copies under a shared one,
-//! and checks the stamp before and after. Neither side waits for a lock: a worker that is too late
-//! fetches.
+//! section. The publisher fills a segment under an exclusive lock. The worker copies under a shared
+//! lock, and checks the stamp before and after the copy. Neither side waits for a lock: a worker
+//! that is too late fetches the version over the network.
 
 use crate::checksum::crc32c_append;
 use crate::digest::{bytes_of_hex, digest};
@@ -23,7 +23,7 @@ const STAMP_AT: usize = 24;
 const STAMP_BYTES: usize = 152;
 const PIECE_BYTES: usize = 1 << 16; // hashed at once, while it is in the cache
 
-/// The segment holds another version by now, or is being filled.
+/// The error for a segment that holds another version by now, or is being filled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stale;
 
@@ -75,7 +75,7 @@ impl Segment {
         Some(Segment { token: shared.token.clone(), nbytes, memory, file: Mutex::new(file) })
     }
 
-    /// Calls `copy` with the data section while it holds this version.
+    /// Calls `copy` with the data section, if the segment holds this version.
     ///
     /// The copy is valid only if this returns `Ok`.
     pub fn read<T>(&self, stamp: &Stamp, copy: impl FnOnce(&Reading) -> T) -> Result<T, Stale> {
@@ -116,7 +116,7 @@ impl Reading<'_> {
         self.0.nbytes
     }
 
-    /// Copies bytes from `begin` on.
+    /// Copies bytes of the data section, from `begin` on.
     pub fn copy_to(&self, begin: usize, to: &mut [u8]) {
         self.0.memory.copy_to(HEADER_BYTES + begin, to);
     }
@@ -142,7 +142,7 @@ impl Reading<'_> {
     }
 }
 
-/// True if a path is `/proc/PID/fd/FD`: nothing else is ever opened.
+/// True if a path is `/proc/PID/fd/FD`: no other path is ever opened.
 fn is_path_of_descriptor(path: &str) -> bool {
     let number = |text: &str| (1..=10).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_digit());
     let rest = path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/fd/"));
@@ -154,7 +154,7 @@ fn is_path_of_descriptor(path: &str) -> bool {
 pub struct Segments(Mutex<Vec<Arc<Segment>>>);
 
 impl Segments {
-    /// Returns a segment of this host; `None` if it cannot be opened.
+    /// Returns a segment, which may be open already; `None` if it cannot be opened.
     pub fn open(&self, shared: &Shared, nbytes: u64) -> Option<Arc<Segment>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |s: &&Arc<Segment>| s.token == shared.token && s.nbytes as u64 == nbytes;

@@ -1,4 +1,4 @@
-//! A version that the user may keep as long as it likes.
+//! A version that the user may keep for any length of time.
 
 use crate::element::Element;
 use crate::error::Error;
@@ -22,14 +22,14 @@ pub struct Snapshot {
     pub epoch: u64,
     /// Version number.
     pub version: u64,
-    /// Metadata from the publisher: text by name.
+    /// Metadata from the publisher: a map from names to texts.
     pub metadata: BTreeMap<String, String>,
     pub(crate) layout: Arc<Layout>,
     pub(crate) data: Arc<Buffer>,
 }
 
 impl Snapshot {
-    /// Returns the same bytes under another key.
+    /// Returns a snapshot of the same bytes under another key.
     pub(crate) fn renamed(&self, (epoch, version): Key, metadata: Metadata) -> Snapshot {
         let (layout, data) = (self.layout.clone(), self.data.clone());
         Snapshot { model: self.model.clone(), epoch, version, metadata, layout, data }
@@ -50,7 +50,7 @@ impl Snapshot {
         self.find(name).map(|(_, bytes)| bytes)
     }
 
-    /// Returns the elements of a tensor; copied only if the publisher did not align them.
+    /// Returns the elements of a tensor, which are copied only if the publisher did not align them.
     pub fn get<T: Element>(&self, name: &str) -> Result<Cow<'_, [T]>, Error> {
         let (info, bytes) = self.find(name)?;
         if info.dtype != T::DTYPE {

@@ -1,8 +1,8 @@
-//! Buffers in which the versions of one model wait until they are whole; they are reused.
+//! Reusable buffers, in which the versions of one model arrive and wait.
 //!
-//! At most two are in use for staging: one for a complete version that waits to be applied, the
-//! other for the arriving one. A steady stream of versions touches no fresh memory. A buffer
-//! returns to its pool when it is dropped, in any thread.
+//! At most two buffers are in use for staging: one for a complete version that waits to be applied,
+//! the other for the arriving version. So a steady stream of versions touches no fresh memory. A
+//! buffer returns to its pool when it is dropped, in any thread.
 
 use crate::layout::Layout;
 use crate::limits::{BUFFERS_KEPT, BUFFERS_MAX};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// Location of the bytes of a version.
 pub enum Source {
     Buffer(Buffer),
-    /// In shared memory; hashed in chunks of this size if it is not 0.
+    /// In shared memory. Unless `hash_chunks` is 0, the version is hashed in chunks of this size.
     Segment {
         segment: Arc<Segment>,
         hash_chunks: u64,
@@ -32,13 +32,14 @@ pub struct StagedVersion {
     pub key: Key,
     pub layout: Arc<Layout>,
     pub source: Source,
-    /// Empty with the shared-memory transport: nothing has hashed the version yet.
+    /// Digest of the version; empty with the shared-memory transport, where it was not hashed yet.
     pub digest: String,
-    /// How it arrived, see `Update`.
+    /// How the version arrived, see `Update`.
     pub encoding: &'static str,
     /// Metadata from the publisher.
     pub metadata: Metadata,
-    /// Patches may build on it: the outcome of the apply must hold its bytes.
+    /// True if patches may build on this version: then the outcome of the apply must have its
+    /// bytes.
     pub keep: bool,
 }
 
@@ -51,7 +52,7 @@ impl fmt::Debug for StagedVersion {
 #[derive(Default)]
 struct Pool {
     free: Vec<Memory>,
-    nbytes: u64,    // size of each: that of the version begun last
+    nbytes: u64,    // size of each memory: that of the version begun last
     staging: usize, // buffers in use for staging
 }
 
@@ -88,8 +89,8 @@ impl Pool {
 }
 
 impl Buffers {
-    /// Allocates a buffer of this size now, so that the first version need not wait for it. If
-    /// there is no memory, a later `take` fails.
+    /// Allocates a buffer of this size now, so that the first version need not wait for the
+    /// allocation. If there is no memory, a later `take` fails.
     pub fn reserve(&self, nbytes: u64) {
         let mut pool = open(&self.0);
         if nbytes > 0 && pool.staging == 0 && pool.free.is_empty() {
@@ -109,7 +110,7 @@ impl Buffers {
         Ok(Some(Buffer { memory: Some(memory), home: Arc::downgrade(&self.0), staging: true }))
     }
 
-    /// Returns a buffer for a copy outside of staging.
+    /// Returns a buffer for a copy, which does not count as in use for staging.
     pub fn take_for_copy(&self, nbytes: u64) -> io::Result<Buffer> {
         let mut pool = open(&self.0);
         let memory = pool.take(nbytes)?;
@@ -123,17 +124,17 @@ fn memory_of(nbytes: u64, touched: bool) -> io::Result<Memory> {
 }
 
 impl Buffer {
-    /// Returns memory that belongs to no model's pool, for a patch.
+    /// Returns a buffer for a patch, which belongs to no model's pool.
     pub fn alone(nbytes: u64) -> io::Result<Buffer> {
         Ok(Buffer { memory: Some(memory_of(nbytes, false)?), home: Weak::new(), staging: false })
     }
 
-    /// Returns its memory, to be exchanged with other whole pages.
+    /// Returns the memory, whose pages can be exchanged with those of a model.
     pub fn pages(&mut self) -> Option<&mut Memory> {
         self.memory.as_mut()
     }
 
-    /// Stops counting it as in use for staging: a user keeps it.
+    /// Stops counting the buffer as in use for staging, since a snapshot or a patch base keeps it.
     pub fn keep(&mut self) {
         if std::mem::take(&mut self.staging) {
             if let Some(pool) = self.home.upgrade() {

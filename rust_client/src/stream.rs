@@ -30,7 +30,8 @@ impl Meeting {
         self.between.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
     }
 
-    /// Leaves an item once the previous one was taken. Returns false if the stream was dropped.
+    /// Hands over an item, once the previous one was taken. Returns false if the stream was
+    /// dropped.
     fn leave(&self, item: Result<Update, Error>) -> bool {
         let mut between = self.open();
         while between.item.is_some() && !between.unwanted {
@@ -43,7 +44,7 @@ impl Meeting {
     }
 }
 
-/// Wakes the waiting task without holding the lock, since it may poll at once.
+/// Wakes the waiting task after releasing the lock, since the task may poll at once.
 fn wake(mut between: MutexGuard<'_, Between>) {
     let waker = between.waker.take();
     drop(between);
@@ -52,11 +53,11 @@ fn wake(mut between: MutexGuard<'_, Between>) {
     }
 }
 
-/// Versions as they are applied, one after the other; ends when the worker is closed.
+/// A stream of the versions as they are applied, which ends when the worker is closed.
 ///
-/// It needs no particular runtime: poll it with `poll_next`, or as a `futures_core::Stream` with
-/// the feature `stream`. At most one version is applied ahead of the one that waits to be taken; of
-/// versions that arrive meanwhile, only the newest is applied.
+/// The stream needs no particular runtime: poll it with `poll_next`, or as a `futures_core::Stream`
+/// with the feature `stream`. At most one version is applied ahead of the one that waits to be
+/// taken. Of the versions that arrive meanwhile, only the newest is applied.
 pub struct UpdateStream(Arc<Meeting>);
 
 impl UpdateStream {
@@ -83,7 +84,8 @@ impl UpdateStream {
         Ok(stream)
     }
 
-    /// Returns the next version, or the error of a rejected one; otherwise wakes the task later.
+    /// Returns the next version, or the error of a rejected version. If there is none yet, wakes
+    /// the task when there is.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Update, Error>>> {
         // cloned and dropped without the lock: both run foreign code
         let mut waker = Some(context.waker().clone());

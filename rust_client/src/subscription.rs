@@ -1,7 +1,7 @@
-//! The worker's data connection: dialled in the background, and read straight into place.
+//! The worker's data connection, which is dialled in the background and read straight into place.
 //!
-//! It belongs to one thread, which never blocks here: another thread looks up the host and
-//! connects, and rings a bell when it is done. A connection that breaks or falls silent is dialled
+//! The connection belongs to one thread, which never blocks here. Another thread looks up the host,
+//! connects, and then wakes the first thread. A connection that breaks or falls silent is dialled
 //! again.
 
 use crate::endpoint::Endpoint;
@@ -22,19 +22,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-const DIAL: Duration = Duration::from_secs(5); // for each address of the host, and the handshake
-const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
+const DIAL: Duration = Duration::from_secs(5); // limit for each address, and for the handshake
+const REDIAL: Duration = Duration::from_millis(50); // pause between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
 const SECOND: Duration = Duration::from_secs(1);
-const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, to be here before a wake-up
+const LOW_WATER_BYTES: usize = 1 << 18; // of a payload that must arrive before a wake-up
 
-/// Connects; `patience` applies to each address of the host.
+/// Connects to an endpoint. `patience` is the limit for each address of the host.
 pub fn dial(endpoint: &Endpoint, patience: Duration) -> io::Result<Own<TcpStream>> {
     let connection = match endpoint {
         Endpoint::Tcp { host, port } => dial_tcp(host, *port, patience)?,
         Endpoint::Ipc(path) if is_name(path) => unix_by_name(path, false)?.into(),
-        // from here on both kinds are alike
+        // a connected Unix socket can be used like one of TCP
         Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(),
     };
     let connection = Own::new(connection);
@@ -56,23 +56,23 @@ fn dial_tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> 
     Err(last)
 }
 
-/// The result of a dial, from its thread.
+/// The result of an attempt to connect, from the thread that made it.
 pub struct Dialled {
     pub generation: u64,
     pub connection: io::Result<Own<TcpStream>>,
 }
 
-/// The published messages of some topics, from one publisher. `T` is the ticket of `Places`.
+/// A subscription to some topics of one publisher. `T` is the ticket of `Places`.
 pub struct Subscription<T> {
     endpoint: Option<Endpoint>,
     ticket: String, // for the next connection
-    ticketed: bool, // every connection needs one
+    ticketed: bool, // every connection needs a ticket
     topics: BTreeSet<String>,
     connection: Option<Own<TcpStream>>,
     stream: Stream<T>,
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
-    generation: u64, // of the endpoint: a connection to an older one is dropped
+    generation: u64, // of the endpoint: a connection to an earlier one is dropped
     dialling: bool,
     dial_at: Time,
     pause: Duration,
@@ -102,8 +102,8 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Connects to this endpoint, in place of any before. With a ticket, every connection needs
-    /// one, and uses it up.
+    /// Connects to this endpoint, in place of the previous one. If `ticket` is not empty, every
+    /// connection needs a ticket, and uses it up.
     pub fn connect(&mut self, endpoint: Endpoint, ticket: String, places: &mut impl Places<Ticket = T>) {
         self.ticketed = !ticket.is_empty();
         self.ticket = ticket;
@@ -119,7 +119,7 @@ impl<T: Copy> Subscription<T> {
         self.ticketed && self.ticket.is_empty() && self.connection.is_none() && !self.dialling
     }
 
-    /// Makes the connection anew, at once.
+    /// Closes the connection and dials again at once.
     pub fn redial(&mut self, places: &mut impl Places<Ticket = T>) {
         self.hang_up(places);
         self.dial_at = Time::ZERO;
@@ -134,7 +134,8 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Does what is due. Returns the descriptor to poll, and whether to wait for room to write.
+    /// Dials, writes and ends silent connections. Returns the descriptor to poll, and true if it is
+    /// to be polled for room to write, too.
     pub fn process_events(
         &mut self,
         now: Time,
@@ -201,7 +202,7 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Lets `poll` sleep until `count` bytes are here, rather than wake for each packet.
+    /// Lets `poll` sleep until `count` bytes have arrived, rather than wake for each packet.
     fn expect(&mut self, count: usize) {
         if let Some(connection) = self.connection.as_ref().filter(|_| count != self.low_water) {
             if os::set_receive_low_water(connection.as_raw_fd(), count).is_ok() {
@@ -210,7 +211,7 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Connects, in a thread of its own.
+    /// Starts a thread that connects, if an attempt is due and none is under way.
     fn dial(&mut self, now: Time) {
         let endpoint = match &self.endpoint {
             Some(endpoint) if !self.dialling && !self.needs_ticket() && now >= self.dial_at => {

@@ -22,12 +22,12 @@ pub struct VersionEntry {
     transfer: Option<Transfer>,    // while arriving
     staged: Option<StagedVersion>, // while waiting for a commit
     digest: String,                // once whole
-    local: bool,                   // copied from the publisher's memory, or tried
-    patch: Option<PatchId>,        // by which it arrived
+    local: bool,                   // copied from the publisher's memory, or the copy was tried
+    patch: Option<PatchId>,        // the patch by which the version arrived
     decode_us: u64,                // microseconds that decoding this patch took
     note: String,                  // while running: about values that the model cannot hold
-    base: Option<Base>,            // while running, if patches may build on it
-    metadata: Metadata,            // under its current number
+    base: Option<Base>,            // while running: the bytes that patches may build on
+    metadata: Metadata,            // belongs to the current number
 }
 
 impl VersionEntry {
@@ -43,7 +43,7 @@ impl VersionEntry {
         self.phase
     }
 
-    /// Returns what it lacks while announced.
+    /// Returns what the announced version lacks.
     pub fn lacks(&self) -> Lack {
         self.lacks
     }
@@ -53,17 +53,17 @@ impl VersionEntry {
         self.layout.as_ref()
     }
 
-    /// Returns the transfer, while arriving.
+    /// Returns the transfer, while the version is arriving.
     pub fn transfer(&self) -> Option<&Transfer> {
         self.transfer.as_ref()
     }
 
-    /// Returns the digest, once whole.
+    /// Returns the digest; empty before the version is complete.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Returns the patch by which it arrived.
+    /// Returns the id of the patch by which the version arrived, if any.
     pub fn patch(&self) -> Option<PatchId> {
         self.patch.clone()
     }
@@ -78,18 +78,18 @@ impl VersionEntry {
         &self.note
     }
 
-    /// Returns the metadata, under its current number.
+    /// Returns the metadata that belongs to the current number.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// Returns the bytes that patches may build on, while it runs.
+    /// Returns the bytes that patches may build on, while the version runs.
     pub fn base(&self) -> Option<&Base> {
         self.base.as_ref()
     }
 
-    /// It is announced again: takes over the announcement if that describes the same bytes. Returns
-    /// whether it does.
+    /// Takes over a repeated announcement of this version, if it describes the same bytes. Returns
+    /// true if it does.
     pub fn update_announcement(&mut self, announce: &Announce) -> bool {
         let same = same_bytes(&self.announce, announce);
         if same {
@@ -98,14 +98,15 @@ impl VersionEntry {
         same
     }
 
-    /// Transfers the whole version in place of a patch, into `version` if the decoder had that
-    /// buffer.
+    /// Begins the transfer of the whole version in place of a patch. `version` is the version's
+    /// buffer, if the decoder had it; `why` is the reason.
     pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
         self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
         self.transfer.as_mut()
     }
 
-    /// Stages the version. `patches`: they are accepted, and may build on it.
+    /// Stages the version. With `patches`, the worker accepts patches, which may build on this
+    /// version.
     fn stage(&mut self, patches: bool) {
         if let Some(transfer) = self.transfer.take() {
             self.patch = transfer.patch();
@@ -135,8 +136,9 @@ impl VersionEntry {
 pub struct VersionStore {
     mode: Mode,
     live: Vec<VersionEntry>, // oldest first
-    // Could not be taken; not tried again. An older version still may be: the rejected one may have
-    // been aborted, or sent to few workers, while the latest one for all was missed.
+    // Versions that are not tried again in this session. An older version is still tried: a
+    // rejected one may have been aborted, or sent to few workers, while the latest one for all was
+    // missed.
     rejected: VecDeque<Key>,
 }
 
@@ -175,18 +177,19 @@ impl VersionStore {
         self.at_mut(Phase::Arriving)?.transfer.as_mut()
     }
 
-    /// Returns the versions in some phases, in that order.
+    /// Returns the versions in these phases, in the order of the phases.
     pub fn all<'a>(&'a self, phases: &'a [Phase]) -> impl Iterator<Item = &'a VersionEntry> {
         phases.iter().flat_map(move |phase| self.live.iter().filter(move |entry| entry.phase == *phase))
     }
 
-    /// Returns the newest version that needs no announcement any more.
+    /// Returns the key of the newest version that is staged, ready, being applied or running; else
+    /// zeros.
     pub fn newest(&self) -> Key {
         let here = [Phase::Staged, Phase::Ready, Phase::Applying, Phase::Running];
         self.all(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
     }
 
-    /// Adds an announced version, in place of any that was only announced.
+    /// Adds an announced version. It replaces a version that was only announced.
     pub fn expect(&mut self, announce: Announce) {
         self.tell(Phase::Announced, Event::Newer);
         let key = (announce.epoch, announce.version);
@@ -208,7 +211,8 @@ impl VersionStore {
         });
     }
 
-    /// A session of this epoch begins: earlier requests will not be answered (W28).
+    /// Begins a session of this epoch: drops announced versions, and unfinished ones of other
+    /// epochs. Earlier requests will not be answered (W28).
     pub fn reconnected(&mut self, epoch: u64, now: Time) {
         self.tell_those(Event::Fenced, |entry| entry.phase == Phase::Announced || entry.key.0 != epoch);
         if let Some(transfer) = self.transfer() {
@@ -224,15 +228,15 @@ impl VersionStore {
         }
     }
 
-    /// Something that the announced version lacked is found, or is not available for now.
+    /// Notes that something which the announced version lacked was found, or is not available now.
     pub fn resolve(&mut self, event: LackEvent) {
         if let Some(entry) = self.at_mut(Phase::Announced) {
             entry.lacks = next(LACKS, entry.lacks, event).unwrap_or(entry.lacks);
         }
     }
 
-    /// Begins the transfer of the announced version. `local`: it was copied from the publisher's
-    /// memory, or tried.
+    /// Begins the transfer of the announced version. `local` is true if the version was copied from
+    /// the publisher's memory, or the copy was tried.
     pub fn begun(&mut self, transfer: Transfer, local: bool) {
         self.tell(Phase::Announced, Event::Begun);
         if let Some(entry) = self.at_mut(Phase::Arriving) {
@@ -240,7 +244,8 @@ impl VersionStore {
         }
     }
 
-    /// Stages the arriving version. `patches`: they are accepted, and may build on it.
+    /// Stages the arriving version. With `patches`, the worker accepts patches, which may build on
+    /// it.
     pub fn whole(&mut self, patches: bool) {
         self.tell(Phase::Staged, Event::Newer);
         if let Some(entry) = self.at_mut(Phase::Arriving) {
@@ -256,9 +261,9 @@ impl VersionStore {
         staged
     }
 
-    /// Another version runs: keeps its bytes, if patches may build on them. But if the arriving
-    /// version still needs other kept bytes, these are not kept: there is one kept buffer at a time
-    /// (D3).
+    /// Sets the digest, the note and the patch base of the version that runs now. The base is not
+    /// kept if it is a buffer and the arriving version still needs another buffer: one buffer is
+    /// kept at a time (D3).
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {
@@ -266,14 +271,14 @@ impl VersionStore {
         });
         if let Some(entry) = self.at_mut(Phase::Running) {
             if !digest.is_empty() {
-                entry.digest = digest.to_owned(); // it was hashed while it was applied
+                entry.digest = digest.to_owned(); // the version was hashed while it was applied
             }
             entry.note = note.to_owned();
             entry.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
         }
     }
 
-    /// Releases the bytes kept for patches. True if there were any.
+    /// Releases the buffer that is kept for patches. Returns true if there was one.
     pub fn forget_base(&mut self) -> bool {
         match self.at_mut(Phase::Running) {
             Some(entry) if matches!(entry.base, Some(Base { bytes: Bytes::Kept(_), .. })) => {
@@ -293,19 +298,20 @@ impl VersionStore {
         }
     }
 
-    /// Applies an event to the mode. True if the mode changes (W26).
+    /// Applies an event to the mode. Returns true if the mode changes (W26).
     pub fn change_mode(&mut self, event: ModeEvent) -> bool {
         let mode = next(MODES, self.mode, event);
         self.mode = mode.unwrap_or(self.mode);
         mode.is_some()
     }
 
-    /// Applies an event to the version in a phase. True if the table has this transition.
+    /// Applies an event to the version in a phase. Returns true if the table has this transition.
     pub fn tell(&mut self, phase: Phase, event: Event) -> bool {
         self.tell_those(event, |entry| entry.phase == phase)
     }
 
-    /// Applies an event to the selected versions. True if the table has the transition for any.
+    /// Applies an event to the versions that `whom` selects. Returns true if the table has the
+    /// transition for any of them.
     pub fn tell_those(&mut self, event: Event, whom: impl Fn(&VersionEntry) -> bool) -> bool {
         let (mut moved, rejected) = (false, &mut self.rejected);
         self.live.retain_mut(|entry| {

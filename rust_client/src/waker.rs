@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// A pair of sockets: one thread polls it, any thread rings it.
+/// A pair of sockets: one thread polls the receiver, and any thread writes to the sender.
 pub struct Waker {
     receiver: Own<UnixStream>,
     sender: Own<UnixStream>,
@@ -21,10 +21,10 @@ impl Waker {
 
     /// Makes the current or next `poll` return.
     pub fn wake(&self) {
-        let _ = (&*self.sender).write(b"!"); // if it is full, it rings already
+        let _ = (&*self.sender).write(b"!"); // a full socket is readable already
     }
 
-    /// Stops the ringing: drains the socket.
+    /// Drains the socket, so that the next `poll` waits.
     pub fn drain(&self) {
         let mut heard = [0; 256];
         while matches!((&*self.receiver).read(&mut heard), Ok(count) if count == heard.len()) {}

@@ -8,8 +8,9 @@ pub fn printable(text: &str, most: usize) -> String {
     words.join(" ").chars().take(most).collect()
 }
 
-/// True if a character is visible. The standard library escapes the others; it is asked about a
-/// character that follows another, since it escapes a combining character only at the beginning.
+/// True if a character is visible: then the standard library does not escape it. The character is
+/// tested behind another one, since a combining character is escaped at the beginning of a text
+/// only.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return c == ' ' || c.is_ascii_graphic();

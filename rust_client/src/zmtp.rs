@@ -1,7 +1,7 @@
 //! The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
 //!
-//! libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
-//! threads, and a copy to the destination, which together cost more than the network does. So the
+//! libzmq receives each message into new memory. That costs fresh pages, a hand-over between
+//! threads, and a copy to the destination, which together take longer than the network does. So the
 //! worker reads published messages itself, and the bulk of a payload goes from the kernel straight
 //! to its place.
 //!
@@ -40,10 +40,10 @@ pub trait Places {
     /// Returns the memory that is still to be filled; `None` if the place has another use by now.
     fn room(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
 
-    /// Notes that `count` bytes were received there.
+    /// Notes that `count` bytes were received into this place.
     fn received(&mut self, ticket: Self::Ticket, count: usize);
 
-    /// The rest will never arrive.
+    /// Ends the use of a place whose payload will never be complete.
     fn cancel(&mut self, ticket: Self::Ticket);
 }
 
@@ -52,9 +52,9 @@ pub trait Places {
 pub enum Place<T> {
     /// The place of a chunk.
     There(T),
-    /// Memory of its own.
+    /// New memory.
     Own,
-    /// None: it is read and discarded.
+    /// No destination: the payload is read and discarded.
     Nowhere,
 }
 
@@ -71,12 +71,13 @@ pub struct Published<T> {
 #[derive(Debug)]
 pub enum PublishedPayload<T> {
     None,
-    /// Empty if it was discarded.
+    /// The payload; empty if it was discarded.
     Bytes(Vec<u8>),
     InPlace(T),
 }
 
-/// The peer does not speak ZMTP 3, or breaks its rules: the connection is of no use.
+/// The error of a peer that does not speak ZMTP 3, or breaks its rules: the connection is of no
+/// use.
 #[derive(Debug)]
 pub struct ZmtpError(pub String);
 
@@ -99,7 +100,7 @@ enum State {
     Open,
 }
 
-/// A frame, too long for the scratch, that is being received.
+/// A frame that is too long for the scratch memory, and is being received.
 struct Body<T> {
     flags: u8,
     missing: usize, // bytes still to come
@@ -129,7 +130,7 @@ pub struct Stream<T> {
     state: State,
     scratch: Box<[u8]>,
     have: usize, // bytes in the scratch
-    held: bool,  // a payload in it waits until the messages before it are handled
+    held: bool,  // a payload in it waits until the earlier messages are handled
     frames: Vec<Frame<T>>,
     body: Option<Body<T>>,
     topics: BTreeSet<String>,
@@ -187,14 +188,14 @@ impl<T: Copy> Stream<T> {
         self.send(0, &body);
     }
 
-    /// Returns how many bytes must arrive before anything can be done with them, at least 1.
+    /// Returns the number of bytes, at least 1, that are missing from the frame being received.
     pub fn missing(&self) -> usize {
         self.body.as_ref().map_or(1, |body| body.missing.max(1))
     }
 
-    /// Reads once, straight into place. Returns the number of bytes; complete messages are in
-    /// `arrived` then, and must be handled before the next call. After an error other than
-    /// `WouldBlock` the connection must be closed.
+    /// Reads once, straight into place. Returns the number of bytes. Complete messages are then in
+    /// `arrived`, and must be handled before the next call. After an error other than `WouldBlock`
+    /// the connection must be closed.
     pub fn read(&mut self, from: &mut impl Read, places: &mut impl Places<Ticket = T>) -> io::Result<usize> {
         if std::mem::take(&mut self.held) {
             self.parse_all(places)?;
@@ -215,7 +216,7 @@ impl<T: Copy> Stream<T> {
         Ok(count)
     }
 
-    /// The connection is gone, perhaps in the middle of a payload.
+    /// Ends the stream of a lost connection, perhaps in the middle of a payload.
     pub fn close(&mut self, places: &mut impl Places<Ticket = T>) {
         if let Some(Body { to: BodyTo::There(ticket), .. }) = self.body.take() {
             places.cancel(ticket);
@@ -238,7 +239,8 @@ impl<T: Copy> Stream<T> {
         Ok(())
     }
 
-    /// Handles what begins at `at` in the scratch. Returns its size, or 0 if it is incomplete.
+    /// Handles the greeting or frame at `at` in the scratch. Returns the number of bytes handled,
+    /// or 0 if more bytes are needed.
     fn parse(&mut self, at: usize, places: &mut impl Places<Ticket = T>) -> Result<usize, ZmtpError> {
         let bytes = &self.scratch[at..self.have];
         if self.state == State::Greeting {
@@ -273,7 +275,7 @@ impl<T: Copy> Stream<T> {
             return Ok(0);
         }
         if payload && !self.arrived.is_empty() {
-            self.held = true; // the earlier messages may decide on its place
+            self.held = true; // the earlier messages may decide on the payload's place
             return Ok(0);
         }
         self.begin_body(flags, size, payload, places);

@@ -7,7 +7,7 @@ const PEEKED: u32 = 57; // bits that a peek has at any position in a byte
 const GOLOMB_BITS_MAX: u32 = 16; // no step has a larger size
 const EARLY: Fault = "it ends early";
 
-/// Returns the number of some little-endian bytes.
+/// Returns the number that little-endian bytes stand for.
 pub fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
                 return Err("a code leads beyond what it may");
             }
             if zeros < PEEKED {
-                self.at += zeros as usize + 1; // it is before the end: only zeros follow that
+                self.at += zeros as usize + 1; // the set bit is before the end: zeros follow the end
                 return Ok(value);
             }
             self.at += zeros as usize;
@@ -79,7 +79,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Appends positions, coded as Rice codes of the gaps between them; all are below `most`.
+    /// Reads positions, coded as Rice codes of the gaps between them, and appends them to `out`.
+    /// All must be below `most`.
     pub fn positions(&mut self, count: usize, k: u32, most: usize, out: &mut Vec<u32>) -> Result<(), Fault> {
         let begin = out.len();
         for _ in 0..count {
@@ -97,7 +98,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Appends 1 for each clear bit, and -1 for each set one.
+    /// Reads signs: appends 1 for each clear bit, and -1 for each set bit.
     pub fn signs(&mut self, count: usize, out: &mut Vec<i32>) -> Result<(), Fault> {
         self.need(count)?;
         out.extend((self.at..self.at + count).map(|at| 1 - 2 * i32::from(self.data[at / 8] >> (at % 8) & 1)));
@@ -105,7 +106,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Replaces `out` by numbers in Exp-Golomb codes.
+    /// Reads numbers in Exp-Golomb codes into `out`, in place of its content.
     pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.clear();
         let mut bits = 0;
@@ -122,8 +123,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Checks that only the padding of the last byte is left, and that it is zero. Returns the
-    /// number of bytes begun.
+    /// Checks that the rest of the last byte is zero padding. Returns the number of bytes that were
+    /// read, including this byte.
     pub fn filled(&self) -> Result<usize, Fault> {
         let rest = self.at.wrapping_neg() % 8;
         if self.peek() & ((1 << rest) - 1) == 0 {
@@ -133,7 +134,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Checks that nothing follows.
+    /// Checks that no byte follows.
     pub fn end(&self) -> Result<(), Fault> {
         if self.filled()? == self.data.len() {
             Ok(())

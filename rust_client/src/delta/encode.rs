@@ -1,9 +1,9 @@
 //! Makes a patch: the difference between two versions of one layout, in as few bytes as possible.
 //!
 //! Each block gets the mode that takes the fewest bytes. Steps are coded with one class or, if the
-//! exponent of an element is known, sixteen: the probability of a change halves from one exponent
-//! to the next, so gaps between changed elements of a class are shorter than those between all
-//! changed ones. The bytes are the same as from the Python encoder.
+//! exponent of an element is known, with sixteen. The probability of a change halves from one
+//! exponent to the next, so gaps between changed elements of a class are shorter than gaps between
+//! all changed elements. The Python encoder makes the same bytes.
 
 use super::format::{self, Block, Header, Kind, Mode};
 use super::scan::{self, Steps};
@@ -19,9 +19,9 @@ pub struct Side<'a> {
 
 /// Returns the patch that leads from one data section to another, bit for bit.
 ///
-/// Digests are by `chunk_bytes`. With `classes`, steps may be coded by class: in fewer bytes, but
-/// the decoder must look at every element of the base. Fails if a data section does not fit the
-/// layout, and once `wanted` returns false.
+/// Both digests are by chunks of `chunk_bytes`. With `classes`, steps may be coded by class: that
+/// takes fewer bytes, but the decoder must look at every element of the base. Returns an error if a
+/// data section does not fit the layout, and once `wanted` returns false.
 pub fn encode(
     layout: &Layout,
     chunk_bytes: u64,
@@ -97,7 +97,8 @@ struct Group<'a> {
 type Stepped = (usize, Vec<Steps>);
 
 impl Group<'_> {
-    /// Returns entries, table and bodies; a block has steps if these were found and are best.
+    /// Returns entries, table and bodies. A block is coded by steps if it is in `found` and steps
+    /// are best.
     fn coded(&mut self, found: Vec<Stepped>) -> Vec<u8> {
         let (table, bodies) = self.stepped(found);
         let mut bodies = bodies.into_iter().peekable();
@@ -117,9 +118,10 @@ impl Group<'_> {
         out
     }
 
-    /// Returns the table of the blocks for which steps are best, and their bodies.
+    /// Returns the table of the blocks for which steps are best, and the bodies of these blocks.
     ///
-    /// A block for which they are not, even with a table of its own, does not count in this one.
+    /// A block for which steps are not best, even with a table of its own, has no part in this
+    /// table.
     fn stepped(&mut self, mut found: Vec<Stepped>) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
         while !found.is_empty() {
             let (table, bodies) = self.written(&found);
@@ -136,7 +138,7 @@ impl Group<'_> {
         (Vec::new(), Vec::new())
     }
 
-    /// Returns the table of some blocks, and the bodies of those for which steps are best.
+    /// Returns the table of all these blocks, and the bodies of those for which steps are best.
     fn written(&mut self, found: &[Stepped]) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
         let table = tune::table(&found.iter().map(|(_, steps)| &steps[..]).collect::<Vec<_>>());
         let mut bodies = Vec::with_capacity(found.len());

@@ -14,7 +14,7 @@ const BLOCK_ELEMENTS: usize = 1 << 18;
 const GROUP_BLOCKS: usize = 16;
 const ENTRY_BYTES_MAX: u32 = 4;
 pub const CLASSES: usize = 16;
-const WIDTH_MAX: u32 = 19; // of a count
+const WIDTH_MAX: u32 = 19; // bits of a count
 pub const RICE_MAX: u32 = 18;
 const EVERY: u32 = 31;
 // Bits of the fields of a row.
@@ -36,7 +36,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Parses the header of a patch only.
+    /// Parses the header of a patch, and nothing after it.
     pub fn parse(patch: &[u8]) -> Result<Header, PatchError> {
         let head = patch.get(..HEADER_BYTES).unwrap_or_default();
         if !head.starts_with(MAGIC) {
@@ -63,7 +63,7 @@ impl Header {
         Ok(Header { layout_id, nbytes, chunk_bytes, base, target })
     }
 
-    /// Returns its bytes.
+    /// Returns the bytes of the header.
     pub fn pack(&self) -> Vec<u8> {
         let mut out = [MAGIC, &[0; 4]].concat();
         out.extend_from_slice(&(self.chunk_bytes as u32).to_le_bytes());
@@ -78,11 +78,11 @@ impl Header {
 /// The kind of some elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// Any.
+    /// Elements of any kind.
     Plain,
-    /// Of 16 bits.
+    /// Integers of 16 bits.
     Integer,
-    /// Of 16 bits, with an exponent.
+    /// Floats of 16 bits.
     Bf16,
     F16,
 }
@@ -125,7 +125,7 @@ fn stretches(layout: &Layout) -> Vec<Block> {
     found
 }
 
-/// Returns the blocks of a layout in order, by groups.
+/// Returns the groups of a layout in order, each as a list of its blocks.
 pub fn groups(layout: &Layout) -> impl Iterator<Item = Vec<Block>> {
     stretches(layout).into_iter().flat_map(|stretch| {
         let of = |whole: Block, nbytes: usize| {
@@ -148,7 +148,7 @@ pub enum Mode {
     Raw,
 }
 
-/// Reads the entry of a block at `at`, and advances that. Returns the mode, and the size of the
+/// Reads the entry of a block at `at`, and advances `at`. Returns the mode, and the size of the
 /// body in bytes.
 pub fn entry(data: &[u8], at: &mut usize, block: &Block) -> Result<(Mode, usize), Fault> {
     let mut value = 0;
@@ -197,9 +197,9 @@ fn sized(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize), Faul
 #[derive(Clone, Copy, Debug)]
 pub enum Large {
     None,
-    /// A count of them has these bits, and their gaps are coded by this parameter.
+    /// Some steps: their count has these bits, and their gaps are coded by this parameter.
     Some(u32, u32),
-    /// Any of them.
+    /// Any of the steps, so each has its size.
     Every,
 }
 
@@ -213,14 +213,15 @@ pub struct Row {
     pub size: u32,
 }
 
-/// The codes for the steps of a group: by one class or all; a class without steps has no row.
+/// The codes for the steps of a group, with one class or all classes. A class without steps has no
+/// row.
 #[derive(Debug)]
 pub struct Table {
     pub classes: usize,
     pub rows: Vec<Row>,
 }
 
-/// Reads the table of a group at `at`, and advances that.
+/// Reads the table of a group at `at`, and advances `at`.
 pub fn table(data: &[u8], at: &mut usize, kind: Kind) -> Result<Table, Fault> {
     let classes = data.get(*at).map_or(0, |&byte| usize::from(byte));
     if classes != 1 && !(classes == CLASSES && matches!(kind, Kind::Bf16 | Kind::F16)) {

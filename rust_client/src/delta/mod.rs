@@ -1,9 +1,9 @@
 //! Patches (encoding `delta-1`): a patch turns one version into another of the same layout, bit for
 //! bit.
 //!
-//! `docs/DELTA.md` at the root defines every byte. Nothing is written before the whole patch was
-//! checked against the bytes of the base. The changes that were decoded for that are kept for
-//! writing as long as they are small; the rest is decoded again.
+//! `docs/DELTA.md` at the root defines every byte. No byte is written before the whole patch was
+//! checked against the bytes of the base. That check decodes all changes: they are kept for writing
+//! as long as they are small, and the rest is decoded again.
 
 mod bits;
 mod encode;
@@ -95,14 +95,14 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Turns the base, whose digest may be given, into the target. If this is not the base, or a
-    /// block is malformed, no byte has changed; if the result is not the target, it must be
-    /// discarded.
+    /// Turns `data` from the base into the target. `digest` is the digest of `data`, if known. If
+    /// `data` is not the base, or a block is malformed, returns an error and leaves `data`
+    /// unchanged. If the result is not the target, returns an error, and `data` must be discarded.
     pub fn apply(&self, data: &mut [u8], digest: Option<&str>) -> Result<(), PatchError> {
         self.apply_while(data, digest, &|| true)
     }
 
-    /// Like `apply`; fails soon after `wanted` returns false.
+    /// Like `apply`, but returns an error soon after `wanted` returns false.
     pub fn apply_while(
         &self,
         data: &mut [u8],
@@ -134,7 +134,8 @@ impl<'a> Patch<'a> {
         self.put_while(data, &|| true)
     }
 
-    /// Like `put`; stops before the next block, with some changed, once `wanted` returns false.
+    /// Like `put`, but stops before the next block once `wanted` returns false. Blocks before are
+    /// changed.
     fn put_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let go_on = || if wanted() { Ok(()) } else { Err(PatchError("nobody wants it any more".to_owned())) };
         if data.len() as u64 != self.header.nbytes {
@@ -171,8 +172,8 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Checks that the patch leads from one data section to another. Fails once `wanted` returns
-    /// false.
+    /// Checks that the patch leads from one data section to another. Returns an error if it does
+    /// not, and once `wanted` returns false.
     pub fn compare(&self, base: &[u8], target: &[u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let nbytes = self.header.nbytes;
         if base.len() as u64 != nbytes || target.len() as u64 != nbytes {

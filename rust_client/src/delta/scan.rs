@@ -1,7 +1,7 @@
 //! Compares two blocks: which elements change, and by which steps.
 //!
-//! They are read 64 elements at a time, once for both ways of coding. Classes are counted all at
-//! once, in the bytes of one number.
+//! Blocks are read 64 elements at a time, once for both ways of coding. The elements of all classes
+//! are counted at once, in the bytes of one number.
 
 use super::format::{Kind, CLASSES};
 use super::steps::{element, place_of, Classes, BF16, F16};
@@ -15,12 +15,13 @@ const SIDE: usize = 2 * WINDOW; // bytes
 pub struct Steps {
     /// Number of unchanged elements before each changed one.
     pub gaps: Vec<u32>,
-    /// From the position of the old element to that of the new one.
+    /// From the position of the old element, in the order of all numbers, to that of the new one.
     pub steps: Vec<i32>,
 }
 
 impl Steps {
-    /// Adds the step of the element of this rank; `next` is the rank after the previous one.
+    /// Adds the step of the element with this rank. `next` is the rank after the previous changed
+    /// element.
     fn push(&mut self, rank: u32, step: i32, next: &mut u32) {
         self.gaps.push(rank - *next);
         self.steps.push(step);
@@ -28,8 +29,8 @@ impl Steps {
     }
 }
 
-/// Compares two blocks of 16-bit elements. Returns all steps, and those by class if there are
-/// classes.
+/// Compares two blocks of 16-bit elements. Returns all steps, and for floats also the steps by
+/// class.
 pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> (Steps, Vec<Steps>) {
     match kind {
         Kind::Bf16 => by_class(base, target, &BF16),
@@ -81,7 +82,7 @@ fn step(old: &[u8], new: &[u8], place: u32) -> i32 {
     place_of(element(&new[at..])) - place_of(element(&old[at..]))
 }
 
-/// Returns the elements of a window that differ, one bit each.
+/// Returns one bit for each element of a window: it is set if the element differs.
 fn differ(old: &[u8], new: &[u8]) -> u64 {
     if old == new {
         return 0;
@@ -97,7 +98,7 @@ fn differ(old: &[u8], new: &[u8]) -> u64 {
 
 fn differ_whole(old: &[u8; SIDE], new: &[u8; SIDE]) -> u64 {
     const LOW: u64 = 0x7fff_7fff_7fff_7fff;
-    // moves the lowest bits of four elements side by side
+    // a multiplication by this moves the lowest bits of four elements side by side
     const TOGETHER: u64 = 1 << 48 | 1 << 33 | 1 << 18 | 1 << 3;
     let words = |side: &[u8; SIDE]| {
         let mut words = [0; SIDE / 8];

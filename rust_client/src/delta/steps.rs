@@ -1,7 +1,7 @@
 //! Reads the bodies of blocks: which elements change, and to which values.
 //!
-//! A block with classes is read 64 elements at a time: the elements of each class are counted in
-//! the bytes of one number, and only if a change falls among them is each one classified.
+//! A block with classes is read 64 elements at a time. The elements of each class are counted in
+//! one byte of a number. Only if a change falls among these 64 elements is each one classified.
 
 use super::bits::{number, Reader};
 use super::format::{Kind, Large, Row, Table, CLASSES, RICE_MAX};
@@ -35,11 +35,12 @@ impl Changes {
 pub struct Scratch {
     ranks: Vec<u32>,
     steps: Vec<i32>,
-    which: Vec<u32>, // of a class: those with a size above 1
+    which: Vec<u32>, // of a class: indices of the steps with a size above 1
     sizes: Vec<u32>,
 }
 
-/// Reads the body of a block of steps; `block` is its bytes in the base.
+/// Reads the body of a block of steps, and appends the changes. `block` is the block's bytes in the
+/// base.
 pub fn read(
     body: &[u8],
     table: &Table,
@@ -72,8 +73,8 @@ pub fn read(
     find(block, kind, cursors(table, &counts), scratch, &mut put)
 }
 
-/// Returns the number of steps of each class, and how many of these are large. Fails if there are
-/// more than there is room for.
+/// Returns for each class the number of its steps, and how many of these are large. Returns an
+/// error if there are more than the block or the body has room for.
 fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(usize, usize)>, Fault> {
     let mut counts = Vec::with_capacity(table.rows.len());
     let mut total = 0;
@@ -154,7 +155,7 @@ const fn class_of(upper: usize, f16: bool) -> usize {
     }
 }
 
-/// Tables by these bits: the class, and a number whose byte of that class is 1.
+/// Tables by these bits of an element: its class, and a number whose byte of that class is 1.
 pub struct Classes {
     of: [u8; 512],
     ones: [u128; 512],
@@ -176,7 +177,8 @@ pub static BF16: Classes = classes(false);
 pub static F16: Classes = classes(true);
 
 impl Classes {
-    /// Counts at most 255 elements by class: in a byte each, the first class in the lowest.
+    /// Returns the number of elements of each class, in a byte each, the first class in the lowest
+    /// byte. There may be at most 255 elements.
     #[inline]
     pub fn counted(&self, elements: &[u8]) -> u128 {
         let ones = elements.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);
@@ -198,7 +200,7 @@ impl Classes {
     }
 }
 
-/// Returns the elements of a class, one bit each.
+/// Returns one bit for each element: it is set if the element is of this class.
 fn mask_of(found: &[u8; WINDOW], class: usize) -> u64 {
     const EACH: u64 = 0x0101_0101_0101_0101;
     const TOGETHER: u64 = 0x0102_0408_1020_4080; // moves the lowest bits of all bytes to the highest
@@ -210,7 +212,7 @@ fn mask_of(found: &[u8; WINDOW], class: usize) -> u64 {
     })
 }
 
-/// The steps of a class that are left: `next` to `end`.
+/// The steps of a class that are not used yet: `next` to `end`.
 struct Cursor {
     class: usize,
     next: usize,
@@ -227,7 +229,8 @@ fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
     all.filter(|cursor| cursor.next < cursor.end).collect()
 }
 
-/// Finds the changed elements by their ranks within classes.
+/// Finds the changed elements by their ranks within classes, and calls `put` with each position and
+/// step.
 fn find(
     block: &[u8],
     kind: Kind,
@@ -265,7 +268,8 @@ fn find(
     }
 }
 
-/// Reads the positions in a body that overwrites elements; the new elements end the body.
+/// Reads the positions in a body that overwrites elements, and appends them to `at`. The new
+/// elements are at the end of the body.
 pub fn read_overwrite(body: &[u8], width: usize, elements: usize, at: &mut Vec<u32>) -> Result<(), Fault> {
     const FAULT: Fault = "it names more elements than there are, or than its bytes have room for";
     let (head, rest) = body.split_at(body.len().min(3));

@@ -1,4 +1,4 @@
-//! Chooses the codes for the steps of a group, and writes the bodies of its blocks in them.
+//! Chooses the codes for the steps of a group, and writes the bodies of its blocks with them.
 
 use super::format::{Large, Row, Table};
 use super::scan::Steps;
@@ -7,7 +7,7 @@ use super::write::{bit_length, Writer};
 const PARAMETERS: u32 = 16; // of Exp-Golomb codes
 const LENGTHS: usize = 17; // of sizes, from 0 on
 
-/// The steps of a class in one block with a size above 1.
+/// The steps of a class with a size above 1, in one or more blocks.
 #[derive(Default)]
 struct Larges {
     gaps: Vec<u32>,
@@ -15,7 +15,7 @@ struct Larges {
 }
 
 impl Larges {
-    /// Appends those of a block. Returns their number.
+    /// Appends the large steps of a block. Returns their number.
     fn extend(&mut self, steps: &[i32]) -> usize {
         let (before, mut next) = (self.gaps.len(), 0);
         for (at, step) in steps.iter().enumerate() {
@@ -30,7 +30,7 @@ impl Larges {
     }
 }
 
-/// Chooses the codes for some blocks, given their steps by class.
+/// Returns the best codes for some blocks, given their steps by class.
 pub fn table(blocks: &[&[Steps]]) -> Table {
     let classes = blocks.first().map_or(0, |block| block.len());
     let of = |class| row(class, &blocks.iter().map(|block| &block[class]).collect::<Vec<_>>());
@@ -59,14 +59,15 @@ fn row(class: usize, blocks: &[&Steps]) -> Option<Row> {
     Some(Row { class, count: bit_length(most as u32), gap, large, size })
 }
 
-/// Returns the best of the three parameters next to the mean, and the bits that it takes.
+/// Returns the best of the three Rice parameters next to the mean, and the bits that the values
+/// then take.
 fn best_rice(values: impl Iterator<Item = u32> + Clone, count: usize) -> (u32, u64) {
     if count == 0 {
         return (0, 0);
     }
     let count = count as u64;
     let sum: u64 = values.clone().map(u64::from).sum();
-    // below 2^18, since they are gaps
+    // the mean of gaps is below 2^18
     let middle = bit_length((sum * 11 / (16 * count)) as u32).saturating_sub(1);
     let cost =
         |k: u32| count * u64::from(1 + k) + values.clone().map(|value| u64::from(value >> k)).sum::<u64>();
@@ -74,8 +75,9 @@ fn best_rice(values: impl Iterator<Item = u32> + Clone, count: usize) -> (u32, u
     costs.min().map_or((0, 0), |(cost, k)| (k, cost))
 }
 
-/// Returns a good parameter for sizes, and the bits that they take with it. `sizes` are those above
-/// 1, minus 2; `more` is added to each, and `ones` is the number of others, of size 1.
+/// Returns a good Exp-Golomb parameter for sizes, and the bits that the sizes take with it. `sizes`
+/// are the sizes above 1, minus 2, and `more` is added to each. `ones` is the number of sizes that
+/// are 1.
 fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
     let mut lengths = [0; LENGTHS];
     lengths[0] = ones as u64;
@@ -89,7 +91,7 @@ fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
     (k, ones as u64 * u64::from(1 + k) + sizes.iter().map(cost).sum::<u64>())
 }
 
-/// Writes the body of a block, given its steps by class.
+/// Returns the body of a block, given its steps by class.
 pub fn body(block: &[Steps], table: &Table) -> Vec<u8> {
     let mut writer = Writer::default();
     let larges = |row: &Row| {
@@ -125,7 +127,8 @@ pub fn body(block: &[Steps], table: &Table) -> Vec<u8> {
     writer.end()
 }
 
-/// Writes the body of a block that overwrites the elements at these positions.
+/// Returns the body of a block that overwrites elements, given the gaps before them and their
+/// bytes.
 pub fn overwrite(gaps: &[u32], elements: impl Iterator<Item = u8>) -> Vec<u8> {
     let (k, _) = best_rice(gaps.iter().copied(), gaps.len());
     let mut writer = Writer::default();

@@ -1,12 +1,12 @@
 //! Estimates the size of a patch from a sample, without a scan of both versions.
 //!
 //! A patch is a little larger than the entropy of which elements change, and of their new values.
-//! Coding changes by class, if known (`encode.rs`), saves a part of the former, and takes longer.
-//! So the whole version arrives soonest over the fastest links, a patch with classes over the
-//! slowest, and one without in between.
+//! Coding changes by class, if known (`encode.rs`), saves a part of the entropy of which elements
+//! change, and takes longer. So the whole version arrives soonest over the fastest links, a patch
+//! with classes over the slowest, and a patch without classes in between.
 //!
-//! Numbers for patches without classes and with them come in pairs, in that order. The constants
-//! are those of the Python publisher (`codecs/delta/worth.py`), which were measured.
+//! A `Pair` has a number for patches without classes, and then one for patches with classes. The
+//! constants are those of the Python publisher (`codecs/delta/worth.py`), which were measured.
 
 use super::format::{groups, Block, Kind, HEADER_BYTES};
 use crate::dtype::Dtype;
@@ -14,8 +14,8 @@ use crate::layout::Layout;
 use std::ops::Range;
 
 const SAMPLES: usize = 64; // places that are sampled, if there are as many blocks
-const SAMPLE_BYTES: usize = 1 << 18; // in all of them
-const STEPS: usize = 1 << 12; // whose size is sampled
+const SAMPLE_BYTES: usize = 1 << 18; // bytes that are sampled in all these places
+const STEPS: usize = 1 << 12; // number of steps whose size is sampled
 const STEP_BITS: f64 = 2.0; // of a step of one unit and its sign; others add twice their logarithm
 const SAVED: f64 = 0.7; // part of the entropy of positions that is left with classes
 const SAMPLE_BLOCKS: usize = 2; // to measure the pace of encoding: a megabyte of 16-bit elements
@@ -27,7 +27,7 @@ pub type Pair = [f64; 2];
 /// Estimated cost of patches.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimate {
-    /// Bytes of each kind.
+    /// Size in bytes without classes, and with classes.
     pub sizes: Pair,
     /// Time to make or decode one, relative to one without changes.
     pub work: f64,
@@ -37,11 +37,11 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Way {
     pub classes: bool,
-    /// Of the estimate; 0 if unknown.
+    /// `Estimate::work`; 0 if unknown.
     pub work: f64,
 }
 
-/// Returns the patch that arrives soonest; `None` if the whole version does.
+/// Returns how to make the patch that arrives soonest; `None` if the whole version arrives sooner.
 ///
 /// `nbytes` is the size of the version, `rate` the bytes a second of the link; `encode` and
 /// `decode` are the seconds for each byte of a version without changes, here and at the worker.
@@ -93,7 +93,7 @@ struct Found {
 }
 
 impl Found {
-    /// Adds the changes in places of one dtype.
+    /// Adds the changes in places whose elements have this width and kind.
     fn add(&mut self, width: usize, kind: Kind, places: &[Range<usize>], base: &[u8], target: &[u8]) {
         let differing = |place: &Range<usize>| {
             let (old, new) = (base[place.clone()].chunks(width), target[place.clone()].chunks(width));
@@ -127,7 +127,8 @@ fn entropy_of(share: f64) -> f64 {
     part(share) + part(1.0 - share)
 }
 
-/// Returns the mean logarithm of some steps of two bytes; 0 if there are none.
+/// Returns the mean binary logarithm of the sizes of some steps, given as pairs of old and new
+/// elements; 0 if there are none.
 fn mean_log2<'a>(steps: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> f64 {
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0i64, |value, &byte| value << 8 | i64::from(byte));
     let (mut sum, mut count) = (0.0, 0.0);
@@ -142,10 +143,11 @@ fn mean_log2<'a>(steps: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> f64 {
     }
 }
 
-/// Returns some blocks of the largest group: their dtype, and their position.
+/// Returns the dtype and the position of some blocks of the largest group; `None` if there are no
+/// bytes.
 ///
-/// The time to encode their patch gives that of all, since a group shares one table. `None` if
-/// there are no bytes.
+/// The time to encode a patch of these blocks gives the time for all, since a group shares one
+/// table.
 pub fn sample(layout: &Layout) -> Option<(Dtype, Range<usize>)> {
     let mut largest: Vec<Block> = Vec::new();
     let nbytes = |blocks: &[Block]| blocks.iter().map(Block::nbytes).sum::<usize>();
@@ -158,7 +160,7 @@ pub fn sample(layout: &Layout) -> Option<(Dtype, Range<usize>)> {
     let place = largest.first()?.begin..largest.last()?.end;
     let begin = place.start as u64;
     let its = layout.tensors.iter().find(|tensor| (tensor.begin..tensor.end).contains(&begin))?;
-    // a patch treats these as bytes
+    // a patch treats elements of less than a byte as bytes
     let dtype = if its.dtype.bits() % 8 == 0 { its.dtype } else { Dtype::U8 };
     Some((dtype, place))
 }

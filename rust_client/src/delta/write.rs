@@ -5,7 +5,7 @@
 pub struct Writer {
     out: Vec<u8>,
     bits: u64,
-    count: u32, // of these, below 32
+    count: u32, // number of valid `bits`, below 32
 }
 
 impl Writer {
@@ -30,7 +30,7 @@ impl Writer {
         self.number(1 << value, value + 1);
     }
 
-    /// Writes Rice codes.
+    /// Writes values in Rice codes with the parameter `k`.
     pub fn rice(&mut self, values: &[u32], k: u32) {
         values.iter().for_each(|value| self.unary(value >> k));
         if k > 0 {
@@ -38,7 +38,7 @@ impl Writer {
         }
     }
 
-    /// Writes Exp-Golomb codes of numbers below 2^16.
+    /// Writes numbers below 2^16 in Exp-Golomb codes with the parameter `k`.
     pub fn golomb(&mut self, values: &[u32], k: u32) {
         values.iter().for_each(|value| self.unary(bit_length(value + (1 << k)) - 1 - k));
         for value in values {

@@ -54,7 +54,7 @@ pub fn values_of<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
     Some(unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) })
 }
 
-/// Copies numbers out of bytes, at any alignment; an incomplete last one is dropped.
+/// Returns the numbers in bytes of any alignment. An incomplete last number is dropped.
 pub fn copied<T: Plain>(bytes: &[u8]) -> Vec<T> {
     let whole = bytes.chunks_exact(size_of::<T>().max(1));
     // SAFETY: each piece has the bytes of one value, and any bytes are valid values of `Plain`.

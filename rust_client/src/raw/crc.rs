@@ -1,11 +1,12 @@
 //! CRC-32C by the processor's own instructions.
 //!
-//! The instruction takes 8 bytes; its result is available after three cycles, but the next one can
-//! start after one. So three streams are summed at once, each over its own third of a block, and
-//! combined: the CRC of a stream is carried over the bytes behind it by a multiplication with a
-//! power of x modulo the polynomial (see `tests` for the origin of the constants).
+//! The instruction sums 8 bytes. Its result is available after three cycles, but the next
+//! instruction can start after one. So three streams are summed at once, each over its own third of
+//! a block, and then combined. For that, the CRC of a stream is carried over the bytes behind it by
+//! a multiplication with a power of x modulo the polynomial (see `tests` for the origin of the
+//! constants).
 //!
-//! These functions take and return the bare state, without the inversions at either end.
+//! The functions take and return the state of a CRC, without the inversions at its begin and end.
 
 /// Returns the state after some bytes; `None` if this processor lacks the instructions.
 #[inline]
@@ -24,9 +25,9 @@ pub fn update(state: u32, bytes: &[u8]) -> Option<u32> {
     None
 }
 
-/// Copies bytes past the caches, and reads each once. Returns the state after them; `None`, without
-/// a copy, if there are too few, or this processor lacks the instructions. For data that is larger
-/// than the caches, and not read soon.
+/// Copies bytes past the caches, for data that is larger than the caches and not read soon. Each
+/// byte is read once. Returns the state after the bytes; returns `None`, and copies nothing, if
+/// there are too few bytes or this processor lacks the instructions.
 ///
 /// # Panics
 ///
@@ -46,7 +47,7 @@ pub fn stream(state: u32, from: &[u8], to: &mut [u8]) -> Option<u32> {
     None
 }
 
-/// Defines `update` for a processor, from a step over 8 bytes, one over 1, and `carry`.
+/// Defines `update` for a processor that has the functions `word` (8 bytes), `byte` and `carry`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! three_streams {
     ($feature:literal, $block:expr) => {
@@ -103,8 +104,9 @@ mod x86_64 {
         _mm_crc32_u8(state, byte)
     }
 
-    /// Multiplies by a power of x: the product has 63 bits, shifted by one, and the instruction
-    /// reduces it modulo the polynomial after 32 more bits. Hence the 33 in the constants.
+    /// Multiplies a state by a power of x. The product has 63 bits and is shifted by one. The
+    /// instruction reduces it modulo the polynomial after 32 more bits. Hence the 33 in the
+    /// constants.
     #[inline]
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     unsafe fn carry(state: u32, power: u32) -> u32 {
@@ -115,10 +117,10 @@ mod x86_64 {
     }
 }
 
-/// Copies and sums in one pass. A block of bytes may be replaced by one 128 bytes further on if it
-/// is multiplied by x^1024 modulo the polynomial; a carry-less multiplication does that for 64
-/// bits. So eight sums run over the bytes, each folded onto the next ones. (V. Gopal et al., "Fast
-/// CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
+/// Copies and sums in one pass. A block of bytes may be replaced by one 128 bytes further on, if
+/// that is multiplied by x^1024 modulo the polynomial. A carry-less multiplication does that for 64
+/// bits. So eight sums run over the bytes, and each is folded onto the next bytes. (V. Gopal et
+/// al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
 #[cfg(target_arch = "x86_64")]
 mod folding {
     use super::x86_64::update;
@@ -132,7 +134,7 @@ mod folding {
 
     /// # Safety
     ///
-    /// There must be at least `LEAST` bytes, and as much room.
+    /// `from` must have at least `LEAST` bytes, and `to` must have as many.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub unsafe fn stream(state: u32, from: &[u8], to: &mut [u8]) -> u32 {
         let mut at = to.as_ptr().align_offset(16).min(15); // as these stores require
@@ -221,7 +223,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     use super::x86_64::{BLOCK, OVER_ONE, OVER_TWO};
 
-    /// x to a power, modulo the polynomial; the highest bit stands for 1.
+    /// Returns x to this power, modulo the polynomial. The highest bit stands for 1.
     fn power_of_x(exponent: usize) -> u32 {
         (0..exponent).fold(1 << 31, |value: u32, _| (value >> 1) ^ (0x82f6_3b78 * (value & 1)))
     }

@@ -1,15 +1,16 @@
 //! Closes this crate's descriptors in forked children, without effect on the parent.
 //!
-//! A connection ends, and an address or a lock becomes free, when the last process has closed it.
-//! So a child that lives on (a DataLoader's worker, say) would keep them from a trainer that is
-//! killed and started again. Close-on-exec does not help there.
+//! A connection ends, and an address or a lock becomes free, when the last process has closed its
+//! descriptor. So a child that lives on (a DataLoader's worker, say) would keep addresses and locks
+//! from a trainer that is killed and started again. Close-on-exec does not help, since such a child
+//! executes no other program.
 //!
-//! In a child, each descriptor is replaced by one of `/dev/null`, under its number: the child's
-//! copies of this crate's objects may be dropped or not, and close nothing that the child has
+//! In a child, each of these descriptors is replaced by one of `/dev/null` with the same number. So
+//! the child may drop its copies of this crate's objects: that closes nothing that the child has
 //! opened since.
 //!
-//! A child has only the thread that forked, and may only do what is safe in a signal handler: it
-//! allocates no memory.
+//! A child has only the thread that forked. Its fork handler may only do what is safe in a signal
+//! handler, so it allocates no memory.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -64,23 +65,24 @@ impl Set {
 static OURS: Set = Set::new();
 static FORKS: AtomicU32 = AtomicU32::new(0); // forks between the first process and this one
 
-/// Held while a descriptor is opened, until it is in a set; and while a process is forked.
+/// A lock that is held while a process is forked, and from the opening of a descriptor until the
+/// descriptor is in a set.
 struct Opening(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: the C library synchronises it.
+// SAFETY: the C library synchronises the mutex.
 unsafe impl Sync for Opening {}
 
 static OPENING: Opening = Opening(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
 
 impl Opening {
     fn lock(&self) {
-        // SAFETY: it is static and never moves. It could fail only if this thread held it, and
-        // calls of `open` are never nested.
+        // SAFETY: the mutex is static and never moves. Locking it could fail only if this thread
+        // held it already, but calls of `open` are never nested.
         unsafe { libc::pthread_mutex_lock(self.0.get()) };
     }
 
     fn unlock(&self) {
-        // SAFETY: the caller holds it; in a child that is the thread that forked.
+        // SAFETY: the caller holds the mutex. In a child, the caller is the thread that forked.
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 
@@ -101,8 +103,8 @@ impl Opening {
 fn tell_the_system() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        // SAFETY: the functions exist as long as this code. If there is no memory, children keep
-        // the descriptors.
+        // SAFETY: the functions exist as long as this code. If the call fails for lack of memory,
+        // children keep the descriptors.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
     });
 }
@@ -120,7 +122,8 @@ unsafe extern "C" fn in_child() {
     // SAFETY: the path ends with a zero.
     let nothing = unsafe { libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC) };
     OURS.drain(|descriptor| {
-        // SAFETY: it is one of ours. Without /dev/null, closing it is the lesser evil.
+        // SAFETY: the descriptor is ours. If /dev/null cannot be opened, closing it is the lesser
+        // evil.
         unsafe {
             if nothing < 0 || libc::dup2(nothing, descriptor) < 0 {
                 libc::close(descriptor);
@@ -146,8 +149,8 @@ impl Process {
         Process(FORKS.load(Ordering::Relaxed))
     }
 
-    /// True if it is the current one. A child has none of the threads, and its locks may never be
-    /// released.
+    /// True if this is the current process. A forked child has none of the threads, and its locks
+    /// may never be released.
     pub fn is_this(self) -> bool {
         self == Process(FORKS.load(Ordering::Relaxed))
     }
@@ -158,18 +161,19 @@ impl Process {
 pub struct Own<T: AsRawFd>(ManuallyDrop<T>);
 
 impl<T: AsRawFd> Own<T> {
-    /// Opens an object. `open` must not block: meanwhile no other thread can fork, open or close.
+    /// Opens an object. While `open` runs, no other thread can fork, open or close, so it must not
+    /// block.
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Own<T>> {
         OPENING.hold(|| open().map(Own::of))
     }
 
-    /// Like `open`, for two at once.
+    /// Like `open`, for two objects at once.
     pub fn pair(open: impl FnOnce() -> io::Result<(T, T)>) -> io::Result<(Own<T>, Own<T>)> {
         OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
     }
 
-    /// Registers an object that took time to open, as on a disk or a network. A child that is
-    /// forked just before keeps its descriptor.
+    /// Registers an object that is open already, since its opening took time (on a disk or a
+    /// network). A child that was forked in between keeps the descriptor.
     pub fn new(its: T) -> Own<T> {
         OPENING.hold(|| Own::of(its))
     }
@@ -182,11 +186,11 @@ impl<T: AsRawFd> Own<T> {
 
 impl<T: AsRawFd> Drop for Own<T> {
     fn drop(&mut self) {
-        // No fork can come in between: the descriptor is ours, or it is closed and its number
-        // reused.
+        // The lock keeps forks out until both are done. Otherwise a child could find the number in
+        // the set, though the descriptor is closed and the number reused.
         OPENING.hold(|| {
             OURS.remove(self.0.as_raw_fd());
-            // SAFETY: it is not used any more.
+            // SAFETY: the object is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         });
     }

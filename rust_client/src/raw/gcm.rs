@@ -1,8 +1,8 @@
-//! AES-256-GCM by OpenSSL's libcrypto: opens in place, in any number of pieces, and seals at once.
+//! AES-256-GCM by OpenSSL's libcrypto: payloads are opened in place, in pieces, and sealed at once.
 //!
-//! The crate `ring` opens only a whole payload with its tag behind it: here it comes in pieces, its
-//! tag in a header, and the bytes behind it belong to the next one. And ten functions of libcrypto
-//! do not justify a crate that brings a compiler with it.
+//! The crate `ring` opens only a whole payload that its tag follows. Here a payload comes in
+//! pieces, its tag is in a header, and the bytes after it belong to the next payload. For ten
+//! functions of libcrypto, a crate that brings a compiler with it is not justified.
 
 use std::convert::TryFrom;
 use std::os::raw::{c_int, c_uchar, c_void};
@@ -57,17 +57,17 @@ extern "C" {
 /// A ciphertext that is being opened. Opened pieces are not authentic before the tag was verified.
 pub struct Gcm(NonNull<Context>);
 
-// SAFETY: a context belongs to no thread, and each of its functions has exclusive access.
+// SAFETY: a context belongs to no thread, and each call has exclusive access to it.
 unsafe impl Send for Gcm {}
 
 impl Gcm {
-    /// Begins to open a ciphertext with this associated data; `None` if libcrypto fails.
+    /// Begins to open a ciphertext with this associated data. Returns `None` if libcrypto fails.
     pub fn new(key: &[u8; 32], nonce: &[u8; 12], associated: &[u8]) -> Option<Gcm> {
-        // SAFETY: it takes nothing, and returns a context that is ours to free.
+        // SAFETY: `EVP_CIPHER_CTX_new` has no arguments. We own the context that it returns.
         let gcm = Gcm(NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?);
         let (mut count, size) = (0, c_int::try_from(associated.len()).ok()?);
-        // SAFETY: key and nonce have the sizes of this cipher, and `size` is that of `associated`;
-        // without a place for the output none is written.
+        // SAFETY: `key` and `nonce` have the sizes that this cipher needs. `size` is the length of
+        // `associated`. A call with a null output writes nothing.
         let begun = unsafe {
             let context = gcm.0.as_ptr();
             let (key, nonce) = (key.as_ptr(), nonce.as_ptr());
@@ -77,38 +77,38 @@ impl Gcm {
         begun.then_some(gcm)
     }
 
-    /// Opens the next piece in place. Returns whether that succeeded.
+    /// Opens the next piece in place. Returns true on success.
     pub fn in_place(&mut self, piece: &mut [u8]) -> bool {
         let (begin, size) = (piece.as_mut_ptr(), piece.len());
-        // SAFETY: it writes as many bytes as it reads, to the same place, which this cipher
-        // permits.
+        // SAFETY: the call writes as many bytes as it reads, to the same place. This cipher permits
+        // that.
         unsafe { self.update(begin, begin, size) }
     }
 
-    /// Opens the next piece into other memory of its size. Returns whether that succeeded.
+    /// Opens the next piece into `to`, which must have its length. Returns true on success.
     pub fn copy(&mut self, piece: &[u8], to: &mut [u8]) -> bool {
-        // SAFETY: it writes as many bytes as it reads, and there is room for them.
+        // SAFETY: the call writes as many bytes as it reads, and `to` has that length.
         piece.len() == to.len() && unsafe { self.update(piece.as_ptr(), to.as_mut_ptr(), piece.len()) }
     }
 
     /// # Safety
     ///
-    /// Both places must have `size` bytes, and be the same or disjoint.
+    /// `from` and `to` must have `size` bytes each, and must be the same or disjoint.
     unsafe fn update(&mut self, from: *const u8, to: *mut u8, size: usize) -> bool {
         let mut count = 0;
-        // SAFETY: required of the caller; this cipher buffers nothing, and writes as many bytes as
-        // it reads.
+        // SAFETY: the caller guarantees both places. This cipher buffers nothing, and writes as
+        // many bytes as it reads.
         c_int::try_from(size).map_or(false, |size| unsafe {
             EVP_DecryptUpdate(self.0.as_ptr(), to, &mut count, from, size) == 1 && count == size
         })
     }
 
-    /// Ends the ciphertext. True if all pieces together were sealed with this tag.
+    /// Ends the ciphertext. Returns true if all pieces together were sealed with this tag.
     pub fn proves(self, tag: &[u8; 16]) -> bool {
         let (mut tag, mut rest, mut count) = (*tag, [0u8; 16], 0);
         let context = self.0.as_ptr();
-        // SAFETY: the tag is copied out of its 16 bytes, and there is room for a block, of which
-        // this cipher has none.
+        // SAFETY: the call copies the 16 bytes of the tag. The last call writes at most one block,
+        // for which `rest` has room.
         unsafe {
             let (set, place) = (SET_TAG, tag.as_mut_ptr().cast());
             EVP_CIPHER_CTX_ctrl(context, set, tag.len() as c_int, place) == 1
@@ -117,8 +117,8 @@ impl Gcm {
     }
 }
 
-/// Seals bytes into other memory of their size, with associated data. Returns the tag, or `None` if
-/// libcrypto fails.
+/// Encrypts `plain` into `to`, which must have its length, and authenticates `associated`, too.
+/// Returns the tag, or `None` if libcrypto fails.
 pub fn seal(
     key: &[u8; 32],
     nonce: &[u8; 12],
@@ -127,13 +127,13 @@ pub fn seal(
     to: &mut [u8],
 ) -> Option<[u8; 16]> {
     let (bound, size) = (c_int::try_from(associated.len()).ok()?, c_int::try_from(plain.len()).ok()?);
-    // SAFETY: it takes nothing, and returns a context that is ours to free.
+    // SAFETY: `EVP_CIPHER_CTX_new` has no arguments. We own the context that it returns.
     let gcm = Gcm(NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?);
     let (context, mut tag, mut rest, mut count) = (gcm.0.as_ptr(), [0u8; 16], [0u8; 16], 0);
-    // SAFETY: key and nonce have the sizes of this cipher; `bound` and `size` are those of
-    // `associated` and `plain`; there is room for as many bytes as `plain` has, which is what this
-    // cipher writes; without a place for the output none is written. At the end there is room for a
-    // block, of which this cipher has none, and for the tag.
+    // SAFETY: `key` and `nonce` have the sizes that this cipher needs. `bound` and `size` are the
+    // lengths of `associated` and `plain`. The call with a null output writes nothing, and the one
+    // with `plain` writes `size` bytes, for which `to` has room. `EVP_EncryptFinal_ex` writes at
+    // most one block, for which `rest` has room. `tag` has room for the tag.
     let sealed = unsafe {
         plain.len() == to.len()
             && EVP_EncryptInit_ex(context, EVP_aes_256_gcm(), null_mut(), key.as_ptr(), nonce.as_ptr()) == 1
@@ -148,7 +148,7 @@ pub fn seal(
 
 impl Drop for Gcm {
     fn drop(&mut self) {
-        // SAFETY: it is ours, and not used any more.
+        // SAFETY: the context is ours, and not used any more.
         unsafe { EVP_CIPHER_CTX_free(self.0.as_ptr()) }
     }
 }

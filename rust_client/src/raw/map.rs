@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A region from `mmap`; nothing is mapped if it is empty.
+/// A region from `mmap`. An empty region maps nothing.
 struct Region {
     start: NonNull<u8>,
     len: usize,
@@ -48,10 +48,10 @@ impl Drop for Region {
     }
 }
 
-/// Bytes that one page table covers: an aligned range of these is moved at once.
+/// Bytes that one page table covers. The kernel moves an aligned range of this size at once.
 pub const TABLE_BYTES: usize = 1 << 21;
 
-/// Private memory in whole pages, aligned to `TABLE_BYTES` if it has as many bytes.
+/// Private memory in whole pages. It is aligned to `TABLE_BYTES` if it has at least that size.
 pub struct Memory {
     _region: Region,
     start: NonNull<u8>,
@@ -82,7 +82,8 @@ impl Memory {
         Ok(Memory { _region: region, start, len })
     }
 
-    /// Reserves addresses, at which pages of other memory of this length can be for a while.
+    /// Reserves addresses to which the pages of another memory of this length can be moved for a
+    /// while.
     fn room(len: usize) -> io::Result<Memory> {
         Memory::mapped(len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
@@ -92,8 +93,9 @@ impl Memory {
         self.start.as_ptr()
     }
 
-    /// Exchanges the content of two memories of one length, without a copy: their pages change
-    /// places, by way of a third. If that is not possible, nothing has changed.
+    /// Exchanges the content of two memories of one length without a copy: their pages change
+    /// places, by way of a third memory. Returns false, with nothing changed, if that is not
+    /// possible.
     pub fn exchange(&mut self, other: &mut Memory) -> bool {
         if self.len == 0 || other.len != self.len || STOPPED.load(Ordering::Relaxed) {
             return false;
@@ -125,25 +127,25 @@ impl Memory {
 enum Moved {
     All,
     Nothing,
-    /// Nothing, and another thread has mapped memory of its own at the destination.
+    /// No page, and another thread has mapped memory of its own at the destination.
     Lost,
 }
 
 static STOPPED: AtomicBool = AtomicBool::new(false); // after a failure that may lose memory
 
-/// Moves the pages of `from` to `to`; zeros stay mapped at `from`. Most failures come after the
-/// kernel has unmapped `to`: it is mapped again, empty.
+/// Moves the pages of `from` to `to`, and leaves zeros at `from`. Most failures come after the
+/// kernel has unmapped `to`, which is then mapped again, empty.
 #[cfg(target_os = "linux")]
 fn move_pages(from: &mut Memory, to: &mut Memory) -> Moved {
     const DONTUNMAP: i32 = 4; // since Linux 5.7
     let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
     let (begin, end) = (from.start.as_ptr().cast(), to.start.as_ptr().cast());
-    // SAFETY: both are ours alone, in whole pages, and the content of `to` is not needed.
+    // SAFETY: both memories are ours alone, in whole pages. The content of `to` is not needed.
     if unsafe { mremap(begin, from.len, from.len, how, end) } != libc::MAP_FAILED {
         return Moved::All;
     }
     if let Some(libc::EINVAL | libc::EPERM | libc::ENOSYS) = io::Error::last_os_error().raw_os_error() {
-        return Moved::Nothing; // these come before anything is done
+        return Moved::Nothing; // the kernel returns these before it changes anything
     }
     STOPPED.store(true, Ordering::Relaxed);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
@@ -166,8 +168,8 @@ fn move_pages(_from: &mut Memory, _to: &mut Memory) -> Moved {
     Moved::Nothing
 }
 
-/// Moves pages to the place of tensors or of a version. If another thread's memory is there, it
-/// aborts: that memory would be written to.
+/// Moves pages to the place of tensors or of a version. Returns true on success. If another
+/// thread's memory is at that place by now, aborts, since this crate would write to that memory.
 fn move_home(from: &mut Memory, to: &mut Memory) -> bool {
     let moved = move_pages(from, to);
     if moved == Moved::Lost {
@@ -204,16 +206,16 @@ impl DerefMut for Memory {
 pub struct Foreign(Region);
 
 impl Foreign {
-    /// Maps the first `len` bytes of a file, which must never be shorter than that.
+    /// Maps the first `len` bytes of a file. The file must never become shorter than that.
     pub fn new(file: &File, len: usize) -> io::Result<Foreign> {
         Region::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file)).map(Foreign)
     }
 
-    /// Copies bytes from `offset` on.
+    /// Copies bytes into `to`, from `offset` on.
     ///
     /// # Panics
     ///
-    /// If they extend beyond the end.
+    /// If the bytes extend beyond the end of the mapping.
     pub fn copy_to(&self, offset: usize, to: &mut [u8]) {
         let end = offset.checked_add(to.len());
         assert!(end.map_or(false, |end| end <= self.0.len), "a copy from beyond the end");

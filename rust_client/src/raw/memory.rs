@@ -14,17 +14,17 @@ struct Raw {
     nbytes: usize,
 }
 
-// SAFETY: `Tensor::from_raw_parts` requires that only the model uses it while the model lives.
+// SAFETY: `Tensor::from_raw_parts` requires that only the model uses this memory while it lives.
 unsafe impl Send for Raw {}
 unsafe impl Sync for Raw {}
 
 impl Memory for Raw {
     fn bytes(&self) -> &[u8] {
         if self.nbytes == 0 {
-            return &[]; // its address may be null
+            return &[]; // `begin` may be null
         }
-        // SAFETY: `Tensor::from_raw_parts` requires that it is valid, and that no other code writes
-        // to it.
+        // SAFETY: `Tensor::from_raw_parts` requires that the memory is valid, and that no other
+        // code writes to it.
         unsafe { slice::from_raw_parts(self.begin, self.nbytes) }
     }
 
@@ -32,20 +32,21 @@ impl Memory for Raw {
         if self.nbytes == 0 {
             return &mut [];
         }
-        // SAFETY: as above, and no other code reads it while `self` is mutably borrowed.
+        // SAFETY: as above. No other code reads the memory while `self` is mutably borrowed.
         unsafe { slice::from_raw_parts_mut(self.begin, self.nbytes) }
     }
 }
 
 impl Tensor {
-    /// Makes a tensor of memory that this crate does not free. If it is not aligned for the dtype,
-    /// `numbers` fails; `bytes` works always.
+    /// Makes a tensor of memory that this crate does not free. If the memory is not aligned for the
+    /// dtype, `numbers` fails, but `bytes` works.
     ///
     /// # Safety
     ///
-    /// From now until every clone of the model with this tensor, and every worker that has it, is
-    /// dropped, `begin` must point to `nbytes` initialised bytes; no other code may write to them;
-    /// and other code may read them only while this model is being read (`Model::read`).
+    /// All of the following must hold until every clone of the model with this tensor, and every
+    /// worker that has the model, is dropped. `begin` points to `nbytes` initialised bytes. No
+    /// other code writes to these bytes. Other code reads them only while this model is being read
+    /// (`Model::read`).
     pub unsafe fn from_raw_parts(
         name: impl Into<String>,
         dtype: Dtype,
@@ -57,7 +58,8 @@ impl Tensor {
     }
 }
 
-/// Returns zeros, whose pages the kernel allocates when they are touched; `None` without memory.
+/// Returns this many zeros, or `None` if there is no memory. The kernel allocates each page at its
+/// first access.
 pub fn zeros(words: usize) -> Option<Vec<u64>> {
     if words == 0 {
         return Some(Vec::new());
@@ -65,20 +67,20 @@ pub fn zeros(words: usize) -> Option<Vec<u64>> {
     let layout = alloc::Layout::array::<u64>(words).ok()?;
     // SAFETY: the layout is not empty.
     let start: *mut u64 = unsafe { alloc::alloc_zeroed(layout) }.cast();
-    // SAFETY: the allocator of `Vec` gave it, for this layout; zeros are valid numbers.
+    // SAFETY: `start` was allocated as `Vec` allocates, with this layout. Zeros are valid numbers.
     (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, words, words) })
 }
 
-/// Memory of all tensors of a model, in the positions of a published data section: a version in
-/// pages of its own gets here by an exchange of pages. The tensors' addresses never change.
+/// The memory of all tensors of a model, at the positions of a published data section. A version in
+/// its own pages is moved here by an exchange of pages. The tensors' addresses never change.
 pub struct Home {
     memory: map::Memory,
     begins: Vec<u64>, // positions of the tensors, in their order
 }
 
 impl Home {
-    /// Moves tensors of zeros into it; it must live as long as they do. `None` if they are small,
-    /// or there is no memory.
+    /// Moves tensors of zeros into a new memory, which must live as long as the tensors. Returns
+    /// `None` if they have less than `TABLE_BYTES` in all, or if there is no memory.
     pub fn of(tensors: &mut [Tensor]) -> Option<Home> {
         let nbytes = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
         if nbytes < TABLE_BYTES {
@@ -90,7 +92,7 @@ impl Home {
         let (mut begins, mut begin) = (vec![0; tensors.len()], 0);
         for at in order {
             let nbytes = tensors[at].bytes().len();
-            // SAFETY: all tensors together fill the memory.
+            // SAFETY: `begin` is within the memory, which all tensors together fill.
             let part = Raw { begin: unsafe { memory.start().add(begin) }, nbytes };
             tensors[at].move_to(Box::new(part)); // no other tensor has this part, nor does it move
             begins[at] = begin as u64;
@@ -99,8 +101,8 @@ impl Home {
         Some(Home { memory, begins })
     }
 
-    /// Exchanges the content of its tensors with a version; not if the version has other positions.
-    /// The mutable borrow keeps readers out.
+    /// Exchanges the content of the tensors with that of a version. Returns false, with nothing
+    /// changed, if the version has other positions. The mutable borrow keeps readers out.
     pub fn exchange(&mut self, tensors: &mut [Tensor], layout: &Layout, version: &mut map::Memory) -> bool {
         let fits = tensors.iter().zip(&self.begins).all(|(tensor, &begin)| {
             let info = layout.get(tensor.name());

@@ -5,9 +5,9 @@ use std::io;
 use std::os::unix::io::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Connections, by ids of their owner.
+/// The connections to watch, each with an id that its owner chose.
 pub struct Ready {
-    each: Mutex<BTreeMap<u64, (RawFd, bool)>>, // and whether to wait for room
+    each: Mutex<BTreeMap<u64, (RawFd, bool)>>, // and whether room to write counts
 }
 
 impl Ready {
@@ -20,7 +20,7 @@ impl Ready {
         self.wait_for_room(connection, id, false)
     }
 
-    /// Sets whether to wait for room to write, too.
+    /// Sets whether a connection is ready, too, when there is room to write.
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.each().insert(id, (connection, room));
         Ok(())
@@ -41,8 +41,8 @@ impl Ready {
         self.each().values().map(|&(at, room)| zmq::PollItem::from_fd(at, events(room))).collect()
     }
 
-    /// Returns the connections that the poll of these items found ready, and whether each can be
-    /// read or has ended; otherwise there is room to write.
+    /// Returns the ids of the connections that the poll of these items found ready. The flag is
+    /// true if a connection can be read or has ended, and false if there is only room to write.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         let each = self.each();
         let news = each.keys().zip(items).filter(|(_, item)| !item.get_revents().is_empty());

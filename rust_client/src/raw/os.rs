@@ -4,14 +4,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
 
-const DESCRIPTORS: usize = 24; // at most, with keys
+const DESCRIPTORS: usize = 24; // that a worker or a publisher needs at most, with keys
 
-/// Takes the shared lock of an open file; `WouldBlock` if it is locked exclusively.
+/// Takes the shared lock of an open file. Returns `WouldBlock` if the file is locked exclusively.
 pub fn lock_shared_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_SH | libc::LOCK_NB)
 }
 
-/// Takes the exclusive lock of an open file; `WouldBlock` if it is locked.
+/// Takes the exclusive lock of an open file. Returns `WouldBlock` if the file is locked.
 pub fn lock_exclusive_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_EX | libc::LOCK_NB)
 }
@@ -22,20 +22,20 @@ pub fn unlock(file: &File) -> io::Result<()> {
 }
 
 /// Makes the C library return freed memory to the system. glibc keeps memory that libzmq's thread
-/// allocated and other threads freed, in as many pieces as there were messages: most of what a
-/// flood took.
+/// allocated and other threads freed, in a piece for each message: after a flood of messages, that
+/// is most of the memory that they took.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn give_memory_back() {
-    // SAFETY: it takes the locks of the allocator, and moves nothing.
+    // SAFETY: `malloc_trim` takes the locks of the allocator, and moves nothing.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Other C libraries have no call for that.
+/// Does nothing: other C libraries have no such call.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn give_memory_back() {}
 
-/// Opens as many descriptors as a worker or a publisher needs, and closes them again: libzmq ends
-/// the process if there are none for a new socket.
+/// Checks that a worker or a publisher can open its descriptors, by opening as many and closing
+/// them again. libzmq ends the process if there is no descriptor for a new socket.
 pub fn check_descriptors() -> io::Result<()> {
     let mut taken = Vec::new();
     while taken.len() < DESCRIPTORS {
@@ -49,7 +49,7 @@ pub fn check_descriptors() -> io::Result<()> {
                 );
                 return Err(io::Error::new(error.kind(), text));
             }
-            Err(_) => break, // there is nothing to count with
+            Err(_) => break, // without /dev/null nothing can be counted
         }
     }
     Ok(())
@@ -57,10 +57,10 @@ pub fn check_descriptors() -> io::Result<()> {
 
 const RESERVED: libc::rlim_t = 32; // not for connections: section 12 of the protocol
 
-/// True if hardly any descriptors are left: a new one has the lowest free number.
+/// True if hardly any descriptors are left, since a new `descriptor` has the lowest free number.
 pub fn spent(descriptor: RawFd) -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it writes one rlimit.
+    // SAFETY: `getrlimit` writes one rlimit.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
     known && limit.rlim_cur != libc::RLIM_INFINITY && descriptor as libc::rlim_t + RESERVED >= limit.rlim_cur
 }
@@ -78,13 +78,13 @@ pub fn sealed_against_shrinking(file: &File) -> bool {
     seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
 }
 
-/// This system has no seals, and so no shared-memory transport.
+/// Returns false: this system has no seals, and so no shared-memory transport.
 #[cfg(not(target_os = "linux"))]
 pub fn sealed_against_shrinking(_file: &File) -> bool {
     false
 }
 
-/// Makes a socket readable only once this many bytes are here.
+/// Makes a socket readable only once this many bytes have arrived.
 pub fn set_receive_low_water(socket: RawFd, bytes: usize) -> io::Result<()> {
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let size = std::mem::size_of_val(&value) as libc::socklen_t;

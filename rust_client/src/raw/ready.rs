@@ -1,14 +1,14 @@
-//! Finds the ready ones among many connections: the kernel keeps the list. With hundreds of them,
-//! to pass the list each time (`no_epoll.rs`) takes longer than the work.
+//! Finds the ready connections among many, by a list that the kernel keeps. With hundreds of
+//! connections, to pass the list at each poll (`no_epoll.rs`) takes longer than the work.
 
 use super::fork::Own;
 use super::os::check;
 use std::io;
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-const FOUND_MAX: usize = 256; // at once; the others are found next time
+const FOUND_MAX: usize = 256; // found at once; the others are found next time
 
-/// Connections, by ids of their owner.
+/// The connections to watch, each with an id that its owner chose.
 pub struct Ready {
     epoll: Own<OwnedFd>,
 }
@@ -16,7 +16,7 @@ pub struct Ready {
 impl Ready {
     pub fn new() -> io::Result<Ready> {
         let epoll = Own::open(|| {
-            // SAFETY: it takes no pointer, and returns a new descriptor.
+            // SAFETY: `epoll_create1` takes no pointer, and returns a new descriptor.
             let epoll = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
             Ok(unsafe { OwnedFd::from_raw_fd(epoll) })
         })?;
@@ -28,13 +28,13 @@ impl Ready {
         self.control(libc::EPOLL_CTL_ADD, connection, id, false)
     }
 
-    /// Sets whether to wait for room to write, too.
+    /// Sets whether a connection is ready, too, when there is room to write.
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, connection, id, room)
     }
 
-    /// Stops watching a connection. The kernel would continue for as long as a forked child has it
-    /// open.
+    /// Stops watching a connection. Closing it is not enough: the kernel would watch it for as long
+    /// as a forked child has it open.
     pub fn remove(&self, connection: RawFd, id: u64) {
         let _ = self.control(libc::EPOLL_CTL_DEL, connection, id, false);
     }
@@ -51,8 +51,8 @@ impl Ready {
         vec![zmq::PollItem::from_fd(self.epoll.as_raw_fd(), zmq::POLLIN)]
     }
 
-    /// Returns the connections that the poll of these items found ready, and whether each can be
-    /// read or has ended; otherwise there is room to write.
+    /// Returns the ids of the connections that the poll of these items found ready. The flag is
+    /// true if a connection can be read or has ended, and false if there is only room to write.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         if !items.iter().any(zmq::PollItem::is_readable) {
             return Vec::new();

@@ -16,8 +16,8 @@ pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, value, size) }).map(drop)
 }
 
-/// Connects to, or listens at, a name in no folder (Linux's abstract namespace), which ZeroMQ
-/// writes as `@name`.
+/// Returns a Unix socket that is connected to, or listens at, a name in Linux's abstract namespace,
+/// which ZeroMQ writes as `@name`.
 #[cfg(target_os = "linux")]
 pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
     const AHEAD: usize = std::mem::size_of::<libc::sa_family_t>();
@@ -34,7 +34,7 @@ pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
     }
     let size = (AHEAD + 1 + name.len()) as libc::socklen_t;
     let at: *const libc::sockaddr = (&address as *const libc::sockaddr_un).cast();
-    // SAFETY: it takes no pointer, and returns a new descriptor.
+    // SAFETY: `socket` takes no pointer, and returns a new descriptor.
     let socket = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: the kernel reads `size` bytes of an address that is longer.
@@ -46,7 +46,7 @@ pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
         }
     })?;
     if listens {
-        // SAFETY: it takes no pointer.
+        // SAFETY: `listen` takes no pointer.
         check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
     }
     Ok(socket)
@@ -57,13 +57,13 @@ pub fn unix_by_name(_name: &Path, _listens: bool) -> io::Result<OwnedFd> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// True if a path is such a name.
+/// True if a path is a name in the abstract namespace.
 pub fn is_name(path: &Path) -> bool {
     path.as_os_str().as_bytes().starts_with(b"@")
 }
 
-/// Sends what the kernel takes at once. A closed connection is an error, not a signal, which would
-/// end a C program that does not ignore it.
+/// Sends the bytes that the kernel accepts at once. Returns their number. A closed connection is an
+/// error, not a signal: a signal would end a C program that does not ignore it.
 pub fn send(socket: RawFd, parts: &[IoSlice]) -> io::Result<usize> {
     // SAFETY: zeros are a valid, empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -96,7 +96,7 @@ pub fn running_clock() -> Duration {
     #[cfg(not(target_os = "linux"))]
     const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes one timespec.
+    // SAFETY: `clock_gettime` writes one timespec.
     unsafe { libc::clock_gettime(CLOCK, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

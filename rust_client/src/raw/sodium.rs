@@ -1,5 +1,4 @@
-//! NaCl's boxes by libsodium, which libzmq uses for CURVE as well: no crate in Debian offers
-//! XSalsa20.
+//! NaCl's boxes by libsodium, which libzmq uses for CURVE, too. No crate in Debian offers XSalsa20.
 
 use std::os::raw::{c_int, c_uchar, c_ulonglong, c_void};
 use std::sync::Once;
@@ -46,12 +45,12 @@ pub struct Pair {
     pub secret: Key,
 }
 
-/// Initialises libsodium; before that its functions are not safe in several threads.
+/// Initialises libsodium. Before that, its functions are not safe in several threads.
 fn ready() {
     static READY: Once = Once::new();
     READY.call_once(|| {
-        // SAFETY: it may be called at any time, by any thread. It fails if there are no random
-        // numbers, without which there is no key either: to continue would be worse than to panic.
+        // SAFETY: `sodium_init` may be called at any time, by any thread. It fails if there are no
+        // random numbers; then there is no key either, so to continue would be worse than to panic.
         assert!(unsafe { sodium_init() } >= 0, "libsodium has no random numbers");
     });
 }
@@ -59,7 +58,7 @@ fn ready() {
 /// Fills memory with secure random numbers.
 pub fn draw(to: &mut [u8]) {
     ready();
-    // SAFETY: it writes as many bytes as there are.
+    // SAFETY: `randombytes_buf` writes as many bytes as `to` has.
     unsafe { randombytes_buf(to.as_mut_ptr().cast(), to.len()) };
 }
 
@@ -67,30 +66,30 @@ pub fn draw(to: &mut [u8]) {
 pub fn pair() -> Pair {
     ready();
     let mut pair = Pair { public: [0; 32], secret: [0; 32] };
-    // SAFETY: it writes 32 bytes to each.
+    // SAFETY: the call writes 32 bytes to each key.
     unsafe { crypto_box_keypair(pair.public.as_mut_ptr(), pair.secret.as_mut_ptr()) };
     pair
 }
 
-/// Returns the public key of a secret one.
+/// Returns the public key that belongs to a secret key.
 pub fn public_of(secret: &Key) -> Key {
     ready();
     let mut public = [0; 32];
-    // SAFETY: it reads 32 bytes, and writes as many.
+    // SAFETY: the call reads 32 bytes, and writes 32 bytes.
     unsafe { crypto_scalarmult_base(public.as_mut_ptr(), secret.as_ptr()) };
     public
 }
 
-/// Returns the key that the owners of two pairs share; `None` if the public key is invalid.
+/// Returns the key that the owners of two key pairs share; `None` if the public key is invalid.
 pub fn shared(public: &Key, secret: &Key) -> Option<Key> {
     ready();
     let mut key = [0; 32];
-    // SAFETY: it reads 32 bytes of each, and writes as many.
+    // SAFETY: the call reads 32 bytes of each key, and writes 32 bytes.
     let done = unsafe { crypto_box_beforenm(key.as_mut_ptr(), public.as_ptr(), secret.as_ptr()) };
     Some(key).filter(|_| done == 0)
 }
 
-/// Appends a box.
+/// Appends a box of `plain` to `to`.
 pub fn seal(key: &Key, nonce: &Nonce, plain: &[u8], to: &mut Vec<u8>) {
     let begin = to.len();
     to.resize(begin + PROOF_BYTES + plain.len(), 0);
@@ -105,16 +104,17 @@ pub fn seal(key: &Key, nonce: &Nonce, plain: &[u8], to: &mut Vec<u8>) {
 pub fn seal_in_place(key: &Key, nonce: &Nonce, bytes: &mut [u8]) {
     let (proof, plain) = bytes.split_at_mut(PROOF_BYTES);
     let (at, size) = (plain.as_mut_ptr(), plain.len() as c_ulonglong);
-    // SAFETY: it writes as many bytes as it reads, to the same place, which it permits, and 16 to
-    // the proof.
+    // SAFETY: the call writes as many bytes as it reads, to the same place. libsodium permits that.
+    // The call also writes 16 bytes to the proof.
     unsafe { crypto_secretbox_detached(at, proof.as_mut_ptr(), at, size, nonce.as_ptr(), key.as_ptr()) };
 }
 
-/// Opens a box; `None` if it is not authentic.
+/// Returns the content of a box, or `None` if the box is not authentic.
 pub fn open(key: &Key, nonce: &Nonce, sealed: &[u8]) -> Option<Vec<u8>> {
     let mut plain = vec![0; sealed.len().checked_sub(PROOF_BYTES)?];
     let size = sealed.len() as c_ulonglong;
-    // SAFETY: it reads `size` bytes, and writes as many less the proof, for which there is room.
+    // SAFETY: the call reads `size` bytes, and writes `PROOF_BYTES` fewer, for which `plain` has
+    // room.
     let done = unsafe {
         crypto_secretbox_open_easy(plain.as_mut_ptr(), sealed.as_ptr(), size, nonce.as_ptr(), key.as_ptr())
     };
