@@ -1,5 +1,5 @@
-//! What the ABI is made of: arguments that are looked at before they are used, words of errors, and
-//! values of Rust that C may hold.
+//! The implementation of the ABI: checks of arguments, error messages, and Rust values for C to
+//! hold.
 
 use crate::{
     wb_code, wb_event, wb_offer, wb_options, wb_snapshot, wb_state, wb_tensor, wb_text, wb_update, wb_worker,
@@ -19,7 +19,7 @@ use weightbus_core::{
     Worker,
 };
 
-/// Why a call fails: a code, and words.
+/// Why a call fails: a code, and an error message.
 pub struct Fault(wb_code, String);
 
 pub fn invalid(text: &str) -> Fault {
@@ -52,15 +52,16 @@ pub fn last_words() -> *const c_char {
 }
 
 fn remember(text: &str) {
-    let _ = LAST_WORDS.try_with(|words| *words.borrow_mut() = c_text(text)); // else the thread ends
+    let _ = LAST_WORDS.try_with(|words| *words.borrow_mut() = c_text(text)); // fails at the end of a thread
 }
 
-/// Text for C: a zero within it would end it.
+/// Returns a text for C. Zero bytes in the text are replaced, since they would end it.
 pub fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
-/// Does what a call is for; no panic gets out, and the words of what fails are kept.
+/// Runs the body of a call, and returns its code. A panic gives WB_PANIC, and errors are
+/// remembered.
 pub fn answer(act: impl FnOnce() -> Result<wb_code, Fault>) -> wb_code {
     match catch_unwind(AssertUnwindSafe(act)) {
         Ok(Ok(code)) => code,
@@ -75,12 +76,12 @@ pub fn answer(act: impl FnOnce() -> Result<wb_code, Fault>) -> wb_code {
     }
 }
 
-/// Does what a call without a code is for; `otherwise` if it panics.
+/// Runs the body of a call without a code. Returns `otherwise` if it panics.
 pub fn quietly<T>(otherwise: T, act: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or(otherwise)
 }
 
-/// Puts a handle where the caller wants it.
+/// Writes a new handle of `value` to the caller's place.
 ///
 /// # Safety
 ///
@@ -89,52 +90,53 @@ pub unsafe fn out<T>(place: *mut *mut T, value: T) -> Result<wb_code, Fault> {
     if place.is_null() {
         return Err(invalid("no place for what was asked for"));
     }
-    // SAFETY: it is not NULL.
+    // SAFETY: `place` is not NULL.
     unsafe { place.write(Box::into_raw(Box::new(value))) };
     Ok(wb_code::WB_OK)
 }
 
-/// Puts a value where the caller wants it, if it does.
+/// Writes a value to the caller's place, unless that is NULL.
 ///
 /// # Safety
 ///
 /// `place` must be NULL or writable.
 pub unsafe fn fill<T>(place: *mut T, value: T) {
     if !place.is_null() {
-        // SAFETY: it is not NULL.
+        // SAFETY: `place` is not NULL.
         unsafe { place.write(value) }
     }
 }
 
-/// Frees what `out` gave away.
+/// Frees a handle that `out` made.
 ///
 /// # Safety
 ///
-/// `handle` must be NULL or of `out`, and used by nobody.
+/// `handle` must be NULL or made by `out`, and must not be used any more.
 pub unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: it is a box of ours.
+        // SAFETY: the handle is a box of ours.
         quietly((), || drop(unsafe { Box::from_raw(handle) }));
     }
 }
 
-/// A text of the caller's; `length` 0: up to its first zero.
+/// Returns a text of the caller's. If `length` is 0, the text ends at its first zero byte.
 ///
 /// # Safety
 ///
-/// `text` must be NULL or point to so many bytes, or to bytes of which one is zero, for all of `'a`.
+/// `text` must be NULL, or point to `length` bytes or to bytes that include a zero, for all of
+/// `'a`.
 pub unsafe fn text_of<'a>(text: *const c_char, length: usize, what: &str) -> Result<&'a str, Fault> {
     let bytes = match length {
         _ if text.is_null() => return Err(invalid(&format!("no {}", what))),
-        // SAFETY: the caller says that it ends.
+        // SAFETY: the caller guarantees that it ends.
         0 => unsafe { CStr::from_ptr(text) }.to_bytes(),
-        // SAFETY: the caller says that they are there.
+        // SAFETY: the caller guarantees these bytes.
         length => unsafe { slice::from_raw_parts(text.cast(), length) },
     };
     std::str::from_utf8(bytes).map_err(|_| invalid(&format!("the {} is not UTF-8", what)))
 }
 
-/// An array of the caller's, which may be NULL if it is empty.
+/// Returns an array of the caller's, which may be NULL if it is empty.
 ///
 /// # Safety
 ///
@@ -143,7 +145,7 @@ pub unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<
     match (first.is_null(), count) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(invalid(&format!("no {}", what))),
-        // SAFETY: the caller says that they are there.
+        // SAFETY: the caller guarantees these values.
         (false, count) => Ok(unsafe { slice::from_raw_parts(first, count) }),
     }
 }
@@ -154,7 +156,7 @@ pub unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<
 ///
 /// As `wb_model_new` says.
 pub unsafe fn model_of(tensors: *const wb_tensor, count: usize) -> Result<Model, Fault> {
-    // SAFETY: the caller's word, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let tensors = unsafe { array(tensors, count, "tensors") }?;
     let made = tensors.iter().map(|tensor| {
         let (name, dtype, shape) = unsafe { described(tensor) }?;
@@ -166,13 +168,13 @@ pub unsafe fn model_of(tensors: *const wb_tensor, count: usize) -> Result<Model,
     Ok(Model::new(made.collect::<Result<Vec<Tensor>, Fault>>()?)?)
 }
 
-/// What the caller says of a tensor.
+/// Returns the name, the dtype and the shape of a tensor of the caller's.
 ///
 /// # Safety
 ///
 /// As `wb_tensor` says, for all of `'a`.
 pub unsafe fn described<'a>(tensor: &wb_tensor) -> Result<(&'a str, Dtype, &'a [u64]), Fault> {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let (name, dtype, shape) = unsafe {
         let name = text_of(tensor.name, tensor.name_bytes, "name of a tensor")?;
         (name, text_of(tensor.dtype, 0, "dtype")?, array(tensor.shape, tensor.rank, "shape")?)
@@ -182,26 +184,26 @@ pub unsafe fn described<'a>(tensor: &wb_tensor) -> Result<(&'a str, Dtype, &'a [
     Ok((name, dtype, shape))
 }
 
-/// Makes a model of memory of our own, and tells where that is.
+/// Makes a model of zeros in our own memory, and writes the address and size of each to `tensors`.
 ///
 /// # Safety
 ///
 /// As `wb_model_resident` says.
 pub unsafe fn resident_of(tensors: *mut wb_tensor, count: usize) -> Result<Model, Fault> {
-    // SAFETY: the caller's word, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let described =
         unsafe { array(tensors, count, "tensors") }?.iter().map(|tensor| unsafe { described(tensor) });
     let zeros = described.map(|told| told.map(|(name, dtype, shape)| Tensor::zeros(name, dtype, shape)));
     let model = Model::new(zeros.collect::<Result<Vec<Tensor>, Fault>>()?)?;
     for (at, made) in model.read().tensors().iter().enumerate() {
-        // SAFETY: there are as many, in this order; only what writes versions writes there.
+        // SAFETY: there are as many, in this order. Only an apply writes to their memory.
         let told = unsafe { &mut *tensors.add(at) };
         (told.data, told.nbytes) = (made.bytes().as_ptr() as *mut c_void, made.bytes().len());
     }
     Ok(model)
 }
 
-/// A model that is being read. The guard goes first, and may not leave its thread.
+/// Read access to a model. The guard is dropped before the model, and must not leave its thread.
 pub struct Reading {
     guard: WeightsGuard<'static>,
     _model: Box<Model>,
@@ -210,7 +212,8 @@ pub struct Reading {
 impl Reading {
     pub fn of(model: &Model) -> Result<Reading, Fault> {
         let model = Box::new(model.clone());
-        // SAFETY: the guard borrows what the box holds, which stays where it is, and outlives the guard.
+        // SAFETY: the guard borrows the content of the box, which never moves, and outlives the
+        // guard.
         let guard = unsafe { transmute::<WeightsGuard<'_>, WeightsGuard<'static>>(model.read()) };
         if guard.is_torn() {
             return Err(Error::Torn.into());
@@ -223,38 +226,38 @@ impl Reading {
     }
 }
 
-/// Copies the options of a worker's caller.
+/// Returns a copy of the caller's options for a worker.
 ///
 /// # Safety
 ///
 /// `options` must be NULL or have as many bytes as its first field says.
 pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault> {
     let first = MaybeUninit::<wb_options>::zeroed();
-    // SAFETY: it lies within `first`. All before it was there in the first header.
+    // SAFETY: `apply` is within `first`. The fields before it were in the first header.
     let least = unsafe { ptr::addr_of!((*first.as_ptr()).apply) } as usize - first.as_ptr() as usize;
-    // SAFETY: the caller's word; zeros are a value of each field.
+    // SAFETY: guaranteed by the caller; zeros are a value of each field.
     unsafe { copied(options, least, "wb_options") }
 }
 
-/// Copies options of a caller that may have been compiled when there were fewer, or more; `least` bytes of them were
-/// there in the first header.
+/// Returns a copy of a caller's options. The caller may have been compiled when there were fewer
+/// fields, or more. The first header had `least` bytes of them.
 ///
 /// # Safety
 ///
 /// `options` must be NULL or have as many bytes as its first field says, and zeros must be a value of each field.
 pub unsafe fn copied<T: Copy>(options: *const T, least: usize, what: &str) -> Result<T, Fault> {
-    const MOST: usize = 4096; // no header will have more: a size that was never set is told
+    const MOST: usize = 4096; // no header will have more: a larger size was never set
     if options.is_null() {
         return Err(invalid("no options"));
     }
-    // SAFETY: the first field is there.
+    // SAFETY: the first field exists.
     let (size, all) = (unsafe { options.cast::<usize>().read() }, size_of::<T>());
     let mut copy = MaybeUninit::<T>::zeroed();
     if size < least || size > MOST {
         return Err(invalid(&format!("{}.size is {}, not {}: set it to sizeof", what, size, all)));
     }
     let known = size.min(all);
-    // SAFETY: the caller has so many bytes.
+    // SAFETY: the caller has `size` bytes.
     let unknown = unsafe { slice::from_raw_parts(options.cast::<u8>().add(known), size - known) };
     if unknown.iter().any(|&byte| byte != 0) {
         return Err(invalid(&format!(
@@ -262,14 +265,14 @@ pub unsafe fn copied<T: Copy>(options: *const T, least: usize, what: &str) -> Re
             what
         )));
     }
-    // SAFETY: so much of it is there; zeros, the defaults, are a value of each field behind that.
+    // SAFETY: `known` bytes exist. The fields behind them are zero, which is a value of each field.
     unsafe {
         copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(options.cast(), known);
         Ok(copy.assume_init())
     }
 }
 
-/// A model that is wanted.
+/// A model to subscribe to.
 pub struct Target {
     pub id: String,
     pub model: Option<Model>,
@@ -280,7 +283,7 @@ impl Target {
     ///
     /// As `wb_options` says.
     pub unsafe fn all(options: &wb_options) -> Result<Vec<Target>, Fault> {
-        // SAFETY: the caller's word, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         let wanted = unsafe { array(options.wanted, options.wanted_count, "models") }?;
         let target = |wanted: &crate::wb_wanted| unsafe {
             let id = text_of(wanted.id, 0, "id of a model")?.to_owned();
@@ -294,7 +297,7 @@ impl Target {
 ///
 /// `worker` must be NULL or live for all of `'a`.
 pub unsafe fn worker_of<'a>(worker: *const wb_worker) -> Result<&'a Worker, Fault> {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe { worker.as_ref() }.map(|worker| &worker.0).ok_or_else(|| invalid("no worker"))
 }
 
@@ -302,16 +305,16 @@ pub unsafe fn worker_of<'a>(worker: *const wb_worker) -> Result<&'a Worker, Faul
 ///
 /// `worker` must be NULL or live for all of `'a`.
 pub unsafe fn all_said<'a>(worker: *const wb_worker) -> Result<&'a AllSaid, Fault> {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe { worker.as_ref() }.map(|worker| &worker.2).ok_or_else(|| invalid("no worker"))
 }
 
-const SAID_KEPT: usize = 8; // versions of a model: threads that receive side by side ask a moment later
+const SAID_KEPT: usize = 8; // versions of each model: a thread asks after others have received
 
-/// What is said of a version, by its epoch and number.
+/// Metadata of a version, with its epoch and number.
 type OfVersion = ((u64, u64), BTreeMap<String, String>);
 
-/// What is said of the last versions of each model that a worker has told.
+/// Metadata of the last versions of each model that `wb_receive` returned.
 #[derive(Default)]
 pub struct AllSaid(Mutex<BTreeMap<String, VecDeque<OfVersion>>>);
 
@@ -329,25 +332,26 @@ impl AllSaid {
     }
 }
 
-/// What is said of a version: of one that was told, or of what runs, which may have got another name since.
+/// Returns the metadata of a version: one that `wb_receive` returned, or the running one, which may
+/// have been renamed since.
 ///
 /// # Safety
 ///
 /// `worker` must be NULL or live for this call.
 pub unsafe fn said_of(worker: *const wb_worker, model: &str, key: (u64, u64)) -> Result<Option<Said>, Fault> {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let (all, worker) = unsafe { (all_said(worker)?, worker_of(worker)?) };
     let runs = || worker.state().models.remove(model).filter(|its| its.running == Some(key));
     Ok(all.of(model, key).or_else(|| runs().map(|its| Said::of(&its.metadata))))
 }
 
-/// What is said of a version, as C reads it.
+/// Metadata of a version, as C reads it.
 pub struct Said {
-    all: Vec<wb_text>, // point into the next
+    all: Vec<wb_text>, // point into `texts`
     texts: Vec<[CString; 2]>,
 }
 
-// SAFETY: nothing that they point to changes, and all of it goes with them.
+// SAFETY: the pointers are to texts that never change and that live as long as this object.
 unsafe impl Send for Said {}
 unsafe impl Sync for Said {}
 
@@ -368,16 +372,16 @@ impl Said {
     }
 }
 
-/// A worker that tells its name to C.
+/// Returns the worker with its name as a text for C.
 pub fn named(worker: Worker) -> wb_worker {
     let name = c_text(worker.name());
     wb_worker(worker, name, AllSaid::default())
 }
 
-/// A pointer that only its owner looks behind.
+/// A pointer that is only passed on to the caller's functions.
 pub struct User(*mut c_void);
 
-// SAFETY: the header says that it is to be usable in any thread.
+// SAFETY: the header requires that the pointer is valid in any thread.
 unsafe impl Send for User {}
 unsafe impl Sync for User {}
 
@@ -391,7 +395,7 @@ impl User {
     }
 }
 
-/// Calls a function of C with each event.
+/// Returns a listener that calls a function of C with each event.
 pub fn listener(
     call: extern "C" fn(*const wb_event, *mut c_void),
     user: *mut c_void,
@@ -414,10 +418,10 @@ pub fn listener(
     }
 }
 
-/// What a function of C may say against a version.
+/// Size of the memory for the reason that a function of C gives for a rejection.
 const WORDS_BYTES: usize = 1024;
 
-/// Has a function of C decide on each version.
+/// Returns a function that makes a function of C decide on each version.
 pub fn decide(
     call: extern "C" fn(*const wb_offer, *mut c_char, usize, *mut c_void) -> c_int,
     user: *mut c_void,
@@ -441,7 +445,7 @@ pub fn decide(
     }
 }
 
-/// Returns the caller's place for an update, with nothing in it.
+/// Returns the caller's place for an update, filled with zeros.
 ///
 /// # Safety
 ///
@@ -450,14 +454,14 @@ pub unsafe fn blank<'a>(place: *mut wb_update) -> Result<&'a mut wb_update, Faul
     if place.is_null() {
         return Err(invalid("no place for the update"));
     }
-    // SAFETY: it is not NULL, and zeros are a value of each field.
+    // SAFETY: `place` is not NULL, and zeros are a value of each field.
     unsafe {
         place.write_bytes(0, 1);
         Ok(&mut *place)
     }
 }
 
-/// Writes a text into zeros, of which the last stays.
+/// Writes a text into a place of zeros. The last zero stays: a longer text is cut.
 pub fn put(text: &str, place: &mut [c_char]) {
     let room = place.len() - 1;
     for (to, from) in place.iter_mut().zip(text.bytes().take(room)) {
@@ -529,12 +533,12 @@ pub fn state_of(state: &State, model: Option<&str>) -> Result<wb_state, Fault> {
 
 /// A snapshot, and its tensors as C reads them.
 pub struct Tensors {
-    all: Vec<wb_tensor>, // point into the next two
+    all: Vec<wb_tensor>, // point into `_texts` and `snapshot`
     _texts: Vec<(Vec<u8>, CString)>,
     snapshot: Arc<Snapshot>,
 }
 
-// SAFETY: nothing that they point to changes, and all of it goes with them.
+// SAFETY: the pointers are to memory that never changes and that lives as long as this object.
 unsafe impl Send for Tensors {}
 unsafe impl Sync for Tensors {}
 
@@ -563,7 +567,7 @@ impl Tensors {
     }
 
     pub fn find(&self, name: &str) -> Result<wb_tensor, Fault> {
-        self.snapshot.bytes(name)?; // says what there is, if not that
+        self.snapshot.bytes(name)?; // lists the known names if there is no such tensor
         let info = self.snapshot.layout().get(name);
         let mut infos = self.snapshot.tensors();
         let at = info.and_then(|info| infos.position(|other| other.name == info.name));
@@ -571,7 +575,8 @@ impl Tensors {
     }
 }
 
-/// A text with a zero behind it. One within ends it early for those who do not look at its length.
+/// Returns a text with a zero byte at the end. A reader that ignores its length stops at a zero in
+/// it.
 fn exact(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
@@ -583,7 +588,7 @@ mod tests {
     #[test]
     fn no_panic_gets_out() {
         assert_eq!(answer(|| panic!("a test")), wb_code::WB_PANIC);
-        // SAFETY: the words of this thread stay until the next failure.
+        // SAFETY: the message of this thread stays until the next failure.
         let words = unsafe { CStr::from_ptr(last_words()) };
         assert!(words.to_str().unwrap().contains("bug"), "{:?}", words);
         assert_eq!(quietly(-1, || panic!("a test")), -1);

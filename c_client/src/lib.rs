@@ -1,6 +1,7 @@
-//! The C ABI of the worker and the publisher: what `include/weightbus.h` says, over the crate `weightbus`.
+//! The C ABI of the worker and the publisher, as `include/weightbus.h` declares it, over the crate
+//! `weightbus`.
 //!
-//! This file is what cbindgen reads; what it takes to keep its promises is in `inner.rs`.
+//! cbindgen reads this file. The implementation is in `inner.rs` and `publishing.rs`.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -16,83 +17,87 @@ use weightbus_core::WorkerKeys;
 /// The number of this ABI. A program may run with any library of the same number.
 pub const WB_ABI: u32 = 1;
 
-/// What came of a call.
+/// The result of a call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum wb_code {
-    /// It is done.
+    /// The call succeeded.
     WB_OK = 0,
-    /// Nothing has come in time.
+    /// Nothing arrived before the timeout, or nothing was found.
     WB_NOTHING = 1,
-    /// A version cannot be taken; what ran before still runs, unless wb_error() says that none does.
+    /// A version was rejected. The previous version still runs, unless wb_error() says that none
+    /// runs.
     WB_REJECTED = 2,
-    /// The publisher refuses this worker, which goes on asking.
+    /// The publisher refuses this worker, which keeps trying to join.
     WB_REFUSED = 3,
-    /// The worker was closed.
+    /// The worker or the publisher was closed.
     WB_CLOSED = 4,
-    /// An apply has failed half-way: the model is not to be read until another version is applied.
+    /// An apply failed half-way: the model must not be read until another version is applied.
     WB_TORN = 5,
-    /// An argument makes no sense.
+    /// An argument is invalid.
     WB_INVALID = 6,
-    /// There is no tensor of this name.
+    /// There is no tensor, or no worker, of this name.
     WB_NOT_FOUND = 7,
-    /// Sockets, threads or memory are not to be had.
+    /// A socket, a thread or memory could not be created.
     WB_SYSTEM = 8,
     /// A bug in this library.
     WB_PANIC = 9,
-    /// A publish did not reach what it required; its receipt says what every worker did.
+    /// A publish missed its requirement. Its receipt has the outcome at every worker.
     WB_UNACHIEVED = 10,
 }
 
-/// A tensor: memory of yours for a model, or, read-only, a part of a snapshot.
+/// A tensor: your memory for a model, or a read-only part of a snapshot.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_tensor {
-    /// UTF-8 with a zero behind it.
+    /// Name in UTF-8, with a zero byte at the end.
     pub name: *const c_char,
-    /// Its length, which tells where a name has a zero in it; 0: up to the first one.
+    /// Length of the name, for names that contain zero bytes. 0: it ends at the first zero byte.
     pub name_bytes: usize,
-    /// As safetensors has it: "F32", "BF16", "I64", ...
+    /// Name of the dtype in safetensors: "F32", "BF16", "I64", ...
     pub dtype: *const c_char,
-    /// `rank` sizes; row-major.
+    /// Sizes of the `rank` dimensions; row-major.
     pub shape: *const u64,
     pub rank: usize,
     pub data: *mut c_void,
-    /// Bytes at `data`: exactly what dtype and shape say.
+    /// Bytes at `data`: exactly as many as dtype and shape need.
     pub nbytes: usize,
 }
 
-/// A model that is wanted, by its id, and where its versions go.
+/// A model to subscribe to, and the destination of its versions.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_wanted {
     pub id: *const c_char,
-    /// NULL: each version comes as a snapshot.
+    /// NULL: each version is returned as a snapshot.
     pub model: *const wb_model,
 }
 
-/// What happens to a worker, for logs and screens. All of it is borrowed for the call.
+/// An event of a worker or a publisher, for logs and screens. It is borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_event {
-    /// "joined", "lost", "refused", "rejected" or "notice"; others may come.
+    /// "joined", "lost", "refused", "rejected" or "notice"; others may be added.
     pub kind: *const c_char,
-    /// Empty unless it is about a version; so are the numbers.
+    /// Empty unless the event is about a version; then the numbers are 0, too, but "joined" has the
+    /// epoch. An event of a publisher has the name of a worker here.
     pub model: *const c_char,
     pub epoch: u64,
     pub version: u64,
-    /// Of the protocol, such as "layout-mismatch"; or empty.
+    /// Code of the protocol, such as "layout-mismatch"; empty if there is none.
     pub code: *const c_char,
     pub text: *const c_char,
 }
 
-/// Called in the own thread of the worker or publisher, which answers the other side: it must not wait, and must
-/// not free that handle. It may close it: wb_close() and wb_publisher_close() return at once here, and the thread
-/// ends after this call; whoever frees the handle elsewhere waits for that. Of a publisher, wb_publish(),
-/// wb_publish_safetensors() and wb_wait_for_workers() would wait for this very thread, until they give up.
+/// Called by the thread of the worker or publisher, which answers the other side. So the function
+/// must not wait, and must not free the handle. It may close it: wb_close() and
+/// wb_publisher_close() return at once here, and the thread ends after this call. Another thread
+/// that frees the handle waits for that. In a publisher's function, wb_publish(),
+/// wb_publish_safetensors() and wb_wait_for_workers() would wait for this same thread until their
+/// timeouts.
 pub type wb_on_event = Option<extern "C" fn(event: *const wb_event, user: *mut c_void)>;
 
-/// A version, whole and verified, on which a function of yours decides. All of it is borrowed for the call.
+/// A complete, verified version, on which your function decides. It is borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_offer {
@@ -100,271 +105,290 @@ pub struct wb_offer {
     pub epoch: u64,
     pub version: u64,
     pub nbytes: u64,
-    /// Of a model without memory of yours, else NULL, as it is in before_apply.
+    /// The version's snapshot, if the model has no memory of yours. NULL otherwise, and in
+    /// before_apply.
     pub snapshot: *const wb_snapshot,
 }
 
-/// Decides on a version, in the thread that calls wb_receive(): 0 takes it, all else turns it down. Why may be
-/// written to `text`, with a zero behind it, of at most `room` bytes: the publisher is told. In apply, memory of
-/// yours holds the version, to be read as it is: wb_read() would wait for this call.
+/// Decides on a version, in the thread that calls wb_receive(). 0 accepts the version; any other
+/// result rejects it. The function may write the reason to `text`, with a zero byte at the end, in
+/// at most `room` bytes. The reason is sent to the publisher. In apply, your memory holds the
+/// version already: read it directly, since wb_read() would wait for the end of this call.
 pub type wb_decide =
     Option<extern "C" fn(offer: *const wb_offer, text: *mut c_char, room: usize, user: *mut c_void) -> c_int>;
 
-/// How a worker is set up. Zeros are the defaults; everything here is borrowed for the call of wb_connect().
+/// Settings of a worker. Zeros are the defaults. Everything is borrowed for the call of
+/// wb_connect().
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_options {
     /// sizeof(wb_options).
-    /// A library that knows fewer fields takes more of them where they are zero, else answers WB_INVALID.
+    /// A library that knows fewer fields accepts more fields if they are zero; else it returns
+    /// WB_INVALID.
     pub size: usize,
-    /// Of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
+    /// Address of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
     pub address: *const c_char,
-    /// Of this worker, unique among the publisher's; NULL: one is made up.
+    /// Name of this worker, unique among the publisher's workers. NULL: a name is generated.
     pub name: *const c_char,
     pub wanted: *const wb_wanted,
     pub wanted_count: usize,
-    /// The largest version to take; 0: 64 GiB.
+    /// Size in bytes of the largest version to accept; 0: 64 GiB.
     pub bytes_max: u64,
-    /// Do not copy out of the publisher's memory where it is on this host.
+    /// True: versions are not copied from the publisher's memory, even on the same host.
     pub network_only: bool,
     pub on_event: wb_on_event,
-    /// Passed on to all functions here; alive and usable in any thread until the worker is freed.
+    /// Passed to all functions here. It must be valid, in any thread, until the worker is freed.
     pub user: *mut c_void,
-    /// Decides whether a version runs, once for each, before anybody reads it and before it is reported. One
-    /// that is turned down leaves the snapshot before it; in memory of yours it leaves none (WB_TORN).
+    /// Decides whether a version runs. It is called once for each version, before readers see the
+    /// version and before it is reported. After a rejection the previous snapshot stays, but no
+    /// version runs in memory of yours (WB_TORN).
     pub apply: wb_decide,
-    /// The same before a byte of a model changes: what ran before runs on.
+    /// Decides before any byte of a model changes. After a rejection the previous version still
+    /// runs.
     pub before_apply: wb_decide,
-    /// What each call of the two may take, at most a day; 0: 60 s. Then the version counts as turned down,
-    /// whatever is answered later, and its model takes no other one until the function has returned.
+    /// Time limit of each call of these two, at most a day; 0: 60 s. After that the version is
+    /// rejected, whatever the function returns later. Its model applies no other version until the
+    /// function has returned.
     pub apply_timeout_ms: u32,
-    /// Versions may have tensors that the models here lack: they are passed over.
+    /// True: versions may have tensors that the models here lack. These tensors are ignored.
     pub partial: bool,
-    /// Values are converted where dtypes differ, among F64, F32, F16 and BF16: to the nearest, of two the even.
+    /// True: F64, F32, F16 and BF16 values are converted where dtypes differ, to nearest, ties to
+    /// even.
     pub cast: bool,
-    /// What the worker runs on, for the publisher's operators: a program or binding, and its version, in at most
-    /// 256 characters. NULL: "weightbus-c/" and the version of this library.
+    /// Name and version of the program or binding that runs the worker, for the publisher's
+    /// operators. At most 256 characters count. NULL: "weightbus-c/" and the version of this
+    /// library.
     pub client: *const c_char,
-    /// This worker's keys, for a publisher that has some: the path of its file of `weightbus keygen`, or of the
-    /// folder, or what stands in the file, which begins with {. NULL: what the environment's WEIGHTBUS_KEYS says,
-    /// else there are none, as with "".
+    /// This worker's keys, for a publisher with keys: the path of the worker's file from `weightbus
+    /// keygen`, or of its folder, or the content of the file, which begins with {. NULL: the path
+    /// in the environment variable WEIGHTBUS_KEYS, else no keys. "": no keys.
     pub keys: *const c_char,
-    /// Take every version as a whole, not as a patch on what runs where the publisher offers one. With `partial` or
-    /// `cast` patches cost a copy of what runs.
+    /// True: every version arrives whole, not as a patch on the running version. With `partial` or
+    /// `cast`, patches need a second copy of the running version.
     pub whole_only: bool,
-    /// Not 0: published data may come from another host than that of the address, or from any path, wherever the
-    /// publisher says. Else they must be on that host, or beside that path, or all is fetched, which is slower.
-    pub any_data_host: u64, // as wide as no padding is, in which programs that do not know it may have anything
+    /// Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
+    /// on the host of the address, or at its path with a suffix; otherwise all versions are
+    /// fetched, which is slower.
+    pub any_data_host: u64, // 64 bits: not in padding, where older programs may have anything
 }
 
-/// Something that is said of a version: a name, and a text.
+/// An entry of a version's metadata: a name, and a text.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_text {
-    /// UTF-8 with a zero behind it, as is the text.
+    /// UTF-8 with a zero byte at the end, like the text.
     pub name: *const c_char,
     pub text: *const c_char,
 }
 
-/// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
+/// The result of wb_receive(): a version that was applied or, with WB_REJECTED, rejected.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_update {
     pub epoch: u64,
     pub version: u64,
     pub nbytes: u64,
-    /// How long the copy took.
+    /// Duration of the copy.
     pub nanoseconds: u64,
-    /// Of a model without memory of yours, else NULL; to be freed by wb_snapshot_free().
+    /// The snapshot, if the model has no memory of yours, else NULL. Free it with
+    /// wb_snapshot_free().
     pub snapshot: *mut wb_snapshot,
     pub model: [c_char; 129],
-    /// What its bytes hash to; empty where they came from shared memory.
+    /// Digest of the bytes; empty if they were copied from shared memory and were not hashed.
     pub digest: [c_char; 65],
-    /// Of WB_REJECTED and WB_REFUSED: why, in the protocol's words ("layout-mismatch", ...).
+    /// With WB_REJECTED and WB_REFUSED: the code of the reason ("layout-mismatch", ...).
     pub code: [c_char; 129],
-    /// It came as a patch on the version that ran before, not as a whole.
-    pub patched: bool, // where programs that were compiled without it have nothing
+    /// True if the version arrived as a patch on the version that ran before.
+    pub patched: bool, // in padding of programs that were compiled without it
 }
 
-/// How a worker stands. What runs is of now, the rest of a moment ago; numbers are 0 where there is nothing.
+/// The state of a worker. The running version is current, the rest may be a moment old. A number is
+/// 0 if it does not exist.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_state {
-    /// Of the session.
+    /// Epoch of the session.
     pub epoch: u64,
-    /// Messages dropped because they broke the protocol.
+    /// Malformed messages that were dropped.
     pub malformed: u64,
-    /// Versions are copied out of the publisher's memory.
+    /// True if versions are copied from the publisher's memory.
     pub shared: bool,
-    /// Of one model: an apply has failed half-way, and none runs.
+    /// True if an apply of this model failed half-way, so that no version runs.
     pub torn: bool,
     pub running_epoch: u64,
     pub running_version: u64,
-    /// What arrives, how many of its chunks are here, and of how many.
+    /// The arriving version, how many of its chunks have arrived, and how many it has.
     pub arriving_epoch: u64,
     pub arriving_version: u64,
     pub chunks_here: u64,
     pub chunks: u64,
-    /// What waits for a commit.
+    /// The version that waits for a commit.
     pub staged_epoch: u64,
     pub staged_version: u64,
-    /// What waits for wb_receive(), or is being applied.
+    /// The version that waits for wb_receive(), or is being applied.
     pub ready_epoch: u64,
     pub ready_version: u64,
 }
 
-/// A model whose memory is yours.
+/// A model that versions are written to.
 pub struct wb_model(weightbus_core::Model);
-/// One who reads a model.
-pub struct wb_reading(#[allow(dead_code)] inner::Reading); // what counts is that it is there
+/// Read access to a model.
+pub struct wb_reading(#[allow(dead_code)] inner::Reading); // only its end matters
 /// A worker.
 pub struct wb_worker(weightbus_core::Worker, CString, inner::AllSaid);
-/// What is said of a version.
+/// Metadata of a version.
 pub struct wb_metadata(inner::Said);
-/// A version that never changes.
+/// A snapshot: a version that never changes.
 pub struct wb_snapshot(inner::Tensors);
 /// A publisher.
 pub struct wb_publisher(weightbus_core::Publisher, CString);
-/// What became of a publish.
+/// The receipt of a publish.
 pub struct wb_receipt(publishing::Outcomes);
 
-/// How a publisher is set up. Zeros are the defaults; everything here is borrowed for the call of wb_bind().
+/// Settings of a publisher. Zeros are the defaults. Everything is borrowed for the call of
+/// wb_bind().
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_publisher_options {
     /// sizeof(wb_publisher_options), as in wb_options.
     pub size: usize,
-    /// Where it listens, which is the one address that workers need: "tcp://HOST:PORT" (port 0: any free one) or
-    /// "ipc://PATH".
+    /// Address to listen at, the only one that workers need: "tcp://HOST:PORT" (port 0: any free
+    /// one) or "ipc://PATH".
     pub address: *const c_char,
-    /// Where its data socket is; NULL: one port above, or a path beside.
+    /// Address of the data socket. NULL: one port above, or at the path with a suffix.
     pub data: *const c_char,
-    /// What workers are told to connect to for data; NULL: it follows from `data`.
+    /// Data address that is sent to the workers. NULL: derived from `data`.
     pub advertise: *const c_char,
-    /// Its incarnation, which workers hold against that of what they run; 0: milliseconds since 1970.
+    /// Epoch, which workers compare with that of their running version; 0: milliseconds since 1970.
     pub epoch: u64,
-    /// Bytes of a chunk; 0: 2^20.
+    /// Size of a chunk in bytes; 0: 2^20.
     pub chunk_bytes: u64,
-    /// Between two signs of life, and the silence after which a worker is lost, of which at least two must fit
-    /// in; 0: 1 s and 5 s.
+    /// Interval of pings, and the silence after which a worker is lost, which must be at least two
+    /// intervals. 0: 1 s and 5 s.
     pub ping_ms: u32,
     pub lost_after_ms: u32,
-    /// A folder that outlives it, and keeps its epoch and the latest version of each model, which a publisher that is
-    /// started with it later offers again, in this language or in Python; NULL: none. Freeing it waits up to 10 s for
-    /// what is to be written there.
+    /// A folder that keeps the publisher's epoch and the latest version of each model. A publisher
+    /// that is started with it later, in this language or in Python, offers these versions again.
+    /// NULL: none. Freeing the publisher waits up to 10 s for what is to be written there.
     pub state: *const c_char,
-    /// How many workers "all" are at least in a publish that does not say.
+    /// Least number of workers that "all" stands for, in a publish that does not set it.
     pub expect: usize,
-    /// Without keys, listen where other hosts can connect, though whoever does gets the weights.
+    /// True: without keys, listen where other hosts can connect. Any host that connects gets the
+    /// weights.
     pub insecure: bool,
-    /// Told what becomes of workers: its kind is "joined", "lost", "stuck", "back", "left", "refused", "failed",
-    /// "wrong-digest" or "notice", its `model` the name of the worker.
+    /// Called with events of workers. The kind is "joined", "lost", "stuck", "back", "left",
+    /// "refused", "failed", "wrong-digest" or "notice". `model` is the name of the worker.
     pub on_event: wb_on_event,
-    /// Passed on to it; alive and usable in any thread until the publisher is freed.
+    /// Passed to `on_event`. It must be valid, in any thread, until the publisher is freed.
     pub user: *mut c_void,
-    /// How many versions of each model are kept in memory for patches to build on, at most 8, and how many bytes those
-    /// may take together; 0: 2, and of any size. Only what is published as patches is kept.
+    /// How many versions of each model are kept in memory for patches to build on, at most 8, and
+    /// how many bytes these may take together. 0: 2 versions, of any size. Only versions that are
+    /// published as patches are kept.
     pub bases: usize,
     pub bases_bytes_max: u64,
-    /// A folder that `weightbus keygen` has made: only workers with a key that it allows connect, and all that is
-    /// published is sealed. It is looked at again and again. NULL: what the environment's WEIGHTBUS_KEYS says, else
-    /// none; "": none.
+    /// A folder from `weightbus keygen`: only workers with a key that it allows can connect, and
+    /// all published data is sealed. The folder is read repeatedly. NULL: the path in the
+    /// environment variable WEIGHTBUS_KEYS, else no keys. "": no keys.
     pub keys: *const c_char,
-    /// With keys, after how long another group key takes the place of one; 0: a day.
+    /// With keys: time after which a new group key replaces the current one; 0: a day.
     pub rekey_ms: u32,
     /// How many older versions of each model are kept in the folder `state`, at most 10,000.
     pub history: usize,
 }
 
-/// When a worker counts as being there: it runs the version,
+/// A publish waits until the workers run the version.
 pub const WB_WAIT_APPLIED: u32 = 0;
-/// it holds it, verified,
+/// A publish waits until the workers have the version, verified.
 pub const WB_WAIT_STAGED: u32 = 1;
-/// or nobody is waited for.
+/// A publish waits for no worker.
 pub const WB_WAIT_NOBODY: u32 = 2;
 
-/// A version goes as it is,
+/// The version is sent whole.
 pub const WB_ENCODING_RAW: u32 = 0;
-/// by what has changed since the one that a worker runs, in the fewest bytes, where the publisher still has that,
+/// The version is sent as a patch in the fewest bytes, on the version that a worker runs, if the
+/// publisher still has that one.
 pub const WB_ENCODING_DELTA: u32 = 1;
-/// or the same in more bytes, which take less time to make and to decode;
+/// Like WB_ENCODING_DELTA, but in more bytes, which take less time to encode and decode.
 pub const WB_ENCODING_DELTA_FLAT: u32 = 2;
-/// or by that of these three which is likely to be there soonest.
+/// The one of these three that is likely to arrive soonest.
 pub const WB_ENCODING_AUTO: u32 = 3;
 
-/// What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.
+/// Settings of one publish. Zeros are the defaults. Everything is borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_publish_options {
     /// sizeof(wb_publish_options), as in wb_options.
     pub size: usize,
-    /// Names of the workers it is for; 0 of them: all that want the model.
+    /// Names of the workers to publish to. If there are 0 names: all that subscribe to the model.
     pub workers: *const *const c_char,
     pub workers_count: usize,
-    /// How many must get there; 0: all that it is for.
+    /// How many workers must succeed; 0: all that it is published to.
     pub at_least: usize,
     /// WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
     pub wait: u32,
-    /// None applies before so many as are required have staged; if too few do in time, none applies at all.
+    /// True: no worker applies the version before the required number has staged it. If too few
+    /// stage it in time, no worker applies it.
     pub together: bool,
-    /// For all of this; 0: 60 s.
+    /// Time limit of the whole publish; 0: 60 s.
     pub timeout_ms: u32,
-    /// How many "all" are at least: who is missing is waited for. 0: as many as the publisher was told.
+    /// Least number of workers that "all" stands for: missing ones are waited for. 0: the
+    /// publisher's.
     pub expect: usize,
-    /// How it goes to workers that take patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
+    /// Encoding for workers that accept patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
     pub encoding: u32,
-    /// What to say of the version: a step, a reward. At most 32 entries, and 4 KiB of names and texts.
+    /// Metadata, such as a step or a reward. At most 32 entries, and 4 KiB of names and texts.
     pub metadata: *const wb_text,
     pub metadata_count: usize,
 }
 
-/// What one worker did with a version. It lives as long as its receipt.
+/// The outcome of a publish at one worker. It is valid as long as the receipt.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_outcome {
     pub worker: *const c_char,
-    /// "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (it runs a newer one).
+    /// "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (a newer version runs).
     pub outcome: *const c_char,
-    /// From the call to that; 0 while it is behind.
+    /// Time from the call to the outcome; 0 while it is "behind".
     pub nanoseconds: u64,
-    /// For a person; empty where the outcome says it all.
+    /// Explanation for a person; empty if the outcome says all.
     pub detail: *const c_char,
-    /// How the version came to it: "raw" (all of it) or "delta-1" (a patch on what ran there); empty where nobody can
-    /// tell.
+    /// How the version arrived at the worker: "raw" (whole) or "delta-1" (a patch on the version
+    /// that ran there); empty if unknown.
     pub encoding: *const c_char,
-    /// Bytes of that, without headers; what was lost and sent again is not counted.
+    /// Bytes of the version or patch, without headers. Bytes that were sent again are not counted.
     pub nbytes: u64,
 }
 
-/// What became of one publish.
+/// The summary of a receipt.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_published {
     pub epoch: u64,
     pub version: u64,
     pub nbytes: u64,
-    /// From the call to its answer.
+    /// Time from the call to its return.
     pub nanoseconds: u64,
     pub digest: [c_char; 65],
-    /// All of it in words; lives as long as the receipt.
+    /// The summary in words. It is valid as long as the receipt.
     pub text: *const c_char,
 }
 
-/// Returns WB_ABI of the library that is running.
+/// Returns WB_ABI of the library that the program runs with.
 #[no_mangle]
 pub extern "C" fn wb_abi() -> u32 {
     WB_ABI
 }
 
-/// Returns why the last call that failed in this thread did; valid until the next that fails in it.
+/// Returns the message of the last call in this thread that failed. It is valid until another call
+/// in this thread fails.
 #[no_mangle]
 pub extern "C" fn wb_error() -> *const c_char {
     inner::last_words()
 }
 
-/// Makes a model of tensors of yours. Names, dtypes and shapes are borrowed for the call, `data` until the
-/// model and all of its workers are freed. Until then only this library writes there, and you read between
-/// wb_read() and wb_read_end().
+/// Makes a model of tensors in your memory. Names, dtypes and shapes are borrowed for the call,
+/// `data` until the model and all of its workers are freed. Until then only this library writes
+/// there, and your program reads only between wb_read() and wb_read_end().
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_new(
     tensors: *const wb_tensor,
@@ -374,17 +398,18 @@ pub unsafe extern "C" fn wb_model_new(
     answer(|| {
         // SAFETY: the caller gives `count` tensors, as the header says.
         let made = unsafe { inner::model_of(tensors, count) }?;
-        // SAFETY: as is `model`.
+        // SAFETY: the caller gives a place for the model.
         unsafe { out(model, wb_model(made)) }
     })
 }
 
-/// Makes a model in memory of the library's own, of zeros, and puts its place into `data` and `nbytes` of each
-/// tensor; else like wb_model_new(). A version of 2 MiB or more that comes over the network gets there by an
-/// exchange of pages, which copies nothing. Do not fork while one is applied: the child may find other bytes.
-/// Nor register this memory with a device or a network card (cudaHostRegister(), ibv_reg_mr(), buffers of
-/// io_uring), which would go on using pages that were exchanged; and what mlock(), madvise() and mbind() say
-/// of pages travels with them. For that take memory of yours, and wb_model_new().
+/// Makes a model of zeros in the library's own memory, and writes the address and size of each
+/// tensor to its `data` and `nbytes`; otherwise like wb_model_new(). A version of 2 MiB or more
+/// from the network is not copied there: memory pages are exchanged. So do not fork while a version
+/// is applied: the child may find other bytes. Do not register this memory with a device or a
+/// network card (cudaHostRegister(), ibv_reg_mr(), buffers of io_uring), which would keep using the
+/// old pages. The effects of mlock(), madvise() and mbind() move with the pages. Use wb_model_new()
+/// for such memory.
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_resident(
     tensors: *mut wb_tensor,
@@ -393,23 +418,25 @@ pub unsafe extern "C" fn wb_model_resident(
 ) -> wb_code {
     answer(|| {
         if model.is_null() {
-            return Err(invalid("no place for the model")); // before `tensors` are told where theirs is
+            return Err(invalid("no place for the model")); // before `tensors` get their addresses
         }
-        // SAFETY: the caller gives `count` tensors, as the header says, which are nobody else's for this call.
+        // SAFETY: the caller gives `count` tensors, as the header says, for the use of this call
+        // alone.
         let made = unsafe { inner::resident_of(tensors, count) }?;
-        // SAFETY: as is `model`.
+        // SAFETY: the caller gives a place for the model.
         unsafe { out(model, wb_model(made)) }
     })
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_free(model: *mut wb_model) {
-    // SAFETY: it came of `wb_model_new`, and nobody uses it any more.
+    // SAFETY: `wb_model_new` or `wb_model_resident` made the model, and it is not used any more.
     unsafe { inner::free(model) }
 }
 
-/// Waits until nobody writes to a model, and keeps it as it is until wb_read_end(). `epoch` and `version` are
-/// told what it holds, 0 before the first version; either may be NULL. WB_TORN: there is nothing to read.
+/// Waits while a version is being written to a model, and keeps the model unchanged until
+/// wb_read_end(). Sets `epoch` and `version` to the version in the model, 0 before the first one;
+/// either may be NULL. Returns WB_TORN if there is nothing to read.
 #[no_mangle]
 pub unsafe extern "C" fn wb_read(
     model: *const wb_model,
@@ -422,7 +449,7 @@ pub unsafe extern "C" fn wb_read(
         let model = unsafe { model.as_ref() }.ok_or_else(|| invalid("no model"))?;
         let found = inner::Reading::of(&model.0)?;
         let (its_epoch, its_version) = found.version();
-        // SAFETY: the caller gives places for them, or NULL.
+        // SAFETY: the caller gives places for the results, or NULL.
         unsafe {
             fill(epoch, its_epoch);
             fill(version, its_version);
@@ -431,20 +458,20 @@ pub unsafe extern "C" fn wb_read(
     })
 }
 
-/// Lets go of a model, in the thread that called wb_read().
+/// Ends the read access to a model, in the thread that called wb_read().
 #[no_mangle]
 pub unsafe extern "C" fn wb_read_end(reading: *mut wb_reading) {
-    // SAFETY: it came of `wb_read`, in this thread, and nobody uses it any more.
+    // SAFETY: `wb_read` made the handle, in this thread, and it is not used any more.
     unsafe { inner::free(reading) }
 }
 
-/// Starts a worker. The publisher need not be there yet.
+/// Starts a worker. The publisher may start later.
 #[no_mangle]
 pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mut wb_worker) -> wb_code {
     answer(|| {
-        // SAFETY: the caller gives options as the header says; they tell their size.
+        // SAFETY: the caller gives options as the header says, with their size.
         let options = unsafe { inner::options_of(options) }?;
-        // SAFETY: all that they point to is there for this call.
+        // SAFETY: everything that the options point to is valid during this call.
         let (address, wanted) = unsafe { (text_of(options.address, 0, "address")?, Target::all(&options)?) };
         let mut builder = weightbus_core::Worker::builder(address).shared_memory(!options.network_only);
         builder = builder.partial(options.partial).cast(options.cast).patches(!options.whole_only);
@@ -488,19 +515,20 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         if options.apply_timeout_ms > 0 {
             builder = builder.apply_timeout(Duration::from_millis(options.apply_timeout_ms.into()));
         }
-        // SAFETY: the caller gives a place for it.
+        // SAFETY: the caller gives a place for the worker.
         unsafe { out(worker, inner::named(builder.connect()?)) }
     })
 }
 
-/// Returns what a worker is called, for as long as it lives; empty for no worker.
+/// Returns the name of a worker, which is valid as long as the worker; empty for NULL.
 #[no_mangle]
 pub unsafe extern "C" fn wb_name(worker: *const wb_worker) -> *const c_char {
     // SAFETY: the caller gives a worker that lives, or NULL.
     unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.as_ptr())
 }
 
-/// Waits until the publisher has let the worker in, and tells its epoch (`epoch` may be NULL).
+/// Waits until the publisher admits the worker, and sets `epoch` to the publisher's (it may be
+/// NULL).
 #[no_mangle]
 pub unsafe extern "C" fn wb_joined(worker: *const wb_worker, timeout_ms: u32, epoch: *mut u64) -> wb_code {
     answer(|| {
@@ -517,7 +545,8 @@ pub unsafe extern "C" fn wb_joined(worker: *const wb_worker, timeout_ms: u32, ep
     })
 }
 
-/// Applies the newest version that has arrived, waiting for one if need be. 0 ms: does not wait.
+/// Applies the newest version that has arrived, and waits for one if necessary. 0 ms: does not
+/// wait.
 #[no_mangle]
 pub unsafe extern "C" fn wb_receive(
     worker: *const wb_worker,
@@ -543,9 +572,10 @@ pub unsafe extern "C" fn wb_receive(
     })
 }
 
-/// Tells what its publisher says of a version: of what its model runs, by the name that wb_look(), wb_read() and
-/// wb_latest() tell now (a publisher that is started again may give it another), or of one of the last few that
-/// wb_receive() has told; to be freed by wb_metadata_free(). WB_NOTHING: it is none of those.
+/// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(). The version is
+/// either the running one, by the number that wb_look(), wb_read() and wb_latest() give now (a
+/// restarted publisher may have renamed it), or one of the last few that wb_receive() returned. For
+/// any other version, returns WB_NOTHING.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_of(
     worker: *const wb_worker,
@@ -565,7 +595,7 @@ pub unsafe extern "C" fn wb_metadata_of(
     })
 }
 
-/// Returns all that is said, by name, and how many entries there are. They live as long as `metadata`.
+/// Returns all entries, sorted by name, and sets `count`. They are valid as long as `metadata`.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_all(metadata: *const wb_metadata, count: *mut usize) -> *const wb_text {
     // SAFETY: the caller gives metadata that lives, or NULL, and a place or NULL.
@@ -574,7 +604,7 @@ pub unsafe extern "C" fn wb_metadata_all(metadata: *const wb_metadata, count: *m
     all.as_ptr()
 }
 
-/// Returns the text of one name, for as long as `metadata` lives; NULL if nothing is said under it.
+/// Returns the text of this name, which is valid as long as `metadata`; NULL if there is none.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_get(metadata: *const wb_metadata, name: *const c_char) -> *const c_char {
     quietly(std::ptr::null(), || {
@@ -586,11 +616,11 @@ pub unsafe extern "C" fn wb_metadata_get(metadata: *const wb_metadata, name: *co
 
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_free(metadata: *mut wb_metadata) {
-    // SAFETY: it came of `wb_metadata_of`, and nobody uses it any more.
+    // SAFETY: `wb_metadata_of` made the metadata, and it is not used any more.
     unsafe { inner::free(metadata) }
 }
 
-/// Tells how a worker stands, and one of its models; `model` may be NULL.
+/// Returns the state of a worker, and of one of its models; `model` may be NULL.
 #[no_mangle]
 pub unsafe extern "C" fn wb_look(
     worker: *const wb_worker,
@@ -608,8 +638,9 @@ pub unsafe extern "C" fn wb_look(
     })
 }
 
-/// Tells the newest version of a model without memory of yours, as wb_receive() did when it was applied
-/// (without its digest). WB_NOTHING: there is none yet.
+/// Returns the newest version of a model without memory of yours, like wb_receive() when it was
+/// applied, but without digest, duration and `patched`. Returns WB_NOTHING before the first
+/// version.
 #[no_mangle]
 pub unsafe extern "C" fn wb_latest(
     worker: *const wb_worker,
@@ -624,8 +655,8 @@ pub unsafe extern "C" fn wb_latest(
     })
 }
 
-/// Returns a descriptor that is readable while wb_receive() would not wait, for poll() and its like; -1 for no
-/// worker. It is the worker's: do not read from it or close it.
+/// Returns a descriptor for poll() and the like, which is readable while wb_receive() would not
+/// wait; -1 for NULL. It belongs to the worker: do not read from it, and do not close it.
 #[no_mangle]
 pub unsafe extern "C" fn wb_fd(worker: *const wb_worker) -> c_int {
     // SAFETY: the caller gives a worker that lives, or NULL.
@@ -633,7 +664,7 @@ pub unsafe extern "C" fn wb_fd(worker: *const wb_worker) -> c_int {
     quietly(-1, || worker.map_or(-1, |worker| worker.0.ready_fd()))
 }
 
-/// Says goodbye, and ends the worker's thread: whoever waits in wb_receive() gets WB_CLOSED.
+/// Sends a goodbye, and ends the worker's thread. Calls that wait in wb_receive() get WB_CLOSED.
 #[no_mangle]
 pub unsafe extern "C" fn wb_close(worker: *const wb_worker) {
     // SAFETY: the caller gives a worker that lives, or NULL.
@@ -641,15 +672,15 @@ pub unsafe extern "C" fn wb_close(worker: *const wb_worker) {
     quietly((), || worker.map_or((), |worker| worker.0.close()))
 }
 
-/// Closes and frees a worker that nobody else uses.
+/// Closes and frees a worker, which no other thread may use any more.
 #[no_mangle]
 pub unsafe extern "C" fn wb_worker_free(worker: *mut wb_worker) {
-    // SAFETY: it came of `wb_connect`, and nobody uses it any more.
+    // SAFETY: `wb_connect` made the worker, and it is not used any more.
     unsafe { inner::free(worker) }
 }
 
-/// Returns the tensors of a snapshot, in the order of their bytes, and how many there are. They live as long
-/// as it does, and nobody writes to them.
+/// Returns the tensors of a snapshot, in the order of the published source, and sets `count`. They
+/// are valid as long as the snapshot, and are never written to.
 #[no_mangle]
 pub unsafe extern "C" fn wb_snapshot_tensors(
     snapshot: *const wb_snapshot,
@@ -661,7 +692,7 @@ pub unsafe extern "C" fn wb_snapshot_tensors(
     tensors.as_ptr()
 }
 
-/// Finds a tensor of a snapshot by its name, or by another name that its publisher gave it.
+/// Finds a tensor of a snapshot by its name or an alias.
 #[no_mangle]
 pub unsafe extern "C" fn wb_snapshot_find(
     snapshot: *const wb_snapshot,
@@ -680,7 +711,7 @@ pub unsafe extern "C" fn wb_snapshot_find(
 
 #[no_mangle]
 pub unsafe extern "C" fn wb_snapshot_free(snapshot: *mut wb_snapshot) {
-    // SAFETY: it came of `wb_receive`, and nobody uses it any more.
+    // SAFETY: `wb_receive` or `wb_latest` made the snapshot, and it is not used any more.
     unsafe { inner::free(snapshot) }
 }
 
@@ -696,16 +727,17 @@ pub unsafe extern "C" fn wb_bind(
     })
 }
 
-/// Returns the one address that workers need, for as long as the publisher lives; empty for no publisher.
+/// Returns the address that workers need, which is valid as long as the publisher; empty for NULL.
 #[no_mangle]
 pub unsafe extern "C" fn wb_address(publisher: *const wb_publisher) -> *const c_char {
     // SAFETY: the caller gives a publisher that lives, or NULL.
     unsafe { publisher.as_ref() }.map_or(b"\0".as_ptr().cast(), |publisher| publisher.1.as_ptr())
 }
 
-/// Publishes a new version of a model, of tensors that are borrowed until they are copied, before this waits for
-/// anybody; then waits until the workers have it. `options` may be NULL, and so may `receipt`, which WB_UNACHIEVED
-/// brings as well. WB_NOTHING: others were publishing the model until its time was over, so nothing was published.
+/// Publishes a new version of a model, and waits until the workers have it. The tensors are
+/// borrowed until they are copied, which is before this waits for workers. `options` and `receipt`
+/// may be NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING if other calls were
+/// publishing the model until the timeout, so that nothing was published.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publish(
     publisher: *const wb_publisher,
@@ -728,7 +760,7 @@ pub unsafe extern "C" fn wb_publish(
     })
 }
 
-/// The same of the bytes of a safetensors file, as they stand.
+/// Like wb_publish(), but publishes the bytes of a safetensors file as they are.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publish_safetensors(
     publisher: *const wb_publisher,
@@ -739,7 +771,7 @@ pub unsafe extern "C" fn wb_publish_safetensors(
     receipt: *mut *mut wb_receipt,
 ) -> wb_code {
     answer(|| {
-        // SAFETY: as above, and `nbytes` bytes of a file.
+        // SAFETY: as above, and the caller gives `nbytes` bytes of a file.
         unsafe {
             publishing::clear(receipt);
             let publisher = publishing::publisher_of(publisher)?;
@@ -750,7 +782,7 @@ pub unsafe extern "C" fn wb_publish_safetensors(
     })
 }
 
-/// Tells what became of a publish.
+/// Returns the summary of a receipt.
 #[no_mangle]
 pub unsafe extern "C" fn wb_receipt_look(
     receipt: *const wb_receipt,
@@ -766,7 +798,8 @@ pub unsafe extern "C" fn wb_receipt_look(
     })
 }
 
-/// Returns what each worker did, by name, and how many there are. They live as long as the receipt.
+/// Returns the outcome at each worker, sorted by name, and sets `count`. Valid as long as the
+/// receipt.
 #[no_mangle]
 pub unsafe extern "C" fn wb_receipt_workers(
     receipt: *const wb_receipt,
@@ -780,11 +813,13 @@ pub unsafe extern "C" fn wb_receipt_workers(
 
 #[no_mangle]
 pub unsafe extern "C" fn wb_receipt_free(receipt: *mut wb_receipt) {
-    // SAFETY: it came of `wb_publish`, and nobody uses it any more.
+    // SAFETY: `wb_publish` or `wb_publish_safetensors` made the receipt, and it is not used any
+    // more.
     unsafe { inner::free(receipt) }
 }
 
-/// Waits until so many workers are there that want the model. WB_NOTHING: they did not come in time.
+/// Waits until `count` workers that subscribe to the model are connected. Returns WB_NOTHING if
+/// they did not join in time.
 #[no_mangle]
 pub unsafe extern "C" fn wb_wait_for_workers(
     publisher: *const wb_publisher,
@@ -801,7 +836,8 @@ pub unsafe extern "C" fn wb_wait_for_workers(
     })
 }
 
-/// Ends a publisher's thread: who waits in wb_publish() is answered as things stand. Workers keep what they run.
+/// Ends a publisher's thread. Calls that wait in wb_publish() return with the outcomes so far.
+/// Workers keep their running versions.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publisher_close(publisher: *const wb_publisher) {
     // SAFETY: the caller gives a publisher that lives, or NULL.
@@ -809,9 +845,9 @@ pub unsafe extern "C" fn wb_publisher_close(publisher: *const wb_publisher) {
     quietly((), || publisher.map_or((), |publisher| publisher.0.close()))
 }
 
-/// Closes and frees a publisher that nobody else uses.
+/// Closes and frees a publisher, which no other thread may use any more.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publisher_free(publisher: *mut wb_publisher) {
-    // SAFETY: it came of `wb_bind`, and nobody uses it any more.
+    // SAFETY: `wb_bind` made the publisher, and it is not used any more.
     unsafe { inner::free(publisher) }
 }

@@ -1,4 +1,4 @@
-//! What the ABI of publishers is made of.
+//! The implementation of the ABI of publishers.
 
 use crate::inner::{array, c_text, copied, described, invalid, out, put, text_of, Fault, User};
 use crate::{
@@ -17,14 +17,14 @@ use weightbus_core::{
     WorkerEvent,
 };
 
-const BASES: usize = 2; // as the crate has it
+const BASES: usize = 2; // the default of the crate
 
 /// # Safety
 ///
-/// As the header says of its arguments.
+/// As the header requires of the arguments.
 pub unsafe fn builder_of(options: *const wb_publisher_options) -> Result<PublisherBuilder, Fault> {
     let all = size_of::<wb_publisher_options>();
-    // SAFETY: the caller's word, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let options = unsafe { copied(options, all, "wb_publisher_options") }?;
     let text = |text: *const c_char, what| match text.is_null() {
         true => Ok(None),
@@ -74,7 +74,7 @@ pub unsafe fn builder_of(options: *const wb_publisher_options) -> Result<Publish
     Ok(builder.expect(options.expect))
 }
 
-/// Calls a function of C with what becomes of workers.
+/// Returns a listener that calls a function of C with each event of a worker.
 fn listener(
     call: extern "C" fn(*const wb_event, *mut c_void),
     user: *mut c_void,
@@ -88,7 +88,7 @@ fn listener(
     }
 }
 
-/// A publisher that tells its address to C.
+/// Returns the publisher with its address as a text for C.
 pub fn bound(publisher: Publisher) -> wb_publisher {
     let address = c_text(publisher.address());
     wb_publisher(publisher, address)
@@ -98,19 +98,19 @@ pub fn bound(publisher: Publisher) -> wb_publisher {
 ///
 /// `publisher` must be NULL or live for all of `'a`.
 pub unsafe fn publisher_of<'a>(publisher: *const wb_publisher) -> Result<&'a Publisher, Fault> {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe { publisher.as_ref() }.map(|publisher| &publisher.0).ok_or_else(|| invalid("no publisher"))
 }
 
 /// # Safety
 ///
-/// As the header says of its arguments.
+/// As the header requires of the arguments.
 pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOptions, Fault> {
     let mut asked = PublishOptions::default();
     if options.is_null() {
         return Ok(asked);
     }
-    // SAFETY: the caller's word, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let options = unsafe { copied(options, size_of::<wb_publish_options>(), "wb_publish_options") }?;
     let names = unsafe { array(options.workers, options.workers_count, "workers") }?;
     if !names.is_empty() {
@@ -150,7 +150,7 @@ pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOp
     Ok(asked)
 }
 
-/// Tensors of the caller's.
+/// Views of the caller's tensors.
 pub struct Views<'a>(Vec<TensorView<'a>>);
 
 impl<'a> Views<'a> {
@@ -158,7 +158,7 @@ impl<'a> Views<'a> {
     ///
     /// As `wb_tensor` says, for all of `'a`.
     pub unsafe fn of(tensors: *const wb_tensor, count: usize) -> Result<Views<'a>, Fault> {
-        // SAFETY: the caller's word, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         let tensors = unsafe { array(tensors, count, "tensors") }?;
         let view = |tensor: &wb_tensor| {
             let (name, dtype, shape) = unsafe { described(tensor) }?;
@@ -179,15 +179,15 @@ impl<'a> Views<'a> {
     }
 }
 
-/// What each worker did, as C reads it.
+/// The outcome at each worker, as C reads it.
 pub struct Outcomes {
-    all: Vec<wb_outcome>, // point into the next
+    all: Vec<wb_outcome>, // point into `_texts`
     _texts: Vec<[CString; 3]>,
     words: CString,
     receipt: Receipt,
 }
 
-// SAFETY: nothing that they point to changes, and all of it goes with them.
+// SAFETY: the pointers are to texts that never change and that live as long as this object.
 unsafe impl Send for Outcomes {}
 unsafe impl Sync for Outcomes {}
 
@@ -243,19 +243,21 @@ fn outcome_name(outcome: weightbus_core::Outcome) -> *const c_char {
     name.as_ptr().cast()
 }
 
-/// Leaves no receipt where there was one before: whatever fails, nobody takes it for one.
+/// Sets the caller's receipt to NULL, so that after a failure no old receipt is taken for the
+/// result.
 ///
 /// # Safety
 ///
 /// `place` must be NULL or writable.
 pub unsafe fn clear(place: *mut *mut wb_receipt) {
     if !place.is_null() {
-        // SAFETY: it is not NULL.
+        // SAFETY: `place` is not NULL.
         unsafe { place.write(ptr::null_mut()) };
     }
 }
 
-/// Gives a receipt to the caller, whether or not enough was achieved.
+/// Writes a receipt to the caller's place, whether or not the requirement was met. Returns the
+/// code.
 ///
 /// # Safety
 ///
@@ -272,7 +274,7 @@ pub unsafe fn tell(result: Result<Receipt, Error>, place: *mut *mut wb_receipt) 
         }
     };
     if !place.is_null() {
-        // SAFETY: it is not NULL.
+        // SAFETY: `place` is not NULL.
         unsafe { out(place, wb_receipt(Outcomes::of(receipt))) }?;
     }
     fault.map_or(Ok(wb_code::WB_OK), Err)
