@@ -23,10 +23,9 @@ pub const WB_ABI: u32 = 1;
 pub enum wb_code {
     /// The call succeeded.
     WB_OK = 0,
-    /// Nothing arrived before the timeout, or nothing was found.
+    /// Nothing arrived in time, or nothing was found.
     WB_NOTHING = 1,
-    /// A version was rejected. The previous version still runs, unless wb_error() says that none
-    /// runs.
+    /// A version was rejected. The previous one still runs, unless wb_error() says that none does.
     WB_REJECTED = 2,
     /// The publisher refuses this worker, which keeps trying to join.
     WB_REFUSED = 3,
@@ -79,8 +78,7 @@ pub struct wb_wanted {
 pub struct wb_event {
     /// "joined", "lost", "refused", "rejected" or "notice"; others may be added.
     pub kind: *const c_char,
-    /// Empty unless the event is about a version; then the numbers are 0, too, but "joined" has the
-    /// epoch. An event of a publisher has the name of a worker here.
+    /// Model of an event about a version, else empty. Of a publisher: name of a worker.
     pub model: *const c_char,
     pub epoch: u64,
     pub version: u64,
@@ -89,12 +87,11 @@ pub struct wb_event {
     pub text: *const c_char,
 }
 
-/// Called by the thread of the worker or publisher, which answers the other side. So the function
-/// must not wait, and must not free the handle. It may close it: wb_close() and
-/// wb_publisher_close() return at once here, and the thread ends after this call. Another thread
-/// that frees the handle waits for that. In a publisher's function, wb_publish(),
-/// wb_publish_safetensors() and wb_wait_for_workers() would wait for this same thread until their
-/// timeouts.
+/// Called by the thread of the worker or publisher, which answers the other side: the function must
+/// not wait, and must not free the handle. It may call wb_close() or wb_publisher_close(), which
+/// return at once here; the thread ends after this call. Another thread that frees the handle waits
+/// for that. In a publisher's function, wb_publish(), wb_publish_safetensors() and
+/// wb_wait_for_workers() would wait for this same thread until their timeouts.
 pub type wb_on_event = Option<extern "C" fn(event: *const wb_event, user: *mut c_void)>;
 
 /// A complete, verified version, on which your function decides. It is borrowed for the call.
@@ -137,38 +134,37 @@ pub struct wb_options {
     /// True: versions are not copied from the publisher's memory, even on the same host.
     pub network_only: bool,
     pub on_event: wb_on_event,
-    /// Passed to all functions here. It must be valid, in any thread, until the worker is freed.
+    /// Passed to all functions here; valid in any thread until the worker is freed.
     pub user: *mut c_void,
-    /// Decides whether a version runs. It is called once for each version, before readers see the
-    /// version and before it is reported. After a rejection the previous snapshot stays, but no
-    /// version runs in memory of yours (WB_TORN).
+    /// Decides whether a version runs, once for each, before readers see it and before it is
+    /// reported. After a rejection the previous snapshot stays, but no version runs in your memory
+    /// (WB_TORN).
     pub apply: wb_decide,
     /// Decides before any byte of a model changes. After a rejection the previous version still
     /// runs.
     pub before_apply: wb_decide,
     /// Time limit of each call of these two, at most a day; 0: 60 s. After that the version is
-    /// rejected, whatever the function returns later. Its model applies no other version until the
-    /// function has returned.
+    /// rejected, whatever the function returns later, and its model applies no other one until
+    /// then.
     pub apply_timeout_ms: u32,
     /// True: versions may have tensors that the models here lack. These tensors are ignored.
     pub partial: bool,
     /// True: F64, F32, F16 and BF16 values are converted where dtypes differ, to nearest, ties to
     /// even.
     pub cast: bool,
-    /// Name and version of the program or binding that runs the worker, for the publisher's
-    /// operators. At most 256 characters count. NULL: "weightbus-c/" and the version of this
-    /// library.
+    /// Program or binding that runs the worker, and its version, for the publisher's operators: at
+    /// most 256 characters. NULL: "weightbus-c/" and this library's version.
     pub client: *const c_char,
-    /// This worker's keys, for a publisher with keys: the path of the worker's file from `weightbus
-    /// keygen`, or of its folder, or the content of the file, which begins with {. NULL: the path
-    /// in the environment variable WEIGHTBUS_KEYS, else no keys. "": no keys.
+    /// This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
+    /// or of the folder, or the content of the file, which begins with {. NULL: the environment's
+    /// WEIGHTBUS_KEYS, else no keys. "": no keys.
     pub keys: *const c_char,
-    /// True: every version arrives whole, not as a patch on the running version. With `partial` or
+    /// True: every version arrives whole, never as a patch on the running one. With `partial` or
     /// `cast`, patches need a second copy of the running version.
     pub whole_only: bool,
     /// Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
-    /// on the host of the address, or at its path with a suffix; otherwise all versions are
-    /// fetched, which is slower.
+    /// on the host of the address, or at its path with a suffix; else all is fetched, which is
+    /// slower.
     pub any_data_host: u64, // 64 bits: not in padding, where older programs may have anything
 }
 
@@ -263,36 +259,35 @@ pub struct wb_publisher_options {
     pub epoch: u64,
     /// Size of a chunk in bytes; 0: 2^20.
     pub chunk_bytes: u64,
-    /// Interval of pings, and the silence after which a worker is lost, which must be at least two
-    /// intervals. 0: 1 s and 5 s.
+    /// Interval of pings, and the silence after which a worker is lost: at least two intervals. 0:
+    /// 1 s and 5 s.
     pub ping_ms: u32,
     pub lost_after_ms: u32,
-    /// A folder that keeps the publisher's epoch and the latest version of each model. A publisher
-    /// that is started with it later, in this language or in Python, offers these versions again.
-    /// NULL: none. Freeing the publisher waits up to 10 s for what is to be written there.
+    /// A folder that keeps the epoch and the latest version of each model. A publisher that is
+    /// started with it later, in this language or in Python, offers these versions again. NULL:
+    /// none. Freeing waits up to 10 s for what is to be written there.
     pub state: *const c_char,
     /// Least number of workers that "all" stands for, in a publish that does not set it.
     pub expect: usize,
-    /// True: without keys, listen where other hosts can connect. Any host that connects gets the
-    /// weights.
+    /// True: without keys, listen where other hosts can connect, which then get the weights.
     pub insecure: bool,
     /// Called with events of workers. The kind is "joined", "lost", "stuck", "back", "left",
     /// "refused", "failed", "wrong-digest" or "notice". `model` is the name of the worker.
     pub on_event: wb_on_event,
-    /// Passed to `on_event`. It must be valid, in any thread, until the publisher is freed.
+    /// Passed to `on_event`; valid in any thread until the publisher is freed.
     pub user: *mut c_void,
-    /// How many versions of each model are kept in memory for patches to build on, at most 8, and
-    /// how many bytes these may take together. 0: 2 versions, of any size. Only versions that are
-    /// published as patches are kept.
+    /// Number of versions of each model kept in memory for patches to build on, at most 8, and the
+    /// bytes that they may take together. 0: 2 versions, of any size. Only versions published as
+    /// patches are kept.
     pub bases: usize,
     pub bases_bytes_max: u64,
     /// A folder from `weightbus keygen`: only workers with a key that it allows can connect, and
-    /// all published data is sealed. The folder is read repeatedly. NULL: the path in the
-    /// environment variable WEIGHTBUS_KEYS, else no keys. "": no keys.
+    /// all published data is sealed. The folder is read repeatedly. NULL: the environment's
+    /// WEIGHTBUS_KEYS, else no keys. "": no keys.
     pub keys: *const c_char,
     /// With keys: time after which a new group key replaces the current one; 0: a day.
     pub rekey_ms: u32,
-    /// How many older versions of each model are kept in the folder `state`, at most 10,000.
+    /// Number of older versions of each model kept in the folder `state`, at most 10,000.
     pub history: usize,
 }
 
@@ -305,8 +300,8 @@ pub const WB_WAIT_NOBODY: u32 = 2;
 
 /// The version is sent whole.
 pub const WB_ENCODING_RAW: u32 = 0;
-/// The version is sent as a patch in the fewest bytes, on the version that a worker runs, if the
-/// publisher still has that one.
+/// The version is sent as the smallest patch on the version that a worker runs, if the publisher
+/// still has that.
 pub const WB_ENCODING_DELTA: u32 = 1;
 /// Like WB_ENCODING_DELTA, but in more bytes, which take less time to encode and decode.
 pub const WB_ENCODING_DELTA_FLAT: u32 = 2;
@@ -326,8 +321,8 @@ pub struct wb_publish_options {
     pub at_least: usize,
     /// WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
     pub wait: u32,
-    /// True: no worker applies the version before the required number has staged it. If too few
-    /// stage it in time, no worker applies it.
+    /// True: no worker applies the version before the required number has staged it; none does if
+    /// too few stage it in time.
     pub together: bool,
     /// Time limit of the whole publish; 0: 60 s.
     pub timeout_ms: u32,
@@ -352,8 +347,8 @@ pub struct wb_outcome {
     pub nanoseconds: u64,
     /// Explanation for a person; empty if the outcome says all.
     pub detail: *const c_char,
-    /// How the version arrived at the worker: "raw" (whole) or "delta-1" (a patch on the version
-    /// that ran there); empty if unknown.
+    /// How the version arrived: "raw" (whole) or "delta-1" (a patch on the version that ran
+    /// before); empty if unknown.
     pub encoding: *const c_char,
     /// Bytes of the version or patch, without headers. Bytes that were sent again are not counted.
     pub nbytes: u64,
@@ -379,8 +374,8 @@ pub extern "C" fn wb_abi() -> u32 {
     WB_ABI
 }
 
-/// Returns the message of the last call in this thread that failed. It is valid until another call
-/// in this thread fails.
+/// Returns the message of the last failed call in this thread. It is valid until the next failed
+/// one.
 #[no_mangle]
 pub extern "C" fn wb_error() -> *const c_char {
     inner::last_words()
@@ -405,11 +400,11 @@ pub unsafe extern "C" fn wb_model_new(
 
 /// Makes a model of zeros in the library's own memory, and writes the address and size of each
 /// tensor to its `data` and `nbytes`; otherwise like wb_model_new(). A version of 2 MiB or more
-/// from the network is not copied there: memory pages are exchanged. So do not fork while a version
-/// is applied: the child may find other bytes. Do not register this memory with a device or a
-/// network card (cudaHostRegister(), ibv_reg_mr(), buffers of io_uring), which would keep using the
-/// old pages. The effects of mlock(), madvise() and mbind() move with the pages. Use wb_model_new()
-/// for such memory.
+/// from the network is not copied there: pages are exchanged. So do not fork while a version is
+/// applied: the child may find other bytes. Do not register this memory with a device or a network
+/// card (cudaHostRegister(), ibv_reg_mr(), buffers of io_uring), which would keep using the old
+/// pages. The effects of mlock(), madvise() and mbind() move with the pages. Use wb_model_new() for
+/// that.
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_resident(
     tensors: *mut wb_tensor,
@@ -527,8 +522,8 @@ pub unsafe extern "C" fn wb_name(worker: *const wb_worker) -> *const c_char {
     unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.as_ptr())
 }
 
-/// Waits until the publisher admits the worker, and sets `epoch` to the publisher's (it may be
-/// NULL).
+/// Waits until the publisher admits the worker, and sets `epoch` to the publisher's; it may be
+/// NULL.
 #[no_mangle]
 pub unsafe extern "C" fn wb_joined(worker: *const wb_worker, timeout_ms: u32, epoch: *mut u64) -> wb_code {
     answer(|| {
@@ -572,10 +567,9 @@ pub unsafe extern "C" fn wb_receive(
     })
 }
 
-/// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(). The version is
-/// either the running one, by the number that wb_look(), wb_read() and wb_latest() give now (a
-/// restarted publisher may have renamed it), or one of the last few that wb_receive() returned. For
-/// any other version, returns WB_NOTHING.
+/// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(): of the running
+/// version, by the number that wb_look(), wb_read() and wb_latest() give now (a restarted publisher
+/// may rename it), or of one of the last few that wb_receive() returned. Of others: WB_NOTHING.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_of(
     worker: *const wb_worker,
@@ -638,9 +632,8 @@ pub unsafe extern "C" fn wb_look(
     })
 }
 
-/// Returns the newest version of a model without memory of yours, like wb_receive() when it was
-/// applied, but without digest, duration and `patched`. Returns WB_NOTHING before the first
-/// version.
+/// Returns the newest version of a model without memory of yours, like wb_receive() did, but
+/// without digest, duration and `patched`. WB_NOTHING before the first one.
 #[no_mangle]
 pub unsafe extern "C" fn wb_latest(
     worker: *const wb_worker,
@@ -680,7 +673,7 @@ pub unsafe extern "C" fn wb_worker_free(worker: *mut wb_worker) {
 }
 
 /// Returns the tensors of a snapshot, in the order of the published source, and sets `count`. They
-/// are valid as long as the snapshot, and are never written to.
+/// live as long as the snapshot, and never change.
 #[no_mangle]
 pub unsafe extern "C" fn wb_snapshot_tensors(
     snapshot: *const wb_snapshot,
@@ -735,9 +728,9 @@ pub unsafe extern "C" fn wb_address(publisher: *const wb_publisher) -> *const c_
 }
 
 /// Publishes a new version of a model, and waits until the workers have it. The tensors are
-/// borrowed until they are copied, which is before this waits for workers. `options` and `receipt`
-/// may be NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING if other calls were
-/// publishing the model until the timeout, so that nothing was published.
+/// borrowed until they are copied, before this waits for workers. `options` and `receipt` may be
+/// NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING, with nothing published, if
+/// other calls were publishing the model until the timeout.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publish(
     publisher: *const wb_publisher,

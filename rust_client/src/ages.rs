@@ -13,8 +13,7 @@ use crate::transfer::Time;
 pub struct Ages(BTreeMap<u64, (u64, Time)>);
 
 impl Ages {
-    /// Notes the age that the publisher of an epoch sent. Forgets epochs before `applied`, that of
-    /// the weights that run here.
+    /// Notes the age that the publisher of an epoch sent. Forgets the epochs before `applied`.
     pub fn heard(&mut self, epoch: u64, age_ms: u64, applied: u64, now: Time) {
         let age_ms = age_ms.max(self.of(epoch, now));
         self.0.retain(|&known, _| known >= applied && known != epoch);

@@ -53,7 +53,7 @@ pub struct Functions {
     pub timeout: Duration,
 }
 
-/// A running call, with the data of the report to send if the call is late.
+/// A running call, with what to report if the call is late.
 pub struct Calling {
     pub model: String,
     pub key: Key,
@@ -65,8 +65,7 @@ pub struct Calling {
 }
 
 impl Functions {
-    /// Starts the time limit of a call. Returns the call, and the record by which its deadline is
-    /// watched.
+    /// Starts the time limit of a call. Returns the call, and the record to watch it by.
     pub fn begin(&self, offer: &Offer, intact: bool) -> (Arc<Call>, Calling) {
         let call = Arc::new(Call::new(Instant::now() + self.timeout));
         let (model, key) = (offer.model.to_owned(), (offer.epoch, offer.version));

@@ -4,8 +4,8 @@ use crate::transfer::Time;
 use std::time::Duration;
 
 /// Number of handshakes in a row that must end without a reason, before keys are the likely cause.
-/// A publisher that stops may cause one. A publisher that many workers dial at once may cause
-/// several, so they must also have lasted for a while.
+/// A publisher that stops may cause one, and many workers that dial at once may cause several. So
+/// they must also have lasted for a while.
 const BROKEN: u32 = 3;
 
 const NOT_ALLOWED: &str =

@@ -36,8 +36,8 @@ impl fmt::Debug for Base {
 }
 
 impl Base {
-    /// Copies the bytes into `to`, where a patch is decoded. Returns false if they were not
-    /// available, or once `wanted` returns false.
+    /// Copies the bytes into `to`. Returns false if they were not available, or `wanted` returned
+    /// false.
     fn copy_to(&self, to: &mut [u8], wanted: &dyn Fn() -> bool) -> bool {
         let mut copy = |begin: usize, bytes: &[u8]| {
             let mut pieces =

@@ -84,8 +84,7 @@ impl GroupKey {
         Some(sealed)
     }
 
-    /// Opens the message with this count (its sequence number). Returns `None` if it is not
-    /// authentic.
+    /// Opens the message with this sequence number (`count`); `None` if it is not authentic.
     pub fn open_message(&self, count: u64, sealed: &[u8]) -> Option<Vec<u8>> {
         let (sealed, tag) = sealed.split_at(sealed.len().checked_sub(TAG_BYTES)?); // E5
         let bound = bound_to_message(count, sealed.len());
@@ -161,7 +160,7 @@ impl Subject {
     }
 }
 
-/// Returns the nonce for a purpose and an index or count. A key is used with each nonce only once.
+/// Returns the nonce for a purpose and an index or count. A key uses each nonce once.
 pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[..4].copy_from_slice(&purpose.to_le_bytes());
@@ -193,8 +192,7 @@ impl Opening {
         }
     }
 
-    /// Returns the CRC-32C of the opened bytes; `None` if they are not exactly the bytes that were
-    /// sealed.
+    /// Returns the CRC-32C of the opened bytes; `None` if they are not those that were sealed.
     pub fn proves(self) -> Option<u32> {
         let sound = self.gcm.proves(&self.tag) && !self.broken;
         sound.then_some(self.crc)

@@ -297,8 +297,8 @@ impl Transfer {
         Some(&base.bytes)
     }
 
-    /// Returns the job that decodes the received patch. Returns `None` while the version's digest
-    /// is not known, and after the first job.
+    /// Returns the job that decodes the received patch, once. Returns `None` before the version's
+    /// digest is known.
     pub fn decode(&mut self) -> Option<Patching> {
         let digest = self.digest.clone()?;
         let patched = self.patched.as_mut()?;
@@ -329,14 +329,13 @@ impl Transfer {
         self.digest = Some(job.digest);
     }
 
-    /// Returns the buffer, the layout and the digest of the version, once it is complete and
-    /// verified.
+    /// Returns the buffer, the layout and the digest of a complete, verified version.
     pub fn whole(self) -> (Buffer, Arc<Layout>, String) {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
     /// Returns a transfer of the whole version in place of its patch. The version is received into
-    /// `version` or, with `None`, into the buffer that was meant for the decoded version.
+    /// `version` or else into the buffer that was meant for it.
     pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
         let version = version.or_else(|| Some(self.patched?.waits?.1))?;
         let mut whole = Transfer::new(self.announce, self.layout, version, why, now, self.timing);
@@ -426,7 +425,7 @@ impl Transfer {
     }
 
     /// Leases the place of a chunk of `size` bytes under this `id`. Returns false if the chunk is
-    /// not wanted or has another size. `opening` opens a sealed chunk in its place as it arrives.
+    /// not wanted or has another size. `opening` opens a sealed chunk as it arrives.
     pub fn lend(&mut self, index: u64, size: usize, id: u64, opening: Option<Opening>) -> bool {
         if index >= self.states.len() as u64 {
             return false;
@@ -442,8 +441,7 @@ impl Transfer {
         true
     }
 
-    /// Returns the part of the leased memory that is still to be filled; `None` if the lease was
-    /// revoked.
+    /// Returns the leased memory that is still to be filled; `None` if the lease was revoked.
     pub fn room(&mut self, id: u64) -> Option<&mut [u8]> {
         let (index, count) = match &self.lease {
             Some(lease) if lease.id == id => (lease.index, lease.count),
@@ -502,8 +500,7 @@ impl Transfer {
         self.asked = 0;
     }
 
-    /// Marks all chunks as missing, e.g. because the bytes that were read may be of another
-    /// version.
+    /// Marks all chunks as missing: the bytes that were read may be of another version.
     pub fn forget(&mut self) {
         self.states.fill(State::Missing);
         self.here = 0;
@@ -572,8 +569,8 @@ impl Transfer {
         false
     }
 
-    /// Requests everything that is missing again, since the connection is new: earlier requests
-    /// will not be answered.
+    /// Requests everything missing again: on a new connection earlier requests will not be
+    /// answered.
     pub fn reconnected(&mut self, now: Time) {
         self.ask_again(now);
         self.pull();

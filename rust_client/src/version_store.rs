@@ -98,15 +98,14 @@ impl VersionEntry {
         same
     }
 
-    /// Begins the transfer of the whole version in place of a patch. `version` is the version's
-    /// buffer, if the decoder had it; `why` is the reason.
+    /// Begins the transfer of the whole version in place of a patch, into `version` if the decoder
+    /// had that buffer.
     pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
         self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
         self.transfer.as_mut()
     }
 
-    /// Stages the version. With `patches`, the worker accepts patches, which may build on this
-    /// version.
+    /// Stages the version. With `patches`, patches may build on it.
     fn stage(&mut self, patches: bool) {
         if let Some(transfer) = self.transfer.take() {
             self.patch = transfer.patch();
@@ -182,8 +181,7 @@ impl VersionStore {
         phases.iter().flat_map(move |phase| self.live.iter().filter(move |entry| entry.phase == *phase))
     }
 
-    /// Returns the key of the newest version that is staged, ready, being applied or running; else
-    /// zeros.
+    /// Returns the key of the newest version that is staged or further; else zeros.
     pub fn newest(&self) -> Key {
         let here = [Phase::Staged, Phase::Ready, Phase::Applying, Phase::Running];
         self.all(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
@@ -244,8 +242,7 @@ impl VersionStore {
         }
     }
 
-    /// Stages the arriving version. With `patches`, the worker accepts patches, which may build on
-    /// it.
+    /// Stages the arriving version. With `patches`, patches may build on it.
     pub fn whole(&mut self, patches: bool) {
         self.tell(Phase::Staged, Event::Newer);
         if let Some(entry) = self.at_mut(Phase::Arriving) {
@@ -261,9 +258,8 @@ impl VersionStore {
         staged
     }
 
-    /// Sets the digest, the note and the patch base of the version that runs now. The base is not
-    /// kept if it is a buffer and the arriving version still needs another buffer: one buffer is
-    /// kept at a time (D3).
+    /// Sets the digest, the note and the patch base of the version that runs now. Another buffer is
+    /// not kept while the arriving version needs the kept one: there is one at a time (D3).
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {
@@ -271,7 +267,7 @@ impl VersionStore {
         });
         if let Some(entry) = self.at_mut(Phase::Running) {
             if !digest.is_empty() {
-                entry.digest = digest.to_owned(); // the version was hashed while it was applied
+                entry.digest = digest.to_owned(); // hashed while it was applied
             }
             entry.note = note.to_owned();
             entry.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));

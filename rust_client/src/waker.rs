@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// A pair of sockets: one thread polls the receiver, and any thread writes to the sender.
+/// A pair of sockets: one thread polls the receiver, any thread writes to the sender.
 pub struct Waker {
     receiver: Own<UnixStream>,
     sender: Own<UnixStream>,

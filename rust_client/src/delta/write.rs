@@ -30,7 +30,7 @@ impl Writer {
         self.number(1 << value, value + 1);
     }
 
-    /// Writes values in Rice codes with the parameter `k`.
+    /// Writes values in Rice codes of parameter `k`.
     pub fn rice(&mut self, values: &[u32], k: u32) {
         values.iter().for_each(|value| self.unary(value >> k));
         if k > 0 {
@@ -38,7 +38,7 @@ impl Writer {
         }
     }
 
-    /// Writes numbers below 2^16 in Exp-Golomb codes with the parameter `k`.
+    /// Writes numbers below 2^16 in Exp-Golomb codes of parameter `k`.
     pub fn golomb(&mut self, values: &[u32], k: u32) {
         values.iter().for_each(|value| self.unary(bit_length(value + (1 << k)) - 1 - k));
         for value in values {

@@ -1,13 +1,11 @@
 //! Closes this crate's descriptors in forked children, without effect on the parent.
 //!
 //! A connection ends, and an address or a lock becomes free, when the last process has closed its
-//! descriptor. So a child that lives on (a DataLoader's worker, say) would keep addresses and locks
-//! from a trainer that is killed and started again. Close-on-exec does not help, since such a child
-//! executes no other program.
+//! descriptor. So a child that lives on (a DataLoader's worker, say) would keep them from a trainer
+//! that is killed and started again. Close-on-exec does not help, since the child executes nothing.
 //!
 //! In a child, each of these descriptors is replaced by one of `/dev/null` with the same number. So
-//! the child may drop its copies of this crate's objects: that closes nothing that the child has
-//! opened since.
+//! the child may drop its copies of this crate's objects without closing what it has opened since.
 //!
 //! A child has only the thread that forked. Its fork handler may only do what is safe in a signal
 //! handler, so it allocates no memory.
@@ -76,8 +74,8 @@ static OPENING: Opening = Opening(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZE
 
 impl Opening {
     fn lock(&self) {
-        // SAFETY: the mutex is static and never moves. Locking it could fail only if this thread
-        // held it already, but calls of `open` are never nested.
+        // SAFETY: the mutex is static and never moves. Locking fails only if this thread holds it,
+        // but calls of `open` are never nested.
         unsafe { libc::pthread_mutex_lock(self.0.get()) };
     }
 
@@ -172,8 +170,8 @@ impl<T: AsRawFd> Own<T> {
         OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
     }
 
-    /// Registers an object that is open already, since its opening took time (on a disk or a
-    /// network). A child that was forked in between keeps the descriptor.
+    /// Registers an object that took time to open, as on a disk or a network. A child that is
+    /// forked before this call keeps the descriptor.
     pub fn new(its: T) -> Own<T> {
         OPENING.hold(|| Own::of(its))
     }
@@ -186,8 +184,8 @@ impl<T: AsRawFd> Own<T> {
 
 impl<T: AsRawFd> Drop for Own<T> {
     fn drop(&mut self) {
-        // The lock keeps forks out until both are done. Otherwise a child could find the number in
-        // the set, though the descriptor is closed and the number reused.
+        // The lock keeps forks out until both are done: else a child could find a number in the set
+        // whose descriptor is closed.
         OPENING.hold(|| {
             OURS.remove(self.0.as_raw_fd());
             // SAFETY: the object is not used any more.

@@ -1,6 +1,6 @@
 //! All code of this crate that the compiler cannot check: memory maps, locks and options of the
 //! kernel, instructions of the processor, C libraries, and casts between bytes and numbers. This
-//! code is behind safe functions, and a comment at each block says why the block is sound.
+//! code is behind safe functions, and a comment at each block says why it is sound.
 #![allow(unsafe_code)]
 
 pub mod cast;

@@ -20,7 +20,7 @@ impl Ready {
         self.wait_for_room(connection, id, false)
     }
 
-    /// Sets whether a connection is ready, too, when there is room to write.
+    /// Sets whether room to write makes a connection ready, too.
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.each().insert(id, (connection, room));
         Ok(())
@@ -42,7 +42,7 @@ impl Ready {
     }
 
     /// Returns the ids of the connections that the poll of these items found ready. The flag is
-    /// true if a connection can be read or has ended, and false if there is only room to write.
+    /// false if there is only room to write, and true if one can be read or has ended.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         let each = self.each();
         let news = each.keys().zip(items).filter(|(_, item)| !item.get_revents().is_empty());

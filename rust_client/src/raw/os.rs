@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
 
-const DESCRIPTORS: usize = 24; // that a worker or a publisher needs at most, with keys
+const DESCRIPTORS: usize = 24; // needed at most, with keys
 
 /// Takes the shared lock of an open file. Returns `WouldBlock` if the file is locked exclusively.
 pub fn lock_shared_nowait(file: &File) -> io::Result<()> {
@@ -22,8 +22,8 @@ pub fn unlock(file: &File) -> io::Result<()> {
 }
 
 /// Makes the C library return freed memory to the system. glibc keeps memory that libzmq's thread
-/// allocated and other threads freed, in a piece for each message: after a flood of messages, that
-/// is most of the memory that they took.
+/// allocated and other threads freed, in a piece for each message: most of what a flood of messages
+/// took.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn give_memory_back() {
     // SAFETY: `malloc_trim` takes the locks of the allocator, and moves nothing.

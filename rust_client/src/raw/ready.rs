@@ -28,7 +28,7 @@ impl Ready {
         self.control(libc::EPOLL_CTL_ADD, connection, id, false)
     }
 
-    /// Sets whether a connection is ready, too, when there is room to write.
+    /// Sets whether room to write makes a connection ready, too.
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, connection, id, room)
     }
@@ -52,7 +52,7 @@ impl Ready {
     }
 
     /// Returns the ids of the connections that the poll of these items found ready. The flag is
-    /// true if a connection can be read or has ended, and false if there is only room to write.
+    /// false if there is only room to write, and true if one can be read or has ended.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         if !items.iter().any(zmq::PollItem::is_readable) {
             return Vec::new();

@@ -75,7 +75,7 @@ pub fn pair() -> Pair {
 pub fn public_of(secret: &Key) -> Key {
     ready();
     let mut public = [0; 32];
-    // SAFETY: the call reads 32 bytes, and writes 32 bytes.
+    // SAFETY: the call reads 32 bytes, and writes 32.
     unsafe { crypto_scalarmult_base(public.as_mut_ptr(), secret.as_ptr()) };
     public
 }
@@ -84,7 +84,7 @@ pub fn public_of(secret: &Key) -> Key {
 pub fn shared(public: &Key, secret: &Key) -> Option<Key> {
     ready();
     let mut key = [0; 32];
-    // SAFETY: the call reads 32 bytes of each key, and writes 32 bytes.
+    // SAFETY: the call reads 32 bytes of each key, and writes 32.
     let done = unsafe { crypto_box_beforenm(key.as_mut_ptr(), public.as_ptr(), secret.as_ptr()) };
     Some(key).filter(|_| done == 0)
 }
