@@ -188,8 +188,8 @@ typedef struct {
   // runs.
   wb_decide before_apply;
   // Time limit of each call of these two, at most a day; 0: 60 s. After that the version is
-  // rejected, whatever the function returns later, and its model applies no other one until
-  // then.
+  // rejected, whatever the function returns later, and its model applies no other one until the
+  // function has returned.
   uint32_t apply_timeout_ms;
   // True: versions may have tensors that the models here lack. These tensors are ignored.
   bool partial;

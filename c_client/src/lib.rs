@@ -144,8 +144,8 @@ pub struct wb_options {
     /// runs.
     pub before_apply: wb_decide,
     /// Time limit of each call of these two, at most a day; 0: 60 s. After that the version is
-    /// rejected, whatever the function returns later, and its model applies no other one until
-    /// then.
+    /// rejected, whatever the function returns later, and its model applies no other one until the
+    /// function has returned.
     pub apply_timeout_ms: u32,
     /// True: versions may have tensors that the models here lack. These tensors are ignored.
     pub partial: bool,

@@ -37,7 +37,7 @@ const LINGER: Duration = Duration::from_millis(200); // time for unsent messages
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0";
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
 const SCRATCH_BYTES: usize = 8192; // read at once; a longer frame gets its own memory
-const RECEIVE_BYTES: usize = 1 << 18; // read at once of such a frame
+const RECEIVE_BYTES: usize = 1 << 18; // bytes of such a frame read at once
 const TURN_BYTES: usize = 1 << 22; // read before other work continues
 const UNSENT_BYTES_MAX: usize = 1 << 20; // while the publisher does not read; more is lost
 

@@ -147,7 +147,7 @@ impl Follower {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// Handles an announcement, which came with an encoded layout or none. If the announcement was
+    /// Handles an announcement, with the bytes of its layout, if any. If the announcement was
     /// pushed, chunks may be pushed, too.
     pub fn announced(
         &mut self,
@@ -379,8 +379,8 @@ impl Follower {
         }
     }
 
-    /// Changes the mode: the model receives pushed chunks again, or no longer. When it receives
-    /// them again, and `now` is given, it also requests the latest version.
+    /// Changes the mode: the model receives pushed chunks again, or not any more. If it does again,
+    /// and `now` is given, the latest version is requested, too.
     fn change_mode(&mut self, event: ModeEvent, now: Option<Time>) -> Vec<Effect> {
         if !self.versions.change_mode(event) {
             return Vec::new();

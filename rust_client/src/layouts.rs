@@ -109,8 +109,7 @@ impl Acceptance {
         Ok(())
     }
 
-    /// Returns the reason that a version cannot be accepted; `None` if there is none, as far as
-    /// known yet.
+    /// Returns the reason that a version cannot be accepted; `None` if no reason is known yet.
     pub fn fault(&mut self, announce: &Announce, host: &dyn Host) -> Option<Fault> {
         let nbytes = announce.nbytes;
         let encryption = self.sealed.then_some(AES_256_GCM);

@@ -42,16 +42,16 @@ pub const TRIES_MAX: u32 = 5;
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks requested again at once; more wait for the timeout
 pub const DIFFERENCES_MAX: usize = 20; // lines of one error: more are not read
 
-/// ZMTP commands a second that a publisher may send. It pings every few seconds, and each ping is
-/// answered.
+/// ZMTP commands a second that a publisher may send. A publisher pings every few seconds, and each
+/// ping is answered.
 pub const COMMANDS: u32 = 64;
 pub const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers that the publisher does not read
-/// Size of a layout that a worker always accepts, with some 10,000 tensors. A larger layout may
-/// exceed the size of its data by at most this, and must not exceed a share of `bytes_max`: to
+/// Size of a layout that a worker always accepts, enough for some 10,000 tensors. A larger layout
+/// may exceed the size of its data by at most this, and must not exceed a share of `bytes_max`: to
 /// parse and store a layout takes many times its bytes.
 pub const LAYOUT_BYTES_FREE: u64 = 1 << 20;
 pub const LAYOUT_MEMORY: u64 = 16;
-/// Number of tensors that a worker accepts if it does not know the names before. The largest
+/// Number of tensors that a worker accepts if it does not know their names before. The largest
 /// models, with a tensor for each expert, have half as many.
 pub const TENSORS_UNKNOWN_MAX: usize = 1 << 18;
 

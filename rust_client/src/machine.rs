@@ -511,8 +511,8 @@ impl WorkerMachine {
         vec![Effect::Refused { code: "keys".to_owned(), text: why.to_owned() }]
     }
 
-    /// Handles the loss of the data connection. Its ticket is lost too, so this returns a hello,
-    /// which requests another ticket, if a hello is due.
+    /// Handles the loss of the data connection. Its ticket is lost, too. If a hello is due, returns
+    /// one, which requests another ticket.
     pub fn without_ticket(&mut self, now: Time) -> Vec<Effect> {
         if self.inside() && self.may_say_hello(now) {
             self.hello(now) // K7

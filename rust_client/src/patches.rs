@@ -49,8 +49,8 @@ impl Patches {
         }
     }
 
-    /// Subscribes to patches if this version arrives as a patch, otherwise to versions: the next
-    /// ones will be pushed likewise (D7).
+    /// Subscribes to chunks of patches if this version arrives as a patch, otherwise to those of
+    /// versions: the next version will be pushed in the same form (D7).
     pub fn listen(&mut self, transfer: &Transfer, shared: bool, mode: Mode) -> Vec<Effect> {
         let (before, listens) = (self.topic(), transfer.patch().is_some());
         let other = std::mem::replace(&mut self.listens, listens) != listens;

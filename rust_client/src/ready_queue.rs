@@ -148,8 +148,8 @@ impl ReadyQueue {
     }
 
     /// Returns the version that has waited longest. If there is none, returns the error of a
-    /// rejected version or of a refusal; each error is returned once. Waits until the deadline for
-    /// one of these.
+    /// rejected version or of a refusal; each error is returned once. If there is neither, waits
+    /// until the deadline.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Found, Error> {
         let mut left = self.open();
         loop {

@@ -198,7 +198,7 @@ impl Opening {
         sound.then_some(self.crc)
     }
 
-    /// Opens a whole payload into `to`, which must have its length. Returns the CRC-32C of the
+    /// Opens a whole payload into `to`, which must have the same length. Returns the CRC-32C of the
     /// opened bytes, or `None` if they are not authentic.
     pub fn opens(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
         for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {

@@ -16,8 +16,8 @@
 //! fetched at once. A chunk above that may still be pushed: it is fetched after `end`, or when
 //! nothing has arrived for a while. At most a window of chunks is requested at a time. If no answer
 //! comes in time, all requested chunks are missing again, and the timeout doubles until something
-//! arrives. Answers come in the order of the requests: until a later ping is answered, they are on
-//! their way, and the longest timeout holds.
+//! arrives. Answers come in the order of the requests: until a later ping is answered, the answers
+//! are still on their way, and the longest timeout holds.
 //!
 //! A patch may arrive instead, into a buffer of its own. The version is then decoded from the
 //! patch.

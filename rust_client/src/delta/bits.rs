@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads positions, coded as Rice codes of the gaps between them, and appends them to `out`.
-    /// All must be below `most`.
+    /// Every position must be below `most`.
     pub fn positions(&mut self, count: usize, k: u32, most: usize, out: &mut Vec<u32>) -> Result<(), Fault> {
         let begin = out.len();
         for _ in 0..count {

@@ -134,8 +134,8 @@ impl<'a> Patch<'a> {
         self.put_while(data, &|| true)
     }
 
-    /// Like `put`, but stops before the next block once `wanted` returns false. Blocks before are
-    /// changed.
+    /// Like `put`, but stops before the next block once `wanted` returns false. Earlier blocks are
+    /// changed by then.
     fn put_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let go_on = || if wanted() { Ok(()) } else { Err(PatchError("nobody wants it any more".to_owned())) };
         if data.len() as u64 != self.header.nbytes {

@@ -2,7 +2,7 @@
 //!
 //! A connection ends, and an address or a lock becomes free, when the last process has closed its
 //! descriptor. So a child that lives on (a DataLoader's worker, say) would keep them from a trainer
-//! that is killed and started again. Close-on-exec does not help, since the child executes nothing.
+//! that is killed and started again. Close-on-exec does not help, since the child calls no exec.
 //!
 //! In a child, each of these descriptors is replaced by one of `/dev/null` with the same number. So
 //! the child may drop its copies of this crate's objects without closing what it has opened since.

@@ -85,7 +85,7 @@ impl Gcm {
         unsafe { self.update(begin, begin, size) }
     }
 
-    /// Opens the next piece into `to`, which must have its length. Returns true on success.
+    /// Opens the next piece into `to`, which must have the same length. Returns true on success.
     pub fn copy(&mut self, piece: &[u8], to: &mut [u8]) -> bool {
         // SAFETY: the call writes as many bytes as it reads, and `to` has that length.
         piece.len() == to.len() && unsafe { self.update(piece.as_ptr(), to.as_mut_ptr(), piece.len()) }
@@ -117,7 +117,7 @@ impl Gcm {
     }
 }
 
-/// Encrypts `plain` into `to`, which must have its length, and authenticates `associated`, too.
+/// Encrypts `plain` into `to`, which must have the same length, and authenticates `associated`.
 /// Returns the tag, or `None` if libcrypto fails.
 pub fn seal(
     key: &[u8; 32],
