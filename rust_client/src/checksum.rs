@@ -12,8 +12,8 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     !crc::update(!crc, bytes).unwrap_or_else(|| by_tables(!crc, bytes))
 }
 
-/// Copies bytes, and continues the CRC-32C `crc` of earlier bytes over them. The copied bytes are
-/// the summed ones, even if the source is written meanwhile. With `past_caches`, the caches keep
+/// Copies bytes, and continues the CRC-32C `crc` of earlier bytes over them. The CRC is that of the
+/// copied bytes, even if the source is overwritten meanwhile. With `past_caches`, the caches keep
 /// their content, which suits data that is larger than the caches and not read soon.
 ///
 /// # Panics

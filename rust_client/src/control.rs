@@ -1,8 +1,9 @@
 //! The worker's control connection: our own DEALER socket, which dials in the background.
 //!
-//! libzmq's DEALER reads frames as long as more come, and messages as long as the worker is busy.
-//! This socket reads only as much as the worker has time for, and keeps no more of a message than a
-//! publisher may send. With keys it uses CURVE, and accepts only the owner of the pinned key.
+//! libzmq's DEALER reads a message however many frames it has, and further messages while the
+//! worker is busy. This socket reads only as much as the worker has time for, and keeps no more of
+//! a message than a publisher may send. With keys it uses CURVE, and accepts only the owner of the
+//! pinned key.
 
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
 use crate::door::{Door, Event};

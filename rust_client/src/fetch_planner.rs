@@ -1,4 +1,5 @@
-//! Decides when a worker requests the latest version of a model, of which it has heard (W4).
+//! Decides when a worker requests the latest version of a model, after a message has named one
+//! (W4).
 //!
 //! A version that failed and is to be tried again is put off, for a pause that doubles each time.
 

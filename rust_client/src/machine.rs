@@ -1,9 +1,9 @@
 //! The worker's state machine, without sockets, threads or clocks.
 //!
-//! A worker is in a session or outside, and probes shared memory in between (`phases::SESSIONS`).
-//! In a session, each message goes to the follower of its model. Outside, staged and running
-//! versions stay as they are, and the worker repeats `hello`, so that it rejoins a restarted
-//! publisher.
+//! A worker is in a session or outside, and may probe shared memory in between
+//! (`phases::SESSIONS`). In a session, each message goes to the follower of its model. Outside,
+//! staged and running versions stay as they are, and the worker repeats `hello`, so that it rejoins
+//! a restarted publisher.
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};

@@ -29,7 +29,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Prepares for this address. Returns `None` if it is a path, or if its host is an IP address.
+    /// Returns the check of an address; `None` if it is a path, or if its host is an IP address.
     pub fn of(address: &str) -> Option<Names> {
         Names::with(address, |host, port| (host, port).to_socket_addrs().map(drop))
     }

@@ -68,7 +68,7 @@ impl Verify {
 }
 
 /// A worker's answer to `check`: the CRC-32C of some tensors, None for a tensor that cannot be
-/// compared. Otherwise the code and the text say why there are none.
+/// compared. If there are no checksums, the code and the text say why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     pub model: String,
@@ -130,7 +130,7 @@ pub struct Difference {
 }
 
 /// The differences between a worker's weights and the published ones, as far as these were
-/// compared. Otherwise the code and the text say why the differences are unknown.
+/// compared. If they are unknown, the code and the text say why.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "verified")]
 pub struct Verified {

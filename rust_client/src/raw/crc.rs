@@ -117,10 +117,10 @@ mod x86_64 {
     }
 }
 
-/// Copies and sums in one pass. A block of bytes may be replaced by one 128 bytes further on, if
-/// that is multiplied by x^1024 modulo the polynomial. A carry-less multiplication does that for 64
-/// bits. So eight sums run over the bytes, and each is folded onto the next bytes. (V. Gopal et
-/// al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
+/// Copies and sums in one pass. A block of bytes may be replaced by its product with x^1024 modulo
+/// the polynomial, 128 bytes further on. A carry-less multiplication does that for 64 bits. So
+/// eight sums run over the bytes, and each is folded onto the next bytes. (V. Gopal et al., "Fast
+/// CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
 #[cfg(target_arch = "x86_64")]
 mod folding {
     use super::x86_64::update;

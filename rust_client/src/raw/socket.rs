@@ -62,8 +62,8 @@ pub fn is_name(path: &Path) -> bool {
     path.as_os_str().as_bytes().starts_with(b"@")
 }
 
-/// Sends the bytes that the kernel accepts at once. Returns their number. A closed connection is an
-/// error, not a signal: a signal would end a C program that does not ignore it.
+/// Sends the bytes that the kernel accepts at once. Returns their number. A closed connection gives
+/// an error, and no signal, which would end a C program that does not ignore it.
 pub fn send(socket: RawFd, parts: &[IoSlice]) -> io::Result<usize> {
     // SAFETY: zeros are a valid, empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
