@@ -310,7 +310,7 @@ impl Follower {
                 self.versions.resolve(LackEvent::Freed);
                 effects.extend(self.receive(announce, layout, buffer, segment, now));
             }
-            Ok(None) => self.versions.resolve(LackEvent::Full), // `resume` continues with a free buffer
+            Ok(None) => self.versions.resolve(LackEvent::Full), // continues in `resume`
             // the decoder holds memory: `decoded` continues
             Err(_) if self.patches.decoding() => self.versions.resolve(LackEvent::Full),
             Err(error) => {
@@ -557,7 +557,7 @@ impl Follower {
         self.planner.put_off_no_longer((epoch, version));
         self.versions.tell_those(Event::Gone, |entry| {
             let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
-            named && (epoch == 0 || epoch == entry.key().0) // else a late message of an older publisher
+            named && (epoch == 0 || epoch == entry.key().0) // else an older publisher's message
         });
         match arriving {
             Some((epoch, _)) if self.versions.at(Phase::Arriving).is_none() => {

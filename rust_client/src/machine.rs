@@ -279,7 +279,7 @@ impl WorkerMachine {
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
-            _ => Vec::new(), // handled above, or clear though it must be sealed, or the reverse (E1)
+            _ => Vec::new(), // handled above; or clear and must be sealed, or the reverse (E1)
         }
     }
 
@@ -654,7 +654,7 @@ impl WorkerMachine {
         self.follower(&chunk.model).map_or(false, |follower| follower.arrives((chunk.epoch, chunk.version)))
     }
 
-    /// Returns the `Opening` of a chunk; `None` if its version is not arriving or its key is unknown.
+    /// Returns the `Opening` of a chunk; `None` if its version is not arriving, or its key unknown.
     fn opening(&mut self, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         let key = (chunk.epoch, chunk.version);
         let subject = self.follower(&chunk.model)?.subject(key, chunk.patch.as_ref())?;

@@ -210,7 +210,7 @@ impl Loop {
 
     /// Runs until `Shared::stop` is called.
     pub fn run(mut self) {
-        let _closed = CloseHandoff(self.shared.clone()); // waiting threads get an error after a panic
+        let _closed = CloseHandoff(self.shared.clone()); // after a panic, too
         let mut next_tick = Time::ZERO;
         while !self.shared.stopping.load(Ordering::Acquire) {
             if let Err(error) = self.turn(&mut next_tick) {

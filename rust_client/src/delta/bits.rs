@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
                 return Err("a code leads beyond what it may");
             }
             if zeros < PEEKED {
-                self.at += zeros as usize + 1; // the set bit is before the end: zeros follow the end
+                self.at += zeros as usize + 1; // that bit is before the end: zeros follow it
                 return Ok(value);
             }
             self.at += zeros as usize;
