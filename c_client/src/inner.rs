@@ -52,7 +52,7 @@ pub fn last_words() -> *const c_char {
 }
 
 fn remember(text: &str) {
-    let _ = LAST_WORDS.try_with(|words| *words.borrow_mut() = c_text(text)); // fails at the end of a thread
+    let _ = LAST_WORDS.try_with(|words| *words.borrow_mut() = c_text(text)); // else the thread ends
 }
 
 /// Returns a text for C. Zero bytes in the text are replaced, since they would end it.

@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
                 return Err("a code leads beyond what it may");
             }
             if zeros < PEEKED {
-                self.at += zeros as usize + 1; // that bit is before the end: zeros follow it
+                self.at += zeros as usize + 1; // the bit is before the end: after that are zeros
                 return Ok(value);
             }
             self.at += zeros as usize;
