@@ -128,7 +128,7 @@ fn json_of(header: &[u8]) -> Result<&[u8], LayoutError> {
     let json = header.get(8..).unwrap_or_default();
     if said != Some(json.len() as u64) || json.len() as u64 > LAYOUT_BYTES_MAX {
         return fault(format!(
-            "a header of {} bytes says that it versions {:?} bytes of JSON; it must be 8 bytes longer \
+            "a header of {} bytes says that it holds {:?} bytes of JSON; it must be 8 bytes longer \
              than that, and JSON is at most {} bytes",
             header.len(),
             said.unwrap_or(0),
