@@ -113,6 +113,9 @@ class Running:
 class Offer(VersionInfo):
     """A version that is about to be applied, as `before_apply` gets it.
 
+    Args:
+        staged: The version in the worker's memory.
+
     Attributes:
         model, epoch, version, nbytes, digest, metadata: As in `Pairs`.
     """

@@ -75,6 +75,9 @@ class Pairs(VersionInfo):
     publisher's memory crashes the process. Do not use them after the function has returned, unless
     you called `keep()`: the memory will hold another version.
 
+    Args:
+        staged: The version in the bus's memory.
+
     Attributes:
         model, epoch, version: The version to load.
         nbytes: Bytes of its tensors.

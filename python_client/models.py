@@ -403,8 +403,7 @@ class PublishedModel:
             replaces_latest: The version will be the latest one for all workers at once.
             precision: The dtypes to convert to while copying.
             renaming: The tensors' names in the version.
-            hashed: A function that returns whether to hash while copying, because the version will
-                be sent or its digest is needed.
+            hashed: Returns whether to hash while copying, for sending or for the digest.
             make_room: A function that frees memory; called when all of it is in use.
             deadline: When the copy must be complete.
 

@@ -101,7 +101,7 @@ class WeightSyncScheme(Scheme):
         On a receiver, this is the receiver's own transport. On a sender, `pipe_or_context` is the
         end of a pipe to the worker; over RPC `(collector_info, collector_rref, collector_class)`,
         as a tuple or as keywords; over Ray an actor, also as the keyword `remote_actor`. If it is
-        None, the keyword `worker_idx` selects a worker of the initialised sender.
+        None, the keyword `worker_idx` in `kwargs` selects a worker of the initialised sender.
         """
         if self.initialized_on_receiver:
             return ReceiverTransport(self, named=pipe_or_context is not None)
