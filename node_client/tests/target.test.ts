@@ -319,7 +319,7 @@ test("a tensor says what does not fit", () => {
     () => tensor(new Float32Array(5), [2, 3]),
     /F32 \[2,3\] has 24 bytes, the array 20/,
   );
-  assert.throws(() => tensor(new Float32Array(2), [2], "BF16"), /BF16 is entry by Uint16Array/);
+  assert.throws(() => tensor(new Float32Array(2), [2], "BF16"), /BF16 is held by Uint16Array/);
   assert.throws(() => tensor(new Float32Array(2), [-1, -2]), /not negative/);
   assert.throws(() => tensor(new DataView(new ArrayBuffer(1)) as never), /no dtype/);
   assert.throws(() => new RegisteredTarget({ w: {} as Tensor }), /tensor "w"/);
