@@ -85,7 +85,7 @@ class SealedVersion:
     ) -> None:
         self.group, self.subject, self._again = group, subject, again
         self._key = group.of_version(subject)
-        self._buffer_for = buffer
+        self._buffer = buffer
         self._chunks: dict[int, tuple[str, memoryview]] = {}  # send queues hold weak references
 
     def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
@@ -100,7 +100,7 @@ class SealedVersion:
         if found is not None:
             return found
         begin, end = version.plan.span(index)
-        buffer = self._buffer_for.data[begin:end]
+        buffer = self._buffer.data[begin:end]
         data = self.subject.associated(CHUNK, index, end - begin)
         plain = version.snapshot.bytes(begin, end)
         known = version.chunks.crcs[index]

@@ -196,7 +196,7 @@ class WorkerSockets:
 
     def _look_up(self, lookup: Lookup, now: float) -> None:
         """Connect to the host's new address if it has changed, unless a connection is open."""
-        if not self._poll_events() & WRITABLE and lookup.process_events(now):
+        if not self._poll_events() & WRITABLE and lookup.poll(now):
             self._dial(lookup.found)
 
     def _dial(self, endpoint: str) -> None:

@@ -47,7 +47,7 @@ class Lookup:
         self._since: float | None = None  # when the first lookup was made
         self._unknown = RateLimitedWarning(log, "%s")
 
-    def process_events(self, now: float) -> bool:
+    def poll(self, now: float) -> bool:
         """Start or finish a lookup that is due; return whether the address has changed."""
         if self._since is None:
             self._since = now

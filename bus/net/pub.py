@@ -183,7 +183,7 @@ class PubSocket:
         queue: Messages queued for a subscriber before more are dropped.
         selector: Where its sockets are registered; pass what it finds to `process_events`.
         grants: The keys that may connect; None: no key is needed.
-        note_rejections: Counts connections that are rejected for lack of descriptors.
+        rejected: Counts connections that are rejected for lack of descriptors.
         copies: The bytes that are copied for all connections of the publisher.
 
     Attributes:
@@ -196,10 +196,10 @@ class PubSocket:
         queue: int,
         selector: selectors.BaseSelector,
         grants: Grants | None = None,
-        note_rejections: RejectedConnections | None = None,
+        rejected: RejectedConnections | None = None,
         copies: UnreadCopies | None = None,
     ) -> None:
-        self._grants, self._crowd = grants, note_rejections or RejectedConnections()
+        self._grants, self._rejected = grants, rejected or RejectedConnections()
         self._copies = copies or UnreadCopies(COPIES_BYTES_MAX)
         self._queue = queue
         self._selector = selector
@@ -402,7 +402,7 @@ class PubSocket:
             self._pause(listener.socket, now)
             return
         if nearly_exhausted(connection.fileno()):
-            self._crowd.note(connection.fileno(), _host_of(connection), now)
+            self._rejected.note(connection.fileno(), _host_of(connection), now)
             connection.close()
             self._pause(listener.socket, now)
             return

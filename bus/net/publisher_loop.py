@@ -63,9 +63,8 @@ from .threads import IoThread
 log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two ticks while idle
-LATE_TICK_SECONDS = (
-    1.0  # or a ping interval if that is less: a tick this late lets messages go first
-)
+# Or a ping interval if that is less: a tick this late lets messages go first.
+LATE_TICK_SECONDS = 1.0
 BATCH = 64  # messages taken from one socket before the other is served
 FAILED_TURNS_MAX = 16  # in a row, before the thread ends: a temporary failure has passed by then
 PUSHING = "pushing a version, which workers fetch instead,"

@@ -71,15 +71,15 @@ class PublisherSockets:
         if grants is not None:
             curve = CurveServer(secret, lambda key: grants.of(key) is not None)
         check_left()
-        note_rejections, copies = RejectedConnections(), UnreadCopies(COPIES_BYTES_MAX)
-        self.leaving, self._crowd = False, note_rejections
+        rejected, copies = RejectedConnections(), UnreadCopies(COPIES_BYTES_MAX)
+        self.leaving, self._rejected = False, rejected
         with contextlib.ExitStack() as undo:
             self._selector = undo.enter_context(new_selector())
             self._waker = undo.enter_context(contextlib.closing(Waker()))
             self.wake = self._waker.wake
             self._selector.register(self._waker, selectors.EVENT_READ)
-            self._router = Router(self._selector, note_rejections, copies, curve)
-            self.data = PubSocket(queue, self._selector, grants, note_rejections, copies)
+            self._router = Router(self._selector, rejected, copies, curve)
+            self.data = PubSocket(queue, self._selector, grants, rejected, copies)
             self.broadcast = self.data.send
             undo.callback(self._router.close, 0.0)
             undo.callback(self.data.close, 0.0)
@@ -147,7 +147,7 @@ class PublisherSockets:
 
     def turned_away(self, now: float) -> str:
         """Return a report of recent connections rejected for lack of descriptors; else empty."""
-        return self._crowd.text(now)
+        return self._rejected.text(now)
 
     def follow(self, pid: int) -> None:
         """Find the process of the last message's sender, a worker that has reported `pid`."""

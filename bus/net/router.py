@@ -68,7 +68,7 @@ class Router:
 
     Args:
         selector: Where its sockets are registered; pass what it finds to `process_events`.
-        note_rejections: Counts connections that are rejected for lack of descriptors.
+        rejected: Counts connections that are rejected for lack of descriptors.
         copies: The bytes that are copied for all connections of the publisher.
         curve: The publisher's keys; None: it has none.
 
@@ -83,13 +83,13 @@ class Router:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        note_rejections: RejectedConnections,
+        rejected: RejectedConnections,
         copies: UnreadCopies,
         curve: CurveServer | None = None,
     ) -> None:
-        self._selector, self._crowd, self._copies, self._curve = (
+        self._selector, self._rejected, self._copies, self._curve = (
             selector,
-            note_rejections,
+            rejected,
             copies,
             curve,
         )
@@ -337,7 +337,7 @@ class Router:
         """Return whether there is room for a new connection; close an unproven one if necessary."""
         crowded = nearly_exhausted(connection.fileno())
         if crowded:
-            self._crowd.note(connection.fileno(), host, now)
+            self._rejected.note(connection.fileno(), host, now)
         elif len(self._unproven) < self._room:
             return True
         if not self._unproven:

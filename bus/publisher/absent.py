@@ -19,9 +19,8 @@ from .roster import Peer
 from .state import Absence, PublisherState
 
 CHECKS_UNTIL_HINT = 6  # checks until a condition is reported
-MIN_SIMILARITY = (
-    0.8  # least `difflib` ratio of a typo: `polcy` has 0.91 to `policy`, `policy_old` has 0.75
-)
+# Least `difflib` ratio of a typo: `polcy` has 0.91 to `policy`, `policy_old` has 0.75.
+MIN_SIMILARITY = 0.8
 NAMES_MAX = 16  # models compared in one check: workers can name any number
 NAMES_LISTED = 3  # names of workers or models listed in one log line
 # Counters: `actor_1` and `actor_2`, or `actor-a` and `actor-b`, are not typos of each other.

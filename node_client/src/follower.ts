@@ -123,7 +123,7 @@ export class Follower {
     if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
     if (arriving === null) return true;
     // If the two announcements differ, one of them was damaged.
-    if (sameKey(arriving, announce)) return !arriving.update_announcement(announce);
+    if (sameKey(arriving, announce)) return !arriving.updateAnnouncement(announce);
     return newer(announce, arriving) && this.versions.mode === "following";
   }
 

@@ -123,7 +123,7 @@ export class WorkerLoop {
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
     // Tick last: if `tick` gives up a connection, messages sent just after it would be lost.
     this.#guarded(() => this.machine.tick(now()));
-    const text = this.#closed ? null : this.#names.process_events(this.machine.inside, now());
+    const text = this.#closed ? null : this.#names.poll(this.machine.inside, now());
     if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
   }
 

@@ -34,7 +34,7 @@ export class Names {
    *
    * @param inside - whether there is a session, so that the host was found.
    */
-  process_events(inside: boolean, now: number): string | null {
+  poll(inside: boolean, now: number): string | null {
     if (inside || this.#host === "") {
       this.#since = this.#why = null;
       return null;

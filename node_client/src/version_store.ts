@@ -43,7 +43,7 @@ class VersionRecord implements Key {
   }
 
   /** Accept a repeated announcement; return false if it contradicts the previous one. */
-  update_announcement(announce: Announce): boolean {
+  updateAnnouncement(announce: Announce): boolean {
     const [ours, theirs] = [this.announce, announce];
     const same = ours.layout === theirs.layout && ours.nbytes === theirs.nbytes;
     if (!same || ours.chunk_bytes !== theirs.chunk_bytes) return false;

@@ -46,7 +46,7 @@ impl Names {
 
     /// Returns the reason that the host name does not resolve, at most once a minute. `inside` is
     /// true if there is a session: then nothing is looked up.
-    pub fn process_events(&mut self, inside: bool, now: Time) -> Option<String> {
+    pub fn poll(&mut self, inside: bool, now: Time) -> Option<String> {
         if inside {
             self.since = None;
             return None;
@@ -122,11 +122,11 @@ mod tests {
     /// Attends until there is an answer.
     fn answered(names: &mut Names, now: Time) -> Option<String> {
         let end = Instant::now() + Duration::from_secs(20);
-        assert_eq!(names.process_events(false, now), None);
+        assert_eq!(names.poll(false, now), None);
         assert!(names.asked.is_some(), "nobody was asked");
         while names.asked.is_some() {
             assert!(Instant::now() < end, "never answered");
-            if let Some(text) = names.process_events(false, now) {
+            if let Some(text) = names.poll(false, now) {
                 return Some(text);
             }
             thread::yield_now();
@@ -137,27 +137,27 @@ mod tests {
     #[test]
     fn a_host_that_is_not_found_is_told_once_in_a_while() {
         let mut names = Names::with("tcp://nowhere.invalid:5", unknown).unwrap();
-        assert_eq!(names.process_events(false, SECOND), None);
-        assert_eq!(names.process_events(false, SECOND + PATIENCE / 2), None);
+        assert_eq!(names.poll(false, SECOND), None);
+        assert_eq!(names.poll(false, SECOND + PATIENCE / 2), None);
         assert!(names.asked.is_none(), "it may be about to connect");
         let text = answered(&mut names, SECOND + PATIENCE).unwrap();
         assert!(text.contains("\"nowhere.invalid\" is found (no such host): check the name"), "{}", text);
         assert_eq!(answered(&mut names, SECOND + PATIENCE + AGAIN), None, "it was told a moment ago");
         assert!(answered(&mut names, SECOND + PATIENCE + NEWS).is_some());
-        assert_eq!(names.process_events(true, NEWS * 2), None);
-        assert_eq!(names.process_events(false, NEWS * 2), None, "patience begins anew");
+        assert_eq!(names.poll(true, NEWS * 2), None);
+        assert_eq!(names.poll(false, NEWS * 2), None, "patience begins anew");
         assert!(names.asked.is_none());
     }
 
     #[test]
     fn a_host_that_is_found_is_not_told_of_and_one_of_a_silent_server_is() {
         let mut names = Names::with("tcp://somewhere:5", known).unwrap();
-        assert_eq!(names.process_events(false, Time::ZERO), None);
+        assert_eq!(names.poll(false, Time::ZERO), None);
         assert_eq!(answered(&mut names, PATIENCE), None);
         let mut names = Names::with("tcp://somewhere:5", silent).unwrap();
-        assert_eq!(names.process_events(false, Time::ZERO), None);
-        assert_eq!(names.process_events(false, PATIENCE), None);
-        let text = names.process_events(false, PATIENCE * 2).unwrap();
+        assert_eq!(names.poll(false, Time::ZERO), None);
+        assert_eq!(names.poll(false, PATIENCE), None);
+        let text = names.poll(false, PATIENCE * 2).unwrap();
         assert!(text.contains("its name server does not answer"), "{}", text);
     }
 

@@ -60,9 +60,9 @@ impl Running {
     }
 
     /// Waits until something holds of the publisher.
-    fn wait(&self, what: &str, versions: impl Fn(&Publisher) -> bool) {
+    fn wait(&self, what: &str, holds: impl Fn(&Publisher) -> bool) {
         let end = Instant::now() + LONG;
-        while !versions(&self.publisher.lock().unwrap()) {
+        while !holds(&self.publisher.lock().unwrap()) {
             assert!(Instant::now() < end, "{} did not happen", what);
             thread::yield_now();
         }
@@ -502,8 +502,8 @@ fn a_late_function_is_reported_before_the_version_after_it() {
     thread::scope(|scope| {
         let hanging = scope.spawn(|| worker.receive(LONG));
         let end = Instant::now() + LONG;
-        let until = |what: &str, versions: &dyn Fn(&ModelState) -> bool| {
-            while !versions(&worker.state().models[MODEL]) {
+        let until = |what: &str, holds: &dyn Fn(&ModelState) -> bool| {
+            while !holds(&worker.state().models[MODEL]) {
                 assert!(Instant::now() < end, "{}", what);
                 thread::yield_now();
             }

@@ -113,7 +113,7 @@ fn played_well(case: &Value, steps: &Value) -> bool {
             asked.extend(sent.iter().filter(|header| header["type"] == "fetch").flat_map(chunks_of));
             let sends = list(&expect["sends"])
                 .iter()
-                .all(|wanted| sent.iter().any(|header| versions(header, wanted)));
+                .all(|wanted| sent.iter().any(|header| contains(header, wanted)));
             let silent = list(&expect["silent"]);
             let quiet = sent.iter().all(|header| !silent.contains(&header["type"]));
             let asks = match expect.get("asks") {
@@ -135,11 +135,11 @@ fn chunks_of(fetch: &Value) -> std::ops::Range<u64> {
 }
 
 /// Whether a value is the one wanted; an object may have other fields beside.
-fn versions(value: &Value, wanted: &Value) -> bool {
+fn contains(value: &Value, wanted: &Value) -> bool {
     match (value, wanted) {
         (Value::Object(fields), Value::Object(wanted)) => {
             wanted.iter().all(|(name, wanted)| match fields.get(name) {
-                Some(value) => versions(value, wanted),
+                Some(value) => contains(value, wanted),
                 None => name == "intact" && wanted == true, // its default
             })
         }

@@ -39,7 +39,7 @@ def _asked(sent: list[Case]) -> set[int]:
 def _fault(expect: Case, done: Case, asked: set[int]) -> str:
     sent: list[Case] = [LEFT_OUT | header for header in done["sent"]]
     for wanted in expect.get("sends", []):
-        if not any(_versions(header, wanted) for header in sent):
+        if not any(_contains(header, wanted) for header in sent):
             return f"no {wanted} among what was sent: {sent}"
     types = {header["type"] for header in sent}
     if loud := types & set(expect.get("silent", [])):
@@ -52,9 +52,9 @@ def _fault(expect: Case, done: Case, asked: set[int]) -> str:
     return ""
 
 
-def _versions(value: object, wanted: object) -> bool:
+def _contains(value: object, wanted: object) -> bool:
     """Return whether a value is the one wanted; an object may have other fields beside."""
     if isinstance(value, Mapping) and isinstance(wanted, Mapping):
         some, fields = cast("Case", value), cast("Case", wanted)
-        return all(n in some and _versions(some[n], w) for n, w in fields.items())
+        return all(n in some and _contains(some[n], w) for n, w in fields.items())
     return type(value) is type(wanted) and value == wanted

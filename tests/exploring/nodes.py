@@ -121,8 +121,8 @@ def _empty(given: Any) -> Any:
     if isinstance(given, bytearray):
         return bytearray(given)
     if isinstance(given, deque):
-        wake: deque[Any] = given
-        return deque[Any](maxlen=wake.maxlen)
+        ring: deque[Any] = given
+        return deque[Any](maxlen=ring.maxlen)
     if isinstance(given, BUILT):
         return None
     return cast("object", object.__new__(type(given)) if _is_object(given) else type(given)())

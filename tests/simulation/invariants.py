@@ -95,9 +95,9 @@ class Invariants:
             published = self.published[copy.model, *copy.key]
             assert copy.buffer.tobytes() == published.data, f"{name} copied other bytes"
 
-    def on_arriving(self, name: str, slots: Iterable[Follower]) -> None:
+    def on_arriving(self, name: str, followers: Iterable[Follower]) -> None:
         """What counts as here is what was published. (A damaged number of a chunk aside.)"""
-        for held in [h for follower in slots for h in follower.versions.all("arriving")]:
+        for held in [h for follower in followers for h in follower.versions.all("arriving")]:
             transfer = held.transfer
             if transfer.patch is not None:
                 continue  # it is of use only if it leads to what was published
@@ -208,10 +208,10 @@ class Invariants:
             assert (status.state == "lost") <= (not status.phase), "the lost do nothing"
 
     def on_contents(
-        self, name: str, slots: Iterable[Follower], contents: Mapping[str, bytes]
+        self, name: str, followers: Iterable[Follower], contents: Mapping[str, bytes]
     ) -> None:
         """Time passes at a worker: what it runs is in its memory, and nothing else is."""
-        for follower in slots:
+        for follower in followers:
             found, runs = contents.get(follower.model), follower.running
             if runs is None:
                 whole = found is not None and not found.startswith(b"torn")
@@ -220,9 +220,9 @@ class Invariants:
                 key = (follower.model, runs.epoch, runs.version)
                 assert found == self.published[key].data, f"{name} has other bytes than {key}"
 
-    def on_bases(self, name: str, slots: Iterable[Follower]) -> None:
+    def on_bases(self, name: str, followers: Iterable[Follower]) -> None:
         """Time passes at a worker: what patches build on is what it says it runs."""
-        for follower in slots:
+        for follower in followers:
             base = follower.versions.base
             if base is None:
                 continue
@@ -234,9 +234,9 @@ class Invariants:
             arriving = [h.transfer for h in follower.versions.all("arriving")]
             assert base.users >= sum(t.base is base for t in arriving)
 
-    def on_slots(self, name: str, slots: Iterable[Follower]) -> None:
+    def on_followers(self, name: str, followers: Iterable[Follower]) -> None:
         """Time passes at a worker."""
-        for follower in slots:
+        for follower in followers:
             held = sum(h.chunks is not None for h in follower.versions.all(*IN_MEMORY))
             assert held <= BUFFERS_MAX, f"{name} holds {held} copies of {follower.model}"
             for each in follower.versions.all(*IN_MEMORY):

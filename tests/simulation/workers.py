@@ -188,7 +188,7 @@ class Worker:
     def tick(self) -> None:
         self.perform(self.machine.tick(self.sim.now))
         self.perform(self.machine.connected(self.sim.now))
-        self.sim.invariants.on_slots(self.process, self.machine.followers.values())
+        self.sim.invariants.on_followers(self.process, self.machine.followers.values())
         self.sim.invariants.on_contents(
             self.process, self.machine.followers.values(), self.contents
         )

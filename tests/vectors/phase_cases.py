@@ -48,7 +48,8 @@ def publisher_cases() -> Iterator[Json]:
 
 def _cases(text: str, tables: Mapping[str, str]) -> Iterator[Json]:
     """Yield each pair of a state and an event; `next` is null where nothing changes."""
-    events = text.split("| event | what happens |")[1].split("\n\n")[0]
+    tables_of_events = re.findall(r"^\| event \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    events = "".join(tables_of_events)
     explained = dict(re.findall(r"^\| ([a-z-]+) \| (.*) \|$", events, re.MULTILINE))
     about = RULES | {e: re.findall(r"[WSP]\d+", words) for e, words in explained.items()}
     for of, head in tables.items():

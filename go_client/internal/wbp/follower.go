@@ -31,9 +31,9 @@ type follower struct {
 	failure    *Failed // the last failure, until another version is started
 }
 
-// newSlot returns a follower without versions. opens and keyring may be nil. patches says whether
+// newFollower returns a follower without versions. opens and keyring may be nil. patches says whether
 // to accept patches.
-func newSlot(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
+func newFollower(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
 	patches bool) *follower {
 	versions := &versionStore{mode: following}
 	planner := newFetchPlanner(name, versions, timing)

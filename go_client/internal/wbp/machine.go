@@ -56,7 +56,7 @@ func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timi
 		m.keyring = NewKeyring()
 	}
 	for name, model := range models {
-		m.followers[name] = newSlot(name, model, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
+		m.followers[name] = newFollower(name, model, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
 	}
 	return m
 }

@@ -217,7 +217,7 @@ func TestPlacesAreBounded(t *testing.T) {
 
 // The text of a failure is truncated to the protocol's limit of characters.
 func TestLongReasons(t *testing.T) {
-	s := newSlot("m", Model{Accepts: func(*Layout) string { return strings.Repeat("ü", 5000) }}, 1, &Timing{}, nil, nil, false)
+	s := newFollower("m", Model{Accepts: func(*Layout) string { return strings.Repeat("ü", 5000) }}, 1, &Timing{}, nil, nil, false)
 	send := s.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
 	if got := len([]rune(send.Message.(*Failed).Text)); got != TextMax {
 		t.Fatalf("%d characters", got)
@@ -249,7 +249,7 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		timing := TimingOf(time.Second, 5*time.Second)
 		opens := func(*Shared, int64) Segment { return &lying{} }
-		s := newSlot("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, opens, nil, false)
+		s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, opens, nil, false)
 		s.shared = shared
 		taken, err := s.versions.buffers.take(2)
 		if err != nil {
