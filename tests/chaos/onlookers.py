@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -78,14 +78,12 @@ def of_receipts(receipts: list[Event]) -> Runs:
     }
 
 
-def _roster(cast: Cast) -> Runs:
-    with observer(cast) as found:
-        if not found.look(LOOK_SECONDS):
-            raise Fault("an observer gets no answer")
-        return {
-            (s.worker, s.model): (s.epoch, s.version)
-            for s in found.view.standings(time.monotonic())
-        }
+def _roster(looking: Observer) -> Runs:
+    if not looking.look(LOOK_SECONDS):
+        raise Fault("an observer gets no answer")
+    return {
+        (s.worker, s.model): (s.epoch, s.version) for s in looking.view.standings(time.monotonic())
+    }
 
 
 def _status(cast: Cast) -> Runs:
@@ -121,23 +119,30 @@ def _metrics(cast: Cast) -> Runs:
     return found
 
 
-def disagreements(cast: Cast, calm: Event, receipts: list[Event]) -> Iterator[str]:
-    """Yield who says something else than the workers do, at a moment of calm."""
-    said = {
-        "receipts": of_receipts(receipts),
-        "workers()": of_calm(calm),
-    }
-    said["an observer"] = _roster(cast)
-    if cast.plan.watched:
-        said["status"] = _status(cast)
-    if cast.plan.serves:
-        said |= {"the page": _page(cast), "the metrics": _metrics(cast)}
+def disagreements(
+    cast: Cast, calm: Event, receipts: list[Event], looking: Observer
+) -> Iterator[str]:
+    """Yield each source that differs from the workers, at a moment of calm.
+
+    A source is read only when those before it agree: `status` is a new observer each time, and a
+    publisher remembers 16 for 10 s.
+    """
     truth = of_workers(cast, receipts)
-    for who, runs in said.items():
+    sources: dict[str, Callable[[], Runs]] = {
+        "receipts": lambda: of_receipts(receipts),
+        "workers()": lambda: of_calm(calm),
+        "an observer": lambda: _roster(looking),
+    }
+    if cast.plan.watched:
+        sources["status"] = lambda: _status(cast)
+    if cast.plan.serves:
+        sources |= {"the page": lambda: _page(cast), "the metrics": lambda: _metrics(cast)}
+    for source, read in sources.items():
+        runs = read()
         wrong = {key: (runs.get(key), truth.get(key)) for key in runs.keys() | truth.keys()}
         wrong = {key: pair for key, pair in wrong.items() if pair[0] != pair[1]}
         if wrong:
-            yield f"{who}, and the workers: {wrong}"
+            yield f"{source}, and the workers: {wrong}"
 
 
 class Watcher:

@@ -23,7 +23,7 @@ from weightbus.tests.chaos.cast import Cast, small_disk
 from weightbus.tests.chaos.content import MODELS
 from weightbus.tests.chaos.faults import FAULTS, End
 from weightbus.tests.chaos.judge import Judge
-from weightbus.tests.chaos.onlookers import Watcher, disagreements
+from weightbus.tests.chaos.onlookers import Watcher, disagreements, observer
 from weightbus.tests.chaos.schedule import Plan, Step
 from weightbus.tests.chaos.trainer import CALM_SECONDS
 from weightbus.tests.chaos.wire import Wire
@@ -173,7 +173,8 @@ class Round:
                 key = receipt["epoch"], receipt["version"]
                 driver.wait_applied(receipt["model"], *key, receipt["digest"])
         self._outcome.seconds = max(self._outcome.seconds, time.monotonic() - self._healed_at)
-        self._settled(lambda: next(disagreements(cast, calm, last), ""))
+        with observer(cast) as looking:
+            self._settled(lambda: next(disagreements(cast, calm, last, looking), ""))
 
     def _settled(self, wrong: Callable[[], str]) -> None:
         found = [""]

@@ -151,7 +151,7 @@ def test_a_patch_is_small_where_few_bytes_change() -> None:
     assert CHUNK_BYTES < len(encode(layout, old, new)) < len(old) / 8
 
 
-def test_whoever_says_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_differs_from_the_workers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     truth: onlookers.Runs = {("w0", SMALL): (1, 7), ("w0", LARGE): (1, 8)}
     calm = {"running": {"w0": {SMALL: [1, 7], LARGE: [1, 8]}}}
     states = {"states": {"w0": "applied"}, "epoch": 1}
@@ -159,12 +159,12 @@ def test_whoever_says_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -
     for which in ("_roster", "_status", "_page", "_metrics", "of_workers"):
         monkeypatch.setattr(onlookers, which, lambda *_: dict(truth))
     cast: Any = type("Cast", (), {"plan": type("Plan", (), {"watched": True, "serves": True})})
-    assert not [*onlookers.disagreements(cast, calm, receipts)]
+    looking: Any = None
+    assert not [*onlookers.disagreements(cast, calm, receipts, looking)]
     old: Callable[[Any], onlookers.Runs] = lambda _: truth | {("w0", SMALL): (1, 6)}  # noqa: E731
     monkeypatch.setattr(onlookers, "_metrics", old)
-    assert [said.split(",")[0] for said in onlookers.disagreements(cast, calm, receipts)] == [
-        "the metrics"
-    ]
+    found = onlookers.disagreements(cast, calm, receipts, looking)
+    assert [source.split(",")[0] for source in found] == ["the metrics"]
 
 
 class Played:
