@@ -18,7 +18,7 @@ from torch import nn
 
 from weightbus.bus.memory import pages
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client import resident
+from weightbus.python_client.applying import resident
 
 from .comparison import WARM_UP
 from .process import Answers

@@ -38,7 +38,7 @@ from weightbus.bus.publisher.roster import PatchCandidate
 from weightbus.codecs.delta.worth import Way
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
-from weightbus.python_client.models import Bases
+from weightbus.python_client.publishing.models import Bases
 from weightbus.python_client.settings import Encoding
 
 NEAR, FAR = "wb0", "wb1"  # the ends of the link: the publisher's, and the worker's

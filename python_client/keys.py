@@ -25,7 +25,7 @@ from ..bus.trust import curve
 from ..bus.trust.grants import Grant
 from ..bus.trust.keys import Allowed, PublisherKeys, ScarceError, WorkerKeys
 from ..codecs.sealing import KEY_BYTES
-from .models import PublishedModel
+from .publishing.models import PublishedModel
 
 log = logging.getLogger("weightbus.publisher")
 

@@ -38,10 +38,16 @@ from ..codecs.layout import Signature
 from ..codecs.precision import precision_of
 from ..codecs.renaming import renaming_of
 from . import checks
-from .awaiting import in_thread
+from .applying.awaiting import in_thread
 from .checks import check_name
 from .closing import InOneProcess, end_with
-from .keeper import StateWriter
+from .files.state_folder import (
+    StateFolder,
+    StateFolderError,
+    StoredVersion,
+    age_from_now,
+    new_epoch,
+)
 from .keys import (
     check_exposure,
     group_keys,
@@ -50,7 +56,6 @@ from .keys import (
     retire,
     watch_keys,
 )
-from .models import PublishedModel, after, restore
 from .observing.access import Http
 from .observing.shown import HttpEndpoints
 from .observing.traces import settle
@@ -63,8 +68,9 @@ from .options import (
     request,
     shows_keywords_of,
 )
+from .publishing.models import PublishedModel, after, restore
+from .publishing.state_writer import StateWriter
 from .settings import Settings, accepts_deprecated_keywords, of_bytes, settings_of
-from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
 log = logging.getLogger("weightbus.publisher")
 

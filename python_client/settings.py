@@ -24,7 +24,7 @@ from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from ..codecs.precision import precision_of
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
-from .applying import Offer, Update
+from .applying.applier import Offer, Update
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,20 +33,20 @@ from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
-from .applying import NEVER, Applier, Running, Staged, Update
-from .awaiting import CancelToken, in_thread
-from .background import Background
-from .calls import Calls
+from .applying.applier import NEVER, Applier, Running, Staged, Update
+from .applying.awaiting import CancelToken, in_thread
+from .applying.background import Background
+from .applying.calls import Calls
+from .applying.reading import READING_SECONDS, Reading, ReadingLock
+from .applying.resident import ResidentTarget
+from .applying.targets import by_id, fault_of, targets_of
 from .checks import check_name
 from .closing import InOneProcess, end_with
 from .keys import worker_keys
 from .observing.checking import Checker
 from .observing.silence import Silence
 from .observing.traces import settle
-from .reading import READING_SECONDS, Reading, ReadingLock
-from .resident import ResidentTarget
 from .settings import Settings, accepts_deprecated_keywords, settings_of
-from .targets import by_id, fault_of, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
 

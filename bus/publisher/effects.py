@@ -178,7 +178,10 @@ Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
 class VersionKeeper(Protocol):
-    """Keeps the versions of `Settled` after the publisher's end (`python_client/keeper.py`)."""
+    """Keeps `Settled` versions beyond the end of the publisher.
+
+    `python_client/publishing/state_writer.py` implements it.
+    """
 
     def offer(self, version: Version) -> None:
         """Keep a version that is the latest for all workers; must not block."""

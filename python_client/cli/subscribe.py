@@ -10,11 +10,11 @@ from ...bus.errors import AddressError, ApplyError
 from ...bus.net import endpoints
 from ...bus.units import span
 from ...codecs.errors import WeightBusError
-from ..applying import Update
+from ..applying.applier import Update
+from ..applying.target import Target
 from ..checks import check_name
-from ..file_target import FileTarget
+from ..files.file_target import FileTarget
 from ..subscriber import Subscriber
-from ..target import Target
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, said_of, size
 

@@ -12,9 +12,9 @@ from ...bus.limits import CHECK_BYTES, CHECK_NAMES_MAX, CHECKS
 from ...bus.observed import Check, Checked, unchecked
 from ...bus.worker.events import Examined
 from ...codecs.errors import WeightBusError
-from ..applying import Applier
-from ..loading import UnreadableTargetError
-from ..target import Target
+from ..applying.applier import Applier
+from ..applying.loading import UnreadableTargetError
+from ..applying.target import Target
 from .background_queue import BackgroundQueue
 
 log = logging.getLogger("weightbus.subscriber")

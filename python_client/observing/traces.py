@@ -25,7 +25,7 @@ from ...bus.receipt import Receipt, WorkerReceipt
 from .background_queue import BackgroundQueue, Job
 
 if TYPE_CHECKING:
-    from ..applying import Update
+    from ..applying.applier import Update
 
 log = logging.getLogger("weightbus.traces")
 

@@ -33,14 +33,14 @@ from ...bus.trust.keys import WorkerKeys
 from ...codecs.apply import summing
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
-from ..applying import Update
+from ..applying.applier import Update
+from ..applying.reading import READING_SECONDS
+from ..applying.target import Names, Sums
+from ..applying.targets import MemoryTarget
 from ..keys import handed_out
 from ..publisher import Publisher
-from ..reading import READING_SECONDS
 from ..settings import Settings
 from ..subscriber import Subscriber
-from ..target import Names, Sums
-from ..targets import MemoryTarget
 from .carrier import TIMEOUT, Prepared, Receiver, Transport, Weights
 from .model import is_torchrl
 from .receiver import Destination

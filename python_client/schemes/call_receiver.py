@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from ...bus.errors import ApplyError, TornError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
-from ..applying import Update
-from ..reading import READING_SECONDS, ReadingLock
+from ..applying.applier import Update
+from ..applying.reading import READING_SECONDS, ReadingLock
 from .carrier import Receiver
 from .model import POLICY, CallResult, Outcome, hand_over, model_in, weights_of
 from .passes import ForwardPasses

@@ -23,8 +23,8 @@ from ...bus.receipt import Receipt
 from ...codecs.apply import as_arrays, as_tensors
 from ...codecs.leaves import Leaf
 from ...codecs.state import State, state_of, write_into
-from ..applying import Update
-from ..reading import READING_SECONDS
+from ..applying.applier import Update
+from ..applying.reading import READING_SECONDS
 
 TIMEOUT = 60.0  # seconds that a call waits by default
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, cast
 
 from ...codecs.state import is_module
-from ..reading import READING_SECONDS, Holder, Reading, ReadingLock
+from ..applying.reading import READING_SECONDS, Holder, Reading, ReadingLock
 
 log = logging.getLogger("weightbus.schemes")
 

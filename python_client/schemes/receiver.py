@@ -17,8 +17,8 @@ from ...codecs.apply import Reader
 from ...codecs.layout import Layout, trimmed
 from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
-from ..applying import Update
-from ..reading import READING_SECONDS, ReadingLock
+from ..applying.applier import Update
+from ..applying.reading import READING_SECONDS, ReadingLock
 from .carrier import Receiver
 from .model import POLICY, ModelReference, log
 from .passes import ForwardPasses

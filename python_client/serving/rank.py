@@ -25,8 +25,8 @@ from typing import Protocol
 from ...bus.errors import ApplyError
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout, Signature, difference, trimmed
-from ..applying import Staged
-from ..loading import FunctionTarget, Pairs
+from ..applying.applier import Staged
+from ..applying.loading import FunctionTarget, Pairs
 from ..settings import Settings
 from ..subscriber import Subscriber
 

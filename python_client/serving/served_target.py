@@ -21,10 +21,10 @@ from typing import IO, Any, cast
 from ...bus.staged import StagedVersion
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
-from ..file_target import FileTarget
-from ..loading import UnreadableTargetError
-from ..places import open_lock, place_of
-from ..target import Names, Sums, Target
+from ..applying.loading import UnreadableTargetError
+from ..applying.target import Names, Sums, Target
+from ..files.file_target import FileTarget
+from ..files.places import open_lock, place_of
 from . import served_checkpoint
 from .calls import CallError, SilentError
 from .engines import Engine, How, ServedWeights

@@ -30,8 +30,8 @@ from vllm.model_executor.model_loader.reload import layerwise
 from ...codecs.dtypes import dtype_named, torch_dtype
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Signature
-from ..applying import Staged
-from ..loading import Pairs, UnchangedError
+from ..applying.applier import Staged
+from ..applying.loading import Pairs, UnchangedError
 from .vllm_proof import prove
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..applying import Update
+from ..applying.applier import Update
 from ..closing import Closable
 from ..settings import Settings
 from ..subscriber import Subscriber

@@ -11,7 +11,7 @@ import numpy as np
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.limits import Timing
-from weightbus.python_client.state_folder import StateFolder
+from weightbus.python_client.files.state_folder import StateFolder
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.publishing import expect
 

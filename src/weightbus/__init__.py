@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     )
     from .bus.trust.keys import PublisherKeys, WorkerKeys
     from .codecs.errors import LayoutError, StateError, WeightBusError
-    from .python_client.file_target import FileTarget
-    from .python_client.loading import UnchangedError
+    from .python_client.applying.loading import UnchangedError
+    from .python_client.applying.resident import resident
+    from .python_client.files.file_target import FileTarget
+    from .python_client.files.restart import load
+    from .python_client.files.state_folder import StateFolderError
     from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
-    from .python_client.resident import resident
-    from .python_client.restart import load
     from .python_client.settings import Settings
-    from .python_client.state_folder import StateFolderError
     from .python_client.subscriber import Subscriber
 
 __version__ = "0.1.0"
@@ -79,7 +79,7 @@ _HOMES = {
     "ApplyError": "bus.errors",
     "ClosedError": "bus.errors",
     "DeadlineError": "bus.errors",
-    "FileTarget": "python_client.file_target",
+    "FileTarget": "python_client.files.file_target",
     "Http": "python_client.observing.access",
     "KeysError": "bus.errors",
     "LayoutError": "codecs.errors",
@@ -90,16 +90,16 @@ _HOMES = {
     "RefusedError": "bus.errors",
     "Settings": "python_client.settings",
     "StateError": "codecs.errors",
-    "StateFolderError": "python_client.state_folder",
+    "StateFolderError": "python_client.files.state_folder",
     "Subscriber": "python_client.subscriber",
     "TornError": "bus.errors",
-    "UnchangedError": "python_client.loading",
+    "UnchangedError": "python_client.applying.loading",
     "UnknownWorkerError": "bus.errors",
     "WeightBusError": "codecs.errors",
     "WorkerKeys": "bus.trust.keys",
     "WorkersMissingError": "bus.errors",
-    "load": "python_client.restart",
-    "resident": "python_client.resident",
+    "load": "python_client.files.restart",
+    "resident": "python_client.applying.resident",
 }
 
 

@@ -3,9 +3,9 @@
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.receipt import Receipt, WorkerReceipt
-from weightbus.python_client.applying import Offer, Running, Staged, Update
-from weightbus.python_client.loading import Pairs
-from weightbus.python_client.state_folder import StoredVersion
+from weightbus.python_client.applying.applier import Offer, Running, Staged, Update
+from weightbus.python_client.applying.loading import Pairs
+from weightbus.python_client.files.state_folder import StoredVersion
 
 __all__ = [
     "Offer",

@@ -20,7 +20,7 @@ from weightbus.codecs import native
 from weightbus.python_client.cli import publish
 from weightbus.python_client.cli.commands import app
 from weightbus.python_client.cli.screen import Screen
-from weightbus.python_client.state_folder import StateFolder
+from weightbus.python_client.files.state_folder import StateFolder
 from weightbus.tests.cli.starting import python
 
 DEADLINE = 60.0  # seconds for what takes one or two

@@ -18,10 +18,10 @@ from weightbus.bus.net import listening
 from weightbus.bus.net.listening import Listener
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.file_target import FileTarget
-from weightbus.python_client.places import place_of
+from weightbus.python_client.files.file_target import FileTarget
+from weightbus.python_client.files.places import place_of
+from weightbus.python_client.files.state_folder import LOCK, TABLE, StateFolder, StateFolderError
 from weightbus.python_client.serving.served_target import _locked
-from weightbus.python_client.state_folder import LOCK, TABLE, StateFolder, StateFolderError
 from weightbus.tests.state.test_state_folder import stored_of, write
 
 OTHER = 12345  # another user, and group

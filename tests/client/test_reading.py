@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightbus import Subscriber
-from weightbus.python_client.reading import InUseError, Reading, ReadingLock
+from weightbus.python_client.applying.reading import InUseError, Reading, ReadingLock
 
 SECONDS = 30.0  # far more than anything here takes
 ROUNDS = 12  # of each reader and writer

@@ -14,7 +14,7 @@ import pytest
 
 from weightbus import Publisher
 from weightbus.bus.deadline import Deadline
-from weightbus.python_client.models import PublishedModel
+from weightbus.python_client.publishing.models import PublishedModel
 from weightbus.tests.client.test_bus import SECONDS
 
 Weights = dict[str, np.ndarray[Any, Any]]

@@ -26,9 +26,9 @@ from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.apply import as_arrays
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import named_leaves, state_of, write_into
+from weightbus.python_client.applying.targets import READERS_MAX, MemoryTarget, targets_of
 from weightbus.python_client.checkpoints.checkpoint import open_checkpoint
-from weightbus.python_client.file_target import FileTarget
-from weightbus.python_client.targets import READERS_MAX, MemoryTarget, targets_of
+from weightbus.python_client.files.file_target import FileTarget
 
 LEFT = ".file.0123456789abcdef"
 SECONDS = 60.0

@@ -14,9 +14,9 @@ import pytest
 from weightbus import ApplyError, Subscriber
 from weightbus.bus.net.copier import AT_ONCE_BYTES
 from weightbus.bus.staged import StagedVersion
-from weightbus.python_client.applying import Applier
+from weightbus.python_client.applying.applier import Applier
+from weightbus.python_client.applying.targets import MemoryTarget
 from weightbus.python_client.observing.traces import SDK
-from weightbus.python_client.targets import MemoryTarget
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.types import Update

@@ -40,7 +40,7 @@ def arrays(size: int = 3) -> dict[str, np.ndarray[Any, Any]]:
 MOUNTED = """
 import sys
 import threading
-from weightbus.python_client.file_target import FileTarget
+from weightbus.python_client.files.file_target import FileTarget
 try:
     FileTarget(sys.argv[1])
 except OSError as error:

@@ -16,7 +16,7 @@ from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.copies import SCAN_WORDS, SMALL_BYTES, Differences
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.targets import MemoryTarget
+from weightbus.python_client.applying.targets import MemoryTarget
 
 SECONDS = 20.0
 COUNT = SMALL_BYTES  # elements of the larger tensor

@@ -17,7 +17,7 @@ from weightbus.codecs.dtypes import numpy_dtype, torch_dtype
 from weightbus.codecs.precision import Precision, precision_of
 from weightbus.codecs.state import State, Writer, state_of
 from weightbus.python_client.cli.commands import app
-from weightbus.python_client.models import PublishedModel
+from weightbus.python_client.publishing.models import PublishedModel
 from weightbus.tests.client.test_bus import SECONDS, Bus, both
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance.vectors import cast_fault

@@ -19,7 +19,7 @@ from weightbus.codecs.apply import Reader, as_arrays, check
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.renaming import Renaming, renaming_of
 from weightbus.codecs.state import State, Writer, state_of
-from weightbus.python_client.loading import Pairs
+from weightbus.python_client.applying.loading import Pairs
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.client.settling import settled
 from weightbus.tests.client.test_bus import both

@@ -20,8 +20,8 @@ from weightbus.codecs.errors import StateError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
-from weightbus.python_client.loading import Pairs
-from weightbus.python_client.resident import ResidentMemory, residence_of
+from weightbus.python_client.applying.loading import Pairs
+from weightbus.python_client.applying.resident import ResidentMemory, residence_of
 from weightbus.python_client.schemes.strategy import DestinationError, WeightStrategy
 from weightbus.tests.client.settling import settled
 from weightbus.tests.codecs.test_codecs_apply import published

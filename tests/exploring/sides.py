@@ -343,7 +343,7 @@ class PublisherSide:
         return VersionOffer.of(MODEL, layout, chunk_bytes, snapshot)
 
     def patch(self, offer: VersionOffer, label: int) -> None:
-        """Do as `python_client.models.Bases` does."""
+        """Do as `python_client.publishing.models.Bases` does."""
         patch_candidates = self.machine.state.roster.patch_candidates(MODEL, None, shared=False)
         if not patch_candidates:
             self._bases = ()

@@ -36,7 +36,7 @@ from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import UNSENT_MS
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.python_client.state_folder import TABLE
+from weightbus.python_client.files.state_folder import TABLE
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import stop
 from weightbus.tests.faults.bus_process import checksum, model

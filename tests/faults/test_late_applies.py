@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from weightbus import ApplyError, Settings, Subscriber, TornError
-from weightbus.python_client.calls import Calls, LateError
+from weightbus.python_client.applying.calls import Calls, LateError
 from weightbus.tests.client.test_apply import runs
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
 from weightbus.types import Offer, Pairs, Update

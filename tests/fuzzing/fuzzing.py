@@ -57,7 +57,7 @@ from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.checkpoints.checkpoint import open_checkpoint
 from weightbus.python_client.checkpoints.shards import CheckpointError
-from weightbus.python_client.state_folder import TABLE, StateFolder
+from weightbus.python_client.files.state_folder import TABLE, StateFolder
 from weightbus.tests.conformance.python_vectors import blob
 from weightbus.tests.simulation.performing import done
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, perform, version_of

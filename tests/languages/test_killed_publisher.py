@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from weightbus.bus.limits import Timing
-from weightbus.python_client.state_folder import PARTIAL, TABLE, StateFolder
+from weightbus.python_client.files.state_folder import PARTIAL, TABLE, StateFolder
 from weightbus.tests.chaos.content import CHUNK_BYTES, LARGE, weights
 from weightbus.tests.chaos.judge import Judge
 from weightbus.tests.conformance.driver import Driver, Fault, Options

@@ -18,7 +18,7 @@ from weightbus.codecs import device_copies, device_memory
 from weightbus.codecs.apply import Reader
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.state import Writer, state_of
-from weightbus.python_client.reading import ReadingLock
+from weightbus.python_client.applying.reading import ReadingLock
 from weightbus.tests.memory import standin_device
 from weightbus.tests.memory.standin_device import Standin
 

@@ -29,8 +29,13 @@ from weightbus.codecs import native
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.resident import ResidentMemory, ResidentTarget, residence_of, resident
-from weightbus.python_client.targets import MemoryTarget
+from weightbus.python_client.applying.resident import (
+    ResidentMemory,
+    ResidentTarget,
+    residence_of,
+    resident,
+)
+from weightbus.python_client.applying.targets import MemoryTarget
 from weightbus.tests.cli.starting import python
 
 SECONDS = 60.0

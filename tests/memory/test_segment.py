@@ -349,7 +349,7 @@ AT_THE_END = """
 import os
 from weightbus.bus import spare
 from weightbus.bus.memory import segment
-from weightbus.python_client import places
+from weightbus.python_client.files import places
 os.modules = segment, spare, places  # they are emptied before os is
 one = segment.Segment(64)
 other = segment.MappedSegment(one.shared, 64)

@@ -54,8 +54,8 @@ from weightbus.codecs.delta.worth import (
 )
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.sealing import GroupKey, Opening, Subject, nonce_of
-from weightbus.python_client import models
-from weightbus.python_client.models import Bases, PublishedModel
+from weightbus.python_client.publishing import models
+from weightbus.python_client.publishing.models import Bases, PublishedModel
 from weightbus.python_client.settings import Encoding
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, perform
 

@@ -44,11 +44,11 @@ from weightbus.codecs.apply import summing
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of, write_into
+from weightbus.python_client.applying.reading import InUseError, ReadingLock
 from weightbus.python_client.cli.verify import Found
 from weightbus.python_client.observing import checking
 from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import Standing
-from weightbus.python_client.reading import InUseError, ReadingLock
 from weightbus.tests.cli.test_cli import result_of, run
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.publisher.test_publisher_machine import Bench, digest, hello, sent
@@ -611,7 +611,7 @@ def test_a_worker_goes_on_answering_pings_while_it_is_looked_at(
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         publisher.publish("m", weights())
-        monkeypatch.setattr("weightbus.python_client.targets.summing", hangs)
+        monkeypatch.setattr("weightbus.python_client.applying.targets.summing", hangs)
         with Observer(publisher.address) as observer:
             told = observer.verify("w", "m", 1.5)
         release.set()

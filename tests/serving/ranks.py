@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weightbus.codecs.layout import Signature, difference
-from weightbus.python_client.loading import UnchangedError
+from weightbus.python_client.applying.loading import UnchangedError
 from weightbus.python_client.serving.rank import Join, Rank, RankVersion
 from weightbus.tests.serving.standin import Worker
 from weightbus.types import Pairs, Staged

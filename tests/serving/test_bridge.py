@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import weightbus
 from weightbus.bus.receipt import Receipt
-from weightbus.python_client.file_target import FileTarget
+from weightbus.python_client.files.file_target import FileTarget
 from weightbus.python_client.serving.calls import CallError, Server, SilentError
 from weightbus.python_client.serving.engines import ENGINES, How
 from weightbus.python_client.serving.served_target import ServedTarget

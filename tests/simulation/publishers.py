@@ -46,7 +46,7 @@ from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
-from weightbus.python_client.models import Bases
+from weightbus.python_client.publishing.models import Bases
 from weightbus.python_client.settings import BASES, Encoding
 
 from .conditions import CHUNK, TICK, Frames

@@ -11,7 +11,7 @@ from torch import nn
 
 import weightbus
 from weightbus import Publisher, StateError, StateFolderError
-from weightbus.python_client.state_folder import TABLE
+from weightbus.python_client.files.state_folder import TABLE
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
 

@@ -19,8 +19,8 @@ import zmq
 from weightbus import Publisher, Settings, StateFolderError, Subscriber
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.messages import Hello, Ping, Running, encode
-from weightbus.python_client import keeper
-from weightbus.python_client.state_folder import TABLE, Saved, StateFolder
+from weightbus.python_client.files.state_folder import TABLE, Saved, StateFolder
+from weightbus.python_client.publishing import state_writer
 from weightbus.tests.client.settling import settled
 from weightbus.tests.net.ports import lasting_address
 from weightbus.types import Update
@@ -327,7 +327,7 @@ def test_a_slow_disk_keeps_nobody_waiting_and_one_more_copy(
 def test_a_publish_goes_first_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "CALM_SECONDS", 0.2)
+    monkeypatch.setattr(state_writer, "CALM_SECONDS", 0.2)
     with Publisher(state=tmp_path) as publisher, Subscriber(publisher.address, {"m": weights(0)}):
         publisher.wait_for_workers(1, SECONDS)
         future = publisher.publish_async("m", weights(1), timeout=SECONDS)  # nobody applies it
@@ -338,15 +338,15 @@ def test_a_publish_goes_first_but_not_for_ever(
 def test_it_rests_after_a_version_but_not_from_epochs_or_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "REST_SECONDS", SECONDS)
-    monkeypatch.setattr(keeper, "REST_TIMES", 10**9)
+    monkeypatch.setattr(state_writer, "REST_SECONDS", SECONDS)
+    monkeypatch.setattr(state_writer, "REST_TIMES", 10**9)
     with Publisher(state=tmp_path) as publisher:
         publisher.publish("m", weights(1))
         eventually(lambda: len(publisher.history("m")) == 1)
         publisher.publish("m", weights(2))
         kept = publisher._keeper  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         assert kept is not None
-        step = 2 * keeper.AHEAD
+        step = 2 * state_writer.AHEAD
         for epoch in range(2**52, 2**52 + 10 * step, step):  # more than moments in a version
             eventually(partial(kept.recorded, epoch))
         assert [stored.version for stored in publisher.history("m")] == [1]
@@ -357,11 +357,11 @@ def test_it_rests_after_a_version_but_not_from_epochs_or_closing(
 
 def test_an_epoch_is_recorded_before_it_is_taken(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as folder:
-        kept = keeper.StateWriter(folder)
+        kept = state_writer.StateWriter(folder)
         assert not kept.recorded(12345), "nobody waits for the disk"
         eventually(lambda: kept.recorded(12345))
         assert kept.recorded(12346), "who asks again may ask for a little more"
-        assert folder.epoch == 12345 + keeper.AHEAD
+        assert folder.epoch == 12345 + state_writer.AHEAD
         assert str(folder.epoch).encode() in (tmp_path / TABLE).read_bytes()
         assert kept.close(SECONDS)
 
@@ -369,14 +369,16 @@ def test_an_epoch_is_recorded_before_it_is_taken(tmp_path: Path) -> None:
 def test_an_epoch_is_taken_in_the_end_though_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "RECORD_SECONDS", 0.1)
+    monkeypatch.setattr(state_writer, "RECORD_SECONDS", 0.1)
     with StateFolder(tmp_path) as folder:
-        kept, disk = keeper.StateWriter(folder), Hanging(monkeypatch)
+        kept, disk = state_writer.StateWriter(folder), Hanging(monkeypatch)
         assert not kept.recorded(12345)
         assert disk.entered.wait(SECONDS)
         eventually(lambda: kept.recorded(12345))
         assert "epoch 12345 is not in" in caplog.text
-        assert not kept.recorded(12345 + 2 * keeper.AHEAD), "the next one is waited for as well"
+        assert not kept.recorded(12345 + 2 * state_writer.AHEAD), (
+            "the next one is waited for as well"
+        )
         disk.open.set()
         assert kept.close(SECONDS)
 
@@ -400,7 +402,7 @@ def test_while_the_disk_hangs_everybody_is_served_whatever_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version is being written, and a later epoch is needed; nothing else waits for either."""
-    monkeypatch.setattr(keeper, "RECORD_SECONDS", SECONDS)
+    monkeypatch.setattr(state_writer, "RECORD_SECONDS", SECONDS)
     with Publisher(state=tmp_path) as publisher, zmq.Context() as context:
         disk, epoch = Hanging(monkeypatch), publisher.epoch
         publisher.publish("m", weights(1))

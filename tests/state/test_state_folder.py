@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
-from weightbus.python_client import state_folder
-from weightbus.python_client.places import open_plain
-from weightbus.python_client.state_folder import (
+from weightbus.python_client.files import state_folder
+from weightbus.python_client.files.places import open_plain
+from weightbus.python_client.files.state_folder import (
     DAMAGED,
     NAMES_MAX,
     PARTIAL,

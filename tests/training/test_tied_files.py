@@ -9,7 +9,7 @@ import transformers
 from safetensors import safe_open
 
 from weightbus import Publisher, Subscriber
-from weightbus.python_client.file_target import FileTarget
+from weightbus.python_client.files.file_target import FileTarget
 
 SECONDS = 60.0
 SMALL: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}

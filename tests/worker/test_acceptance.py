@@ -18,7 +18,7 @@ from weightbus.codecs import layout as layouts
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of
-from weightbus.python_client.targets import LAYOUT_SLACK_BYTES, targets_of
+from weightbus.python_client.applying.targets import LAYOUT_SLACK_BYTES, targets_of
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
 

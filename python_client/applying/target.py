@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bus.staged import StagedVersion
-from ..bus.worker.layouts import Expected
-from ..codecs.layout import Layout
+from ...bus.staged import StagedVersion
+from ...bus.worker.layouts import Expected
+from ...codecs.layout import Layout
 
 if TYPE_CHECKING:
     import torch

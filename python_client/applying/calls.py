@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..bus.errors import ApplyError
+from ...bus.errors import ApplyError
 
 log = logging.getLogger("weightbus.subscriber")
 

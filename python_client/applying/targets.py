@@ -17,20 +17,20 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from ..bus.limits import MODELS_MAX
-from ..bus.staged import StagedVersion
-from ..bus.worker.layouts import Expected
-from ..codecs.apply import Reader, calls_users, check, devices_within, summing
-from ..codecs.copies import Differences
-from ..codecs.errors import LayoutError, StateError
-from ..codecs.layout import NAME_SHOWN, Layout, Strict, trimmed
-from ..codecs.leaves import Leaf
-from ..codecs.renaming import Renaming
-from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
-from ..codecs.ties import shared_memory
-from ..codecs.words import printable
-from . import checks
-from .file_target import FileTarget
+from ...bus.limits import MODELS_MAX
+from ...bus.staged import StagedVersion
+from ...bus.worker.layouts import Expected
+from ...codecs.apply import Reader, calls_users, check, devices_within, summing
+from ...codecs.copies import Differences
+from ...codecs.errors import LayoutError, StateError
+from ...codecs.layout import NAME_SHOWN, Layout, Strict, trimmed
+from ...codecs.leaves import Leaf
+from ...codecs.renaming import Renaming
+from ...codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
+from ...codecs.ties import shared_memory
+from ...codecs.words import printable
+from .. import checks
+from ..files.file_target import FileTarget
 from .loading import FunctionTarget
 from .overflow_log import OverflowLog
 from .target import Names, Sums, Target

@@ -4,11 +4,11 @@ import logging
 import os
 from pathlib import Path
 
-from ..bus.limits import INTEGER_MAX
-from ..codecs.apply import copy_into
-from ..codecs.checksum import digest_of
-from . import checks
-from .checks import check_name
+from ...bus.limits import INTEGER_MAX
+from ...codecs.apply import copy_into
+from ...codecs.checksum import digest_of
+from .. import checks
+from ..checks import check_name
 from .state_folder import Saved, StateFolderError, StoredVersion, read_index
 
 log = logging.getLogger("weightbus.state")

@@ -2,7 +2,7 @@
 
 import logging
 
-from ..codecs.overflow import Found, sentence
+from ...codecs.overflow import Found, sentence
 
 
 class OverflowLog:

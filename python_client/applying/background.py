@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from traceback import clear_frames
 
-from ..bus.errors import AddressError, ApplyError, ClosedError, RefusedError, on_one_line
-from ..bus.net.ready_queue import ReadyQueue
-from ..bus.staged import StagedVersion
-from ..codecs.errors import WeightBusError
-from .applying import PATIENCE_SECONDS, Applier
+from ...bus.errors import AddressError, ApplyError, ClosedError, RefusedError, on_one_line
+from ...bus.net.ready_queue import ReadyQueue
+from ...bus.staged import StagedVersion
+from ...codecs.errors import WeightBusError
+from .applier import PATIENCE_SECONDS, Applier
 
 log = logging.getLogger("weightbus.subscriber")
 

@@ -16,7 +16,7 @@ Versions are weights, so the folder and its files are private where this module 
 rights to the files. The folder is held open, and files are opened relative to its descriptor. No
 link in the folder is followed, and in a world-writable folder no other user's file is used.
 
-This module starts no thread; `keeper.py` has the thread that writes.
+This module starts no thread; `state_writer.py` has the thread that writes.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ from typing import TYPE_CHECKING, Annotated, cast
 import msgspec
 import numpy as np
 
-from ..bus.limits import INTEGER_MAX
-from ..bus.messages import Count, Hex64, Metadata, Name, Positive
-from ..bus.net.inheritance import close_in_children, keep_in_children
-from ..bus.spare import Spare
-from ..codecs.checksum import CHUNK_BYTES_MAX, digest_of
-from ..codecs.errors import WeightBusError
-from ..codecs.layout import Layout
-from ..codecs.numpy_tensors import Bytes
-from . import checks
-from .checkpoints.checkpoint import open_checkpoint
-from .checkpoints.shards import SUFFIX, CheckpointError
-from .closing import Closable
+from ...bus.limits import INTEGER_MAX
+from ...bus.messages import Count, Hex64, Metadata, Name, Positive
+from ...bus.net.inheritance import close_in_children, keep_in_children
+from ...bus.spare import Spare
+from ...codecs.checksum import CHUNK_BYTES_MAX, digest_of
+from ...codecs.errors import WeightBusError
+from ...codecs.layout import Layout
+from ...codecs.numpy_tensors import Bytes
+from .. import checks
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.shards import SUFFIX, CheckpointError
+from ..closing import Closable
 from .places import check_owner, open_lock, open_plain, place_of, user
 
 if TYPE_CHECKING:

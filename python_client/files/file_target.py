@@ -24,12 +24,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ..bus.staged import StagedVersion
-from ..codecs.apply import STEP_BYTES
-from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
-from ..codecs.native import crc32c
+from ...bus.staged import StagedVersion
+from ...codecs.apply import STEP_BYTES
+from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
+from ...codecs.native import crc32c
+from ..applying.target import Names, Sums, Target
 from .places import Place, check_owner, open_plain, place_of
-from .target import Names, Sums, Target
 
 FORMAT = {"format": "pt"}  # as `save_pretrained` writes it: tensors named and laid out as PyTorch's
 ACCESS_LIST = "system.posix_acl_access"  # the extended attribute of POSIX ACLs, on Linux

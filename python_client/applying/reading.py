@@ -27,12 +27,12 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..bus.units import span
+from ...bus.units import span
 
 if TYPE_CHECKING:
     import torch
 
-    from ..codecs.device_copies import Readers
+    from ...codecs.device_copies import Readers
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -250,7 +250,7 @@ class ReadingLock:
         copies in the writer's current streams are ordered after it; see `ordered`.
         """
         if devices and self.streams is None:
-            from ..codecs.device_copies import Readers
+            from ...codecs.device_copies import Readers
 
             self.streams = Readers()
         if self.streams is not None:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bus.errors import ApplyError, not_applied, rejected, told_of
-from ..bus.event_log import RateLimitedWarning
-from ..bus.limits import LABEL_MAX
-from ..bus.net.ready_queue import ReadyQueue
-from ..bus.staged import OverwrittenError, StagedVersion, StaleError
-from ..bus.units import span
-from ..bus.worker.events import Happening, Outcome, Report, Waits, Wanted
-from ..codecs.apply import as_arrays
-from ..codecs.checksum import digest_of
-from ..codecs.errors import StateError
-from ..codecs.layout import Layout
-from . import checks
+from ...bus.errors import ApplyError, not_applied, rejected, told_of
+from ...bus.event_log import RateLimitedWarning
+from ...bus.limits import LABEL_MAX
+from ...bus.net.ready_queue import ReadyQueue
+from ...bus.staged import OverwrittenError, StagedVersion, StaleError
+from ...bus.units import span
+from ...bus.worker.events import Happening, Outcome, Report, Waits, Wanted
+from ...codecs.apply import as_arrays
+from ...codecs.checksum import digest_of
+from ...codecs.errors import StateError
+from ...codecs.layout import Layout
+from .. import checks
+from ..observing.traces import SDK, on_apply
 from .calls import Calls, LateError
 from .loading import VersionInfo
-from .observing.traces import SDK, on_apply
 from .reading import READING_SECONDS, InUseError, ReadingLock
 from .target import Target
 
@@ -343,7 +343,7 @@ class Applier:
         """Pin a version's buffer for copies to a device; it stays pinned for later versions."""
         import torch
 
-        from ..codecs import device_memory
+        from ...codecs import device_memory
 
         where = torch.device(device)
         pinned = staged is None or any(data is staged.data for data, _ in self._pinned)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..bus.memory.pages import address_of
-from ..bus.staged import OverwrittenError, StagedVersion
-from ..codecs.errors import WeightBusError
-from ..codecs.layout import Layout
-from ..codecs.numpy_tensors import Array
-from ..codecs.section import Section
+from ...bus.memory.pages import address_of
+from ...bus.staged import OverwrittenError, StagedVersion
+from ...codecs.errors import WeightBusError
+from ...codecs.layout import Layout
+from ...codecs.numpy_tensors import Array
+from ...codecs.section import Section
 from .target import Names, Sums, Target
 
 if TYPE_CHECKING:

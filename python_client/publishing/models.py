@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..bus.chunks import Chunks
-from ..bus.deadline import Deadline
-from ..bus.errors import DeadlineError
-from ..bus.limits import CHUNKS_MAX, WHOLE_BYTES_MAX
-from ..bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
-from ..bus.messages import DELTA, Running, Shared
-from ..bus.net.publisher_loop import Promise, Reply
-from ..bus.publisher.offers import hash_chunk
-from ..bus.publisher.roster import PatchCandidate
-from ..bus.publisher.version import OfferedPatch, Snapshot, VersionOffer
-from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
-from ..codecs.delta.encoding import encode
-from ..codecs.delta.patch import Delta
-from ..codecs.delta.worth import Way, chosen, estimate, may_pay, sample
-from ..codecs.errors import PatchError, StateError
-from ..codecs.layout import Layout
-from ..codecs.numpy_tensors import Bytes
-from ..codecs.overflow import Found
-from ..codecs.precision import Precision, precision_of
-from ..codecs.renaming import Rename, Renaming, renaming_of
-from ..codecs.state import Form, State, state_of
-from .overflow_log import OverflowLog
-from .settings import BASES, Dtype, Encoding
-from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
+from ...bus.chunks import Chunks
+from ...bus.deadline import Deadline
+from ...bus.errors import DeadlineError
+from ...bus.limits import CHUNKS_MAX, WHOLE_BYTES_MAX
+from ...bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
+from ...bus.messages import DELTA, Running, Shared
+from ...bus.net.publisher_loop import Promise, Reply
+from ...bus.publisher.offers import hash_chunk
+from ...bus.publisher.roster import PatchCandidate
+from ...bus.publisher.version import OfferedPatch, Snapshot, VersionOffer
+from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
+from ...codecs.delta.encoding import encode
+from ...codecs.delta.patch import Delta
+from ...codecs.delta.worth import Way, chosen, estimate, may_pay, sample
+from ...codecs.errors import PatchError, StateError
+from ...codecs.layout import Layout
+from ...codecs.numpy_tensors import Bytes
+from ...codecs.overflow import Found
+from ...codecs.precision import Precision, precision_of
+from ...codecs.renaming import Rename, Renaming, renaming_of
+from ...codecs.state import Form, State, state_of
+from ..applying.overflow_log import OverflowLog
+from ..files.state_folder import Saved, StateFolder, StateFolderError, StoredVersion
+from ..settings import BASES, Dtype, Encoding
 
 if TYPE_CHECKING:
-    from ..codecs.device_copies import Arriving
+    from ...codecs.device_copies import Arriving
 
 log = logging.getLogger("weightbus.publisher")
 

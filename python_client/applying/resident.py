@@ -15,14 +15,14 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bus.memory.pages import Pages, address_of, exchange, memory_of, pages_of, within
-from ..bus.staged import StagedVersion
-from ..bus.worker.layouts import Expected
-from ..codecs.apply import calls_users
-from ..codecs.errors import StateError
-from ..codecs.layout import Layout, TensorSpec
-from ..codecs.leaves import Leaf, of_torch
-from ..codecs.state import (
+from ...bus.memory.pages import Pages, address_of, exchange, memory_of, pages_of, within
+from ...bus.staged import StagedVersion
+from ...bus.worker.layouts import Expected
+from ...codecs.apply import calls_users
+from ...codecs.errors import StateError
+from ...codecs.layout import Layout, TensorSpec
+from ...codecs.leaves import Leaf, of_torch
+from ...codecs.state import (
     Outline,
     identity,
     is_module,

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..bus.limits import INTEGER_MAX
-from ..bus.publisher.version import Snapshot, Version
-from ..codecs.checksum import digest_of
-from ..codecs.layout import Layout
-from .state_folder import StateFolder, StoredVersion, newest, parts_of
+from ...bus.limits import INTEGER_MAX
+from ...bus.publisher.version import Snapshot, Version
+from ...codecs.checksum import digest_of
+from ...codecs.layout import Layout
+from ..files.state_folder import StateFolder, StoredVersion, newest, parts_of
 
 log = logging.getLogger("weightbus.state")
 
