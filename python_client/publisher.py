@@ -70,7 +70,7 @@ from .options import (
 )
 from .publishing.models import PublishedModel, after, restore
 from .publishing.state_writer import StateWriter
-from .settings import Settings, accepts_deprecated_keywords, of_bytes, settings_of
+from .settings import Settings, of_bytes, settings_of
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -121,7 +121,6 @@ class Publisher(InOneProcess):
 
     __module__ = "weightbus"
 
-    @accepts_deprecated_keywords("Publisher")
     def __init__(
         self,
         address: str = "tcp://127.0.0.1:0",
@@ -198,7 +197,6 @@ class Publisher(InOneProcess):
         """The epoch of this publisher; a publisher that starts later has a higher epoch."""
         return self._loop.known.epoch
 
-    @accepts_deprecated_keywords("publish")
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
         """Do the one-time work of a model's first publish now; publish nothing.
 
@@ -223,7 +221,6 @@ class Publisher(InOneProcess):
             if reserved is not None:
                 self._loop.decide(lambda machine, _now: machine.prepare(model, *reserved))
 
-    @accepts_deprecated_keywords("publish")
     def publish(
         self,
         model: str,
@@ -292,7 +289,6 @@ class Publisher(InOneProcess):
         left = started + asked.terms.timeout - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
-    @accepts_deprecated_keywords("publish")
     @shows_keywords_of(publish)
     def publish_async(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -467,7 +463,6 @@ class Publisher(InOneProcess):
             for name, (dtype, shape) in tensors.items()
         }
 
-    @accepts_deprecated_keywords("publish")
     @shows_keywords_of(publish)
     async def publish_awaitable(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -483,7 +478,6 @@ class Publisher(InOneProcess):
         """
         return await asyncio.wrap_future(self.publish_async(model, weights, **options))
 
-    @accepts_deprecated_keywords("publish")
     @shows_keywords_of(publish)
     def rollback(
         self, model: str, to: tuple[int, int], **options: Unpack[PublishOptions]

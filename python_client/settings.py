@@ -1,12 +1,9 @@
-"""`Settings`: rarely needed options in one object, and the deprecated keywords that it replaces."""
+"""`Settings`: rarely needed options in one object."""
 
 import dataclasses
-import functools
-import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Literal
 
 from ..bus.chunks import ChunkPlan
 from ..bus.limits import (
@@ -25,9 +22,6 @@ from ..codecs.precision import precision_of
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
 from .applying.applier import Offer, Update
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 Encoding = Literal["raw", "delta", "auto"]
 Dtype = str | Mapping[str, str] | None  # for all parameters, or by name; None: unchanged
@@ -230,48 +224,3 @@ def settings_of(kind: str, settings: Settings | None) -> Settings:
 def of_bytes(settings: Settings) -> Settings:
     """Return a Publisher's settings for a publish of stored bytes, which are not converted."""
     return Settings(**{name: getattr(settings, name) for name in _PUBLISH - {"dtype", "rename"}})
-
-
-def accepts_deprecated_keywords(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator: a function also accepts options of `Settings` as deprecated keywords.
-
-    Such a keyword causes a warning. The function's visible signature does not change.
-    """
-
-    def decorate(call: Callable[P, T]) -> Callable[P, T]:
-        known = frozenset(inspect.signature(call).parameters)
-        old = {*_OF[kind], "timing"} - known
-
-        @functools.wraps(call)
-        def take(*args: P.args, **kwargs: P.kwargs) -> T:
-            if kwargs.keys() <= known:
-                return call(*args, **kwargs)
-            moved = {name: kwargs.pop(name) for name in old & kwargs.keys()}
-            if strange := sorted(kwargs.keys() - known):
-                text = f"{call.__qualname__}() got an unexpected keyword argument {strange[0]!r}"
-                raise TypeError(text)
-            kwargs["settings"] = _moved(kwargs, moved)
-            return call(*args, **kwargs)
-
-        @functools.wraps(call)
-        async def take_later(*args: Any, **kwargs: Any) -> Any:
-            return await cast("Any", take)(*args, **kwargs)
-
-        return cast("Callable[P, T]", take_later if inspect.iscoroutinefunction(call) else take)
-
-    return decorate
-
-
-def _moved(kwargs: Mapping[str, Any], moved: dict[str, Any]) -> Settings:
-    """Return the settings of a call, updated with its deprecated keywords."""
-    timing = checks.instance(moved.pop("timing", None), "timing", Timing)
-    times = {} if timing is None else {"ping": timing.ping, "lost_after": timing.lost_after}
-    moved |= times
-    given = ", ".join(f"{name}=..." for name in sorted(moved))
-    warnings.warn(
-        f"{', '.join(sorted(moved))}: give settings=weightbus.Settings({given}); these "
-        "keywords will be removed",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return dataclasses.replace(kwargs.get("settings") or _DEFAULTS, **moved)

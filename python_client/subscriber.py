@@ -46,7 +46,7 @@ from .keys import worker_keys
 from .observing.checking import Checker
 from .observing.silence import Silence
 from .observing.traces import settle
-from .settings import Settings, accepts_deprecated_keywords, settings_of
+from .settings import Settings, settings_of
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -105,7 +105,6 @@ class Subscriber(InOneProcess):
 
     __module__ = "weightbus"
 
-    @accepts_deprecated_keywords("Subscriber")
     def __init__(
         self,
         address: str,

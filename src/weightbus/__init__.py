@@ -104,35 +104,20 @@ _HOMES = {
 
 
 _FACES = ("torchrl", "trl", "types", "vllm")  # faces of their own, for fewer users
-_MOVED = ("torchrl", "types")  # those that have what stood here before
 
 
 _load, _names = lazy(globals(), __name__, _HOMES)
 
 
 def __getattr__(name: str) -> object:
-    return _load(name) if name in _HOMES else _moved(name)
+    return _load(name) if name in _HOMES else _face(name)
 
 
-def _moved(name: str) -> object:
-    """Return one of the other faces, or what stood here before it was moved to one of them."""
+def _face(name: str) -> object:
+    """Return a module with names that fewer users need."""
     if name in _FACES:
         return import_module(f".{name}", __name__)
-    for face in () if name.startswith("_") else _MOVED:
-        there = import_module(f".{face}", __name__)
-        if name in there.__all__:
-            _warn(f"weightbus.{name} has moved to weightbus.{face}: import it from there")
-            return getattr(there, name)
-    if name == "Timing":
-        _warn("weightbus.Timing is in weightbus.Settings(ping=..., lost_after=...) now")
-        return getattr(import_module(".bus.limits", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _warn(text: str) -> None:
-    import warnings  # takes longer than everything else here
-
-    warnings.warn(text, DeprecationWarning, stacklevel=4)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,5 @@
 """Publishers and subscribers over real sockets: every kind of weights, every way to publish."""
 
-import asyncio
 import errno
 import inspect
 import os
@@ -21,7 +20,6 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-import weightbus
 from weightbus import (
     AddressError,
     ApplyError,
@@ -34,7 +32,6 @@ from weightbus import (
     UnknownWorkerError,
     WorkersMissingError,
 )
-from weightbus.bus.limits import Timing
 from weightbus.bus.net import copier
 from weightbus.bus.net.copier import AT_ONCE_BYTES
 from weightbus.bus.net.worker_loop import WorkerLoop
@@ -155,29 +152,10 @@ def test_settings_of_a_publisher_hold_for_each_publish(bus: Bus) -> None:
     assert target["w"][0] == np.float32(1.001), "its own take their place"
 
 
-def test_old_keywords_are_taken_with_a_warning_that_says_where_they_are(bus: Bus) -> None:
-    target: Any = arrays(0)
+def test_an_option_of_settings_is_no_keyword() -> None:
     old: Any = Publisher
-    with pytest.warns(DeprecationWarning, match=r"Settings\(chunk_bytes=\.\.\.\)"):
-        publisher = old(chunk_bytes=2**16)
-    bus.made.append(publisher)
-    worker: Any = Subscriber
-    timing, seen = Timing(ping=0.1, lost_after=9.0), list[object]()
-    with pytest.warns(DeprecationWarning, match=r"Settings\(lost_after=\.\.\., on_commit.*ping="):
-        joined = worker(publisher.address, {"m": target}, timing=timing, on_commit=seen.append)
-    bus.made.append(joined.start())
-    publisher.wait_for_workers(1, SECONDS)
-    with pytest.warns(DeprecationWarning, match=r"settings=weightbus.Settings\(verify=") as told:
-        receipt = publisher.publish("m", arrays(1), verify=True)
-    assert told[0].filename == __file__
-    assert seen == [joined.update("m")]
-    assert joined.update("m").digest == receipt.digest
-    with pytest.warns(DeprecationWarning, match="dtype=..., verify=..."):
-        asyncio.run(publisher.publish_awaitable("m", arrays(2), verify=True, dtype="f32"))
-    with pytest.warns(DeprecationWarning, match=r"in weightbus\.Settings\(ping="):
-        assert weightbus.Timing is Timing
-    with pytest.raises(ValueError, match="timing='soon'"):
-        old(timing="soon")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'chunk_bytes'"):
+        old(chunk_bytes=2**16)
 
 
 # Kinds of weights.

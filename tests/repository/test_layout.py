@@ -170,7 +170,6 @@ FACES = {
         "register",
     ],
 }
-MOVED = [(face, public) for face in ("torchrl", "types") for public in FACES[face]]
 
 
 @cache
@@ -359,14 +358,6 @@ def test_other_faces_are_these_lists(face: str) -> None:
     assert set(FACES[face]) <= set(dir(there))
     with pytest.raises(AttributeError, match="no attribute 'Publischer'"):
         _ = there.Publischer
-
-
-def test_what_has_moved_is_found_where_it_was() -> None:
-    for face, public in MOVED:
-        there = getattr(getattr(weightbus, face), public)
-        with pytest.warns(DeprecationWarning, match=f"moved to weightbus.{face}: ") as told:
-            assert getattr(weightbus, public) is there
-        assert [Path(each.filename) for each in told] == [Path(__file__)], "not who imports it"
 
 
 def test_every_public_name_resolves() -> None:
