@@ -176,6 +176,19 @@ class Reading(Holder, Generic[T]):
             self.lock.warn_of_await(self)
         self._awaited = None
 
+    def again(self) -> bool:
+        """Begin once more in the thread of the last time; return whether this needed no wait.
+
+        `ReadingLock.leave` ends the block. The reader stays in its context in between, where it
+        counts only while it reads: to set a context's variable costs more than the lock.
+        """
+        if not self.lock.enter_at_once(self):
+            return False
+        self.since = time.monotonic()
+        if self not in _held.get()[-1:]:
+            self.hold()
+        return True
+
     async def __aenter__(self) -> T:
         self._begin(asynchronous=True)
         await self.lock.enter_async(self)
@@ -269,16 +282,24 @@ class ReadingLock:
 
     def enter(self, reading: Reading[Any]) -> None:
         """Block this thread until it may read; `leave` must follow."""
-        if self._entered_at_once(reading):
+        if self.enter_at_once(reading):
             return
         woken = threading.Event()
         with self._in_line(reading, woken.set) as waits:
             if waits:
                 woken.wait(reading.timeout)
 
+    def enter_at_once(self, reading: Reading[Any]) -> bool:
+        """Enter if this needs no wait; return whether it did. If so, `leave` must follow."""
+        self._readers[reading] = None
+        if self._waiting_writers or self._writer or self.torn or reading.lacks is not None:
+            del self._readers[reading]
+            return False
+        return True
+
     async def enter_async(self, reading: Reading[Any]) -> None:
         """Suspend this task until it may read; `leave` must follow."""
-        if self._entered_at_once(reading):
+        if self.enter_at_once(reading):
             return
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         with self._in_line(reading, partial(_call_in, loop, woken.set)) as waits:
@@ -298,19 +319,12 @@ class ReadingLock:
                 with self._lock:
                     self._left.notify_all()
 
-    def _entered_at_once(self, reading: Reading[Any]) -> bool:
-        self._readers[reading] = None
-        if self._waiting_writers or self._writer or self.torn or reading.lacks is not None:
-            del self._readers[reading]
-            return False
-        return True
-
     @contextmanager
     def _in_line(self, reading: Reading[Any], wake: Callable[[], object]) -> Generator[bool]:
         """Enter or queue; yield whether the caller must wait to be woken, for at most `timeout`."""
         with self._lock:
             inside = self.held  # if so, no other writer can begin before this reader has entered
-            self._left.notify_all()  # a writer may have seen the reader in `_entered_at_once`
+            self._left.notify_all()  # a writer may have seen the reader in `enter_at_once`
             waits = not self._is_due(reading, inside=inside)
             if waits:
                 self._queue[reading] = wake
@@ -404,7 +418,10 @@ class ReadingLock:
         Raises:
             RuntimeError: It is inside a reading block, so it would wait for itself.
         """
-        if any(h in self._readers for h in _held.get()):
+        me = threading.get_ident()
+        reads = [h for h in _held.get() if h in self._readers]
+        # A pass's reader may be in the context of another thread, which inherited it earlier.
+        if any(reading.alive is None or reading.thread == me for reading in reads):
             raise RuntimeError("receive() inside reading(): leave the reading block first")
 
     @contextmanager

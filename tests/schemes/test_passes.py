@@ -3,6 +3,7 @@
 # TorchRL has no stubs.
 # pyright: reportMissingTypeStubs=false
 
+import contextvars
 import copy
 import pickle
 import threading
@@ -98,6 +99,66 @@ def test_a_writer_waits_for_a_pass_and_a_pass_for_a_writer() -> None:
                 model.weight[1] = 1.0
         thread.join(SECONDS)
         assert came[0].tolist() == [1.0, 1.0]
+
+
+def test_a_threads_later_passes_wait_for_a_writer_and_a_writer_for_them() -> None:
+    model = Held()
+    model.go.set()
+    begin, runs, third = threading.Event(), threading.Event(), threading.Event()
+    with guarded(model) as lock:
+
+        def passes() -> Any:
+            model(torch.zeros(2))
+            model.here.clear()
+            runs.set()
+            assert begin.wait(SECONDS)
+            model(torch.zeros(2))
+            model.here.clear()
+            model.go.clear()
+            third.set()
+            return model(torch.zeros(2))
+
+        thread, came = in_thread(passes)
+        assert runs.wait(SECONDS)
+        with lock.writing(SECONDS):
+            begin.set()
+            assert not model.here.wait(0.05), "it has begun to read what is being written"
+            with torch.no_grad():
+                model.weight.fill_(1.0)
+        assert third.wait(SECONDS)
+        assert model.here.wait(SECONDS)
+        with pytest.raises(InUseError, match="a forward pass in thread"), lock.writing(0.0):
+            pass
+        model.go.set()
+        thread.join(SECONDS)
+        assert came[0].tolist() == [1.0, 1.0]
+
+
+def test_a_thread_that_inherits_the_context_of_passes_may_write_after_them() -> None:
+    """The context keeps the reader of its passes, which are of another thread now."""
+    model = Held()
+    model.go.set()
+    with guarded(model) as lock:
+        for _ in range(3):
+            model(torch.zeros(2))
+        inherited = contextvars.copy_context()
+        model.go.clear()
+        model.here.clear()
+
+        def write() -> str:
+            assert model.here.wait(SECONDS)
+            try:
+                with lock.writing(0.0):
+                    return "written during a pass"
+            except InUseError:
+                return "in use"
+            finally:
+                model.go.set()
+
+        thread, came = in_thread(lambda: inherited.run(write))
+        model(torch.zeros(2))
+        thread.join(SECONDS)
+        assert came == ["in use"]
 
 
 def test_a_pass_that_began_before_the_hooks_is_waited_for() -> None:
