@@ -5,10 +5,15 @@ generated; what is vendored counts apart, and so do the tests in Python. Blank l
 count. Without a commit: what git knows of this checkout as it stands on the disk; with some, a
 column for each, and the last one over the first. Wherever the package lies in a commit, its modules
 are those in Python that are no tests, benchmarks, examples or documents, and no client's.
+
+`lines.json` keeps the lines of each subject, which is a folder of the product or of the tests
+(`--write`). A test fails if a subject has more lines than the file says: a change that adds lines
+says so, where its reviewer sees it.
 """
 
 import argparse
 import io
+import json
 import subprocess
 import sys
 import tarfile
@@ -21,6 +26,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ""  # in place of a commit
+KEPT = Path(__file__).with_name("lines.json")
 PYTHON, VENDORED, TESTS = "Python", "vendored", "tests in Python"
 PACKAGE = {  # of what lies in the folders of the Python package, by suffix
     ".py": PYTHON,
@@ -49,7 +55,11 @@ def main(words: Sequence[str]) -> int:
     """Print the table; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commits", nargs="*", metavar="COMMIT")
-    shown: list[str] = parser.parse_args(words).commits or [HERE]
+    parser.add_argument("--write", action="store_true", help=f"keep the lines in {KEPT.name}")
+    given = parser.parse_args(words)
+    if given.write:
+        KEPT.write_text(json.dumps(dict(sorted(by_subject().items())), indent=2) + "\n")
+    shown: list[str] = given.commits or [HERE]
     try:
         counts = [counted(commit) for commit in shown]
     except subprocess.CalledProcessError:  # git has said why
@@ -74,6 +84,17 @@ def counted(commit: str) -> Counter[str]:
     for name, text in tracked(commit):
         if part := part_of(name):
             lines[part] += text.partition(UNIT_TESTS)[0].count(b"\n")
+    return lines
+
+
+def by_subject() -> Counter[str]:
+    """Return the lines of each subject of the product and of the tests in Python, as they stand."""
+    lines: Counter[str] = Counter()
+    for name, text in tracked(HERE):
+        if part_of(name):
+            *folders, _ = PurePath(name).parts
+            own_folder = folders[:1] if folders[:1] and folders[0] in CLIENTS else folders[:2]
+            lines["/".join(own_folder)] += text.partition(UNIT_TESTS)[0].count(b"\n")
     return lines
 
 
