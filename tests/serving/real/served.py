@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import torch
 import transformers
 from tokenizers import Tokenizer, models
@@ -120,6 +121,9 @@ class Served:
     def _up(self) -> bool:
         assert self._process is not None, "it was never started"
         assert self._process.poll() is None, self.said()
+        return self._healthy()
+
+    def _healthy(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
             return self._client.get("/health").status_code == 200
         return False
@@ -135,6 +139,14 @@ class Served:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(KILL_SECONDS)
             self._process = None
+
+    def kill_rank(self) -> None:
+        """Kill the process that has the weights, and wait until the server reports an error."""
+        assert self._process is not None, "it was never started"
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        rank = next(child for child in children if "Worker" in child.name())
+        rank.kill()
+        wait_for(lambda: not self._healthy(), "vllm serve misses its rank", KILL_SECONDS)
 
     def close(self) -> None:
         """Kill it, and ask it no more."""

@@ -1,4 +1,4 @@
-"""What a real `vllm serve` streams while trainers are killed, and the server is stopped.
+"""What a real `vllm serve` streams while it, its rank and its trainers are killed and stopped.
 
 Each token is the choice of one version, with all before it given, and versions come in their order.
 """
@@ -7,21 +7,30 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+import httpx
 import pytest
 
 import weightbus
 from weightbus.codecs.dtypes import name_of_torch
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.compose.waiting import wait_for
-from weightbus.tests.serving.real.served import LIMIT, Served, chosen, saved, trained
+from weightbus.tests.serving.real.served import (
+    LIMIT,
+    START_SECONDS,
+    Served,
+    chosen,
+    saved,
+    trained,
+)
 from weightbus.vllm import VllmServers
 
 LENGTH = 1500  # tokens of a stream
@@ -31,6 +40,7 @@ SECONDS = 8.0  # that a version, or a pause, may take
 KILLED_AFTER = 1.0, 8.0
 STOPPED_FOR = 1.0, 10.0  # at most
 BATCH = 100  # seeds of a trainer
+PAUSE = 2.0  # of a trainer after an error: a server takes a minute to start
 
 
 def trainer(url: str, first: int, pipe: Connection) -> None:
@@ -57,6 +67,7 @@ def trainer(url: str, first: int, pipe: Connection) -> None:
                 sending.resume()
             except weightbus.WeightBusError as error:
                 pipe.send((seed, f"{error}"))
+                time.sleep(PAUSE)
             else:
                 pipe.send((seed, "sent"))
 
@@ -90,18 +101,59 @@ def of_no_version(words: list[int], seeds: list[int]) -> int:
     return lost
 
 
-@pytest.mark.timeout(2 * LIMIT)
+class Streams:
+    """Streams of a server that is killed and started again, until they have TOKENS tokens.
+
+    Attributes:
+        run: The number of the server's present run.
+        tokens: For each stream, the run that it belongs to, and its tokens.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self.run, self.tokens = 0, list[tuple[int, list[int]]]()
+        self._served, self._up = served, threading.Event()
+        self._up.set()
+
+    @property
+    def total(self) -> int:
+        return sum(len(words) for _, words in self.tokens)
+
+    def read(self, _: int) -> None:
+        """Read one stream after the other."""
+        while self.total < TOKENS:
+            assert self._up.wait(START_SECONDS)
+            run, words = self.run, list[int]()
+            self.tokens.append((run, words))
+            try:
+                for tokens in self._served.stream(LENGTH):
+                    words += tokens
+            except (httpx.TransportError, AssertionError, KeyError):  # it ends in the middle
+                wait_for(partial(self._is_past, run), "it runs again", START_SECONDS)
+
+    def _is_past(self, run: int) -> bool:
+        return self.run > run
+
+    def restart(self, kill: Callable[[], None]) -> None:
+        """Kill the server, or a part of it, and start it again, with the model on its disk."""
+        self._up.clear()
+        kill()
+        self._served.kill()
+        self._served.start()
+        self.run += 1
+        self._up.set()
+
+
+@pytest.mark.timeout(4 * LIMIT)
 def test_no_token_is_of_no_version(served: Served) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["weightbus.tests.serving.real.test_streams"])
-    chance, told, streams = random.Random(7), [(1, "sent")], list[list[int]]()
+    chance, told, streams = random.Random(7), [(1, "sent")], Streams(served)
+    since = [1]  # by run of the server, the first seed that was sent to it
     kills = stops = 0
-
-    def stream(_: int) -> list[int]:
-        return [token for tokens in served.stream(LENGTH) for token in tokens]
+    ends = [served.kill_rank, served.kill]  # what ends a run of the server, in their order
 
     with ThreadPoolExecutor(STREAMS) as threads:
-        running = [threads.submit(stream, n) for n in range(TOKENS // LENGTH)]
+        running = [threads.submit(streams.read, n) for n in range(STREAMS)]
         first = BATCH
         while not all(future.done() for future in running):
             mine, theirs = context.Pipe(duplex=False)
@@ -121,6 +173,17 @@ def test_no_token_is_of_no_version(served: Served) -> None:
                 with suppress(EOFError):
                     if mine.poll(0.1):
                         told.append(mine.recv())
+            if ends and streams.total > TOKENS * (streams.run + 1) / 3:  # the trainer goes on
+                streams.restart(ends.pop(0))
+                since.append(max(seed for seed, _ in told))
+                sent = len([seed for seed, word in told if word == "sent"])
+
+                def again(pipe: Connection = mine, before: int = sent) -> bool:
+                    while pipe.poll(0):
+                        told.append(pipe.recv())
+                    return sum(word == "sent" for _, word in told) > before
+
+                wait_for(again, "a version is sent to the new run", 10 * SECONDS)
             process.kill()
             process.join()
             kills += 1
@@ -128,17 +191,21 @@ def test_no_token_is_of_no_version(served: Served) -> None:
                 while mine.poll(0):
                     told.append(mine.recv())
             first += BATCH
-        streams = [future.result() for future in running]
+        for future in running:
+            future.result()
     seeds = sorted({seed for seed, _ in told})
     done = sum(word == "sent" for _, word in told)
-    lost = [of_no_version(words, seeds) for words in streams]
-    total = sum(map(len, streams))
+    lost = [
+        of_no_version(words, [1, *(seed for seed in seeds if seed >= max(2, since[run]))])
+        for run, words in streams.tokens
+    ]
     print(
-        f"TOKENS {total}, of no version {sum(lost)}; {len(seeds)} versions, {done} sent, "
-        f"{kills} trainers killed, {stops} times stopped"
+        f"TOKENS {streams.total}, of no version {sum(lost)}; {len(seeds)} versions, {done} sent, "
+        f"{kills} trainers killed, {stops} times stopped, {streams.run} times started again"
     )
     assert sum(lost) == 0
-    assert total == TOKENS // LENGTH * LENGTH
+    assert streams.total >= TOKENS
+    assert not ends
     assert kills
     assert stops
     assert done > 1
