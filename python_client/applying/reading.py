@@ -362,7 +362,7 @@ class ReadingLock:
                 inside, and more of them could block the writer for ever.
         """
         loop = None if reading.asynchronous else reading.loop
-        beside = [r for r in self._readers if r.loop is loop] if loop is not None else []
+        beside = [r for r in [*self._readers] if r.loop is loop] if loop is not None else []
         if beside and not any(r.asynchronous for r in beside):
             raise RuntimeError(
                 "new weights wait for this event loop, which would stand still if this waited for "
@@ -521,7 +521,8 @@ class ReadingLock:
                 waiting(others)
 
     def _check_may_wait(self, writer: Holder) -> None:
-        beside = [r for r in self._readers if r.loop is writer.loop is not None]
+        # Readers enter and leave without the system lock, so iterate over a copy.
+        beside = [r for r in [*self._readers] if r.loop is writer.loop is not None]
         if beside:
             raise RuntimeError(
                 "new weights wait for this event loop, which stands still meanwhile: "

@@ -87,6 +87,28 @@ def test_waiting_ends_in_time_and_leaves_no_trace() -> None:
         pass
 
 
+def test_readers_may_leave_while_a_writer_looks_at_them() -> None:
+    lock = ReadingLock()
+
+    class Beside(Reading[None]):
+        """A reader that all readers leave with, when the writer looks at it."""
+
+        @property
+        def loop(self) -> None:
+            if threading.get_ident() != self.thread:
+                vars(lock)["_readers"].clear()
+
+        @loop.setter
+        def loop(self, _: object) -> None: ...
+
+    def write() -> bool:
+        with lock.writing(SECONDS):
+            return True
+
+    with Beside(lock, SECONDS, lambda: None), Beside(lock, SECONDS, lambda: None):
+        assert ThreadPoolExecutor(1).submit(write).result()
+
+
 def test_a_reader_that_writes_is_told_so() -> None:
     lock = ReadingLock()
     with lock.reading(0), pytest.raises(RuntimeError, match="leave the reading block first"):
