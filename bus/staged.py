@@ -127,6 +127,18 @@ class Base:
     chunks: Chunks[NDArray[np.uint8]] | None
     users: int = 0
 
+    def hold(self) -> None:
+        """Record one more patch on this base, whose bytes stay until `release`."""
+        self.users += 1
+
+    def release(self) -> None:
+        """Record that a patch on this base needs the bytes no longer."""
+        self.users -= 1
+
+    def rename(self, running: Running) -> None:
+        """Record the running version's new name."""
+        self.running = running
+
 
 @dataclass(slots=True, eq=False)
 class Patching:
@@ -149,6 +161,10 @@ class Patching:
     digest: str
     live: bool = True
 
+    def cancel(self) -> None:
+        """Record that the version is no longer wanted."""
+        self.live = False
+
 
 @dataclass(slots=True, eq=False)
 class Copying:
@@ -170,3 +186,7 @@ class Copying:
     plan: ChunkPlan
     live: bool = True
     count: int = 0
+
+    def cancel(self) -> None:
+        """Record that the version is no longer wanted."""
+        self.live = False

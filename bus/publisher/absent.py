@@ -12,41 +12,17 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from ..effects import Notice, Send
-from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS
 from ..messages import Refuse
 from .effects import Effect
 from .roster import Peer
-from .state import Absence, PublisherState
+from .state import PublisherState
 
-CHECKS_UNTIL_HINT = 6  # checks until a condition is reported
 # Least `difflib` ratio of a typo: `polcy` has 0.91 to `policy`, `policy_old` has 0.75.
 MIN_SIMILARITY = 0.8
 NAMES_MAX = 16  # models compared in one check: workers can name any number
 NAMES_LISTED = 3  # names of workers or models listed in one log line
 # Counters: `actor_1` and `actor_2`, or `actor-a` and `actor-b`, are not typos of each other.
 _COUNTERS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
-
-
-def note(
-    state: PublisherState, name: str, models: Collection[str], code: str, text: str, now: float
-) -> bool:
-    """Record why a worker is absent; return True if the caller should log it.
-
-    A refused worker repeats its hello, and any peer can use any number of names. So each name is
-    logged at most once in `ABSENT_SECONDS`, and at most `ABSENT_MAX` names are logged in that time.
-    """
-    absent = state.absent
-    before = absent.get(name)
-    if before is None and len(absent) >= ABSENT_MAX:
-        oldest = next(iter(absent))
-        if now - absent[oldest].at < ABSENT_SECONDS:
-            return False
-        del absent[oldest]
-    if before is not None and before.code == code and now - before.at < ABSENT_SECONDS:
-        return False
-    absent.pop(name, None)
-    absent[name] = Absence(frozenset(models), code, text, now)
-    return True
 
 
 def unknown(state: PublisherState, names: Collection[str]) -> str:
@@ -65,20 +41,6 @@ def has_left(state: PublisherState, name: str) -> bool:
     """True if a worker with this name has left in order, unless that is forgotten."""
     absence = state.absent.get(name)
     return absence is not None and absence.code == "left"
-
-
-def note_rejections(state: PublisherState, text: str, now: float) -> list[Effect]:
-    """Record why connections were rejected; return a warning, at most one in `CROWDED_SECONDS`.
-
-    `text`: the reason for connections that were closed before their hello; empty: none were.
-    """
-    unreported = bool(text) and now - state.rejections_logged_at >= CROWDED_SECONDS
-    state.view_outdated |= text != state.rejections
-    state.rejections, state.rejections_logged_at = (
-        text,
-        now if unreported else state.rejections_logged_at,
-    )
-    return [Notice("crowded", text, warning=True)] if unreported else []
 
 
 def reasons(state: PublisherState, model: str) -> list[str]:
@@ -107,9 +69,8 @@ def others_want(model: str, wanted: Sequence[str]) -> str:
 
 def hints(state: PublisherState, now: float) -> list[Effect]:
     """Return warnings of likely mistakes that have lasted for `hint_after`, if a check is due."""
-    if now < state.hints_at:
+    if not state.hints_due(now):
         return []
-    state.hints_at = now + state.timing.hint_after / CHECKS_UNTIL_HINT
     return [*_likely_typos(state, now), *_report_never_applied(state, now)]
 
 

@@ -67,7 +67,7 @@ def give_up(state: PublisherState, pending: Version | None, why: str, now: float
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if call.version is pending:
-            call.ended = why
+            call.end(why)
             effects += settle(state, call, now)
     return effects
 
@@ -76,7 +76,7 @@ def end(state: PublisherState, call: Publication, why: str, now: float) -> list[
     """End a call with the results so far; abort a version that is not committed yet."""
     if call.resolved:
         return []
-    call.ended = why
+    call.end(why)
     return settle(state, call, now)
 
 
@@ -85,7 +85,7 @@ def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
     same = [call for call in state.calls.values() if call.version.model == model]
     if len(same) <= CALLS_MAX:
         return []
-    same[0].ended = f"{CALLS_MAX} newer versions of {model} are open, and no worker applies them"
+    same[0].end(f"{CALLS_MAX} newer versions of {model} are open, and no worker applies them")
     return settle(state, same[0], now)
 
 
@@ -98,7 +98,7 @@ def renewed(state: PublisherState, epoch: int) -> None:
 
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
     """Handle a worker's (re)join: return the undecided versions that the worker has to stage."""
-    state.unreached_models.difference_update(peer.hello.models)
+    state.note_reached(peer.hello.models)
     waiting: list[Version] = []
     for call in state.calls.values():
         version = call.version
@@ -187,7 +187,7 @@ def settle_all(state: PublisherState, now: float) -> list[Effect]:
 def close(state: PublisherState, now: float) -> list[Effect]:
     """Resolve every open call with the results so far."""
     for call in state.calls.values():
-        call.deadline = now  # P20
+        call.expire(now)  # P20
     return settle_all(state, now)
 
 
@@ -199,18 +199,18 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
         effects += _decided(state, call)
     achieved = call.verdict(now)
     if achieved is not None and not call.resolved:
-        call.resolved, missing, why = True, 0, ""
+        missing, why = 0, ""
         if not achieved:
             missing, why = call.missing, _shortfall_reason(state, call)
         if not (achieved and call.for_all):  # else every target is done
             _set_details(state, call, now)
-        receipt, require = call.receipt(now, call.version.chunks.digest), call.terms.require
+        receipt, require = call.resolve(now, call.version.chunks.digest), call.terms.require
         about = receipt, achieved, call.done, missing, require, why, call.terms.named
         effects.append(Resolve(call.number, *about))
         if achieved and call.nobody:
             effects += _no_worker_notice(state, call)
     if call.resolved and (call.terms.commit == "auto" or call.decision != "open"):
-        state.calls.pop(call.number, None)
+        state.close(call.number)
     return effects
 
 
@@ -261,12 +261,11 @@ def _shortfall_reason(state: PublisherState, call: Publication) -> str:
 def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
     """Return a warning that a model was published to no worker; once, until a worker joins."""
     version = call.version
-    if version.model in state.unreached_models:
+    if not state.note_unreached(version.model):
         return []
-    state.unreached_models.add(version.model)
     away, wanted = _absence_reasons(state, call), _other_models_text(state, version.model)
     if wanted and not away:
-        state.hinted.add(version.model)
+        state.note_hinted(version.model)
     why = "; ".join(away) or wanted or "no worker has joined"
     text = (
         f"version {version.version} of {version.model} was published to nobody: {why}. It "
@@ -287,4 +286,4 @@ def _set_details(state: PublisherState, call: Publication, now: float) -> None:
             doing = phase_of(state, model, incoming, now) if incoming else "nothing heard of it yet"
             if incoming and incoming.phase == "staged" and call.terms.commit == "auto":
                 doing += ", and waits for start() or receive() there"
-            target.detail = f"{doing}; last heard {span(now - peer.heard_at)} ago"
+            target.explain(f"{doing}; last heard {span(now - peer.heard_at)} ago")

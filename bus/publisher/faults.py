@@ -5,8 +5,6 @@ is dropped, in a way that workers and callers already handle: a worker joins aga
 publish fails, a push ends early. All other workers, calls and pushes continue.
 """
 
-from collections.abc import Collection
-
 from ..effects import Send
 from ..messages import Refuse
 from . import calls
@@ -28,15 +26,13 @@ def drop(state: PublisherState, identity: bytes, why: str, now: float) -> list[E
 
 def give_up(state: PublisherState, version: Version, why: str, now: float) -> list[Effect]:
     """Fail the calls that published a version whose bytes cannot be read or sent."""
-    version.ends.clear()
-    version.claims.clear()
     state.store[version.model].hashed(version)  # else the version would be kept until it is hashed
     return calls.give_up(state, version, why, now)
 
 
 def forget(state: PublisherState, number: int) -> None:
     """Drop a call whose result cannot be determined, before the shell fails it."""
-    call = state.calls.pop(number, None)
+    call = state.close(number)
     versions = None if call is None else state.store.get(call.version.model)
     if call is not None and versions is not None and call.version is versions.pending:
         versions.drop(call.version)
@@ -47,7 +43,7 @@ def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool
 
     The machine owns the memory of such a version, and frees it as usual.
     """
-    state.calls.pop(number, None)
+    state.close(number)
     versions = state.store.get(offered.model)
     for version in [] if versions is None else [*versions]:
         if versions is not None and version.snapshot is offered.snapshot:
@@ -55,9 +51,3 @@ def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool
                 versions.drop(version)
             return True
     return False
-
-
-def stop_pushing(state: PublisherState, topics: Collection[bytes]) -> None:
-    """Stop pushing on these topics; workers fetch the chunks that they miss."""
-    for topic in topics:
-        state.pushes.pop(topic, None)

@@ -2,11 +2,9 @@
 
 import math
 
-import msgspec
-
 from ..effects import Notice, Send
 from ..epochs import contradiction, epoch_above
-from ..limits import EPOCH_LEAP_MAX_MS, RENEWAL_PAUSES
+from ..limits import EPOCH_LEAP_MAX_MS
 from ..messages import (
     MAPPING,
     RENAMING,
@@ -22,7 +20,7 @@ from ..messages import (
     Welcome,
 )
 from ..units import span
-from . import absent, calls, publishing
+from . import calls
 from .effects import Effect, Follow, Settled, Withdraw
 from .reports import plausible
 from .roster import Peer
@@ -44,7 +42,7 @@ def hello(
         return _refuse_hello(state, identity, hello, "not-allowed", text, now)
     fault = contradiction(hello)
     if fault:
-        state.malformed += 1
+        state.count_malformed()
         return _refuse_hello(state, identity, hello, "malformed", fault, now)
     never = _never_published(state, hello)
     if never:
@@ -100,7 +98,7 @@ def _refuse_hello(
     """
     effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
     told = f"worker {hello.name} is refused ({code}): {text}"
-    news = absent.note(state, hello.name, hello.models, code, told, now)
+    news = state.note_absence(hello.name, hello.models, code, told, now)
     full = code == "limit"
     if full:
         effects.append(Notice("full", told, hello.name, warning=True))
@@ -111,17 +109,16 @@ def _refuse_hello(
 
 def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> list[Effect]:
     effects: list[Effect] = []
-    peer.contested_at, peer.unresponsive_after, peer.rekeyed = None, math.inf, False
-    state.view_outdated = True
-    state.absent.pop(peer.name, None)
+    state.welcomed(peer.name)
     if admission != "known":
         effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
-    peer.forget()
-    peer.running = {
-        model: running
-        for model, running in peer.hello.models.items()
-        if running is not None and plausible(state, model, running)
-    }
+    peer.begin_session(
+        {
+            model: running
+            for model, running in peer.hello.models.items()
+            if running is not None and plausible(state, model, running)
+        }
+    )
     effects += back(state, peer, now)
     for model, running in peer.running.items():
         if running.epoch == state.epoch:
@@ -191,8 +188,7 @@ def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
 
 def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> list[Effect]:
     """Send workers of this host the segment in which a model's first version will be."""
-    prepared = Prepare(model=model, epoch=state.epoch, nbytes=nbytes, shared=shared)
-    state.prepared[model] = prepared
+    prepared = state.prepare(model, nbytes, shared)
     here = [peer for peer in state.roster if peer.shared]
     return [effect for peer in here for effect in _prepare_message(peer, prepared)]
 
@@ -260,16 +256,9 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
         gone = calls.give_up(state, versions.pending, "its publisher takes a new epoch", now)
         effects += [*gone, Withdraw(versions.model), *versions.renew(epoch)]
         effects += [Settled(versions.latest)] if versions.latest else []
-        publishing.stop(state, versions.model)
-    if state.renewed_at > -math.inf:
-        longest = RENEWAL_PAUSES * state.timing.lost_after
-        state.renewal_pause = min(2 * state.renewal_pause, longest)
-    state.epoch, state.renewed_at, state.view_outdated = epoch, now, True
+        state.end_pushes(versions.model)
+    state.renew(epoch, now)
     calls.renewed(state, epoch)
-    state.prepared = {
-        model: msgspec.structs.replace(prepared, epoch=epoch)
-        for model, prepared in state.prepared.items()
-    }
     for peer in state.roster:
         peer.forget()
     return effects + [  # workers send hello when they see a new epoch

@@ -20,7 +20,7 @@ The machine owns the memory of its versions: no other code writes there before t
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from ..effects import Send
+from ..effects import Notice, Send
 from ..errors import ProtocolError
 from ..messages import (
     TOKEN_BYTES,
@@ -48,7 +48,7 @@ from . import absent, calls, faults, joining, publishing, reports, serving, sess
 from .effects import Broadcast, Effect, HangUp, Resolve
 from .observers import Observers
 from .publication import Publication, PublishTerms
-from .publisher_view import PublisherView, ReachableWorker
+from .publisher_view import PublisherView
 from .rate_limits import COST_HIGH, COST_LOW, RateLimits, cost_of
 from .roster import Peer
 from .state import PublisherState
@@ -112,7 +112,7 @@ class PublisherMachine:
         try:
             message = to_publisher(frames)
         except ProtocolError as error:  # P5
-            self.state.malformed += 1
+            self.state.count_malformed()
             if not self._limits.allow(identity, COST_HIGH, nbytes, now):
                 return [HangUp()]
             return [Send(Refuse(code=error.code, text=str(error)), to=identity)]
@@ -124,9 +124,10 @@ class PublisherMachine:
         if peer is not None and not isinstance(message, Hello | Bye):
             if peer.phase == "away":  # the worker reconnected with its old routing id
                 peer.move("spoke")
-            effects = sessions.heard(self.state, peer, now) + sessions.tell_keys(self.state, peer)
+            effects = sessions.returned(self.state, peer, now) if peer.heard(now) else []
+            effects += sessions.tell_keys(self.state, peer)
             effects += self._dispatch(peer, message, now)
-            unlike, peer.unlike = peer.unlike, 0
+            unlike = peer.charge_wrong_digests() if peer.unlike else 0
             if unlike and not self._limits.allow(identity, COST_LOW * unlike, nbytes, now):
                 effects.append(HangUp())  # else a worker could send any number of wrong digests
             if now < self.observers.until:
@@ -157,11 +158,12 @@ class PublisherMachine:
             return None
         if peer.phase == "lost" or message.model in peer.torn:
             return []
-        effects = sessions.heard(self.state, peer, now)
-        peer.unlike = 0  # wrong digests of earlier reports; this report may be right
+        effects = sessions.returned(self.state, peer, now) if peer.heard(now) else []
+        if peer.unlike:
+            peer.charge_wrong_digests()  # of earlier reports; this report may be right
         effects += reports.runs(self.state, peer, message, now)
         if peer.unlike:  # a wrong digest costs as much as an invalid report
-            peer.unlike = 0
+            peer.charge_wrong_digests()
             return None
         if now < self.observers.until:
             self.observers.heard(peer, message)
@@ -290,7 +292,7 @@ class PublisherMachine:
 
     def unshared(self, version: Version) -> None:
         """Handle a failed `Stamp`: workers cannot read a shared version by its number."""
-        version.shared = None
+        version.unshare()
 
     # Failures of the shell or of this machine.
 
@@ -314,7 +316,8 @@ class PublisherMachine:
 
     def stop_pushing(self, topics: Collection[bytes]) -> None:
         """Stop pushing on these topics."""
-        faults.stop_pushing(self.state, topics)
+        for topic in topics:
+            self.state.end_push(topic)
 
     def awaits(self, number: int) -> bool:
         """True if the call with this number is open: a `Resolve` will follow."""
@@ -359,9 +362,8 @@ class PublisherMachine:
 
     def _beacons(self, now: float) -> list[Effect]:
         state = self.state
-        if now < state.beacon_at:
+        if not state.beacons_due(now):
             return []
-        state.beacon_at = now + state.timing.ping
         beacons = [self._beacon(model) for model in state.store]
         return [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
 
@@ -375,18 +377,12 @@ class PublisherMachine:
 
     def known(self) -> PublisherView:
         """Return the view for other threads, which is valid until `view_outdated` is set again."""
-        state = self.state
-        state.view_outdated = False
-        reached = [
-            ReachableWorker(peer.name, frozenset(peer.hello.models), peer.shared)
-            for peer in state.roster
-            if peer.subscribed and peer.phase != "lost"
-        ]
-        return PublisherView(state.epoch, tuple(reached), state.rejections, state.malformed)
+        return self.state.view()
 
     def rejections(self, text: str, now: float) -> list[Effect]:
         """Log why connections were rejected before their hello; empty `text`: none were lately."""
-        return absent.note_rejections(self.state, text, now)
+        unreported = self.state.note_rejections(text, now)
+        return [Notice("crowded", text, warning=True)] if unreported else []
 
     def present(self, model: str | None) -> int:
         """Return the number of live workers; with a model, the number of those that want it."""

@@ -136,17 +136,15 @@ class Observers:
             incoming = peer.incoming.get(model)
             at = incoming and (incoming.version, incoming.phase, incoming.chunks)
             seen = peer.runs(model), at, peer.seen.failed.get(model)
-        if peer.seen.told.get(model) != seen:
-            peer.seen.told[model] = seen
+        if peer.seen.changed(model, seen):
             self._state.roster.touch(peer)
 
     def happened(self, notice: Notice, now: float) -> None:
         """Record an event of a worker."""
         if notice.worker:
-            self._state.roster.revision += 1
             if len(self._events) >= EVENTS_TOLD:
                 self._forget_event()
-            self._events.append((self._state.roster.revision, now, notice))
+            self._events.append((self._state.roster.next_revision(), now, notice))
             peer = self._state.roster.by_name(notice.worker)
             if peer is not None:
                 self._state.roster.touch(peer)
@@ -236,8 +234,7 @@ class Observers:
         """Record a model's latest version, and the workers with a newer targeted version."""
         model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
         if latest is not None and latest.key != model.latest:
-            self._state.roster.revision += 1
-            model.latest, model.revision = latest.key, self._state.roster.revision
+            model.latest, model.revision = latest.key, self._state.roster.next_revision()
             model.nbytes, model.metadata = latest.layout.nbytes, dict(latest.metadata)
         targeted = versions.targeted()
         for worker in sorted({name for name, _ in targeted.items() ^ model.targeted.items()}):

@@ -260,7 +260,7 @@ def encode_effect(effect: Effect, sealer: Sealer | None) -> LoopEffect:
             case Broadcast():
                 return Broadcast(effect.topic, *sealer.published(effect.message, effect.payload))
             case Lend() | Release():
-                effect.version.sealed = None  # the next version uses that memory
+                effect.version.unseal()
             case _:
                 pass
     return effect

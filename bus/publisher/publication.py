@@ -44,6 +44,10 @@ class Recipient(msgspec.Struct, eq=False):
     encoding: str = ""  # in which the worker received the version: `raw`, or that of a patch
     nbytes: int = 0  # bytes of that version or patch
 
+    def explain(self, text: str) -> None:
+        """Set the text of why the target is not done."""
+        self.detail = text
+
 
 class PublishTerms(msgspec.Struct, frozen=True, eq=False):
     """What a call of publish requires.
@@ -84,6 +88,7 @@ class Publication:
         version: The published version.
         terms: What the call requires.
         started: When the call was made, on the machine's clock, in seconds.
+        names: The names of the workers that the version is for; each begins as `behind`.
 
     Attributes:
         deadline: When the call is over at the latest.
@@ -95,24 +100,25 @@ class Publication:
         for_all: Whether the call is achieved only when all targets are done.
     """
 
-    def __init__(self, number: int, version: Version, terms: PublishTerms, started: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        version: Version,
+        terms: PublishTerms,
+        started: float,
+        names: Collection[str],
+    ) -> None:
         self.number, self.version, self.terms = number, version, terms
         self.started, self.deadline = started, started + terms.timeout
         self.decision: Decision = "open"
         self.resolved, self.ended = False, ""
         self.done = _STAGED_OR_APPLIED if terms.wait == "staged" else _FINISHED
         self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
-        self.targets: dict[str, Recipient] = {}
-        self._counts: dict[State, int] = {**_ZERO_COUNTS}  # number of targets that count, by state
-        self._grace_ends: dict[str, float] = {}  # by lost worker, when the call stops waiting
-
-    def aim(self, names: Collection[str]) -> None:
-        """Set the targets by their names; each begins as `behind`."""
         self.targets = dict(zip(names, map(Recipient, names), strict=True))
-        named = self.terms.named
-        counted = len(self.targets) if named is None else len(named & self.targets.keys())
-        self._counts = {**_ZERO_COUNTS, "behind": counted}
-        self._grace_ends = {}
+        counted = len(names) if terms.named is None else len(terms.named & self.targets.keys())
+        # The number of targets that count, by state.
+        self._counts: dict[State, int] = {**_ZERO_COUNTS, "behind": counted}
+        self._grace_ends: dict[str, float] = {}  # by lost worker, when the call stops waiting
 
     def welcome(self, name: str) -> None:
         """Handle a worker's join: the worker becomes a target if more workers are expected."""
@@ -123,13 +129,15 @@ class Publication:
 
     def renew(self) -> None:
         """Reset all targets except lost and left ones, after the version moved to a later epoch."""
-        gone = [t for t in self.targets.values() if t.state in ("lost", "left")]
-        away = self._grace_ends
-        self.aim(self.targets)
-        for target in gone:
-            event: TargetEvent = "lost" if target.state == "lost" else "left"
-            self.move(target.name, event, target.at or 0.0, target.detail)
-        self._grace_ends = away
+        named = self.terms.named
+        for target in self.targets.values():
+            target.encoding, target.nbytes = "", 0
+            if target.state in ("lost", "left"):
+                continue
+            if named is None or target.name in named:
+                self._counts[target.state] -= 1
+                self._counts["behind"] += 1
+            target.state, target.at, target.detail = "behind", None, ""
 
     def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
         """Handle the loss of a worker.
@@ -200,6 +208,14 @@ class Publication:
         """Return the number of lost or expected workers that the call waits for."""
         return self.missing + self._may_return(now)
 
+    def end(self, why: str) -> None:
+        """End the call before its deadline; a decision is still to be made, if there is none."""
+        self.ended = why
+
+    def expire(self, now: float) -> None:
+        """Let the call's time end now."""
+        self.deadline = now
+
     def decide(self, now: float) -> Decision:
         """Return the decision of a call that commits together, decided now if that is possible."""
         if self.decision == "open" and self.terms.commit == "together":  # P10
@@ -218,9 +234,9 @@ class Publication:
         """Return whether the call achieved what it requires; None while that is not known."""
         if self._counts["behind"] and self.for_all and not self.ended and now < self.deadline:
             return None  # fast path: after each acknowledgement before the last
-        done = self._count(self.done)
-        if self.for_all and done == len(self.targets) >= self.terms.expect:
+        if self.for_all and self._counts["applied"] == len(self.targets) >= self.terms.expect:
             return True  # fast path: after the last acknowledgement
+        done = self._count(self.done)
         open_ = self._count(_UNFINISHED - self.done) + self._waited_for(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
         if self.terms.commit == "together" and self.decision == "abort":
@@ -235,8 +251,9 @@ class Publication:
             return True
         return False if over or done + open_ < self.terms.require else None
 
-    def receipt(self, now: float, digest: str) -> Receipt:
-        """Return a receipt with the targets' states at this time."""
+    def resolve(self, now: float, digest: str) -> Receipt:
+        """Resolve the call: return the receipt, with the targets' states at this time."""
+        self.resolved = True
         return Receipt(
             model=self.version.model,
             epoch=self.version.epoch,

@@ -11,11 +11,10 @@ from . import absent, calls
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import announcement
 from .publication import Publication, PublishTerms
-from .push import Push
 from .roster import Peer
 from .state import PublisherState
 from .store import Versions
-from .version import Chunked, Version, VersionOffer, VersionPatch
+from .version import Version, VersionOffer, VersionPatch
 
 NAME = attrgetter("name")
 
@@ -44,15 +43,14 @@ def publish(
     workers = terms.workers
     if workers and (text := absent.unknown(state, workers)):
         raise UnknownWorkerError(text)
-    peers = state.roster.targets(offered.model, workers)
+    peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
     versions = state.store.get(offered.model) or state.versions(offered.model)
     version = versions.number(offered, state.epoch, now)
-    call = Publication(number, version, terms, started)
+    names = [*map(NAME, peers)] if workers is None else workers
+    call = Publication(number, version, terms, started, names)
     effects: list[Effect] = [] if version.shared is None else [Stamp(version)]
     if versions.pending is not None:
         effects += calls.give_up(state, versions.pending, "superseded by a newer publish", now)
-    state.prepared.pop(version.model, None)
-    call.aim([*map(NAME, peers)] if workers is None else workers)
     for name in workers or ():
         if state.roster.by_name(name) is None:
             call.move(name, "left", now, "it left before the publish")
@@ -60,7 +58,6 @@ def publish(
         if peer.phase == "lost":
             call.move(peer.name, "lost", now, "it was lost before the publish")
             continue
-        peer.unresponsive_after = min(peer.unresponsive_after, now + state.timing.quiet)
         if now < peer.unresponsive_after and not (peer.incoming and versions.serves(peer)):
             version.read_by(peer.name)
     if terms.commit == "together":
@@ -73,7 +70,7 @@ def publish(
     effects += _announce(state, versions, call, peers, now)
     if terms.hash and not version.chunks.digest:  # P12: hash the version before it is gone
         effects += versions.hash(version)
-    state.calls[number] = call
+    state.open(call)
     if len(state.calls) > CALLS_MAX:  # the calls of all models; `bound` counts this model's
         effects += calls.bound(state, version.model, now)
     return call, effects + calls.settle(state, call, now)
@@ -94,13 +91,13 @@ def _announce(
                 push = push or taken is None
                 patch = patch or (taken is not None and taken is version.patches[0])
         if state.pushes:
-            stop(state, version.model)
+            state.end_pushes(version.model)
         to_all = _to_all(versions, call, push=push)
         effects += [Withdraw(version.model), to_all]
         if push and not isinstance(to_all, BroadcastWhole):
-            begin(state, version, now)
+            state.begin_push(version, now)
         if patch:  # D6
-            begin(state, version.patches[0], now)
+            state.begin_push(version.patches[0], now)
     if alone:
         announce = announcement(version, call)
         effects += [Send(announce, to=peer.identity) for peer in alone if not peer.lost]
@@ -111,7 +108,8 @@ def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast |
     """Return the announcement to all subscribers; with the bytes if these are pushed and few."""
     version = call.version
     known = version.layout.id == versions.announced_layout
-    versions.announced_layout = version.layout.id
+    if not known:
+        versions.announce_layout(version.layout.id)
     small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
     if push and known and small and version.chunks.whole and version.receivers:  # P7
         crc = version.chunks.crcs[0]  # most versions were hashed as they were copied
@@ -128,18 +126,6 @@ def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
 
 
 # Pushing.
-
-
-def begin(state: PublisherState, version: Chunked, now: float) -> None:
-    """Start to push the chunks of a version or of a patch."""
-    push = Push(version, now, state.timing.quiet, state.queue)
-    state.pushes[push.topic] = push
-
-
-def stop(state: PublisherState, model: str) -> None:
-    """Stop the pushes of a model's version and patch."""
-    for topic in (data_topic(model), patch_topic(model)):
-        state.pushes.pop(topic, None)
 
 
 def followed(state: PublisherState, report: Progress, now: float) -> None:
@@ -167,5 +153,5 @@ def push(
             if push.stalled and push.needs_digest:
                 effects += versions.hash(version)
         if push.done or version.phase == "gone":
-            del state.pushes[push.topic]
+            state.end_push(push.topic)
     return effects

@@ -2,7 +2,7 @@
 
 from ...codecs.words import printable
 from ..effects import Notice, Send
-from ..limits import TEXT_MAX, UNLIKE_KEPT
+from ..limits import TEXT_MAX
 from ..messages import Applied, Failed, Progress, Running, Staged
 from . import calls, publishing
 from .effects import Effect
@@ -27,10 +27,7 @@ def progress(state: PublisherState, peer: Peer, message: Progress, now: float) -
     if receiving and version is None:
         return []  # a version may be gone only if the worker already has all of it
     coming = version.find(message.patch) if version is not None else None
-    if coming is not None:
-        peer.learn(message, coming.plan, now)
-    incoming = peer.note(message.model, message.version, message.phase, message.chunks, now)
-    incoming.patch, incoming.waits = message.patch, message.waits
+    peer.progressed(message, coming.plan if coming is not None else None, now)
     versions.left(peer.name, older_than=message.version + (not receiving))
     if version is not None:
         version.read_by(peer.name)
@@ -63,7 +60,7 @@ def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> li
 
 def applied(state: PublisherState, peer: Peer, message: Applied, now: float) -> list[Effect]:
     """Handle `applied` on the control channel: the worker's model is no longer torn."""
-    peer.torn.discard(message.model)
+    peer.repaired(message.model)
     return runs(state, peer, message, now)
 
 
@@ -108,21 +105,19 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
         versions.left(peer.name, older_than=message.version + 1)
         effects = calls.failed(state, peer, message, now)
     if message.version > peer.runs(message.model)[1]:
-        peer.seen.failed[message.model] = message.version, reason_of(message)
+        peer.keep_failure(message.model, message.version, reason_of(message))
     return effects
 
 
 def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
     """Handle the digest of a version: send the awaited `end`, and check the reports received."""
     effects: list[Effect] = []
-    state.store[version.model].hashed(version)
-    ends, version.ends = version.ends, set()
-    claims, version.claims = version.claims, {}
+    ends, claims = state.store[version.model].hashed(version)
     for name in sorted(ends):
         peer = state.roster.by_name(name)
         if peer is not None and not peer.lost:
             effects.append(Send(end_of(version), to=peer.identity))
-    for (name, _), message in claims.items():
+    for name, message in claims:
         peer = state.roster.by_name(name)
         if peer is not None and not peer.lost:
             match message:
@@ -168,7 +163,7 @@ def _check_later(
     versions = state.store[version.model]
     if not versions.hold(version):
         return _wrong_digest(state, peer, message)  # overwritten before it was hashed
-    version.claims[peer.name, type(message)] = message
+    version.check_later(peer.name, message)
     return versions.hash(version)
 
 
@@ -177,13 +172,8 @@ def _wrong_digest(state: PublisherState, peer: Peer, message: Staged | Applied) 
 
     The worker repeats the report with each ping, and may send such reports for any version.
     """  # P15
-    peer.unlike += 1
-    fact = message.model, message.epoch, message.version
-    if fact in peer.seen.unlike:
+    if not peer.wrong_digest(message.model, message.epoch, message.version):
         return []
-    peer.seen.unlike[fact] = None
-    if len(peer.seen.unlike) > UNLIKE_KEPT:
-        del peer.seen.unlike[next(iter(peer.seen.unlike))]
     versions = state.store.get(message.model)
     published = versions.known_digest(message.version) if versions is not None else None
     text = (

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Literal
 
 from ..chunks import ChunkPlan
-from ..limits import ROSTER_MODELS_MAX, WORKERS_MAX
+from ..limits import ROSTER_MODELS_MAX, UNLIKE_KEPT, WORKERS_MAX
 from ..messages import DELTA, Failed, Hello, PatchId, Progress, Running
 from .phases import WORKERS, WorkerEvent, WorkerPhase
 
@@ -48,6 +48,13 @@ class ObserverRecord:
     unlike: dict[tuple[str, int, int], None] = field(
         default_factory=dict[tuple[str, int, int], None]
     )
+
+    def changed(self, model: str, state: object) -> bool:
+        """Record a model's state for observers; return True if it differs from the last one."""
+        if self.told.get(model) == state:
+            return False
+        self.told[model] = state
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +147,78 @@ class Peer:
         """True if the worker is lost."""
         return self.phase == "lost"
 
+    # The session.
+
+    def begin_session(self, running: dict[str, Running]) -> None:
+        """Record that the worker is welcomed, and runs these versions."""
+        self.contested_at, self.unresponsive_after, self.rekeyed = None, math.inf, False
+        self.forget()
+        self.running = running
+
+    def heard(self, now: float) -> bool:
+        """Record a message of the worker; return True if it was lost or unresponsive until then."""
+        returned = self.phase == "lost" or now >= self.unresponsive_after
+        self.heard_at, self.unresponsive_after = now, math.inf
+        return returned
+
+    def reached_by(self, *, subscribed: bool, shared: bool) -> bool:
+        """Record which transports reach the worker; return True if these are others than before."""
+        before = self.subscribed, self.shared
+        self.subscribed, self.shared = subscribed, shared
+        return before != (subscribed, shared)
+
+    def disconnected(self, now: float) -> None:
+        """Record that the worker's connection is closed."""
+        if self.phase == "here":
+            self.closed_at = now
+        self.move("closed")
+
+    def lose(self, event: WorkerEvent, why: str) -> None:
+        """Mark the worker as lost by this event; `why` has what it was doing then, too."""
+        self.why, self.stuck = why, False
+        self.move(event)
+
+    def toggle_stuck(self) -> bool:
+        """Change whether the worker counts as stuck; return whether it does now."""
+        self.stuck = not self.stuck
+        return self.stuck
+
+    def outdate_keys(self) -> None:
+        """Record that the worker lacks the current group keys."""
+        self.rekeyed = True
+
+    def update_keys(self) -> None:
+        """Record that the worker is sent the current group keys."""
+        self.rekeyed = False
+
     def move(self, event: WorkerEvent) -> None:
         """Change the worker's phase as the table says for this event."""
         self.phase = WORKERS[self.phase].get(event, self.phase)
+
+    # Its versions.
 
     def runs(self, model: str) -> tuple[int, int]:
         """Return (epoch, version) of a model that the worker runs; (0, 0) if it runs none."""
         running = self.running.get(model)
         return (running.epoch, running.version) if running else (0, 0)
 
-    def learn(self, progress: Progress, plan: ChunkPlan, now: float) -> None:
-        """Update the link's rate if `progress` follows another report on the same version.
+    def progressed(self, report: Progress, plan: ChunkPlan | None, now: float) -> None:
+        """Record a report of progress; it updates the link's rate if it follows another one.
 
-        `plan`: the chunks of the version or patch.
+        `plan`: the chunks of the version or patch; None: the publisher does not have these now.
         """
-        old = self.incoming.get(progress.model)
-        if old is None or (old.version, old.patch) != (progress.version, progress.patch):
-            return
-        more = plan.of(progress.chunks) - plan.of(old.chunks)
-        if old.phase == "receiving" and more > 0 and now > old.since:
-            self.link.learn(more, now - old.since)
+        doing = self.incoming.get(report.model)
+        known = doing is not None and (doing.version, doing.patch) == (report.version, report.patch)
+        if doing is not None and known and plan is not None:
+            more = plan.of(report.chunks) - plan.of(doing.chunks)
+            if doing.phase == "receiving" and more > 0 and now > doing.since:
+                self.link.learn(more, now - doing.since)
+        doing = self.note(report.model, report.version, report.phase, report.chunks, now)
+        doing.patch, doing.waits = report.patch, report.waits
+
+    def fetches(self, model: str, version: int, patch: PatchId | None, now: float) -> None:
+        """Record that the worker fetches chunks of a patch to a version; None: of the version."""
+        self.note(model, version, "receiving", None, now).patch = patch
 
     def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
         """Update the time to decode a patch, from one of `work` bytes that took `seconds`. (D11)
@@ -198,6 +257,10 @@ class Peer:
         if incoming is not None and incoming.version <= running.version:
             del self.incoming[model]
 
+    def repaired(self, model: str) -> None:
+        """Record that a model is no longer torn."""
+        self.torn.discard(model)
+
     def failed(self, failed: Failed, *, current: bool) -> None:
         """Record that the worker failed a version; if the model is torn, that no version runs."""
         if not failed.intact:
@@ -206,6 +269,26 @@ class Peer:
         incoming = self.incoming.get(failed.model) if current else None
         if incoming is not None and incoming.version == failed.version:
             del self.incoming[failed.model]
+
+    def keep_failure(self, model: str, version: int, reason: str) -> None:
+        """Keep for observers why the worker failed a version."""
+        self.seen.failed[model] = version, reason
+
+    def wrong_digest(self, model: str, epoch: int, version: int) -> bool:
+        """Record a report of a wrong digest; return True for the first one of this version."""
+        self.unlike += 1
+        seen, key = self.seen.unlike, (model, epoch, version)
+        if key in seen:
+            return False
+        seen[key] = None
+        if len(seen) > UNLIKE_KEPT:
+            del seen[next(iter(seen))]
+        return True
+
+    def charge_wrong_digests(self) -> int:
+        """Return how many reports of wrong digests the rate limit has not charged until now."""
+        uncharged, self.unlike = self.unlike, 0
+        return uncharged
 
     def forget(self) -> None:
         """Drop the worker's deliveries; it is not subscribed until it confirms that again."""
@@ -232,10 +315,14 @@ class Roster:
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def next_revision(self) -> int:
+        """Return the revision of one more change for observers."""
+        self.revision += 1
+        return self.revision
+
     def touch(self, peer: Peer) -> None:
         """Give a worker a new revision, so that observers receive its row."""
-        self.revision += 1
-        peer.revision = self.revision
+        peer.revision = self.next_revision()
         self._by_change.pop(peer.name, None)
         self._by_change[peer.name] = peer
 
@@ -284,12 +371,20 @@ class Roster:
             if DELTA in p.hello.features and not (p.lost or (shared and p.shared))
         ]
 
-    def targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
-        """Return the workers to publish a version to: `workers`, or all that want the model."""
+    def targets(self, model: str, workers: Sequence[str] | None, report_by: float) -> list[Peer]:
+        """Return the workers to publish a version to: `workers`, or all that want the model.
+
+        Each that is live counts as unresponsive if it sends nothing until `report_by`.
+        """
         if workers is None:
             everybody = self._by_name.values()
-            return [p for p in everybody if p.phase != "lost" and model in p.hello.models]
-        return [p for name in workers if (p := self.by_name(name)) is not None]
+            found = [p for p in everybody if p.phase != "lost" and model in p.hello.models]
+        else:
+            found = [p for name in workers if (p := self.by_name(name)) is not None]
+        for peer in found:
+            if peer.phase != "lost":
+                peer.unresponsive_after = min(peer.unresponsive_after, report_by)
+        return found
 
     def admit(
         self, identity: bytes, hello: Hello, now: float, key: str = ""
@@ -323,7 +418,7 @@ class Roster:
         if not self._has_room(hello, peer):
             return "full", None
         if peer is not None:
-            self.remove(peer)
+            self.forget(peer)
         admitted: Admission = "new" if peer is None else "again"
         peer = Peer(hello.name, hello.instance, identity, hello, now, running={}, key=key)
         self._by_name[peer.name] = self._by_identity[identity] = peer
@@ -350,7 +445,7 @@ class Roster:
         self._by_token.pop(peer.token, None)
         peer.token = ""
 
-    def remove(self, peer: Peer) -> None:
+    def forget(self, peer: Peer) -> None:
         """Remove a worker from the roster."""
         if self._by_name.pop(peer.name, None) is not None:
             self._models -= len(peer.hello.models)
@@ -370,5 +465,5 @@ class Roster:
     def _forget_lost(self, but: Peer | None) -> bool:
         lost = [peer for peer in self if peer.lost and peer is not but]
         for peer in lost:
-            self.remove(peer)
+            self.forget(peer)
         return bool(lost)

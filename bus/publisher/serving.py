@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from ..effects import Notice, Send
-from ..limits import FETCH_CHUNKS_MAX
 from ..messages import Fetch, Refuse
 from .calls import undecided
 from .effects import Effect, SendChunk
@@ -57,9 +56,8 @@ def _send_patch(
 
 def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
     """Return a notice with the worker's reason `why` not to use a version's patch, once."""  # D10
-    if not why or not version.patches or peer.name in version.unpatched:
+    if not why or not version.patches or not version.note_unpatched(peer.name):
         return []
-    version.unpatched.add(peer.name)
     text = (
         f"worker {peer.name} takes all of version {version.version} of {version.model}, for "
         f"which there was a patch: {why}"
@@ -88,8 +86,7 @@ def _send_chunks(
     version = chunked.target
     if _counts_as_receiving(peer, version):
         version.read_by(peer.name)
-        delivery = peer.note(version.model, version.version, "receiving", None, now)
-        delivery.patch = chunked.patch
+        peer.fetches(version.model, version.version, chunked.patch, now)
     state.store[version.model].left(peer.name, older_than=version.version)
     indexes: Iterable[int] = range(fetch.first, fetch.first + fetch.count)
     if not chunked.chunks.whole:
@@ -104,22 +101,17 @@ def _arrived_chunks(
     by_here = {True: list[int](), False: list[int]()}
     for index in indexes:
         by_here[version.chunks.has(index)].append(index)
-    waits = version.waits.setdefault(peer.name, {})
-    waits.update(dict.fromkeys(by_here[False], until))
-    while len(waits) > FETCH_CHUNKS_MAX:  # more than one fetch: the oldest fetches are outdated
-        del waits[next(iter(waits))]
+    version.await_chunks(peer.name, by_here[False], until)
     return by_here[True]
 
 
 def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
     """Return the effects that send newly arrived chunks to the workers that wait for them."""
     effects: list[Effect] = []
-    for name, waits in version.waits.items():
+    for name, index, until in version.end_waits():
         peer = state.roster.by_name(name)
-        for index in filter(version.chunks.has, [*waits]):
-            until = waits.pop(index)
-            if peer is not None and not peer.lost and now < until:
-                effects.append(SendChunk(version, index, peer.identity))
+        if peer is not None and not peer.lost and now < until:
+            effects.append(SendChunk(version, index, peer.identity))
     return effects
 
 
@@ -143,7 +135,7 @@ def describe(
     versions = state.store[version.model]
     if not versions.hold(version):
         return effects  # a newer publish has taken the version's memory
-    version.ends.add(peer.name)
+    version.await_end(peer.name)
     return effects + versions.hash(version)
 
 

@@ -1,13 +1,12 @@
 """The sessions of workers: pings, losses, returns and departures."""
 
-import math
 from itertools import islice
 
 from ..effects import Notice, Send
 from ..limits import TICKET_SECONDS
 from ..messages import Ping, Pong, Refuse, Rekey
 from ..units import span
-from . import absent, calls
+from . import calls
 from .effects import DropRevoked, Effect
 from .phases import WorkerEvent
 from .roster import Peer
@@ -21,19 +20,16 @@ REVOKED = "this publisher does not allow the key any more: ask whoever keeps its
 
 def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
     """Answer a ping with a pong that contains the newest version of each wanted model."""  # P17
-    state.view_outdated |= (peer.subscribed, peer.shared) != (ping.subscribed, ping.shared)
-    peer.subscribed, peer.shared = ping.subscribed, ping.shared
+    if peer.reached_by(subscribed=ping.subscribed, shared=ping.shared):
+        state.outdate_view()
     pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
     return [Send(pong, to=peer.identity)]
 
 
-def heard(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
-    """Record that a worker has sent a message; a lost worker is live again."""
-    lost, mute = peer.phase == "lost", now >= peer.unresponsive_after
-    peer.heard_at, peer.unresponsive_after = now, math.inf
-    if lost or mute:
-        keep_newest(state, peer)
-    return back(state, peer, now) if lost else []
+def returned(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
+    """Handle a message of a worker that was lost or unresponsive; a lost worker is live again."""
+    keep_newest(state, peer)
+    return back(state, peer, now) if peer.lost else []
 
 
 def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
@@ -90,9 +86,7 @@ def unreachable(
         return calls.lost(state, peer, now, gone=True) if ended else []
     if ended:
         return lose(state, peer, now, "ended", ended)
-    if peer.phase == "here":
-        peer.closed_at = now
-    peer.move("closed")
+    peer.disconnected(now)
     if peer.contested_at is not None:
         return lose(state, peer, now, "contested", "its connection is closed")
     return []
@@ -123,9 +117,7 @@ def lose(
 ) -> list[Effect]:
     """Mark a worker as lost; after any event except `silent`, calls treat it as gone."""
     phases = _activity(state, peer, now)
-    peer.why = why + (f" while {phases}" if phases else "")
-    peer.move(event)
-    peer.stuck = False
+    peer.lose(event, why + (f" while {phases}" if phases else ""))
     _drop_worker_state(state, peer)
     notice = Notice("lost", f"worker {peer.name} is lost: {peer.why}", peer.name, warning=True)
     return [notice, *calls.lost(state, peer, now, gone=event != "silent")]
@@ -133,8 +125,7 @@ def lose(
 
 def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:
     """Change whether a worker counts as stuck, and return the notice of that."""
-    peer.stuck = not peer.stuck
-    if not peer.stuck:
+    if not peer.toggle_stuck():
         return Notice("back", f"worker {peer.name} moves again", peer.name)
     return Notice("stuck", f"worker {peer.name} is stuck: {_activity(state, peer, now)}", peer.name)
 
@@ -145,7 +136,7 @@ def _activity(state: PublisherState, peer: Peer, now: float) -> str:
 
 def _drop_worker_state(state: PublisherState, peer: Peer) -> None:
     """Drop a worker's deliveries, and the versions that are kept for it."""
-    state.view_outdated = True
+    state.outdate_view()
     peer.forget()
     for versions in state.store.values():
         versions.forget_worker(peer.name)
@@ -154,12 +145,12 @@ def _drop_worker_state(state: PublisherState, peer: Peer) -> None:
 def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effect]:
     """Remove a worker that leaves in order; no call waits for the worker any more."""
     _drop_worker_state(state, peer)
-    state.roster.remove(peer)
+    state.roster.forget(peer)
     text = f"worker {peer.name} has left: {why}"
     failed = ((m, v, r) for m, (v, r) in peer.seen.failed.items() if v > peer.runs(m)[1])
     for model, version, reason in islice(failed, FAILURES_TOLD):
         text += f"; it had failed version {version} of {model}: {reason}"
-    absent.note(state, peer.name, peer.hello.models, "left", text, now)
+    state.note_absence(peer.name, peer.hello.models, "left", text, now)
     return [Notice("left", text, peer.name), *calls.move(state, peer, "left", now)]
 
 
@@ -190,12 +181,14 @@ def rekeyed(state: PublisherState) -> list[Effect]:
     by now.
     """  # E6
     for peer in state.roster:
-        peer.rekeyed = True
+        peer.outdate_keys()
     return [Send(Ping(token=0), to=peer.identity) for peer in state.roster if not peer.lost]
 
 
 def tell_keys(state: PublisherState, peer: Peer) -> list[Effect]:
     """Return a rekey for a worker that sent a message, if it lacks the current group keys."""
-    keys = state.keys(peer) if peer.rekeyed and state.keys is not None else []
-    peer.rekeyed = False
+    if not peer.rekeyed:
+        return []
+    keys = state.keys(peer) if state.keys is not None else []
+    peer.update_keys()
     return [Send(Rekey(epoch=state.epoch, keys=keys), to=peer.identity)] if keys else []

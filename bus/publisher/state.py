@@ -5,16 +5,27 @@ return effects. Each function is in the module of its subject (`machine.py` list
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from ..limits import ABSENT_MAX, PUSH_CHUNKS, Timing
-from ..messages import Prepare, Shared
+from ..limits import (
+    ABSENT_MAX,
+    ABSENT_SECONDS,
+    CROWDED_SECONDS,
+    PUSH_CHUNKS,
+    RENEWAL_PAUSES,
+    Timing,
+)
+from ..messages import Prepare, Shared, data_topic, patch_topic
 from ..trust.grants import Grants
 from .publication import Publication
+from .publisher_view import PublisherView, ReachableWorker
 from .push import Push
 from .roster import Peer, Roster
 from .store import Versions
+from .version import Chunked
+
+CHECKS_UNTIL_HINT = 6  # checks for likely mistakes until one that lasts is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +149,133 @@ class PublisherState:
         if versions is None:
             versions = self.store[model] = Versions(model)
         return versions
+
+    # Epochs and time.
+
+    def renew(self, epoch: int, now: float) -> None:
+        """Take a later epoch; each doubles the pause until the next may be taken, up to a bound."""
+        if self.renewed_at > -math.inf:
+            longest = RENEWAL_PAUSES * self.timing.lost_after
+            self.renewal_pause = min(2 * self.renewal_pause, longest)
+        self.epoch, self.renewed_at, self.view_outdated = epoch, now, True
+        for prepared in [*self.prepared.values()]:
+            self.prepare(prepared.model, prepared.nbytes, prepared.shared)
+
+    def beacons_due(self, now: float) -> bool:
+        """Return True once in each interval of `ping`, when beacons are to be sent."""
+        due = now >= self.beacon_at
+        if due:
+            self.beacon_at = now + self.timing.ping
+        return due
+
+    def hints_due(self, now: float) -> bool:
+        """Return True when it is time to check for likely mistakes again."""
+        due = now >= self.hints_at
+        if due:
+            self.hints_at = now + self.timing.hint_after / CHECKS_UNTIL_HINT
+        return due
+
+    # The view for other threads.
+
+    def outdate_view(self) -> None:
+        """Record that the last view is outdated, since other workers are reached now."""
+        self.view_outdated = True
+
+    def view(self) -> PublisherView:
+        """Return the view for other threads, which is valid until `view_outdated` is set again."""
+        self.view_outdated = False
+        reached = [
+            ReachableWorker(peer.name, frozenset(peer.hello.models), peer.shared)
+            for peer in self.roster
+            if peer.subscribed and peer.phase != "lost"
+        ]
+        return PublisherView(self.epoch, tuple(reached), self.rejections, self.malformed)
+
+    # Calls, pushes and memory.
+
+    def open(self, call: Publication) -> None:
+        """Add an open call, whose version is no longer prepared."""
+        self.calls[call.number] = call
+        self.prepared.pop(call.version.model, None)
+
+    def close(self, number: int) -> Publication | None:
+        """Remove a call from the open calls and return it; None if it is not open."""
+        return self.calls.pop(number, None)
+
+    def begin_push(self, version: Chunked, now: float) -> None:
+        """Start to push the chunks of a version or of a patch."""
+        push = Push(version, now, self.timing.quiet, self.queue)
+        self.pushes[push.topic] = push
+
+    def end_push(self, topic: bytes) -> None:
+        """End the push on this topic, if there is one; workers fetch the chunks that they miss."""
+        self.pushes.pop(topic, None)
+
+    def end_pushes(self, model: str) -> None:
+        """End the pushes of a model's version and patch."""
+        self.end_push(data_topic(model))
+        self.end_push(patch_topic(model))
+
+    def prepare(self, model: str, nbytes: int, shared: Shared) -> Prepare:
+        """Record the segment in which a model's first version will be; return the message of it."""
+        self.prepared[model] = Prepare(model=model, epoch=self.epoch, nbytes=nbytes, shared=shared)
+        return self.prepared[model]
+
+    # Peers that are not reached.
+
+    def count_malformed(self) -> None:
+        """Count a message that broke the protocol."""
+        self.malformed += 1
+
+    def note_absence(
+        self, name: str, models: Collection[str], code: str, text: str, now: float
+    ) -> bool:
+        """Record why a worker is absent; return True if the caller should log it.
+
+        A refused worker repeats its hello, and any peer can use any number of names. So each name
+        is logged at most once in `ABSENT_SECONDS`, and at most `ABSENT_MAX` names in that time.
+        """
+        absent = self.absent
+        before = absent.get(name)
+        if before is None and len(absent) >= ABSENT_MAX:
+            oldest = next(iter(absent))
+            if now - absent[oldest].at < ABSENT_SECONDS:
+                return False
+            del absent[oldest]
+        if before is not None and before.code == code and now - before.at < ABSENT_SECONDS:
+            return False
+        absent.pop(name, None)
+        absent[name] = Absence(frozenset(models), code, text, now)
+        return True
+
+    def welcomed(self, name: str) -> None:
+        """Record that a worker joins: it is not absent any more, and is reached from now on."""
+        self.absent.pop(name, None)
+        self.view_outdated = True
+
+    def note_rejections(self, text: str, now: float) -> bool:
+        """Record why connections were rejected; return True if the caller should log it.
+
+        `text`: the reason for connections that were closed before their hello; empty: none were.
+        It is logged at most once in `CROWDED_SECONDS`.
+        """
+        unreported = bool(text) and now - self.rejections_logged_at >= CROWDED_SECONDS
+        self.view_outdated |= text != self.rejections
+        self.rejections = text
+        if unreported:
+            self.rejections_logged_at = now
+        return unreported
+
+    def note_unreached(self, model: str) -> bool:
+        """Record that a model was published to no worker; return True if that is new."""
+        new = model not in self.unreached_models
+        self.unreached_models.add(model)
+        return new
+
+    def note_reached(self, models: Collection[str]) -> None:
+        """Record that a worker (re)joins that wants these models."""
+        self.unreached_models.difference_update(models)
+
+    def note_hinted(self, model: str) -> None:
+        """Record that a log line about a model has the models that workers want instead."""
+        self.hinted.add(model)

@@ -8,9 +8,10 @@ model is enough. If all copies are in use, the least needed version is evicted.
 
 from collections.abc import Collection, Iterable, Iterator
 
-from ..limits import EPOCHS_KEPT, VERSIONS_TIMED
+from ..limits import VERSIONS_TIMED
+from ..messages import Applied, Staged
 from .effects import Effect, Hash, Lend, Release, Stamp
-from .phases import VERSIONS, VersionEvent, VersionPhase
+from .phases import VersionEvent, VersionPhase
 from .roster import Peer
 from .version import Snapshot, Version, VersionOffer
 
@@ -54,17 +55,13 @@ class Versions:
     def renew(self, epoch: int) -> list[Effect]:
         """Move the needed versions to a later epoch, as if no worker had received any of them."""
         for version in list(self):
-            version.left_by(*version.receivers)
-            version.ends.clear()
-            version.claims.clear()
-            version.patches = ()  # the bases of patches are of the old epoch
+            version.withdraw()
             self.hold(version)
         self._prune()
         self._digests.clear()
         self._first = min(self._versions, default=self._count + 1)
         for version in self:
-            version.names = frozenset(sorted({*version.names, version.key})[-EPOCHS_KEPT:])
-            version.epoch = epoch
+            version.renew(epoch)
         return [Stamp(version) for version in self if version.shared is not None]
 
     # Looking.
@@ -146,7 +143,7 @@ class Versions:
         """Make a version, which is now committed, the newest: for all workers, or for `targets`."""
         if self.pending is version:
             self.pending = None
-        self._move(version, "for-all" if targets is None else "for-some")
+        version.move("for-all" if targets is None else "for-some")
         if targets is None:
             if self.latest is None or self.latest.version < version.version:
                 self.latest = version
@@ -159,6 +156,10 @@ class Versions:
                 if known is None or known.version < version.version:
                     self._targeted[worker] = version
         self.changed = True
+
+    def announce_layout(self, layout: str) -> None:
+        """Record that this layout is published on the data socket, from now on known to workers."""
+        self.announced_layout = layout
 
     def await_commit(self, version: Version) -> None:
         """Keep a version as pending until it is committed or dropped."""
@@ -184,9 +185,7 @@ class Versions:
         """Drop the versions, chunks, `end` messages and reports that are kept for a lost worker."""
         self.left(worker, older_than=self._count + 1)
         for version in self:
-            version.ends.discard(worker)
-            version.waits.pop(worker, None)
-            version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
+            version.forget_worker(worker)
 
     def supersede(self, latest: Version, peers: Iterable[Peer]) -> None:
         """Stop keeping older versions for workers that read shared memory.
@@ -214,18 +213,17 @@ class Versions:
 
     def hash(self, version: Version) -> list[Effect]:
         """Start to hash all of a version, whose digest is needed; call `hold` before."""
-        if version.hashing:
-            return []
-        version.hashing = True
-        return [Hash(version)] if version.chunks.whole else []  # else hashed as it arrives
+        begun = version.begin_hashing()
+        return [Hash(version)] if begun and version.chunks.whole else []  # else as it arrives
 
-    def hashed(self, version: Version) -> None:
-        """Handle the end of a version's hashing."""
-        version.hashing, self.changed = False, True
+    def hashed(self, version: Version) -> tuple[set[str], list[tuple[str, Staged | Applied]]]:
+        """Handle the end of a version's hashing; return what `Version.end_hashing` does."""
+        self.changed = True
+        return version.end_hashing()
 
     def compared(self, version: Version) -> None:
         """Handle the end of a comparison with a version, which may be reclaimable again."""
-        version.readers -= 1
+        version.end_comparison()
         self.changed = True
 
     # Freeing memory.
@@ -239,7 +237,7 @@ class Versions:
         freed, self._freed = self._freed, []
         read = latest is not None and (latest.receivers or latest.hashing or latest.readers)
         if latest is not None and latest.phase == "latest" and not read:
-            self._move(latest, "unread")
+            latest.move("unread")
             freed.append(Lend(latest))
         return freed
 
@@ -249,19 +247,16 @@ class Versions:
         for version in [*self._versions.values()]:
             if version not in kept:
                 self._move(version, "newer")
-                if not version.receivers:
+                if not (version.gone or version.receivers):
                     self._move(version, "unread")
 
     def _move(self, version: Version, event: VersionEvent) -> None:
         """Change a version's phase as the table says; free the memory of a version that is gone."""
-        before = version.phase
-        version.phase = after = VERSIONS[before].get(event, before)
-        if after == "gone" and before != "gone":
-            self._forget(version, here=before != "lent" or version.snapshot.there)
-
-    def _forget(self, version: Version, *, here: bool) -> None:
-        self.changed, version.patches = True, ()
-        if here:
+        lent = version.phase == "lent"
+        if not version.move(event):
+            return
+        self.changed = True
+        if not lent or version.snapshot.there:
             self._freed.append(Release(version))
         self.latest = None if self.latest is version else self.latest
         self.pending = None if self.pending is version else self.pending

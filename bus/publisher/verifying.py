@@ -86,7 +86,7 @@ class Comparison:
             end = min(begin + SLICE_BYTES, spec.end)
             total = crc32c(take(begin, end), total)
             yield end - begin
-        self.version.sums[spec.begin] = total
+        self.version.add_sum(spec.begin, total)
 
     def _name(self, difference: Difference) -> None:
         listed = [*self._found, difference]
@@ -162,7 +162,7 @@ class Checks:
         if version is None or not self._state.store[version.model].hold(version):
             text = f"version {key[1]} was replaced meanwhile"
             return [_unverified(found.observer, asked, "gone", text)]
-        version.readers += 1
+        version.begin_comparison()
         return [Compare(Comparison(version, asked, found.observer, answer.sums))]
 
     def compared(self, comparison: Comparison) -> list[Effect]:

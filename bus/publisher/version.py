@@ -7,7 +7,7 @@ bytes.
 
 The latest version can be *reclaimable* (phase `lent`): the next publish may overwrite it at any
 time. Before the machine sends chunks of such a version, it must take the memory back. If a publish
-was faster, the version is gone. `Versions` changes a version's phase by the table in `phases.py`.
+was faster, the version is gone.
 
 A version can also be sent as patches, each for another base that workers run. A patch is cut into
 chunks, hashed, sealed and fetched like a version.
@@ -17,7 +17,7 @@ A relay offers a version from a worker's staging buffer while the version arrive
 verified.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -28,9 +28,10 @@ from ...codecs.checksum import digest
 from ...codecs.layout import Layout
 from ...codecs.overflow import Found
 from ..chunks import ChunkPlan, Chunks, Memory, plan_of
+from ..limits import EPOCHS_KEPT, FETCH_CHUNKS_MAX
 from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import ByteSource, SealedVersion
-from .phases import VersionPhase
+from .phases import VERSIONS, VersionEvent, VersionPhase
 
 
 class ChunkSource(ByteSource, Protocol):
@@ -243,6 +244,10 @@ class Chunked:
         """The version itself, or the version that the patch leads to."""
         raise NotImplementedError
 
+    def unseal(self) -> None:
+        """Drop the sealed chunks, whose memory the next version uses."""
+        self.sealed = None
+
 
 class Version(Chunked):
     """A version of a model.
@@ -313,6 +318,21 @@ class Version(Chunked):
         """The digest of all chunks; empty until it is computed or verified."""
         return self.chunks.digest
 
+    def move(self, event: VersionEvent) -> bool:
+        """Change the phase as the table says; return True if the version is gone thereby."""
+        before = self.phase
+        self.phase = VERSIONS[before].get(event, before)
+        if self.phase != "gone" or before == "gone":
+            return False
+        self.patches = ()
+        return True
+
+    def unshare(self) -> None:
+        """Record that workers cannot read the version in shared memory."""
+        self.shared = None
+
+    # Workers.
+
     def read_by(self, worker: str) -> None:
         """Record that a worker is receiving the version."""
         self.receivers.add(worker)
@@ -321,6 +341,82 @@ class Version(Chunked):
         """Record that `workers` no longer receive the version; return True if no worker does."""
         self.receivers.difference_update(workers)
         return not self.receivers
+
+    def await_chunks(self, worker: str, indexes: Collection[int], until: float) -> None:
+        """Record that a worker waits until then for chunks that have not arrived yet."""
+        waits = self.waits.setdefault(worker, {})
+        waits.update(dict.fromkeys(indexes, until))
+        while len(waits) > FETCH_CHUNKS_MAX:  # more than one fetch: the oldest fetches are outdated
+            del waits[next(iter(waits))]
+
+    def end_waits(self) -> list[tuple[str, int, float]]:
+        """End the waits for chunks that have arrived; return worker, chunk and `until` of each."""
+        return [
+            (worker, index, waits.pop(index))
+            for worker, waits in self.waits.items()
+            for index in filter(self.chunks.has, [*waits])
+        ]
+
+    def note_unpatched(self, worker: str) -> bool:
+        """Record that a worker fetches all of the version; return True for its first fetch."""
+        known = worker in self.unpatched
+        self.unpatched.add(worker)
+        return not known
+
+    def forget_worker(self, worker: str) -> None:
+        """Drop the chunks, the `end` and the reports that are kept for a lost worker."""
+        self.ends.discard(worker)
+        self.waits.pop(worker, None)
+        self.claims = {key: claim for key, claim in self.claims.items() if key[0] != worker}
+
+    # The digest.
+
+    def await_end(self, worker: str) -> None:
+        """Record that a worker is sent the `end` once the digest is known."""
+        self.ends.add(worker)
+
+    def check_later(self, worker: str, report: Staged | Applied) -> None:
+        """Keep a worker's report until the digest is known."""
+        self.claims[worker, type(report)] = report
+
+    def begin_hashing(self) -> bool:
+        """Record that all chunks are being hashed; return False if they were already."""
+        begun, self.hashing = not self.hashing, True
+        return begun
+
+    def end_hashing(self) -> tuple[set[str], list[tuple[str, Staged | Applied]]]:
+        """End the hashing; return the workers that await the `end`, and the kept reports."""
+        ends, claims = self.ends, [(worker, claim) for (worker, _), claim in self.claims.items()]
+        self.hashing, self.ends, self.claims = False, set(), {}
+        return ends, claims
+
+    def begin_comparison(self) -> None:
+        """Record that a comparison reads the version."""
+        self.readers += 1
+
+    def end_comparison(self) -> None:
+        """Record that a comparison no longer reads the version."""
+        self.readers -= 1
+
+    def add_sum(self, begin: int, crc: int) -> None:
+        """Keep the CRC-32C of the tensor that begins at this byte."""
+        self.sums[begin] = crc
+
+    # A later epoch.
+
+    def withdraw(self) -> None:
+        """Reset the version as if no worker had received it; drop patches on older versions."""
+        self.receivers.clear()
+        self.ends.clear()
+        self.claims.clear()
+        self.patches = ()  # the bases of patches are of the old epoch
+
+    def renew(self, epoch: int) -> None:
+        """Move the version to a later epoch; keep its last names."""
+        self.names = frozenset(sorted({*self.names, self.key})[-EPOCHS_KEPT:])
+        self.epoch = epoch
+
+    # Patches.
 
     def find(self, patch: PatchId | None) -> Chunked | None:
         """Return the patch with this id, or None if there is none; without an id, the version."""

@@ -284,7 +284,7 @@ class Follower:
         whole = entry.announce.whole
         if whole is None or data is None:
             return []
-        entry.transfer.add(0, whole.crc, data, now, pushed=True)
+        entry.transfer.store(0, whole.crc, data, now, pushed=True)
         entry.transfer.end(whole.digest)
         return self._advance(entry, now)
 

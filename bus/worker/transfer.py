@@ -120,7 +120,7 @@ class Transfer:
         self._reported_at = now
         return True
 
-    def add(
+    def store(
         self,
         index: int,
         proof: int | SealedChunk,
@@ -217,7 +217,7 @@ class Transfer:
     def revoke(self) -> bool:
         """Stop writes into the buffer. Return False while a copy or decode is still running."""
         if self._job is not None:
-            self._job.live = False
+            self._job.cancel()
             return False
         if self._lease is not None:
             self._lease.end()

@@ -316,12 +316,12 @@ class VersionStore:
 
     def build_on(self, base: Base) -> Base:
         """Hold the base for a patch, until `release`."""
-        base.users += 1
+        base.hold()
         return base
 
     def release(self, base: Base) -> None:
         """Release the base of a patch; drop a base that is not the running version any more."""
-        base.users -= 1
+        base.release()
         runs = self.at["running"]
         if base is self.base and (runs is None or runs.running != base.running):
             surplus = runs is not None and not runs.announce.keep
@@ -332,7 +332,7 @@ class VersionStore:
     def rename(self, entry: VersionEntry, running: Running) -> None:
         """Rename the running version to the one that `running` names."""
         if self.base is not None and self.base.running == entry.running:
-            self.base.running = running
+            self.base.rename(running)
         if self.move(entry, "renamed", running):
             del self._live["running"][entry.key]
             entry.key = (running.epoch, running.version)

@@ -95,7 +95,7 @@ def comes(transfer: Transfer, way: str, index: int, piece: bytes) -> None:
     proof = crc32c(piece)
     if way in ("sent", "damaged", "short"):
         sent = {"damaged": bytes(len(piece)), "short": piece[1:]}.get(way, piece)
-        transfer.add(index, proof, sent, 0.0, pushed=True)
+        transfer.store(index, proof, sent, 0.0, pushed=True)
         return
     chunk = Chunk(model="a", epoch=1, version=1, index=index, crc=proof)
     lease = transfer.lend(chunk, len(piece))
@@ -106,7 +106,7 @@ def comes(transfer: Transfer, way: str, index: int, piece: bytes) -> None:
     if way == "cut off":
         lease.cancel()
     else:
-        transfer.add(index, proof, lease, 0.0, pushed=True)
+        transfer.store(index, proof, lease, 0.0, pushed=True)
 
 
 @given(st.permutations(range(5)), st.sampled_from(["all", "but one", "given", "of a patch"]))

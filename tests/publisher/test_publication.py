@@ -38,8 +38,8 @@ def publication(
     terms = PublishTerms(
         require=require, wait=wait, commit=commit, expect=expect, grace=grace, named=named
     )
-    made = Publication(1, version, terms, 0.0)
-    made.aim([f"w{i}" for i in range(len(states))])
+    names = [f"w{i}" for i in range(len(states))]
+    made = Publication(1, version, terms, 0.0, names)
     for i, letter in enumerate(states):
         if letter != "b":  # as it begins: behind
             made.move(f"w{i}", LETTERS[letter], 0.0)
@@ -193,7 +193,7 @@ def test_the_receipt_tells_seconds_since_the_call() -> None:
     made = publication("bb")
     made.started = 3.0
     made.move("w0", "applied", 5.0)
-    receipt = made.receipt(7.0, "d" * 64)
+    receipt = made.resolve(7.0, "d" * 64)
     assert receipt.seconds == 4.0
     assert receipt.workers["w0"].seconds == 2.0
     assert receipt.workers["w1"].seconds is None

@@ -148,7 +148,7 @@ class Publisher:
         stored.names.add(version.key)
         now, ids = self.sim.now, self.sim.ids
         terms = PublishTerms(require=0, wait="none", timeout=0.0)
-        publication = Publication(next(ids), version, terms, now)
+        publication = Publication(next(ids), version, terms, now, ())
         self.sim.invariants.on_publish(publication, stored.data)
 
     def segment(self, nbytes: int, _check: Callable[[], None] | None = None) -> VirtualSegment:

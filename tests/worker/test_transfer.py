@@ -36,7 +36,7 @@ class Road:
 
     def add(self, index: int, now: float, *, pushed: bool = False) -> bool:
         piece = self.pieces[index]
-        return self.transfer.add(index, crc32c(piece), piece, now, pushed=pushed)
+        return self.transfer.store(index, crc32c(piece), piece, now, pushed=pushed)
 
     def lends(self, index: int, size: int) -> Lease | None:
         chunk = Chunk(model="a", epoch=1, version=1, index=index, crc=0)
@@ -194,7 +194,7 @@ def test_a_damaged_chunk_is_fetched_again_at_once(pushed: bool) -> None:
         road.transfer.end(road.digest)
         assert road.wants(0.0) == [0, 1, 2, 3]
     piece = road.pieces[1]
-    assert not road.transfer.add(1, crc32c(piece) ^ 1, piece, 0.0, pushed=pushed)
+    assert not road.transfer.store(1, crc32c(piece) ^ 1, piece, 0.0, pushed=pushed)
     assert road.transfer.damaged == 1
     assert road.chunks.here == 0
     assert road.wants(0.0) == ([0, 1] if pushed else [1])
@@ -204,7 +204,7 @@ def test_a_damaged_chunk_is_fetched_again_at_once(pushed: bool) -> None:
 def test_a_chunk_of_another_size_is_damaged_though_its_checksum_is_right() -> None:
     road = Road(4)
     for piece in (b"", b"x" * (CHUNK - 1), b"x" * (CHUNK + 1)):
-        assert not road.transfer.add(0, crc32c(piece), piece, 0.0, pushed=True)
+        assert not road.transfer.store(0, crc32c(piece), piece, 0.0, pushed=True)
     assert road.transfer.damaged == 3
 
 
@@ -213,7 +213,7 @@ def test_endless_damage_does_not_make_an_endless_storm() -> None:
     road.transfer.end(road.digest)
     asked = len(road.wants(0.0))
     for _ in range(1000):
-        road.transfer.add(0, 0, road.pieces[0], 0.0, pushed=False)
+        road.transfer.store(0, 0, road.pieces[0], 0.0, pushed=False)
         asked += len(road.wants(0.0))
     assert asked == 1 + DAMAGED_MAX
 
@@ -221,8 +221,8 @@ def test_endless_damage_does_not_make_an_endless_storm() -> None:
 def test_doubled_chunks_and_chunks_out_of_range_change_nothing() -> None:
     road, forged = Road(2), b"\xff" * CHUNK
     assert road.add(0, 0.0)
-    assert not road.transfer.add(0, crc32c(forged), forged, 0.0, pushed=True)
-    assert not road.transfer.add(2, 0, b"", 0.0, pushed=True)
+    assert not road.transfer.store(0, crc32c(forged), forged, 0.0, pushed=True)
+    assert not road.transfer.store(2, 0, b"", 0.0, pushed=True)
     assert road.chunks.here == 1
     assert bytes(road.buffer[:CHUNK]) == road.pieces[0]
 
@@ -278,7 +278,7 @@ def test_a_lent_chunk_is_taken_where_it_lies() -> None:
     assert not road.add(1, 0.0), "the same chunk by another way is ignored meanwhile"
     lease.view[lease.count :] = road.pieces[1][5:]
     lease.received(len(road.pieces[1]) - 5)
-    assert road.transfer.add(1, crc32c(road.pieces[1]), lease, 0.0, pushed=True)
+    assert road.transfer.store(1, crc32c(road.pieces[1]), lease, 0.0, pushed=True)
     assert bytes(road.buffer[CHUNK : 2 * CHUNK]) == road.pieces[1]
     assert road.lends(1, CHUNK) is None, "it is here"
     assert road.lends(2, CHUNK) is None, "the last one is shorter"
@@ -297,7 +297,7 @@ def test_a_lent_chunk_that_fails_is_fetched(how: str) -> None:
         lease.cancel()
     else:
         crc = crc32c(road.pieces[1])
-        assert not road.transfer.add(1, crc, lease, 0.0, pushed=True)
+        assert not road.transfer.store(1, crc, lease, 0.0, pushed=True)
     assert not lease.live
     assert road.wants(0.0) == [1]
 
