@@ -115,7 +115,8 @@ class Publication:
         self.done = _STAGED_OR_APPLIED if terms.wait == "staged" else _FINISHED
         self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
         self.targets = dict(zip(names, map(Recipient, names), strict=True))
-        counted = len(names) if terms.named is None else len(terms.named & self.targets.keys())
+        named = terms.named
+        counted = len(self.targets) if named is None else len(named & self.targets.keys())
         # The number of targets that count, by state.
         self._counts: dict[State, int] = {**_ZERO_COUNTS, "behind": counted}
         self._grace_ends: dict[str, float] = {}  # by lost worker, when the call stops waiting
