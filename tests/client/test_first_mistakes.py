@@ -18,7 +18,8 @@ import pytest
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.limits import Timing
-from weightbus.bus.publisher.absent import CHECKS_UNTIL_HINT, likely_meant
+from weightbus.bus.publisher.absent import likely_meant
+from weightbus.bus.publisher.state import CHECKS_UNTIL_HINT
 from weightbus.bus.trust.keys import generate
 from weightbus.python_client.observing.silence import REACH
 from weightbus.tests.client.settling import settled
