@@ -249,7 +249,7 @@ class PublisherState:
         return True
 
     def welcomed(self, name: str) -> None:
-        """Record that a worker joins: it is not absent any more, and is reached from now on."""
+        """Record that a worker joins, which is not absent any more."""
         self.absent.pop(name, None)
         self.view_outdated = True
 

@@ -113,7 +113,7 @@ class Transfer:
             return False
         if chunk.patch != self.patch:  # D9
             return False
-        fresh = self.add(chunk.index, proof, payload, now, pushed=pushed)
+        fresh = self.store(chunk.index, proof, payload, now, pushed=pushed)
         slow = now - self._reported_at >= self._timing.report
         if not (fresh and pushed and (slow or self.chunks.here % PROGRESS_CHUNKS == 0)):
             return False
