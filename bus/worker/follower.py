@@ -115,17 +115,6 @@ class Follower:
         """
         key = (announce.epoch, announce.version)
         data, layout = (None, payload) if announce.whole is None else (payload, None)
-        fault = self._acceptance.learn(announce, layout) if layout is not None else None
-        if fault is not None and fault[0] in TRANSIENT:
-            self.versions.move(self.versions.find(key, "announced"), "failed")  # invalid layout
-            return self.fail(key, *fault, now)
-        if fault is not None:
-            if not self.versions.hear(key):
-                return []
-            waiting = self.versions.find(key, "announced")
-            return self._decline(
-                waiting or self.versions.expect(announce, pushed=False), *fault, now
-            )
         staged, arriving = self.versions.at["staged"], self.versions.at["arriving"]
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self.planner.overtaken(key) + self._commit(staged)
@@ -137,6 +126,16 @@ class Follower:
                 return self._take_whole(arriving, data, now)
             if key < arriving.key or (self.versions.mode == "catching-up" and key != arriving.key):
                 return []  # W26
+        waiting = self.versions.at["announced"]
+        if waiting is not None and key < waiting.key:
+            return []  # W5
+        fault = self._acceptance.learn(announce, layout) if layout is not None else None
+        if fault is not None:
+            same = self.versions.find(key, "announced")  # it waited for this layout
+            if fault[0] in TRANSIENT:
+                self.versions.move(same, "failed")
+                return self.fail(key, *fault, now)
+            return self._decline(same or self.versions.expect(announce, pushed=False), *fault, now)
         if data is not None and (straight := self._stage_whole(announce, data)) is not None:
             return [Ready(straight)]
         follows = announce.whole is not None or (pushed and not self.shared)  # W31, S8

@@ -322,6 +322,41 @@ def test_older_and_equal_versions_are_no_news() -> None:
     assert sent(bench.follower.planner.hear_of(EPOCH, 6, bench.now), Fetch)
 
 
+def test_an_older_announcement_does_not_replace_a_newer_one() -> None:
+    bench, newer = Bench(), version(2)
+    bench.announce(newer, header=False)
+    assert not bench.announce(version(1))
+    assert not bench.announce(version(9, epoch=EPOCH - 1))
+    waiting = bench.follower.versions.at["announced"]
+    assert waiting is not None
+    assert waiting.key == (EPOCH, 2)
+    assert ready(bench.deliver(newer))
+
+
+def test_a_version_that_is_here_is_committed_although_a_newer_one_is_announced() -> None:
+    bench, one, two = Bench(), version(1), version(2, nbytes=24)
+    bench.deliver(one, commit="together")
+    bench.announce(two, header=False)
+    assert [s.version for s in ready(bench.announce(one, commit="auto"))] == [1]
+    bench = Bench()
+    bench.announce(one, commit="together")
+    bench.announce(two, header=False)
+    assert not bench.announce(one, commit="auto")
+    assert [s.version for s in ready(bench.feed(one) + bench.end(one))] == [1]
+
+
+def test_an_announcement_that_is_ignored_has_no_fault() -> None:
+    bench = Bench()
+    wrong = version(1, nbytes=21).layout.header
+    bench.announce(version(3))
+    assert not bench.follower.announced(announcement(version(2)), wrong, bench.now)
+    bench.feed(version(3))
+    bench.end(version(3))
+    bench.apply(version(3))
+    assert not bench.follower.announced(announcement(version(2)), wrong, bench.now)
+    assert not sent(bench.follower.repeat(), Failed)
+
+
 def test_news_are_asked_for_once_in_a_while() -> None:
     bench = Bench()
     assert bench.follower.planner.hear_of(EPOCH, 1, 0.0)
