@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..errors import AddressError, told_of
+from ..errors import told_of
 from ..event_log import RateLimitedWarning
 from ..lease import Lease
 from ..limits import COMMANDS, UNREAD_BYTES_MAX
@@ -25,7 +25,6 @@ DIAL_SECONDS = 5.0  # for name lookup and connect together; and as long for the 
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
 SILENCE_SECONDS = 30.0  # a publisher sends pings and beacons far more often
 LOW_WATER_BYTES = 2**19  # of a payload, that must be here before the kernel wakes us
-IPC_PATH_MAX = 107  # bytes that fit a kernel address
 
 
 class Subscription:
@@ -58,16 +57,9 @@ class Subscription:
     def connect(self, endpoint: str, ticket: str = "") -> None:
         """Receive messages from this endpoint, in place of any earlier one.
 
-        If a ticket is given, each later connection needs a new one: a ticket is valid once.
-
-        Raises:
-            AddressError: The path of the endpoint is too long.
+        `endpoint` was checked, see `endpoints.check`. If a ticket is given, each later connection
+        needs a new one: a ticket is valid once.
         """
-        path = endpoints.ipc_path(endpoint)
-        if path is not None and len(path.encode()) > IPC_PATH_MAX:
-            raise AddressError(
-                f"cannot connect to data at {endpoint}: a path has at most {IPC_PATH_MAX} bytes"
-            )
         self._ticket, self._ticketed = ticket, bool(ticket)
         if endpoint != self._endpoint:
             self._hang_up()

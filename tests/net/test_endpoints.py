@@ -48,6 +48,14 @@ def test_no_addresses(endpoint: str) -> None:
     assert repr(endpoint) in str(caught.value)
 
 
+@pytest.mark.parametrize("first", ["/", "@", "é"])
+def test_a_path_has_at_most_107_bytes(first: str) -> None:
+    longest = "ipc://" + first.ljust(107 - len(first.encode()) + 1, "x")
+    assert endpoints.check(longest) == longest
+    with pytest.raises(AddressError, match="the path has 108 bytes"):
+        endpoints.check(longest + "x")
+
+
 @pytest.mark.parametrize(
     ("control", "data"),
     [
