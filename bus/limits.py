@@ -53,7 +53,8 @@ SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, including 
 # ZMTP commands on one connection, and empty messages on a control connection. A publisher sends a
 # ZMTP ping every few seconds, a worker none. More of these would keep a thread busy with answers.
 COMMANDS = Rate(64, 16)
-UNREAD_BYTES_MAX = 2**16  # bytes of such answers, queued for a publisher that does not read
+UNREAD_BYTES_MAX = 2**16  # bytes of such answers, queued for a peer that does not read them
+ACCEPT_SECONDS = 1.0  # before another attempt when no descriptor is left for a connection
 # Unread bytes on a worker's control connection, beyond the bytes that the worker has requested:
 # announcements and other unrequested messages that arrive while the worker is busy.
 UNASKED_BYTES_MAX = 2**22

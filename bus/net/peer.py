@@ -11,7 +11,7 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 
-from ..limits import COMMANDS, CONTROL_BYTES_MAX
+from ..limits import COMMANDS, CONTROL_BYTES_MAX, UNREAD_BYTES_MAX
 from ..messages import Buffer
 from ..token_bucket import TokenBucket
 from ..trust.curve_server import CurveConnection, CurveServer
@@ -20,7 +20,6 @@ from .processes import Process, SocketSearch
 from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
 
 QUEUE = 128  # messages for one worker, which has less than a window outstanding
-UNREAD_BYTES_MAX = 2**16  # of answers to a peer's pings, if the peer does not read them
 LARGE_BYTES = 2**16  # a payload of at least this counts as a copy once it is encrypted
 PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")  # the socket types that may connect to a ROUTER
 _METADATA = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER" + b"\x08Identity" + bytes(4)

@@ -23,12 +23,14 @@ from typing import NamedTuple
 from ..event_log import RateLimitedWarning
 from ..lease import Lease
 from ..limits import (
+    ACCEPT_SECONDS,
     ACCEPTS,
     COPIES_BYTES_MAX,
     STRANGER_SECONDS,
     SUBSCRIPTIONS,
     TOPIC_BYTES_MAX,
     TOPICS_MAX,
+    UNREAD_BYTES_MAX,
 )
 from ..messages import TOKEN_BYTES, Buffer
 from ..token_bucket import TokenBucket
@@ -51,13 +53,11 @@ log = logging.getLogger("weightbus.publisher")
 
 PING_SECONDS = 5.0  # between two pings: they detect dead subscribers, whose queues are freed
 SILENCE_SECONDS = 30.0  # without an answer, and without reading what is queued
-ACCEPT_SECONDS = 1.0  # before another attempt when no descriptor is left for a connection
 # Within a host, more than this leaves the cache before the receiver reads it, and pacing (by some
 # congestion controls) is useless. Between hosts the kernel's defaults are best.
 NEAR_SEND_BUFFER = 2**20
 NEAR_CONGESTION = b"reno"
 READ_BYTES = 1024  # read from one subscriber before the next is served: some 100 frames
-UNREAD_BYTES_MAX = 2**16  # of answers to a subscriber's pings, if it does not read them
 
 
 class SubscriberConnection:

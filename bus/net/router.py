@@ -33,6 +33,7 @@ from typing import Any
 
 from ..event_log import RateLimitedWarning
 from ..limits import (
+    ACCEPT_SECONDS,
     CONNECT_RATE,
     HANDSHAKE_SECONDS,
     HOSTS_MAX,
@@ -364,7 +365,7 @@ class Router:
                 del self._by_host[peer.host]
 
     def _pause(self, listener: socket.socket, now: float) -> None:
-        self._accept_at = now + 1.0
+        self._accept_at = now + ACCEPT_SECONDS
         self._selector.unregister(listener)
 
     def _close_when_drained(self, peer: ControlConnection) -> None:

@@ -45,7 +45,7 @@ pub const DIFFERENCES_MAX: usize = 20; // lines of one error: more are not read
 /// ZMTP commands a second that a publisher may send. A publisher pings every few seconds, and each
 /// ping is answered.
 pub const COMMANDS: u32 = 64;
-pub const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers that the publisher does not read
+pub const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to pings that the peer does not read
 /// Size of a layout that a worker always accepts, enough for some 10,000 tensors. A larger layout
 /// may exceed the size of its data by at most this, and must not exceed a share of `bytes_max`: to
 /// parse and store a layout takes many times its bytes.

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from weightbus.bus.errors import AddressError
 from weightbus.bus.event_log import EVERY_SECONDS
-from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
+from weightbus.bus.limits import ACCEPT_SECONDS, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from weightbus.bus.messages import Buffer
 from weightbus.bus.net import pub as pub_socket
 from weightbus.bus.net.endpoints import host_and_port
@@ -434,7 +434,7 @@ def test_connections_beyond_what_anybody_needs_wait_for_their_turn(
         bench.process_events()
         bench.process_events()
         assert not bench.wanted(b"late")
-        bench.now += pub_socket.ACCEPT_SECONDS
+        bench.now += ACCEPT_SECONDS
         bench.until(lambda: bench.wanted(b"late"))
 
 
@@ -554,6 +554,6 @@ def test_a_lack_of_descriptors_is_waited_out(bench: Bench) -> None:
     late.sendall(GREETING + READY + b"\x00\x03\x01a/")
     late.setblocking(False)
     heard = len(bench.heard)
-    bench.now += pub_socket.ACCEPT_SECONDS
+    bench.now += ACCEPT_SECONDS
     bench.until(lambda: len(bench.heard) > heard)
     late.close()

@@ -18,7 +18,7 @@ use crate::framing::{
     fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, socket_type, COMMAND,
     GREETING_BYTES, MORE,
 };
-use crate::limits::HEADER_BYTES_MAX;
+use crate::limits::{HEADER_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::sodium::{Key, Pair};
 use crate::transfer::Time;
@@ -36,7 +36,6 @@ const READ_BYTES: usize = 8192; // read from one connection before the next is s
 const QUEUE: usize = 80; // messages for a worker, which may request 64 chunks at once
 const HEADERS_BYTES_MAX: usize = 1 << 20; // of headers queued for one worker: a few of the longest
 const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a single one may be more
-const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to ZMTP's pings
 const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
 
 /// Returns whether the owner of a key may connect.

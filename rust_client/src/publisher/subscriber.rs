@@ -7,6 +7,7 @@ use super::trust::Owner;
 use crate::framing::{
     fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, COMMAND, GREETING_BYTES, MORE,
 };
+use crate::limits::UNREAD_BYTES_MAX;
 use crate::raw::fork::Own;
 use crate::transfer::Time;
 use std::collections::{BTreeSet, VecDeque};
@@ -21,7 +22,6 @@ const PING: &[u8] = b"\x04PING\0\0";
 const BODY_BYTES_MAX: usize = 8192; // of a frame from a subscriber
 const READ_BYTES: usize = 1024; // read from a subscriber in one turn: some 100 frames
 const QUEUE: usize = 1000; // messages queued before more are dropped; their bytes are the version's
-const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to pings, which a subscriber does not read
 const TOPIC_BYTES_MAX: usize = 132; // of the topics of the longest model id
 const TOPICS_MAX: usize = 256; // of one subscriber: more than a worker of all models needs
 const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, pongs included
