@@ -47,6 +47,11 @@ class Waiter:
         self.update, self.error = update, error
         self.over = True
 
+    def concerns(self, models: frozenset[str] | None) -> bool:
+        """True if the result is about one of these models (None: any), or about no model."""
+        model = getattr(self.update or self.error, "model", None)
+        return models is None or model is None or model in models
+
     def wake(self) -> None:
         """Wake the waiting thread, which then checks again."""
         try:
@@ -205,8 +210,8 @@ class ReadyQueue:
     ) -> StagedVersion | Waiter | None:
         """Return the version that has been ready for longest; None after the timeout.
 
-        If another thread applied a version for this call, return the waiter with the result. If
-        `models` is None, this may be the result of an earlier call, which was interrupted.
+        If another thread applied a version for this call, return the waiter with the result. This
+        may also be the result of an earlier call, which was interrupted.
 
         Args:
             timeout: Seconds to wait; None: until there is a version.
@@ -224,8 +229,10 @@ class ReadyQueue:
         try:
             with self.lock:
                 self.asked = True
-                if models is None and self._leftover:
-                    return self._leftover.popleft()
+                for kept in self._leftover:
+                    if kept.concerns(models):
+                        self._leftover.remove(kept)
+                        return kept
                 self._waiters.append(waiter)
                 stopped = stop()
                 waits = not stopped and not self._news(models)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,6 +137,25 @@ def test_a_thread_does_not_leave_while_another_has_its_turn(why: str) -> None:
         ready_queue.wake()
         assert waiting.result(SECONDS) is (waiter if why != "Ctrl-C" else "interrupted")
     assert ready_queue.take(0) is (waiter if why == "Ctrl-C" else None)
+
+
+def test_the_result_of_an_interrupted_call_is_for_a_call_of_its_model() -> None:
+    ready_queue, a = ReadyQueue(), frozenset("a")
+    results: list[Future[StagedVersion]] = [Future() for _ in range(3)]
+    results[0].set_result(staged("b", 1))
+    results[1].set_result(staged("a", 1))
+    results[2].set_exception(rejected(2))
+    for result in results:
+        ready_queue.keep(result)
+    first, second = (ready_queue.take(0, a) for _ in range(2))
+    assert isinstance(first, Waiter)
+    assert first.update is results[1].result()
+    assert isinstance(second, Waiter)
+    assert second.error is results[2].exception()
+    assert ready_queue.take(0, a) is None
+    other = ready_queue.take(0)
+    assert isinstance(other, Waiter)
+    assert other.update is results[0].result()
 
 
 def test_whoever_waits_for_some_models_is_left_nothing_of_others() -> None:
