@@ -107,21 +107,27 @@ class History:
 
     def moments(self, since: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
         """Return the change count, and by model the moments that changed after count `since`."""
-        first = number_of(now) - MOMENTS_MAX + 1
         with self._lock:
             found = {
                 name: [msgspec.structs.replace(m) for m in there]
-                for name, moments in self._models.items()
-                if (there := [m for m in moments if m.changed > since and m.at >= first])
+                for name, there in self._recent(now, since).items()
             }
             return self._changes, found
 
     def short(self, now: float) -> list[tuple[Shortfall, int]]:
         """Return each model's last publish that fell short, and the number of such publishes."""
-        _, told = self.moments(0, now)
-        counts = {name: sum(m.short for m in moments) for name, moments in told.items()}
         with self._lock:
+            counts = {n: sum(m.short for m in there) for n, there in self._recent(now, 0).items()}
             return [(self._short[name], count) for name, count in counts.items() if count]
+
+    def _recent(self, now: float, since: int) -> dict[str, list[Moment]]:
+        """Return by model its moments that changed after count `since` and are not too old."""
+        first = number_of(now) - MOMENTS_MAX + 1
+        return {
+            name: there
+            for name, moments in self._models.items()
+            if (there := [m for m in moments if m.changed > since and m.at >= first])
+        }
 
     def _moment(self, model: str, now: float) -> Moment:
         """Return a model's current moment, marked as changed; add the moment if necessary."""

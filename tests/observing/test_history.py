@@ -1,5 +1,7 @@
 """What a publisher remembers for its page: the last quarter of an hour, and no more of it."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -62,6 +64,31 @@ def test_of_many_models_those_are_kept_that_were_heard_of_last(
         kept.published(receipt(name), "no", 1.0)
     assert set(kept.moments(-1, 1.0)[1]) == {"a", "d", "e"}
     assert {last.model for last, _ in kept.short(1.0)} == {"a", "d", "e"}
+
+
+def test_a_model_that_is_forgotten_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MODELS_MAX", 1)
+    kept = History()
+    kept.published(receipt("a"), "no", 1.0)
+    lock = Preempted(lambda: kept.published(receipt("b"), "no", 1.0))
+    monkeypatch.setattr(kept, "_lock", lock)
+    assert [last.model for last, _ in kept.short(1.0)] == ["a"]
+    assert [last.model for last, _ in kept.short(1.0)] == ["b"]
+
+
+class Preempted:
+    """A lock; when it is released for the first time, another thread gets it before others."""
+
+    def __init__(self, other: Callable[[], None]) -> None:
+        self._lock, self._others = threading.Lock(), [other]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        while self._others:
+            self._others.pop()()
 
 
 def test_words_of_others_are_kept_printable_and_short() -> None:
