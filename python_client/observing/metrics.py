@@ -91,7 +91,8 @@ class Metrics(Collector):
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._refresh, self._malformed = refresh, malformed
         self._lock = threading.Lock()  # only one thread at a time may use the view
-        self._known: set[str] = set()
+        self._labelling = threading.Lock()
+        self._known: set[str] = set()  # the models with labels of their own
         self._publishes = self._counter("weightbus_publishes_total")
         self._bytes = self._counter("weightbus_published_bytes_total")
         self._events = self._counter("weightbus_worker_events_total")
@@ -124,9 +125,10 @@ class Metrics(Collector):
         self._events.labels(event.kind).inc()
 
     def _label(self, model: str) -> str:
-        if model not in self._known and len(self._known) < MODELS_LABELLED:
-            self._known.add(model)
-        return model if model in self._known else OTHER
+        with self._labelling:
+            if len(self._known) < MODELS_LABELLED:
+                self._known.add(model)
+            return model if model in self._known else OTHER
 
     def collect(self) -> Iterable[Metric]:
         """Yield the current metrics of models and workers."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from weightbus.types import Receipt
 pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
+from weightbus.python_client.observing import metrics
 from weightbus.python_client.observing.metrics import (
     METRICS,
     MODELS_LABELLED,
@@ -30,6 +32,10 @@ from weightbus.python_client.observing.metrics import (
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30.0  # far more than anything here takes
+
+def receipt_of(model: str) -> Receipt:
+    return Receipt(model, 1, 1, 7, 0.1, "", {})
+
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -52,6 +58,31 @@ def _publisher() -> Iterator[Publisher]:
     timing = Settings(ping=0.1, lost_after=0.5)
     with Publisher(settings=timing, metrics="127.0.0.1:0") as publisher:
         yield publisher
+
+
+def test_models_with_labels_are_counted_by_one_thread_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Preempted(set[str]):
+        """A set; while one thread looks at its length, another thread counts a model."""
+
+        def __len__(self) -> int:
+            length = super().__len__()
+            while others:
+                others[0].start()
+                others.pop().join(0.2)  # for a moment: it may have to wait for this thread
+            return length
+
+    one = Metrics(View, lambda: 0)
+    second = threading.Thread(target=one.count, args=(receipt_of("b"), None))
+    others = [second]
+    monkeypatch.setattr(metrics, "MODELS_LABELLED", 1)
+    monkeypatch.setattr(one, "_known", Preempted())
+    one.count(receipt_of("a"), None)
+    second.join(SECONDS)
+    found = samples(one.text().decode())
+    counted = {labels for (name, labels) in found if name == "weightbus_published_bytes_total"}
+    assert counted == {(("model", "a"),), (("model", OTHER),)}
 
 
 def test_metrics_say_what_receipts_say(publisher: Publisher) -> None:
