@@ -60,16 +60,16 @@ func (s *follower) running() *Running {
 // that the publisher may push the version's chunks; otherwise they are fetched.
 func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
-	if layout != nil && s.acceptance.excess(a) == "" { // else begin declines the version
-		if code, wrong := s.acceptance.learn(a, layout); code != "" {
-			return s.unreadable(a, code, wrong, now)
-		}
-	}
 	if v := s.versions.find(key, staged); v != nil && a.Commit == "auto" { // W5
 		return s.commit(v)
 	}
 	if !s.wants(a, key) {
 		return nil
+	}
+	if layout != nil && s.acceptance.excess(a) == "" { // else begin declines the version
+		if code, wrong := s.acceptance.learn(a, layout); code != "" {
+			return s.unreadable(a, code, wrong, now)
+		}
 	}
 	v := s.versions.expect(a)
 	effects := s.begin(v, now)
@@ -82,13 +82,10 @@ func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Dur
 
 // unreadable declines a version whose layout is invalid, or postpones it if a retry may help.
 func (s *follower) unreadable(a *Announce, code Code, wrong string, now time.Duration) []Effect {
-	key := Key{a.Epoch, a.Version}
 	if triedAgain[code] {
+		key := Key{a.Epoch, a.Version}
 		s.versions.move(s.versions.find(key, announced), failed) // the version waited for this layout
 		return s.fail(key, code, wrong, now)
-	}
-	if !s.wants(a, key) {
-		return nil
 	}
 	return s.decline(s.versions.expect(a), code, wrong, now)
 }
@@ -98,14 +95,17 @@ func (s *follower) wants(a *Announce, key Key) bool {
 	if !key.Newer(s.versions.newest()) || s.versions.isRejected(key) { // W5, W15
 		return false
 	}
-	v := s.versions.at(arriving)
-	switch {
-	case v == nil:
-		return true
-	case v.Key != key:
-		return key.Newer(v.Key) && s.versions.mode == following // W8, W26
+	if v := s.versions.at(arriving); v != nil {
+		if v.Key == key && v.updateAnnouncement(a) {
+			return false
+		}
+		// If the two announcements of one version differ, one of them was damaged.
+		if v.Key != key && (v.Key.Newer(key) || s.versions.mode != following) { // W8, W26
+			return false
+		}
 	}
-	return !v.updateAnnouncement(a) // if they differ, one announcement was damaged
+	waiting := s.versions.at(announced)
+	return waiting == nil || !waiting.Key.Newer(key)
 }
 
 // announcedWhole processes an announcement that carries the whole version.

@@ -270,3 +270,29 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 		s.versions.free()
 	}
 }
+
+// An announcement that is ignored has no effect: the newer one stays, and nothing fails.
+func TestAnOlderAnnouncementDoesNotReplaceANewerOne(t *testing.T) {
+	text := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
+	layout, err := ParseLayout(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	timing := TimingOf(time.Second, 5*time.Second)
+	opens := func(*Shared, int64) Segment { return nil }
+	s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, opens, nil, false)
+	defer s.versions.free()
+	announce := func(version int64) *Announce {
+		return &Announce{Model: "m", Epoch: 7, Version: version, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,
+			ChunkBytes: 2, Commit: "auto", Acknowledge: "applied", Encoding: "raw"}
+	}
+	s.announced(announce(2), nil, true, 0)
+	for _, payload := range [][]byte{text, []byte("no layout")} {
+		if effects := s.announced(announce(1), payload, true, 0); len(effects) > 0 {
+			t.Fatalf("%+v", effects)
+		}
+	}
+	if v := s.versions.at(announced); v == nil || v.Key != (Key{7, 2}) {
+		t.Fatalf("%+v", v)
+	}
+}
