@@ -29,11 +29,11 @@ const (
 
 // A Kind is a type of socket.
 type Kind struct {
-	Name    string // in READY
-	Payload int    // index of the payload frame: after the topic, if any, and the header
-	Peers   string // socket types that it may connect to
-	Keys    *Keys  // nil without security
-	Pings   bool   // send pings of ZMTP, and abort the connection if nothing is received
+	Name    string   // in READY
+	Payload int      // index of the payload frame: after the topic, if any, and the header
+	Peers   []string // socket types that it may connect to
+	Keys    *Keys    // nil without security
+	Pings   bool     // send pings of ZMTP, and abort the connection if nothing is received
 }
 
 // Dealer and Sub are the sockets of a worker.
@@ -42,8 +42,8 @@ type Kind struct {
 // libzmq at the other end (up to 4.3.5) aborts its process if a connection breaks from which it has
 // read ahead a ping and which it does not read at the moment.
 var (
-	Dealer = Kind{Name: "DEALER", Payload: 1, Peers: "ROUTER"}
-	Sub    = Kind{Name: "SUB", Payload: 2, Peers: "PUB XPUB", Pings: true}
+	Dealer = Kind{Name: "DEALER", Payload: 1, Peers: []string{"ROUTER"}}
+	Sub    = Kind{Name: "SUB", Payload: 2, Peers: []string{"PUB", "XPUB"}, Pings: true}
 )
 
 // Limits are the largest frames in bytes, like ZMQ_MAXMSGSIZE.
@@ -458,8 +458,13 @@ func (s *Stream) handshake(name string, rest []byte) error {
 
 // opens checks the peer's metadata and opens the connection.
 func (s *Stream) opens(metadata []byte) error {
-	if peer := property(metadata, "Socket-Type"); !strings.Contains(s.kind.Peers, peer) {
-		return Error(fmt.Sprintf("a %.40s is at the other end, not a %s: is this the right port?", peer, s.kind.Peers))
+	peer, known := property(metadata, "Socket-Type"), false
+	for _, kind := range s.kind.Peers {
+		known = known || kind == peer
+	}
+	if !known {
+		wanted := strings.Join(s.kind.Peers, " or ")
+		return Error(fmt.Sprintf("a %.40q is at the other end, not a %s: is this the right port?", peer, wanted))
 	}
 	s.state = open
 	if s.First != nil {

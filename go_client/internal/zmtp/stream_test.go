@@ -224,6 +224,16 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+func TestOnlyAWholeSocketTypeOpensAConnection(t *testing.T) {
+	for kind, opens := range map[string]bool{"PUB": true, "XPUB": true, "": false, "UB": false, " ": false, "PUB XPUB": false} {
+		s := NewStream(Sub, testLimits, wanted)
+		_, err := receive(s, append(greetingOf("NULL"), readyOf(kind)...), all)
+		if (err == nil) != opens || s.Open() != opens {
+			t.Errorf("%q: %v", kind, err)
+		}
+	}
+}
+
 // A name may have 255 bytes. The name and its length byte are then more than a byte can count.
 func TestTheLongestNames(t *testing.T) {
 	name := "\xff" + strings.Repeat("n", 255)
