@@ -61,11 +61,11 @@ class PersistentCondition:
         kept, due = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}
         for model in self.unreported(found, ABSENT_MAX):
-            names = {peer.name for peer in found[model]}
-            began, before = kept.get(model, (now, names))
-            names &= before
-            if not names:
-                continue  # other workers than before: the condition begins anew
+            current = {peer.name for peer in found[model]}
+            began, before = kept.get(model, (now, current))
+            names = current & before
+            if not names:  # other workers than before: the condition begins anew
+                began, names = now, current
             self._since[model] = began, names
             if began <= since:
                 self._reported.add(model)
@@ -243,6 +243,7 @@ class PublisherState:
                 return False
             del absent[oldest]
         if before is not None and before.code == code and now - before.at < ABSENT_SECONDS:
+            absent[name] = Absence(frozenset(models), code, text, before.at)
             return False
         absent.pop(name, None)
         absent[name] = Absence(frozenset(models), code, text, now)

@@ -50,6 +50,7 @@ from weightbus.bus.messages import (
     data_topic,
     encode,
 )
+from weightbus.bus.publisher import absent
 from weightbus.bus.publisher.effects import (
     Broadcast,
     Effect,
@@ -61,7 +62,7 @@ from weightbus.bus.publisher.effects import (
 )
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
-from weightbus.bus.publisher.state import PublisherState
+from weightbus.bus.publisher.state import PersistentCondition, PublisherState
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
@@ -463,6 +464,22 @@ def test_a_refusal_is_told_once_and_says_who_why_and_what_to_do() -> None:
     assert not notices(effects, "refused"), "once is enough, for a while"
     bench.now = 130.0
     assert notices(bench.say("old", stale(age=31.0)), "refused")
+
+
+def test_the_latest_reason_of_a_refusal_is_kept_and_logged_no_more_often() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.now = 60.0
+    bench.say("old", stale(age=30.0))
+    bench.now = 119.0
+    running = {"b": Running(70, 3, "e" * 64)}
+    later = hello("old", models=running, epoch=70, age_ms=89_000)
+    assert not notices(bench.say("old", later), "refused")
+    [text] = absent.reasons(bench.machine.state, "b")
+    assert "old runs weights of epoch 70" in text
+    assert not absent.reasons(bench.machine.state, "a")
+    bench.now = 120.0
+    assert notices(bench.say("old", stale(age=90.0)), "refused"), "a minute after the first"
 
 
 def test_any_number_of_refused_names_is_a_bounded_number_of_warnings() -> None:
@@ -1673,6 +1690,15 @@ def test_who_is_expected_and_came_for_another_model_is_named() -> None:
     answer = answered(bench.pass_time(1.0))
     wanted = "no worker wants 'policy', and those that are there want 'polcy' (is 'polcy' meant?)"
     assert answer.why == f"1 of 1 workers never came ({wanted})"
+
+
+def test_a_condition_begins_when_other_workers_meet_it() -> None:
+    w0, w1 = Bench("w0", "w1").machine.state.roster
+    condition = PersistentCondition()
+    assert not condition.held_since({"a": [w0]}, -2.0, 0.0)
+    assert not condition.held_since({"a": [w1]}, -1.0, 1.0)
+    assert not condition.held_since({"a": [w0, w1]}, 0.0, 2.0)
+    assert condition.held_since({"a": [w0, w1]}, 1.0, 3.0) == [("a", [w1])]
 
 
 @pytest.mark.parametrize("commit", ["auto", "together"])
