@@ -228,13 +228,17 @@ class Registry:
     def find_or_keep(self, version: IncomingVersion) -> CallReceiver | None:
         """Return the receiver of a version, or None after keeping the version.
 
-        It replaces a kept version of the same sender, model and worker.
+        Of the same sender, model and worker, only the newest version is kept. An older one gets
+        its `answer` here.
         """
         with self._changed:
             found = self._search(version.call)
             if found is None:
-                others = [kept for kept in self._kept if kept.call[:3] != version.call[:3]]
-                self._kept = [*others, version]
+                same = [kept for kept in self._kept if kept.call[:3] == version.call[:3]]
+                newest = max([version, *same], key=lambda kept: kept.number)
+                if newest is not version:
+                    version.answer = _stale(version, newest.number)
+                self._kept = [*(kept for kept in self._kept if kept not in same), newest]
             return found
 
     def claim(self, receiver: CallReceiver) -> IncomingVersion | None:
@@ -304,7 +308,8 @@ def _delivered(
         if call.greeting:
             receiver = registry.find_or_keep(version)
             if receiver is None:
-                return CallResult("staged", "kept until a receiver connects")
+                kept = CallResult("staged", "kept until a receiver connects")
+                return version.answer or kept
     deadline = time.monotonic() + version.patience
     receiver = receiver or registry.find(version, version.patience)
     if receiver is None:

@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from ...bus.receipt import State
@@ -256,6 +257,34 @@ def keep(promised: Any, timeout: float) -> None:
     else:
         return
     keep(came, deadline - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The exception that a coroutine raised."""
+
+    error: Exception
+
+
+def together(coroutines: list[Coroutine[Any, Any, Any]], timeout: float) -> list[Any]:
+    """Run coroutines at the same time; return what each returned, or its `Failure`."""
+
+    async def outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await _within(coroutine, timeout)
+        except Exception as error:
+            return Failure(error)
+
+    async def outcomes() -> list[Any]:
+        return await asyncio.gather(*map(outcome, coroutines))
+
+    whole = outcomes()
+    try:
+        return asyncio.run(whole)
+    except RuntimeError as error:  # an event loop is running in this thread
+        for each in (whole, *coroutines):
+            each.close()
+        return [Failure(error)] * len(coroutines)
 
 
 def references(value: Any) -> list[Any]:

@@ -5,6 +5,7 @@ place. (Ray pickles torch tensors through byte strings, which takes several time
 """
 
 import inspect
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,17 @@ from ...codecs.state import State, Writer
 from .call_receiver import Call, IncomingVersion, deliver
 from .call_sender import CallSender, Channel, Peers
 from .carrier import Prepared, Receiver, Transport
-from .model import CallResult, Outcome, arguments, hand_over, keep, references, weights_of
+from .model import (
+    CallResult,
+    Failure,
+    Outcome,
+    arguments,
+    hand_over,
+    keep,
+    references,
+    together,
+    weights_of,
+)
 from .receiver import Destination, WeightReceiver
 from .sender import WeightSender, WorkerTransport
 from .strategy import Format
@@ -252,14 +263,29 @@ def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[Ca
     return answer
 
 
-def answer_to(returned: Any, timeout: float) -> "Future[CallResult]":
-    """Return a future of the result of the user's own call, which returned `returned`."""
+def answers_to(returned: Mapping[str, Any], timeout: float) -> "dict[str, Future[CallResult]]":
+    """Return a future of the result of each of the user's own calls, by worker.
+
+    `returned` has what the calls returned. If these are coroutines, all of them run at the same
+    time in one event loop, and are done or cancelled after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    coroutines = {name: each for name, each in returned.items() if inspect.iscoroutine(each)}
+    values = dict(returned)
+    if coroutines:
+        values.update(zip(coroutines, together([*coroutines.values()], timeout), strict=True))
+    return {name: _answer_to(value, deadline) for name, value in values.items()}
+
+
+def _answer_to(value: Any, deadline: float) -> "Future[CallResult]":
     answer: Future[CallResult] = Future()
-    if pending := references(returned):
+    if pending := references(value):
         _follow(pending, answer, promised=True)
         return answer
     try:
-        keep(returned, timeout)
+        if isinstance(value, Failure):
+            raise value.error
+        keep(value, deadline - time.monotonic())
         answer.set_result(CallResult("applied"))
     except Exception as error:
         answer.set_exception(error)

@@ -128,18 +128,20 @@ class Sending:
         weights: Any,
         worker_ids: WorkerIds,
         timeout: float | None = None,
+        model_id: str | None = None,
         *,
         after: bool = False,
     ) -> None:
         """Wait until no other thread sends, then start to send.
 
         If a send is pending: with `after`, finish that send first; otherwise raise RuntimeError.
+        Arguments are those of `send`.
         """
         with self.turn(scheme, timeout) as left:
             if after and self.pending:
                 self.finish()
             self._check_idle("send_async")
-            self.start(scheme.prepared(weights), worker_ids, left)
+            self.start(scheme.prepared(weights, model_id), worker_ids, left)
 
     def wait(self, timeout: float | None = None) -> Receipt:
         """Wait for the send that `send_async` started; raise RuntimeError if none is pending."""
@@ -378,10 +380,15 @@ class WorkerTransport:
         self._sending.send(self._scheme, given, self.worker, None, *model_id)
 
     def send_weights_async(self, *weights: Any) -> None:
-        """Start to send `weights`; return as soon as the trainer may change them."""
+        """Start to send `weights`; return as soon as the trainer may change them.
+
+        If an earlier send is pending, wait for it first.
+
+        Raises:
+            PublishError: The weights of the earlier send were not applied; nothing was sent.
+        """
         *model_id, given = weights
-        prepared = self._scheme.prepared(given, *model_id)
-        self._sending.start(prepared, self.worker, self._scheme.timeout)
+        self._sending.send_async(self._scheme, given, self.worker, None, *model_id, after=True)
 
     def wait_ack(self, timeout: float | None = None) -> None:
         """Wait until the weights of the last send are applied.

@@ -27,7 +27,7 @@ from .call_receiver import MARGIN
 from .call_sender import Answers
 from .carrier import TIMEOUT
 from .model import CallResult, Outcome, is_torchrl, keep, references
-from .ray import AsWeights, Store, answer_to, call, explain, taken
+from .ray import AsWeights, Store, answers_to, call, explain, taken
 from .sender import check
 from .strategy import WeightStrategy, nested
 
@@ -248,10 +248,12 @@ class RayWeightUpdater(WeightUpdaterBase):
         started, given = time.monotonic(), policy_or_weights
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
         self._version += 1
+        returned: dict[str, Any] = {}
         for worker in due:
-            returned = self._sync_weights_with_worker(worker_id=worker, server_weights=weights)
-            if returned is not None:
-                self._calls[str(worker)] = answer_to(returned, self.timeout)
+            value = self._sync_weights_with_worker(worker_id=worker, server_weights=weights)
+            if value is not None:
+                returned[str(worker)] = value
+        self._calls.update(answers_to(returned, self.timeout))
         self._acknowledge(started)
 
     def _checked(self, worker_id: Any) -> int:

@@ -1,21 +1,26 @@
 """What workers answer to calls becomes a receipt by the deadline, and what is known of them."""
 
+import asyncio
 import threading
 import time
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from weightbus.bus.errors import PublishError
 from weightbus.codecs.state import State
-from weightbus.python_client.schemes.call_receiver import Call
+from weightbus.python_client.schemes.call_receiver import Call, IncomingVersion, Registry
 from weightbus.python_client.schemes.call_sender import CallSender, Channel, Peers
 from weightbus.python_client.schemes.carrier import Transport, Weights
 from weightbus.python_client.schemes.model import CallResult
-from weightbus.python_client.schemes.sender import Sending
+from weightbus.python_client.schemes.ray import answers_to
+from weightbus.python_client.schemes.scheme import Scheme
+from weightbus.python_client.schemes.sender import Sending, WorkerTransport
 
+SECONDS = 20.0  # far more than anything here takes
 WEIGHTS = Weights("policy", {"a": torch.ones(3)})
 
 
@@ -48,6 +53,71 @@ class Answering(Peers):
 
     def explain(self, worker: int, error: BaseException) -> CallResult:
         return CallResult("lost", f"{worker}: {error}")
+
+
+def test_a_late_greeting_does_not_replace_a_newer_one() -> None:
+    registry = Registry()
+
+    def greeted(version: int, worker: int = 0) -> IncomingVersion:
+        what = Call("key", "policy", worker, 1, version, 10.0, True, "tensordict")
+        greeting = IncomingVersion.of(what, b"", np.zeros(1, np.uint8), waits=False)
+        assert registry.find_or_keep(greeting) is None
+        return greeting
+
+    newer, late, other = greeted(2), greeted(1), greeted(1, worker=1)
+    assert late.answer is not None
+    assert late.answer.state == "skipped"
+    assert (newer.answer, other.answer) == (None, None)
+    assert registry._kept == [newer, other]  # noqa: SLF001 # pyright: ignore
+
+
+def test_an_async_send_of_a_transport_waits_for_the_one_before() -> None:
+    peers, scheme = Answering(1), Scheming()
+    transport = WorkerTransport(scheme, CallSender(Channel(), peers, "tensordict"))
+    transport.send_weights_async(WEIGHTS)
+    peers.calls[0][2].set_result(CallResult("failed", "it does not fit"))
+    with pytest.raises(PublishError, match="it does not fit"):
+        transport.send_weights_async(WEIGHTS)
+    assert len(peers.calls) == 1
+    transport.send_weights_async(WEIGHTS)
+    peers.calls[1][2].set_result(CallResult("applied"))
+    transport.send_weights_async(WEIGHTS)
+    peers.calls[2][2].set_result(CallResult("applied"))
+    transport.wait_ack()
+    with pytest.raises(RuntimeError, match="No pending future"):
+        transport.wait_ack()
+
+
+class Scheming(Scheme):
+    """A scheme whose weights are prepared already."""
+
+    def prepared(self, weights: Any = None, model_id: str | None = None) -> Any:
+        del model_id
+        return weights
+
+
+def test_coroutines_of_a_users_own_calls_share_the_time() -> None:
+    began: list[int] = []
+
+    async def meet(worker: int) -> None:
+        began.append(worker)
+        while len(began) < 3:
+            await asyncio.sleep(0)
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    answers = answers_to({"0": meet(0), "1": meet(1), "2": meet(2), "3": fail()}, SECONDS)
+    assert [answers[name].result(0) for name in "012"] == [CallResult("applied")] * 3
+    with pytest.raises(ValueError, match="no"):
+        answers["3"].result(0)
+    begun = time.monotonic()
+    slow = answers_to({"0": hang(), "1": hang(), "2": Future(), "3": Future()}, 0.5)
+    assert time.monotonic() - begun < 1.0, "the time of one, and not of four"
+    assert all(isinstance(answer.exception(0), TimeoutError) for answer in slow.values())
 
 
 @pytest.mark.parametrize("late_first", [False, True])
