@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const APPLY_TIMEOUT: Duration = Duration::from_secs(60);
-// far longer than a publisher waits
+// far longer than a publisher waits for an acknowledgement
 pub const APPLY_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A version, whole and verified, on which the user's function decides.
@@ -53,7 +53,7 @@ pub struct Functions {
     pub timeout: Duration,
 }
 
-/// A running call, with what to report if the call is late.
+/// A running call of a user's function, with the failure to report if it exceeds its deadline.
 pub struct Calling {
     pub model: String,
     pub key: Key,
@@ -65,7 +65,7 @@ pub struct Calling {
 }
 
 impl Functions {
-    /// Starts the time limit of a call. Returns the call, and the record to watch it by.
+    /// Starts the time limit of a call. Returns the call, and its record for `Shared::watch`.
     pub fn begin(&self, offer: &Offer, intact: bool) -> (Arc<Call>, Calling) {
         let call = Arc::new(Call::new(Instant::now() + self.timeout));
         let (model, key) = (offer.model.to_owned(), (offer.epoch, offer.version));

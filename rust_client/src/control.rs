@@ -1,9 +1,9 @@
 //! The worker's control connection: our own DEALER socket, which dials in the background.
 //!
-//! libzmq's DEALER reads a message however many frames it has, and further messages while the
-//! worker is busy. This socket reads only as much as the worker has time for, and keeps no more of
-//! a message than a publisher may send. With keys it uses CURVE, and accepts only the owner of the
-//! pinned key.
+//! libzmq's DEALER accepts a message of any number of frames, and reads further messages while the
+//! worker is busy. This socket reads only when the worker has time, and stores no more of a message
+//! than a publisher may send. With keys it uses CURVE, and accepts only the owner of the pinned
+//! key.
 
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
 use crate::door::{Door, Event};
@@ -30,20 +30,21 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const DIAL: Duration = Duration::from_secs(3); // limit per address: the kernel repeats after 1 s
+const DIAL: Duration = Duration::from_secs(3); // per address: the kernel tries again after 1 s
 const REDIAL: Duration = Duration::from_millis(50); // pause between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 const HANDSHAKE: Duration = Duration::from_secs(10); // limit: a busy publisher answers by then
-const LINGER: Duration = Duration::from_millis(200); // time for unsent messages at the end: a `bye`
+const LINGER: Duration = Duration::from_millis(200); // at close, for unsent messages: a `bye`
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0";
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
 const SCRATCH_BYTES: usize = 8192; // read at once; a longer frame gets its own memory
 const RECEIVE_BYTES: usize = 1 << 18; // bytes of such a frame read at once
 const TURN_BYTES: usize = 1 << 22; // read before other work continues
-const UNSENT_BYTES_MAX: usize = 1 << 20; // while the publisher does not read; more is lost
+const UNSENT_BYTES_MAX: usize = 1 << 20; // while the publisher does not read; more is dropped
 
-// Size of a greeting up to its version. The rest is sent after the peer has sent its mechanism:
-// libzmq closes a connection with another mechanism before it sends its own.
+// Size of a greeting up to its version. This side sends the rest, with the security mechanism,
+// after the peer has sent its mechanism: libzmq closes a connection with another mechanism before
+// it sends its own.
 const VERSION_BYTES: usize = 12;
 const COMMAND_BYTES_MAX: usize = 1024; // in a handshake
 
@@ -75,7 +76,7 @@ enum State {
 struct Body {
     flags: u8,
     missing: usize,
-    kept: Option<Vec<u8>>, // None: the frame is too large, and is skipped
+    kept: Option<Vec<u8>>, // `None` if the frame is too large: then it is skipped
 }
 
 /// One connection.
@@ -99,7 +100,7 @@ pub struct Control {
     address: String,
     endpoint: Endpoint,
     any_data_host: bool,
-    keys: Option<(Arc<Pair>, Key)>, // our own pair, and the publisher's key
+    keys: Option<(Arc<Pair>, Key)>, // this worker's key pair, and the publisher's key
     payload_max: usize,
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
@@ -113,8 +114,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Makes a socket that connects to `address`; with keys, only to the owner of the publisher's
-    /// key. Payloads of more than `payload_max` bytes take no memory.
+    /// Makes a socket that connects to `address`; with `keys`, only to the owner of the publisher's
+    /// key. Payloads of more than `payload_max` bytes are skipped.
     pub fn connect(
         address: &str,
         keys: Option<&WorkerKeys>,
@@ -129,7 +130,7 @@ impl Control {
         };
         let keys = keys.map(|keys| read(keys).ok_or_else(odd)).transpose()?; // K1
 
-        // An encrypted frame cannot be skipped unread. It comes from the owner of the pinned key.
+        // An encrypted frame must be read as a whole. It comes from the owner of the pinned key.
         let payload_max = if keys.is_some() { MESSAGE_BYTES_MAX } else { payload_max };
         let door = Door::new(keys.is_some());
         Ok(Control {
@@ -150,8 +151,8 @@ impl Control {
         })
     }
 
-    /// Dials, writes and ends late handshakes. Returns the descriptor to poll, and true if it is to
-    /// be polled for room to write, too.
+    /// Dials, writes, and closes a connection whose handshake takes too long. Returns the
+    /// descriptor to poll for input. The bool is true if it must be polled for output, too.
     pub fn process_events(&mut self, now: Time) -> Option<(RawFd, bool)> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
@@ -168,14 +169,14 @@ impl Control {
         Some((line.connection.as_raw_fd(), !line.outgoing.is_empty()))
     }
 
-    /// Sets whether the data endpoint may be on any host.
+    /// Sets whether the data endpoint may be on any host (see `Builder::any_data_host`).
     pub fn any_data_host(mut self, on: bool) -> Control {
         self.any_data_host = on;
         self
     }
 
-    /// Returns the data endpoint that the publisher sent, or an error if this worker must not
-    /// connect to it.
+    /// Returns the data endpoint `told` that the publisher sent, or an error if this worker must
+    /// not connect to it.
     pub fn data_endpoint(&self, told: &str) -> Result<Endpoint, Error> {
         let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
         Endpoint::of_data(told, &self.address, peer.map(|peer| peer.ip()), self.any_data_host)
@@ -186,7 +187,7 @@ impl Control {
         self.line.as_ref().map_or(false, |line| line.state == State::Open && line.outgoing.is_empty())
     }
 
-    /// True if a message is here already, so that `poll` need not wait.
+    /// True if a message has been received but not returned yet, so that `poll` need not wait.
     pub fn has_arrived(&self) -> bool {
         self.line.as_ref().map_or(false, |line| !line.arrived.is_empty())
     }
@@ -231,8 +232,8 @@ impl Control {
         }
     }
 
-    /// Returns true if the connection changed since the last call, and the reason if a handshake
-    /// failed because of the keys.
+    /// Returns true if an attempt to connect began or ended, or the connection changed, since the
+    /// last call. The text is the reason if a handshake failed because of the keys.
     pub fn changed(&mut self, now: Time, patience: Duration) -> (bool, Option<&'static str>) {
         let mut refused = None;
         let changed = !self.news.is_empty();
@@ -268,6 +269,7 @@ impl Control {
         self.news.push(Event::Dialled);
     }
 
+    /// Starts to use a new connection, unless a later attempt has begun.
     fn adopt(&mut self, dialled: Dialled, now: Time) {
         self.dialling = false;
         if dialled.generation != self.generation || self.line.is_some() {
@@ -322,6 +324,7 @@ impl Line {
         }
     }
 
+    /// True if the handshake takes too long.
     fn is_late(&self, now: Time) -> bool {
         self.state != State::Open && now.saturating_sub(self.since) >= HANDSHAKE
     }
@@ -378,6 +381,7 @@ impl Line {
         Ok(())
     }
 
+    /// Queues a frame for the publisher, encrypted if there are keys.
     fn say(&mut self, flags: u8, body: &[u8]) {
         match &mut self.curve {
             None => frame(&mut self.outgoing, flags, body),
@@ -431,8 +435,8 @@ impl Line {
         result
     }
 
-    /// Handles the greeting, command or frame at the begin of `bytes`. Returns the number of bytes
-    /// handled, or 0 if more bytes are needed.
+    /// Handles the greeting, command or frame at the beginning of `bytes`. Returns the number of
+    /// bytes handled, or 0 if more bytes are needed.
     fn parse(&mut self, bytes: &[u8], now: Time) -> io::Result<usize> {
         if self.state == State::Greeting {
             return self.greet(bytes);
@@ -470,6 +474,8 @@ impl Line {
         Ok(bytes.len())
     }
 
+    /// Handles the publisher's greeting and sends a handshake command. Returns the number of bytes
+    /// handled, or 0 if more bytes are needed.
     fn greet(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let its = match greeted(bytes)? {
             Some(its) => its,
@@ -488,6 +494,7 @@ impl Line {
         Ok(GREETING_BYTES)
     }
 
+    /// Handles a command of the handshake.
     fn shake_hands(&mut self, flags: u8, body: &[u8]) -> io::Result<()> {
         if flags & COMMAND == 0 {
             return fault("a message before the handshake was over");
@@ -575,7 +582,7 @@ impl Body {
                 let done = from.take(self.missing.min(RECEIVE_BYTES) as u64).read_to_end(kept);
                 match (kept.len() - before, done) {
                     (0, Err(error)) => return Err(error),
-                    (count, _) => count, // even if nothing more is here for now
+                    (count, _) => count, // even if the read ended with an error
                 }
             }
         };

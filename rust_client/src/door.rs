@@ -1,11 +1,11 @@
-//! Finds out why handshakes fail because of keys, since ZMTP gives no reason.
+//! Detects handshakes that fail because of keys. ZMTP itself gives no reason.
 
 use crate::transfer::Time;
 use std::time::Duration;
 
 /// Number of handshakes in a row that must end without a reason, before keys are the likely cause.
 /// A publisher that stops may cause one, and many workers that dial at once may cause several. So
-/// they must also have lasted for a while.
+/// the failures must also have gone on for a while.
 const BROKEN: u32 = 3;
 
 const NOT_ALLOWED: &str =
@@ -27,7 +27,7 @@ pub enum Event {
     Dialled,
     /// The handshake succeeded.
     Met,
-    /// The peer greets with another mechanism.
+    /// The peer's greeting names another security mechanism.
     OtherMechanism,
     /// The peer reports that our key is not allowed.
     Denied,
@@ -35,7 +35,7 @@ pub enum Event {
     Broken,
 }
 
-/// The events of a control connection that concern keys.
+/// Counts the failed handshakes of a control connection that keys may have caused.
 pub struct Door {
     keyed: bool,
     broken: u32, // handshakes in a row that ended without a reason
@@ -49,7 +49,7 @@ impl Door {
     }
 
     /// Returns the error message for a failed handshake, if keys are the cause. Handshakes that end
-    /// without a reason count once they have lasted for `patience`.
+    /// without a reason count once they have gone on for `patience`.
     pub fn why(&mut self, event: Event, now: Time, patience: Duration) -> Option<&'static str> {
         match event {
             Event::Denied => Some(NOT_ALLOWED), // K5

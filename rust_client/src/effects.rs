@@ -13,8 +13,8 @@ use std::sync::Arc;
 pub enum Effect {
     /// Send a message to the publisher.
     Send(FromWorker),
-    /// Receive published messages from this endpoint only. A ticket, unless empty, is used up by
-    /// the next connection.
+    /// Receive published messages from this endpoint only. The next connection uses up the ticket,
+    /// unless it is empty.
     Connect { endpoint: String, ticket: String },
     /// Close both connections, which may be dead, and dial again.
     Redial,
@@ -24,7 +24,7 @@ pub enum Effect {
     Ready(StagedVersion),
     /// Decode a patch, in a thread that need not answer pings, and report the result.
     Decode(Patching),
-    /// Give the running version `was` the number `key` and this metadata.
+    /// Give the running version `was` the key `key` and this metadata.
     Renamed { model: String, was: Key, key: Key, metadata: Metadata },
     /// The publisher has admitted this worker.
     Joined { epoch: u64 },
@@ -48,6 +48,6 @@ pub trait Host: Send + Sync {
         None
     }
 
-    /// Gives the running version `was` the number `key` and this metadata.
+    /// Gives the running version `was` the key `key` and this metadata.
     fn renamed(&self, _model: &str, _was: Key, _key: Key, _metadata: &Metadata) {}
 }

@@ -37,11 +37,11 @@ impl Endpoint {
         Ok(Endpoint::Tcp { host: host.to_owned(), port })
     }
 
-    /// Returns the data endpoint for the address that a publisher sent (`told`). `control` is the
-    /// control address that was used, and `peer` its IP address. A host of `*` stands for the host
-    /// of `control`. Unless `anywhere`, any other endpoint must be on that host, or at the path of
-    /// `control` with a suffix: otherwise a publisher could make a worker connect to anything that
-    /// the worker can reach.
+    /// Returns the data endpoint for the address `told` that a publisher sent. `control` is the
+    /// control address of this worker's connection, and `peer` its IP address. A host of `*` stands
+    /// for the host of `control`. Unless `anywhere`, any other endpoint must be on that host, or at
+    /// the path of `control` plus a suffix: otherwise a publisher could make a worker connect to
+    /// anything that the worker can reach.
     pub fn of_data(
         told: &str,
         control: &str,
@@ -94,6 +94,7 @@ fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().map_or(false, |ip| ip.is_loopback())
 }
 
+/// True for a host that stands for all addresses of a host.
 fn is_any(host: &str) -> bool {
     matches!(host, "*" | "0.0.0.0" | "::")
 }

@@ -10,7 +10,7 @@ use std::io;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address cannot be used on this bus.
+    /// The address is invalid, or this worker must not connect to it.
     Address { address: String, text: String },
     /// The worker's settings are invalid.
     Setup(String),
@@ -28,7 +28,7 @@ pub enum Error {
     Torn,
     /// The model or version has no tensor of this name.
     NoTensor { name: String, known: String },
-    /// The tensor has another dtype than requested.
+    /// The tensor's dtype is not the requested one.
     OtherDtype { name: String, dtype: Dtype, asked: Dtype },
     /// A publish missed its requirement before the deadline. The receipt has the result of every
     /// worker, and `missing` names expected workers that never joined.

@@ -1,7 +1,8 @@
 //! Decides when a worker requests the latest version of a model, after a message has named one
 //! (W4).
 //!
-//! A version that failed and is to be tried again is put off, for a pause that doubles each time.
+//! After a failure that may not recur, the next try of the version waits for a pause, which doubles
+//! each time.
 
 use crate::effects::Effect;
 use crate::limits::Timing;
@@ -17,7 +18,7 @@ pub struct FetchPlanner {
     timing: Timing,
     latest_at: Option<Time>, // when the latest announcement was requested
     answered: Option<Time>,  // send time of the last ping that was answered
-    later: Key,              // version that is put off
+    later: Key,              // version that failed, and is tried again after a pause
     until: Time,             // when that version may be tried again
     pause: Duration,         // the last pause of that version
 }
@@ -40,8 +41,7 @@ impl FetchPlanner {
         self.latest_at = None;
     }
 
-    /// Handles a version that a beacon, a welcome or a stray chunk names: requests the latest if it
-    /// is new.
+    /// Requests the latest version if a beacon, a welcome or a stray chunk names a new one.
     pub fn hear_of(&mut self, versions: &VersionStore, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let key = (epoch, version); // W4
         if version == 0 || key <= versions.newest() || versions.is_rejected(key) {
@@ -55,7 +55,8 @@ impl FetchPlanner {
         }
     }
 
-    /// Requests the latest version, at most once in the time `quiet` unless `at_once`.
+    /// Requests the latest version, unless it was requested within the last `timing.quiet`; with
+    /// `at_once`, always.
     pub fn latest(&mut self, versions: &VersionStore, epoch: u64, now: Time, at_once: bool) -> Vec<Effect> {
         let asked = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
         if asked && !at_once {
@@ -71,6 +72,8 @@ impl FetchPlanner {
         vec![self.fetch(key, true)]
     }
 
+    /// Returns a request for the announcement of a version (0: the latest), with its layout if
+    /// `layout`.
     fn fetch(&self, (epoch, version): Key, layout: bool) -> Effect {
         let (model, patch, unpatched) = (self.model.clone(), None, String::new());
         let fetch = Fetch { model, epoch, version, first: 0, count: 0, layout, patch, unpatched };
@@ -85,14 +88,14 @@ impl FetchPlanner {
         }
     }
 
-    /// True if the layout should be requested again, because the answer must be lost (W7).
+    /// True if the layout must be requested again, because the answer is presumed lost (W7).
     pub fn due(&self, now: Time) -> bool {
         let passed = self.answered > self.latest_at;
         let patience = if passed { self.timing.patience } else { self.timing.patience_max };
         self.latest_at.map_or(true, |at| now.saturating_sub(at) >= patience)
     }
 
-    /// Puts a version off, for twice as long as the last time (W36).
+    /// Begins a pause before the next try of a version, twice as long as its last one (W36).
     pub fn put_off(&mut self, key: Key, now: Time) {
         let longer = self.pause.saturating_mul(2).min(self.timing.patience_max);
         self.pause = if key == self.later { longer } else { self.timing.patience };
@@ -100,7 +103,7 @@ impl FetchPlanner {
         self.later = key;
     }
 
-    /// Ends the pause of a version that is not available any more: an older one may be the latest.
+    /// Ends the pause of a version that is no longer available: an older version may be the latest.
     pub fn put_off_no_longer(&mut self, key: Key) {
         if key == self.later {
             self.until = Time::ZERO;

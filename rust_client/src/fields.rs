@@ -9,10 +9,11 @@ use crate::limits::{
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// What is wrong with a field.
+/// The text of the error for an invalid field.
 pub type Fault = String;
 
-/// An object of a header. Fields that are not read are ignored, so that the protocol can grow.
+/// A JSON object in a header. Fields that are not read are ignored, so that later versions of the
+/// protocol can add fields.
 pub struct Fields<'a>(pub &'a Object);
 
 impl<'a> Fields<'a> {
@@ -119,7 +120,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads a text that must be one of these words. Returns the meaning of the word.
+    /// Reads a text that must be one of these words. Returns the value beside that word.
     pub fn one_of<T: Copy>(&self, field: &str, words: &[(&str, T)]) -> Result<T, Fault> {
         let text = self.string(field)?;
         let found = words.iter().find(|(word, _)| *word == text);
@@ -133,7 +134,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads an object with an entry for each model.
+    /// Reads an object whose keys are names of models.
     pub fn models<T>(
         &self,
         field: &str,
@@ -171,7 +172,7 @@ impl<'a> Fields<'a> {
         self.texts(field, FEATURES_MAX, is_name, "names")
     }
 
-    /// Reads group keys, at most as many as a session has.
+    /// Reads at most `GROUP_KEYS_MAX` group keys.
     pub fn keys(&self, field: &str) -> Result<Vec<String>, Fault> {
         self.texts(field, GROUP_KEYS_MAX, |text| is_hex(text, 64), "64 hexadecimal digits each")
     }
@@ -190,7 +191,7 @@ impl<'a> Fields<'a> {
         self.list(field, most, what)?.iter().map(text).collect()
     }
 
-    /// Reads checksums of 32 bits. An entry without a checksum is null.
+    /// Reads at most `most` checksums of 32 bits, of which any may be null.
     pub fn sums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
         let sum = |item: &Value| match item {
             Value::Null => Ok(None),
@@ -200,7 +201,7 @@ impl<'a> Fields<'a> {
         self.list(field, most, "sums")?.iter().map(sum).collect()
     }
 
-    /// Reads a list of objects.
+    /// Reads a list of at most `most` objects.
     pub fn objects<T>(
         &self,
         field: &str,
@@ -231,16 +232,17 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Returns the error text for a field with a value of the wrong type.
 fn wrong(field: &str, found: &Value, wanted: &str) -> Fault {
     format!("{:?} must be {}, not {}", field, wanted, found.kind())
 }
 
-/// True if a text has exactly this many hexadecimal digits.
+/// True if a text consists of exactly `digits` lowercase hexadecimal digits.
 pub fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// True if a text can name a model or a worker.
+/// True if a text is valid as the name of a model or a worker.
 pub fn is_name(text: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(allowed)

@@ -26,6 +26,7 @@ use std::time::Duration;
 /// again after a pause.
 const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", "unsupported"];
 
+/// Phases of a version that waits for a user's thread, or is being applied.
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
 
 /// State of a model. Versions are pairs of epoch and number.
@@ -59,7 +60,7 @@ pub struct Follower {
     patches: Patches,
     epoch: u64,             // greatest epoch of which bytes were written into the model
     torn: u32,              // failed half-way applies in a row: unless 0, no version runs
-    stale: Key,             // version that was gone from shared memory: fetched over the network
+    stale: Key,             // version gone from shared memory: fetched over the network
     failed: Option<Failed>, // last failure, until another version is begun
     leases: u64,            // ids issued so far
 }
@@ -141,14 +142,13 @@ impl Follower {
 
     // Messages of the publisher.
 
-    /// Handles a version that a beacon, a welcome or a stray chunk names: it is requested if it is
-    /// new.
+    /// Requests a version that a beacon, a welcome or a stray chunk names, if the version is new.
     pub fn hear_of(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// Handles an announcement, with the bytes of its layout, if any. If the announcement was
-    /// pushed, chunks may be pushed, too.
+    /// Handles an announcement. `layout`: the bytes of its layout, if they came with it. `pushed`:
+    /// it came over the data connection, so chunks may be pushed, too.
     pub fn announced(
         &mut self,
         announce: Announce,
@@ -191,7 +191,7 @@ impl Follower {
         effects
     }
 
-    /// Handles a version of one chunk that came in one message: announcement, chunk and end.
+    /// Handles a whole version that came in one message, as an announcement, one chunk and an end.
     pub fn announced_whole(
         &mut self,
         announce: Announce,
@@ -356,7 +356,7 @@ impl Follower {
         listening.into_iter().chain(planner).collect()
     }
 
-    /// Handles a refusal: the publisher does not have the requested patch (any more).
+    /// Handles a refusal: the publisher no longer has the requested patch, or never had it.
     pub fn no_patch(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.patches.refused(&mut self.versions, key, now)
     }
@@ -379,8 +379,8 @@ impl Follower {
         }
     }
 
-    /// Changes the mode: the model receives pushed chunks again, or not any more. If it does again,
-    /// and `now` is given, the latest version is requested, too.
+    /// Changes whether the model receives pushed chunks. If it receives them again and `now` is
+    /// given, requests the latest version, too.
     fn change_mode(&mut self, event: ModeEvent, now: Option<Time>) -> Vec<Effect> {
         if !self.versions.change_mode(event) {
             return Vec::new();
@@ -461,7 +461,7 @@ impl Follower {
         effects
     }
 
-    /// Handles `end`, which says that all chunks of a version or patch were sent.
+    /// Handles `end`: all chunks of a version or patch were sent.
     pub fn end(&mut self, end: OfVersion, now: Time) -> Vec<Effect> {
         let key = (end.epoch, end.version);
         match self.versions.arriving(key) {
@@ -479,6 +479,7 @@ impl Follower {
         self.planner.answered(&mut self.versions, sent_at);
     }
 
+    /// Handles a chunk or an `end` of a version that is not arriving.
     fn stray(&mut self, (epoch, version): Key, now: Time) -> Vec<Effect> {
         match self.versions.at(Phase::Announced) {
             Some(_) => Vec::new(), // its layout was requested
@@ -486,6 +487,7 @@ impl Follower {
         }
     }
 
+    /// Returns the requests that are due for missing chunks of this version.
     fn pull(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.versions.arriving(key).map_or_else(Vec::new, |transfer| reports::fetches(transfer, now))
     }
@@ -574,8 +576,8 @@ impl Follower {
 
     // The session.
 
-    /// Handles the begin of a session with a publisher that has this version. If versions will come
-    /// over the network, reserves a buffer of `nbytes`, their expected size.
+    /// Handles the start of a session with a publisher whose latest version is this one. If
+    /// versions will come over the network, reserves a buffer of `nbytes`, their expected size.
     pub fn reconnected(
         &mut self,
         (epoch, version): Key,
@@ -609,7 +611,8 @@ impl Follower {
     }
 
     /// Handles a version that was applied and runs now. `digest` is empty if the version was not
-    /// hashed. Patches may build on `base`. `note` is about values that the model cannot hold.
+    /// hashed. Patches may build on `base`. `note` is a text about values that the model's dtypes
+    /// cannot hold; empty if there are none.
     pub fn applied(
         &mut self,
         key: Key,
@@ -660,8 +663,8 @@ impl Follower {
         reports::applied(&self.versions)
     }
 
-    /// Forgets the last failure, since another version begins. While no version runs, the failure
-    /// is kept and reported.
+    /// Forgets the last failure when another version begins. While no version runs, keeps the
+    /// failure, which is reported with every ping.
     fn forget_failure(&mut self) {
         if self.torn == 0 {
             self.failed = None;
@@ -679,6 +682,7 @@ impl Follower {
         self.failure().into_iter().chain([rejected]).collect()
     }
 
+    /// Stores a failure as the last one.
     fn note(&mut self, (epoch, version): Key, code: &str, text: &str) {
         let text = text.chars().take(TEXT_MAX).collect();
         let (model, code, intact) = (self.model.clone(), code.to_owned(), true);
@@ -690,8 +694,8 @@ impl Follower {
         self.failed.as_ref().map(|failed| reports::failed(failed, self.torn > 0))
     }
 
-    /// Handles a version that was gone from shared memory before it was copied: requests the
-    /// latest.
+    /// Handles a version that was gone from shared memory before it was copied: requests the latest
+    /// version.
     pub fn gone_stale(&mut self, key: Key, now: Time) -> Vec<Effect> {
         if !self.versions.tell_those(Event::Stale, |entry| entry.key() == key) {
             return Vec::new();
@@ -710,7 +714,7 @@ impl Follower {
         }
     }
 
-    /// Begins the announced version that waited for a buffer, since a buffer may be free now.
+    /// Begins the announced version that waits for a buffer, if a buffer is free now.
     fn resume(&mut self, now: Time) -> Vec<Effect> {
         if self.versions.at(Phase::Arriving).is_some() {
             return Vec::new();

@@ -14,7 +14,7 @@ pub const COMMAND: u8 = 4;
 pub const GREETING_BYTES: usize = 64;
 const PING_CONTEXT_MAX: usize = 16; // bytes of a PING that are sent back, by RFC 37
 
-/// Returns the greeting of ZMTP 3.0 of a server or a client, with keys or without.
+/// Returns a ZMTP 3.0 greeting. `keyed`: with keys. `server`: of the side that binds.
 pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     let mut greeting = vec![0; GREETING_BYTES];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -23,15 +23,15 @@ pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     greeting
 }
 
-/// Returns the mechanism of a side with keys, or without.
+/// Returns the name of the security mechanism, padded with zeros: CURVE if `keyed`, otherwise NULL.
 pub fn mechanism(keyed: bool) -> [u8; 20] {
     let (mut mechanism, name): (_, &[u8]) = ([0; 20], if keyed { b"CURVE" } else { b"NULL" });
     mechanism[..name.len()].copy_from_slice(name);
     mechanism
 }
 
-/// Returns the mechanism of the peer's greeting; `None` if the greeting is incomplete. Returns an
-/// error at the first byte that cannot belong to a greeting of ZMTP 3.
+/// Returns the security mechanism in the peer's greeting; `None` if the greeting is incomplete.
+/// Returns an error at the first byte that cannot belong to a greeting of ZMTP 3.
 pub fn greeted(bytes: &[u8]) -> io::Result<Option<&[u8]>> {
     let odd = |at: usize, right: fn(u8) -> bool| bytes.get(at).map_or(false, |&byte| !right(byte));
     if odd(0, |byte| byte == 0xff) || odd(9, |byte| byte == 0x7f) || odd(10, |byte| byte >= 3) {
@@ -40,6 +40,7 @@ pub fn greeted(bytes: &[u8]) -> io::Result<Option<&[u8]>> {
     Ok(bytes.get(..GREETING_BYTES).map(|greeting| &greeting[12..32]))
 }
 
+/// Appends the flags and the size of a frame.
 pub fn frame_head(to: &mut Vec<u8>, flags: u8, size: usize) {
     if size > 255 {
         to.push(flags | LONG);
@@ -49,6 +50,7 @@ pub fn frame_head(to: &mut Vec<u8>, flags: u8, size: usize) {
     }
 }
 
+/// Appends a frame.
 pub fn frame(to: &mut Vec<u8>, flags: u8, body: &[u8]) {
     frame_head(to, flags, body.len());
     to.extend_from_slice(body);
@@ -61,7 +63,8 @@ pub struct FrameHead {
     pub size: usize, // bytes of the body
 }
 
-/// Returns the head of a frame; `None` if it is incomplete. The body may have `size_max` bytes.
+/// Returns the head of a frame; `None` if the head is incomplete. Returns an error if the body has
+/// more than `size_max` bytes.
 pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
     let flags = match bytes.first() {
         Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {
@@ -83,7 +86,7 @@ pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>>
     }
 }
 
-/// Returns an error for which the connection is closed.
+/// Returns an error. The caller closes the connection.
 pub fn fault<T>(text: &str) -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
@@ -95,8 +98,8 @@ pub fn pong(command: &[u8]) -> Option<Vec<u8>> {
     Some([b"\x04PONG", context].concat())
 }
 
-/// Returns the peer's socket type from the metadata of a handshake; `None` if these are malformed
-/// or lack it.
+/// Returns the peer's socket type from the metadata of a handshake; `None` if the metadata is
+/// malformed or has no socket type.
 pub fn socket_type(mut metadata: &[u8]) -> Option<&[u8]> {
     let mut found = None;
     while let Some((&size, rest)) = metadata.split_first() {

@@ -1,9 +1,9 @@
 //! A lock for a model's memory: many readers or one writer, with deadlines.
 //!
-//! A waiting writer goes before new readers, so that steady reading cannot keep new weights out.
-//! The writer's wait has a deadline, so that no reader waits forever. While the user's function
-//! decides on a written version, readers wait, too. Once the function is late, they enter and check
-//! the model's state.
+//! A waiting writer has priority over new readers, so that steady reading cannot keep new weights
+//! out. The writer's wait has a deadline, so that no reader waits forever. While the user's
+//! function decides on a written version, readers wait, too. Once the function exceeds its
+//! deadline, readers enter and check the model's state.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,8 +16,8 @@ pub enum Fate {
     Overdue,
 }
 
-/// A call of the user's function. The first thread that checks the call decides whether it returned
-/// in time or is late.
+/// A call of a user's function, which must return by `by`. Its state changes once: to `Returned` or
+/// to `Overdue`.
 pub struct Call {
     by: Instant,
     fate: Mutex<Fate>,
@@ -28,6 +28,7 @@ impl Call {
         Call { by, fate: Mutex::new(Fate::UnderWay) }
     }
 
+    /// Returns the state of the call; a call that is under way at its deadline becomes overdue.
     pub fn fate(&self) -> Fate {
         let late = Instant::now() >= self.by;
         self.settle(if late { Fate::Overdue } else { Fate::UnderWay })
@@ -38,6 +39,7 @@ impl Call {
         self.settle(Fate::Returned) == Fate::Returned
     }
 
+    /// Sets the state of a call that is under way. Returns the state.
     fn settle(&self, now: Fate) -> Fate {
         let mut fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         if *fate == Fate::UnderWay {
@@ -75,6 +77,7 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
     }
 
+    /// Waits for a change of the state, or until the time `until`.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Option<Instant>) -> MutexGuard<'a, State> {
         match until {
             Some(until) => {
@@ -101,8 +104,8 @@ impl Gate {
         Reader(self)
     }
 
-    /// Returns read access for a short time, ahead of waiting writers. Returns `None` if a writer
-    /// is still active at the deadline.
+    /// Waits for read access, with priority over waiting writers, and returns it: for a short read.
+    /// Returns `None` if a writer is still active at the deadline.
     pub fn look(&self, deadline: Instant) -> Option<Reader<'_>> {
         let mut state = self.state();
         while !matches!(state.writer, Writer::Nobody) {
@@ -144,7 +147,7 @@ impl Gate {
         self.moved.notify_all();
     }
 
-    /// True if a call of the user's function is running and late.
+    /// True if a call of the user's function has exceeded its deadline and still runs.
     pub fn is_overdue(&self) -> bool {
         matches!(&self.state().writer, Writer::Calls(call) if call.fate() == Fate::Overdue)
     }
@@ -165,7 +168,7 @@ pub struct Pass<'a>(&'a Gate);
 
 impl Pass<'_> {
     /// Begins a call of the user's function. Nothing is written during the call, and readers wait
-    /// until it ends or is late.
+    /// until the call ends or exceeds its deadline.
     pub fn calls(&self, call: &Arc<Call>) {
         self.0.set(Writer::Calls(call.clone()));
     }

@@ -30,7 +30,7 @@ pub struct Layout {
     pub tensors: Vec<TensorInfo>,
     /// Further names of tensors: a map from each alias to the tensor's name.
     pub aliases: BTreeMap<String, String>,
-    /// Texts about the file, including the aliases.
+    /// The safetensors metadata: a map from keys to texts, which includes the aliases.
     pub metadata: BTreeMap<String, String>,
     /// Size of the data section in bytes.
     pub nbytes: u64,
@@ -38,8 +38,7 @@ pub struct Layout {
     order: Vec<usize>,
 }
 
-/// Key of the metadata text with the order of the published source, as indices of names in the
-/// file.
+/// Metadata key of the order in which the publisher's model has the tensors, as indices of names.
 pub(crate) const ORDER: &str = "weightbus.order";
 
 /// Why a layout is invalid.
@@ -57,7 +56,7 @@ fn fault<T>(text: String) -> Result<T, LayoutError> {
 }
 
 impl Layout {
-    /// Parses the header of a safetensors file, including its length of 8 bytes.
+    /// Parses the header of a safetensors file. `header` includes the 8 bytes that give its length.
     pub fn parse(header: &[u8]) -> Result<Layout, LayoutError> {
         let entries: Entries = match serde_json::from_slice(json_of(header)?) {
             Ok(entries) => entries,
@@ -87,12 +86,12 @@ impl Layout {
         Ok(Layout { id: layout_id(header), tensors, aliases, metadata, nbytes, index, order })
     }
 
-    /// Returns the tensors in the order of the published source.
+    /// Returns the tensors in the order of the publisher's model.
     pub fn in_order(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.order.iter().map(move |&at| &self.tensors[at])
     }
 
-    /// Returns the tensor of a name or an alias.
+    /// Returns the tensor with this name or alias.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
         self.index.get(name).map(|&at| &self.tensors[at])
     }
@@ -103,7 +102,8 @@ impl Layout {
     }
 }
 
-/// Parses the text of an order. Returns `None` unless it has each index below `size` once.
+/// Parses the metadata text of an order. Returns `None` unless the text has each index below `size`
+/// once.
 fn order_of(text: &str, size: usize) -> Option<Vec<usize>> {
     let mut left = vec![true; size];
     let mut order = Vec::with_capacity(size);
@@ -117,7 +117,7 @@ fn order_of(text: &str, size: usize) -> Option<Vec<usize>> {
     Some(order).filter(|order| order.len() == size)
 }
 
-/// Returns the part of a name that fits an error text.
+/// Returns the beginning of a name, for an error text.
 fn short(name: &str) -> String {
     name.chars().take(40).collect()
 }
@@ -193,8 +193,8 @@ fn bytes_of(tensor: &TensorInfo) -> Result<u64, LayoutError> {
     Ok(bits / 8)
 }
 
-// Parsing of the JSON. serde's derive would keep the last of two equal keys, and accept arrays for
-// objects; these visitors do neither.
+// Parsing of the JSON. serde's derive would accept arrays for objects, and keep the last of two
+// equal keys. These visitors reject both.
 
 #[derive(Default)]
 struct Entries {

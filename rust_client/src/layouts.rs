@@ -24,7 +24,7 @@ pub struct Acceptance {
     bytes_max: u64, // size in bytes of the largest version to accept
     sealed: bool,   // only sealed versions are accepted, else only clear ones
     known: VecDeque<Known>,
-    unfit: VecDeque<(String, Fault)>, // layouts with too many tensors, and their reports
+    unfit: VecDeque<(String, Fault)>, // ids of layouts with too many tensors, and their faults
     tensors_max: usize,
 }
 
@@ -39,7 +39,7 @@ impl Acceptance {
         }
     }
 
-    /// Returns the size in bytes of the largest version to accept.
+    /// Returns the largest version to accept, in bytes.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
     }
@@ -54,8 +54,8 @@ impl Acceptance {
         (self.bytes_max / LAYOUT_MEMORY).clamp(LAYOUT_BYTES_FREE, LAYOUT_BYTES_MAX + 8)
     }
 
-    /// Returns a fault if the announced layout exceeds this worker's limit, or is out of proportion
-    /// to its data.
+    /// Returns a fault if the announced layout exceeds this worker's limit, or is larger than the
+    /// version's data allow.
     fn oversize(&self, announce: &Announce) -> Option<Fault> {
         let (nbytes, most) = (announce.layout_bytes, self.layout_bytes_max());
         if nbytes > most {

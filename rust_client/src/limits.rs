@@ -5,7 +5,7 @@ use std::time::Duration;
 pub const INTEGER_MAX: u64 = (1 << 53) - 1;
 pub const HEADER_BYTES_MAX: usize = 65_536;
 pub const TEXT_MAX: usize = 4096;
-pub const CALLS_MAX: usize = 256; // open publishes of one model: every acknowledgement checks each
+pub const CALLS_MAX: usize = 256; // open publishes of one model: each acknowledgement checks all
 pub const LABEL_MAX: usize = 256;
 pub const NAME_MAX: usize = 128;
 pub const METADATA_MAX: usize = 32; // entries of one version's metadata
@@ -26,33 +26,33 @@ pub const PATCHES_MAX: usize = 8; // of one version
 pub const GROUP_KEYS_MAX: usize = 2; // of a session: a second one during a rotation
 
 // Local choices of each side.
-pub const PROGRESS_CHUNKS: usize = 16; // between two reports: a quarter of what a push runs ahead
+pub const PROGRESS_CHUNKS: usize = 16; // between two reports: a quarter of the chunks pushed ahead
 pub const BYTES_MAX: u64 = 1 << 36; // of one version, unless the user says otherwise
-pub const EPOCHS_KEPT: usize = 8; // whose publisher's age is kept
+pub const EPOCHS_KEPT: usize = 8; // for which the age of the publisher is kept
 pub const BUFFERS_MAX: usize = 2; // of one model: a complete version, and an arriving one
-pub const BUFFERS_KEPT: usize = 3; // unused: those two, and one that a snapshot released
+pub const BUFFERS_KEPT: usize = 3; // unused: for those two, and for a released snapshot
 pub const SEGMENTS_MAX: usize = 8; // kept open: a publisher has three for each model
 pub const REJECTED_KEPT: usize = 8; // rejected versions that are remembered
-pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates fetches none again
+pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates need not fetch them again
 pub const APPLIES_MAX: u32 = 3; // in a row that fail half-way before a version is rejected
 pub const RESTARTS_MAX: u32 = 3; // transfers of one version whose digest did not match
-/// Timeouts in a row after which a transfer without progress is given up. Then the whole version is
+/// Timeouts in a row after which a transfer without progress is aborted. Then the whole version is
 /// fetched in place of a patch, or the version waits to be announced again.
 pub const TRIES_MAX: u32 = 5;
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks requested again at once; more wait for the timeout
-pub const DIFFERENCES_MAX: usize = 20; // lines of one error: more are not read
+pub const DIFFERENCES_MAX: usize = 20; // lines in one error text
 
 /// ZMTP commands a second that a publisher may send. A publisher pings every few seconds, and each
 /// ping is answered.
 pub const COMMANDS: u32 = 64;
-pub const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to pings that the peer does not read
+pub const UNREAD_BYTES_MAX: usize = 1 << 16; // queued answers that the publisher does not read
 /// Size of a layout that a worker always accepts, enough for some 10,000 tensors. A larger layout
-/// may exceed the size of its data by at most this, and must not exceed a share of `bytes_max`: to
-/// parse and store a layout takes many times its bytes.
+/// may exceed the size of its data by at most this, and must not exceed `bytes_max /
+/// LAYOUT_MEMORY`: a parsed layout takes several times the memory of its bytes.
 pub const LAYOUT_BYTES_FREE: u64 = 1 << 20;
 pub const LAYOUT_MEMORY: u64 = 16;
-/// Number of tensors that a worker accepts if it does not know their names before. The largest
-/// models, with a tensor for each expert, have half as many.
+/// Number of tensors that any worker accepts. A worker accepts more if its own model has more than
+/// half as many. The largest models, with a tensor for each expert, have half as many.
 pub const TENSORS_UNKNOWN_MAX: usize = 1 << 18;
 
 /// The intervals and timeouts of a worker.
@@ -64,9 +64,9 @@ pub struct Timing {
     pub lost_after: Duration,
     /// The publisher is lost after this long without a message on the control channel.
     pub deaf_after: Duration,
-    /// Interval of hellos.
+    /// Interval between two hellos.
     pub hello_retry: Duration,
-    /// A worker stops waiting for a push after this long without data.
+    /// A worker fetches missing chunks after this long without pushed data.
     pub quiet: Duration,
     /// A fetch is repeated after this long without data. The time doubles with each repetition.
     pub patience: Duration,
@@ -75,7 +75,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Returns the interval of progress reports if chunks come slowly.
+    /// Returns the interval of progress reports while chunks arrive slowly.
     pub(crate) fn report(&self) -> Duration {
         self.quiet / 5 * 2
     }

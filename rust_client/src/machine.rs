@@ -1,9 +1,9 @@
 //! The worker's state machine, without sockets, threads or clocks.
 //!
-//! A worker is in a session or outside, and may probe shared memory in between
-//! (`phases::SESSIONS`). In a session, each message goes to the follower of its model. Outside,
-//! staged and running versions stay as they are, and the worker repeats `hello`, so that it rejoins
-//! a restarted publisher.
+//! A worker is in a session or outside it. Just before a session, it may probe the publisher's
+//! shared memory (`phases::SESSIONS`). In a session, each message goes to the follower of its
+//! model. Outside a session, staged and running versions stay as they are, and the worker repeats
+//! `hello`, so that it rejoins a restarted publisher.
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
@@ -64,8 +64,10 @@ pub struct WorkerMachine {
     host: Arc<dyn Host>,
     keyring: Option<Keyring>, // opens sealed versions; None: versions come in the clear
     ages: Ages,
+    /// Data endpoint of the last welcome.
     data: String,
     subscribed: bool,
+    /// Time of the publisher's last message in this session.
     heard_at: Time,
     said_hello_at: Option<Time>,
     answered_at: Time,              // last message on the control channel
@@ -207,7 +209,7 @@ impl WorkerMachine {
     }
 
     /// Returns a published message, opened if it was sealed; `None` if it must be ignored. With
-    /// `counts`, a sealed message is accepted only once.
+    /// `counts`, a sealed message that was opened before is ignored.
     fn unsealed(
         &mut self,
         message: Option<FromPublisher>,
@@ -220,6 +222,7 @@ impl WorkerMachine {
         }
     }
 
+    /// Handles a decoded message. `pushed`: the message came over the data connection.
     fn take(
         &mut self,
         message: FromPublisher,
@@ -279,7 +282,7 @@ impl WorkerMachine {
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
-            _ => Vec::new(), // handled above; or clear and must be sealed, or the reverse (E1)
+            _ => Vec::new(), // handled above, or clear in a session with keys, or the reverse (E1)
         }
     }
 
@@ -297,7 +300,7 @@ impl WorkerMachine {
         let plain = match (&mut self.keyring, announce.encryption.as_deref()) {
             (None, None) => bytes.map(Cow::Borrowed),
             (Some(keyring), Some(AES_256_GCM)) => match bytes.map(|bytes| keyring.plain(&announce, bytes)) {
-                Some(None) if announce.whole.is_none() => return Vec::new(), // it is requested again (E4)
+                Some(None) if announce.whole.is_none() => return Vec::new(), // requested again (E4)
                 plain => plain.flatten().map(Cow::Owned),
             },
             _ => None, // rejected for its encryption
@@ -325,6 +328,7 @@ impl WorkerMachine {
         }
     }
 
+    /// Handles the latest version of each model, which a welcome or a pong names.
     fn hear_of(&mut self, epoch: u64, models: &BTreeMap<String, u64>, now: Time) -> Vec<Effect> {
         let heard = models.iter().map(|(model, &version)| {
             self.follower_mut(model).map_or_else(Vec::new, |follower| follower.hear_of(epoch, version, now))
@@ -491,6 +495,7 @@ impl WorkerMachine {
         self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
 
+    /// Ends the session, if there is one, and dials the publisher again.
     fn call_again(&mut self) -> Vec<Effect> {
         (self.unanswered_since, self.redial_at) = (None, None);
         if self.change_session(Change::Silent) {
@@ -511,8 +516,8 @@ impl WorkerMachine {
         vec![Effect::Refused { code: "keys".to_owned(), text: why.to_owned() }]
     }
 
-    /// Handles the loss of the data connection. Its ticket is lost, too. If a hello is due, returns
-    /// one, which requests another ticket.
+    /// Handles the loss of the data connection and of its ticket. If a hello is due, returns it:
+    /// the hello requests another ticket.
     pub fn without_ticket(&mut self, now: Time) -> Vec<Effect> {
         if self.inside() && self.may_say_hello(now) {
             self.hello(now) // K7
@@ -552,7 +557,8 @@ impl WorkerMachine {
     }
 
     /// Handles a ready version that was applied and runs now. `digest` is empty if the version was
-    /// not hashed. Patches may build on `base`. `note` is about values that the model cannot hold.
+    /// not hashed. Patches may build on `base`. `note` is a text about values that the model's
+    /// dtypes cannot hold; empty if there are none.
     pub fn applied(
         &mut self,
         model: &str,
@@ -654,7 +660,8 @@ impl WorkerMachine {
         self.follower(&chunk.model).map_or(false, |follower| follower.arrives((chunk.epoch, chunk.version)))
     }
 
-    /// Returns the `Opening` of a chunk; `None` if its version is not arriving, or its key unknown.
+    /// Returns the `Opening` of a chunk; `None` if the chunk's version is not arriving, or its
+    /// encryption key is not known.
     fn opening(&mut self, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         let key = (chunk.epoch, chunk.version);
         let subject = self.follower(&chunk.model)?.subject(key, chunk.patch.as_ref())?;

@@ -107,8 +107,8 @@ pub enum FromPublisher {
     Pong(Pong),
 }
 
-/// Defines structs of messages, and of objects in messages, with their readers. Each field has the
-/// function that reads it.
+/// Defines a struct and its reader for each message, and for each object in a message. Each field
+/// is followed by the function that reads it.
 macro_rules! messages {
     ($($(#[$doc:meta])* $name:ident { $($(#[$what:meta])* $field:ident: $type:ty = $read:expr,)* })*) => {
         $(
@@ -139,20 +139,22 @@ messages! {
         token: String = hex(32),
     }
 
-    /// The checksum of the chunk that travels with an announcement, and the digest of the version.
+    /// The CRC-32C of the only chunk, which is sent with the announcement, and the digest of the
+    /// version.
     Whole {
         crc: u32 = crc,
         digest: String = hex(64),
     }
 
-    /// Identifies a patch to a version: its encoding, and the version that it builds on.
+    /// Identifies a patch by its encoding and its base, the version that it builds on.
     PatchId {
         encoding: String = Fields::name,
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
     }
 
-    /// A patch that is available, with the digest of its base.
+    /// A patch that the publisher offers: its encoding, its base with that version's digest, and
+    /// its size.
     Patch {
         encoding: String = Fields::name,
         epoch: u64 = Fields::count,
@@ -240,7 +242,7 @@ messages! {
         version: u64 = Fields::positive,
         code: String = Fields::name,
         text: String = text(TEXT_MAX),
-        /// True if the previous version still runs; otherwise no version of the model does.
+        /// True if the previous version still runs; false if no version of the model runs.
         intact: bool = or(true, Fields::boolean),
     }
 
@@ -275,7 +277,7 @@ messages! {
         acknowledge: Acknowledge = |f, k| f.one_of(k, &ACKNOWLEDGE),
         encoding: String = Fields::name,
         encryption: Option<String> = |f, k| f.nullable(k, Fields::name),
-        /// Id of the key that the payload is sealed with.
+        /// Id of the key with which the payload is encrypted.
         #[serde(skip_serializing_if = "Option::is_none")]
         key: Option<String> = |f, k| f.nullable(k, hex(16)),
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -286,7 +288,7 @@ messages! {
         /// True if patches may build on this version.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         keep: bool = or(false, Fields::boolean),
-        /// Patches that lead to this version. The first one is pushed.
+        /// Patches whose result is this version. The first one is pushed.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         patches: Vec<Patch> = or(Vec::new(), |f, k| f.objects(k, PATCHES_MAX, Patch::read)),
         /// Metadata from the publisher.
@@ -315,7 +317,7 @@ messages! {
         patch: Option<PatchId> = patch_id,
     }
 
-    /// A sealed announcement, end or beacon for all workers.
+    /// An encrypted announcement, end or beacon for all workers.
     SealedMessage {
         key: String = hex(16),
         count: u64 = Fields::positive,
@@ -340,7 +342,7 @@ messages! {
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
         was: Running = |f, k| Running::read(&f.object(k)?),
-        /// Metadata of the named version.
+        /// Metadata of the version under its new number.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         metadata: Metadata = or(Metadata::new(), Fields::metadata),
     }
@@ -385,6 +387,7 @@ fn crc(fields: &Fields, field: &str) -> Result<u32, Fault> {
     fields.within(field, 0..=u64::from(u32::MAX)).map(|crc| crc as u32)
 }
 
+/// True for 0: such a field is not sent.
 pub(crate) fn is_zero(number: &u64) -> bool {
     *number == 0
 }
@@ -508,7 +511,7 @@ fn read_hashed(fields: &Fields) -> Result<OfVersion, Fault> {
     Ok(OfVersion { patch: patch_id(fields, "patch")?, ..read_commit(fields)? })
 }
 
-/// Reads the version in a message that has no patch. Other fields are ignored.
+/// Reads the version in a message, with its digest and without a patch.
 fn read_commit(fields: &Fields) -> Result<OfVersion, Fault> {
     Ok(OfVersion {
         model: fields.name("model")?,
@@ -519,7 +522,7 @@ fn read_commit(fields: &Fields) -> Result<OfVersion, Fault> {
     })
 }
 
-/// Returns the token of 32 digits that a publisher sends with a feature; empty if there is none.
+/// Returns the token of 32 digits in a feature `NAME.TOKEN` of a publisher; empty if there is none.
 pub fn token_of<'a>(features: &'a [String], feature: &str) -> &'a str {
     let mut named = features.iter().filter_map(|each| each.strip_prefix(feature)?.strip_prefix('.'));
     named.find(|token| is_hex(token, 32)).unwrap_or_default()

@@ -80,15 +80,15 @@ impl Tensor {
         Tensor { name, dtype, shape: shape.to_vec(), memory, moves: false }
     }
 
-    /// Makes a tensor of zeros, with a dtype chosen at run time. If there is no memory,
-    /// `Model::new` fails.
+    /// Makes a tensor of zeros, with a dtype chosen at run time. If the memory cannot be allocated,
+    /// `Model::new` returns an error.
     ///
     /// If all tensors of a model are made this way, and together have 2 MiB or more, a version from
-    /// the network is not copied into them: their memory pages are exchanged with its pages. So do
-    /// not fork during an apply, and do not register this memory with a device or a network card
-    /// (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`), which would keep using the old
-    /// pages. The effects of `mlock`, `madvise` and `mbind` move with the pages, too. Use `new` for
-    /// such memory.
+    /// the network is not copied into them: the memory pages of the tensors are exchanged with the
+    /// pages of the version. So do not fork during an apply, and do not register this memory with a
+    /// device or a network card (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`), which
+    /// would keep using the old pages. The effects of `mlock`, `madvise` and `mbind` move with the
+    /// pages, too. Use `new` for such memory.
     pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
         let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` reports the error
         let zeros = zeros((bytes + 7) / 8);
@@ -142,7 +142,7 @@ fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// State of a model's memory.
+/// What a model's memory holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ran {
     /// No version: the initial values.
@@ -232,10 +232,10 @@ impl fmt::Debug for Weights {
 
 struct Inner {
     signature: BTreeMap<String, (Dtype, Vec<u64>)>,
-    same: HashMap<String, String>, // for a tensor with several names: each name to the first
+    same: HashMap<String, String>, // maps each name of a tensor with several names to the first
     nbytes: u64,
     ran: Arc<Mutex<Ran>>,
-    weights: RwLock<Weights>, // never waited for, since a thread passes the gate first
+    weights: RwLock<Weights>, // never contended, since a thread passes the gate first
     gate: Gate,
 }
 
@@ -315,9 +315,9 @@ impl Model {
         self.0.gate.write(deadline, wanted).map(|pass| Writing { inner: &self.0, pass })
     }
 
-    /// Calls `copy` for each tensor of a layout, with its offset in the data section and its bytes.
-    /// Returns false if a tensor is missing, if `copy` returns false, if no version runs, or if a
-    /// version is still being written at the deadline.
+    /// Calls `copy` for each tensor of a layout, with the tensor's offset in the data section and
+    /// the model's bytes of it. Returns false if a tensor is missing, if `copy` returns false, if
+    /// no version runs, or if a version is still being written at the deadline.
     pub(crate) fn gather(
         &self,
         layout: &Layout,
@@ -350,8 +350,8 @@ impl Model {
         &self.0.gate
     }
 
-    /// Returns the running version with its metadata, and true if no version runs because an apply
-    /// failed half-way. Does not wait for readers or writers.
+    /// Returns the running version, as (epoch, number), with its metadata. The bool is true if no
+    /// version runs because an apply failed half-way. Does not wait for readers or writers.
     pub(crate) fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
         match &*ran(&self.0.ran) {
             Ran::Nothing => (None, false),
@@ -369,10 +369,11 @@ impl Model {
         }
     }
 
-    /// Returns the differences between the model's tensors and a layout; `None` if the layout fits.
-    /// With `partial`, the model may lack tensors of the layout; with `casts`, any two float dtypes
-    /// fit. A tensor may have several names on either side: a published tensor fits if the model
-    /// has any of its names, and a tensor of the model is filled if any of its names is published.
+    /// Returns a text with the differences between the model's tensors and a layout, one a line, or
+    /// `None` if the layout fits. With `partial`, the model may lack tensors of the layout; with
+    /// `casts`, any two float dtypes fit. A tensor may have several names on either side: a
+    /// published tensor fits if the model has any of its names, and a tensor of the model is filled
+    /// if any of its names is published.
     #[doc(hidden)]
     pub fn fault(&self, layout: &Layout, partial: bool, casts: bool) -> Option<String> {
         let here = &self.0.signature;
@@ -461,10 +462,11 @@ impl Writing<'_> {
     }
 
     /// Returns an error message with two names that share memory here but have different values in
-    /// a version; `None` if there are none. `copy` reads bytes of the data section from an offset.
+    /// a version; `None` if no names differ. `copy` fills a slice with the version's bytes from an
+    /// offset in the data section.
     pub fn differ(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Option<String> {
         const PIECE: usize = 1 << 16;
-        // from the first name of a shared memory to the name whose values are written there
+        // maps the first name of a tensor to that name of it whose values are written
         let mut written: HashMap<&str, &str> = HashMap::new();
         let (mut one, mut other) = (vec![0; PIECE], vec![0; PIECE]);
         let mut names: Vec<(&String, &String)> = self.inner.same.iter().collect();
@@ -506,8 +508,8 @@ impl Writing<'_> {
         }
     }
 
-    /// Fills every tensor by calls of `copy` with an offset in the data section and the memory to
-    /// fill. Returns the tensors that could not hold all values.
+    /// Fills every tensor: calls `copy` with an offset in the data section and the memory to fill.
+    /// Returns the tensors in which a cast made finite values infinite.
     pub fn fill(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Vec<Overflow> {
         let mut lost = Vec::new();
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
@@ -537,8 +539,8 @@ impl Writing<'_> {
     }
 }
 
-/// Returns the first name for each name of a tensor that has several. Returns an error if two
-/// tensors overlap only in part: the memory cannot hold both.
+/// Maps each name of a tensor with several names to its first name. Returns an error if two tensors
+/// overlap only in part: the memory cannot hold both.
 fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
     let span = |tensor: &Tensor| {
         let bytes = tensor.bytes().as_ptr_range();
@@ -574,7 +576,7 @@ fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
 /// Fills a tensor with converted values of another dtype, piece by piece. Returns the number of
 /// finite values that became infinite.
 fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMut(usize, &mut [u8])) -> u64 {
-    const VALUES: usize = 4096; // per piece, so that it stays in the nearest cache
+    const VALUES: usize = 4096; // per piece, so that a piece stays in the L1 cache
     let (from_bytes, to_bytes) = (info.dtype.bits() as usize / 8, to.bits() as usize / 8);
     let mut piece = [0; 8 * VALUES];
     let mut count = 0;

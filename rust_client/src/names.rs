@@ -22,14 +22,16 @@ pub struct Names {
     host: String,
     port: u16,
     resolve: Resolve,
-    since: Option<Time>,                     // since when there is no session
-    asked: Option<Receiver<io::Result<()>>>, // the answer of the thread that looks the name up
+    /// Since when there is no session.
+    since: Option<Time>,
+    asked: Option<Receiver<io::Result<()>>>, // the result of a look-up
     due: Time,
     told: Option<Time>,
 }
 
 impl Names {
-    /// Returns the check of an address; `None` if it is a path, or if its host is an IP address.
+    /// Returns the check for the host of an address; `None` if the address is a path or its host is
+    /// an IP address.
     pub fn of(address: &str) -> Option<Names> {
         Names::with(address, |host, port| (host, port).to_socket_addrs().map(drop))
     }
@@ -82,7 +84,7 @@ impl Names {
         let (tell, answer) = sync_channel(1);
         let (host, port, resolve) = (self.host.clone(), self.port, self.resolve);
         let thread = thread::Builder::new().name("weightbus-lookup".to_owned());
-        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // else no look-up is made
+        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // if no thread starts, nothing is looked up
         self.asked = Some(answer);
     }
 

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 /// The feature of a worker that answers `check`.
 pub const CHECKING: &str = "checking";
-const CHECK_NAMES_MAX: usize = 4096; // in one answer of a worker: more sums do not fit a header
+const CHECK_NAMES_MAX: usize = 4096; // in one answer of a worker: more do not fit a header
 
 /// Any message to a publisher.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,8 +67,8 @@ impl Verify {
     }
 }
 
-/// A worker's answer to `check`: the CRC-32C of some tensors, None for a tensor that cannot be
-/// compared. If there are no checksums, the code and the text say why.
+/// A worker's answer to `check`: the CRC-32C of some tensors, `None` for a tensor that cannot be
+/// compared. If `sums` is empty, `code` and `text` give the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     pub model: String,
@@ -129,8 +129,8 @@ pub struct Difference {
     pub runs: u32,
 }
 
-/// The differences between a worker's weights and the published ones, as far as these were
-/// compared. If they are unknown, the code and the text say why.
+/// The differences between a worker's weights and the published ones, for `count` of `names`
+/// tensors from the tensor `first` on. If they are unknown, `code` and `text` give the reason.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "verified")]
 pub struct Verified {
@@ -178,7 +178,7 @@ pub struct Published {
     pub age_ms: u64,
 }
 
-/// A model, its latest version for all workers, and when this and some earlier versions were
+/// A model: its latest version for all workers, and when that version and some earlier ones were
 /// published.
 #[derive(Serialize)]
 pub struct ModelRow<'a> {

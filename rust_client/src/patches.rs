@@ -1,8 +1,9 @@
 //! Chooses the patch by which a version arrives, if one fits, and falls back to the whole version.
 //!
-//! A patch builds on the exact bytes that run here. It arrives in a separate buffer, and is decoded
-//! in a separate thread. The decoded version is checked against the digest, like any version. If a
-//! patch cannot be used, the whole version is fetched instead. Meanwhile the running version stays.
+//! A patch builds on the exact bytes of this worker's running version. It arrives in a separate
+//! buffer, and is decoded in a separate thread. The decoded version is checked against the digest,
+//! like any version. If a patch cannot be used, the whole version is fetched instead. The running
+//! version does not change meanwhile.
 
 use crate::effects::Effect;
 use crate::layout::Layout;
@@ -21,7 +22,7 @@ pub struct Patches {
     model: String,
     timing: Timing,
     taken: bool,
-    listens: bool,   // to chunks of patches, in place of chunks of versions
+    listens: bool,   // subscribed to chunks of patches, not of whole versions
     decoding: usize, // number of patches being decoded; their versions may be outdated
 }
 
@@ -49,8 +50,8 @@ impl Patches {
         }
     }
 
-    /// Subscribes to chunks of patches if this version arrives as a patch, otherwise to those of
-    /// versions: the next version will be pushed in the same form (D7).
+    /// Subscribes to chunks of patches if this version arrives as a patch, otherwise to chunks of
+    /// whole versions: the next version is expected in the same form (D7).
     pub fn listen(&mut self, transfer: &Transfer, shared: bool, mode: Mode) -> Vec<Effect> {
         let (before, listens) = (self.topic(), transfer.patch().is_some());
         let other = std::mem::replace(&mut self.listens, listens) != listens;
@@ -63,7 +64,7 @@ impl Patches {
         ]
     }
 
-    /// Begins the transfer of a version: by a patch on the running version, or whole (D4).
+    /// Begins the transfer of a version, either as a patch on the running version or whole (D4).
     pub fn transfer(
         &self,
         versions: &VersionStore,
@@ -89,8 +90,8 @@ impl Patches {
         }
     }
 
-    /// Returns the offered patch that fits, and its base. Otherwise returns the reason that none
-    /// fits, which is empty if none was offered.
+    /// Returns the offered patch that fits, and its base. Otherwise returns the reason that no
+    /// patch fits; empty if none was offered.
     fn choose(&self, announce: &Announce, versions: &VersionStore) -> Result<(Patch, Base), String> {
         if !self.taken || announce.patches.is_empty() {
             return Err(String::new());
@@ -106,7 +107,7 @@ impl Patches {
         found.ok_or_else(|| unfit(announce, runs, overwritten))
     }
 
-    /// Starts to decode a patch, once the patch and the digest of its version are here (D5).
+    /// Starts to decode a patch, once the patch and the digest of its version have arrived (D5).
     pub fn decode(&mut self, transfer: &mut Transfer) -> Vec<Effect> {
         let job = transfer.decode();
         self.decoding += usize::from(job.is_some());
@@ -118,12 +119,12 @@ impl Patches {
         self.decoding -= 1;
     }
 
-    /// True if a patch is being decoded, into a buffer that may be free soon.
+    /// True if a patch is being decoded; its buffer will be free soon.
     pub fn decoding(&self) -> bool {
         self.decoding > 0
     }
 
-    /// Handles a refusal: the publisher does not have the requested patch (any more) (D8).
+    /// Handles a refusal: the publisher no longer has the requested patch, or never had it (D8).
     pub fn refused(&self, versions: &mut VersionStore, key: Key, now: Time) -> Vec<Effect> {
         match versions.arriving(key) {
             Some(transfer) if transfer.patch().is_some() && !transfer.decoding() => {
@@ -133,8 +134,8 @@ impl Patches {
         }
     }
 
-    /// Fetches the whole version in place of a patch that cannot be used (D5). `version` is the
-    /// version's buffer, if the decoder had it; `why` is the reason.
+    /// Fetches the whole version in place of a patch that cannot be used (D5). `version`: the
+    /// version's buffer, if the decoder has returned it. `why`: the reason.
     pub fn give_up(
         &self,
         versions: &mut VersionStore,

@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-const PIECE_BYTES: usize = 1 << 24; // copied at once: some milliseconds
-const WRITING: Duration = Duration::from_secs(1); // time for a writer of these bytes to finish
+const PIECE_BYTES: usize = 1 << 24; // copied between two checks of `wanted`: some milliseconds
+const WRITING: Duration = Duration::from_secs(1); // time for a writer of these bytes to end
 
 /// Location of the bytes of the running version.
 #[derive(Clone)]
@@ -36,8 +36,8 @@ impl fmt::Debug for Base {
 }
 
 impl Base {
-    /// Copies the bytes into `to`. Returns false if they were not available, or `wanted` returned
-    /// false.
+    /// Copies the bytes into `to`. Returns false if the bytes are not available, or once `wanted`
+    /// returns false.
     fn copy_to(&self, to: &mut [u8], wanted: &dyn Fn() -> bool) -> bool {
         let mut copy = |begin: usize, bytes: &[u8]| {
             let mut pieces =
@@ -64,7 +64,7 @@ pub struct Patching {
     pub version: Buffer,
     /// Digest of the version.
     pub digest: String,
-    /// Alive while the transfer waits for the result.
+    /// Can be upgraded while the transfer waits for the result.
     pub wanted: Weak<()>,
 }
 
@@ -75,8 +75,8 @@ impl fmt::Debug for Patching {
 }
 
 impl Patching {
-    /// Decodes the patch. Returns the duration, or the reason that the patch cannot be used. Stops
-    /// early once `stopped` returns true, or the transfer does not wait any more.
+    /// Decodes the patch. Returns how long that took, or the reason that the patch cannot be used.
+    /// Stops early once `stopped` returns true, or the transfer no longer waits for the result.
     pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<Duration, String> {
         let begun = Instant::now();
         let wanted = || self.wanted.strong_count() > 0 && !stopped();

@@ -19,18 +19,18 @@ use Phase::*;
 pub enum Phase {
     /// The version exists; its layout or memory is missing.
     Announced,
-    /// Its chunks are arriving.
+    /// Chunks of the version are arriving.
     Arriving,
-    /// Complete and verified; the version waits for a commit.
+    /// The version is complete and verified, and waits for a commit.
     Staged,
     /// The user may apply the version.
     Ready,
     /// A user's thread is applying the version.
     Applying,
     Running,
-    /// No longer in use; the version may be announced again.
+    /// The version is no longer in use, and may be announced again.
     Dropped,
-    /// Not tried again in this session.
+    /// The version is not tried again in this session.
     Rejected,
 }
 
@@ -41,7 +41,7 @@ pub enum Event {
     Begun,
     /// The version's segment is open, and the version need not be staged.
     Mapped,
-    /// All chunks and the digest are here, and match.
+    /// All chunks and the digest have arrived, and match.
     Whole,
     /// The version was announced as `auto`, now or before, or a `commit` came.
     Committed,
@@ -50,13 +50,13 @@ pub enum Event {
     /// A user's thread will apply the version later.
     PutBack,
     Applied,
-    /// A check failed that would fail again, or the user's function rejected it.
+    /// A check failed that would fail again, or the user's function rejected the version.
     Declined,
     /// Something failed that may succeed next time.
     Failed,
     /// An apply failed half-way: the previous version is lost, too.
     Torn,
-    /// The version's segment holds another version by now.
+    /// The version's shared-memory segment was overwritten by another version.
     Stale,
     /// A newer version has the same bytes.
     Renamed,
@@ -102,9 +102,9 @@ pub const ARROWS: &[(Phase, Event, Phase)] = &[
     (Running, Torn, Dropped),
 ];
 
-/// What an announced version lacks. A missing layout was requested; a segment and memory are
-/// available at once or not at all; a buffer is available when another version releases one. The
-/// version is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
+/// What an announced version waits for. A missing layout was requested. A segment or memory is
+/// available at once or not at all. A buffer becomes available when another version releases it.
+/// The version is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lack {
@@ -132,8 +132,8 @@ pub const LACKS: &[(Lack, LackEvent, Lack)] = &[
     (Lack::Buffer, LackEvent::Freed, Lack::Memory),
 ];
 
-/// How an arriving version comes. While pushed chunks are received, some chunks may be requested as
-/// well. Once no more chunks are pushed, all missing chunks are requested.
+/// How the chunks of an arriving version arrive. `Received`: the publisher pushes chunks, and lost
+/// ones are requested. `Pulled`: all missing chunks are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Coming {
@@ -159,9 +159,9 @@ pub const COMING: &[(Coming, Way, Coming)] = &[
     (Coming::Copied, Way::Returned, Coming::Pulled),
 ];
 
-/// Whether a worker receives pushed chunks of a model. After it dropped an arriving version for a
-/// newer one, it completes that one, by fetching, before it considers another. Otherwise a worker
-/// slower than its publisher would never complete a version.
+/// Whether a worker receives pushed chunks of a model. After a worker has dropped an arriving
+/// version for a newer one, it fetches that newer version completely before it begins another
+/// (`CatchingUp`). Otherwise a worker slower than its publisher would never complete a version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -182,8 +182,8 @@ pub const MODES: &[(Mode, ModeEvent, Mode)] = &[
     (Mode::CatchingUp, ModeEvent::Completed, Mode::Following),
 ];
 
-/// Whether a worker has a session. While it probes there is none: the publisher has answered the
-/// hello, but the worker has not checked yet whether the publisher's memory can be read.
+/// Whether a worker has a session. `Probing`: the publisher has answered the hello, but the session
+/// has not begun, since the worker still checks whether the publisher's memory can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Session {
@@ -210,7 +210,7 @@ pub const SESSIONS: &[(Session, Change, Session)] = &[
     (Session::Probing, Change::Unknown, Session::Outside),
     (Session::Probing, Change::Refused, Session::Outside),
     (Session::Probing, Change::Silent, Session::Outside),
-    (Session::Inside, Change::Located, Session::Probing), // by a publisher of another epoch
+    (Session::Inside, Change::Located, Session::Probing), // a publisher of another epoch
     (Session::Inside, Change::Welcomed, Session::Inside), // the same
     (Session::Inside, Change::Unknown, Session::Outside),
     (Session::Inside, Change::Refused, Session::Outside),

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// The content of the queue. `closed` is the reason that the queue was closed.
 #[derive(Default)]
 struct Left {
     ready: VecDeque<StagedVersion>,
@@ -39,7 +40,8 @@ impl Left {
 pub struct ReadyQueue {
     left: Mutex<Left>,
     changed: Condvar,
-    waker: Waker, // readable while there is anything to take, once `heard`
+    waker: Waker, // once `heard`, readable while `take` would not wait
+    /// True once `descriptor` was called: before, nothing polls the waker.
     heard: AtomicBool,
 }
 
@@ -56,11 +58,12 @@ impl ReadyQueue {
         self.waker.as_raw_fd()
     }
 
-    /// Returns the same descriptor, but does not make it readable.
+    /// Returns the same descriptor as `descriptor`, without taking the lock.
     pub fn waker(&self) -> RawFd {
         self.waker.as_raw_fd()
     }
 
+    /// Makes the descriptor readable, or not, as `take` would return at once or wait.
     fn wake(&self, left: &Left) {
         if self.heard.load(Ordering::Relaxed) {
             self.waker.drain(); // at most one byte is pending
@@ -70,10 +73,12 @@ impl ReadyQueue {
         }
     }
 
+    /// Locks the content.
     fn open(&self) -> MutexGuard<'_, Left> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner) // no change here panics half-way
     }
 
+    /// Changes the content, and wakes the threads that wait for it.
     fn change(&self, change: impl FnOnce(&mut Left)) {
         let mut left = self.open();
         change(&mut left);
@@ -147,9 +152,9 @@ impl ReadyQueue {
         self.open().closed.is_some()
     }
 
-    /// Returns the version that has waited longest. If there is none, returns the error of a
-    /// rejected version or of a refusal; each error is returned once. If there is neither, waits
-    /// until the deadline.
+    /// Returns the version that has waited longest. If no version waits, returns the error of a
+    /// rejected version or of a refusal; each error is returned once. If there is no error either,
+    /// waits until the deadline.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Found, Error> {
         let mut left = self.open();
         loop {

@@ -18,7 +18,7 @@ pub const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Stage
 pub struct Identity {
     /// Name of the worker; a publisher has one living worker of each name.
     pub name: String,
-    /// 32 hexadecimal digits, drawn anew at each start.
+    /// 32 hexadecimal digits, random at each start.
     pub instance: String,
     /// Client name, for operators.
     pub client: String,
@@ -29,8 +29,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns a hello: the identity, the running versions, their epoch, and the age of its
-    /// publisher.
+    /// Returns a hello. `models`: the running version of each model. `epoch`: the greatest epoch of
+    /// applied versions; `age_ms`: milliseconds since its publisher started. `patches`: patches are
+    /// accepted.
     pub fn hello(
         &self,
         models: BTreeMap<String, Option<Running>>,
@@ -53,9 +54,9 @@ impl Identity {
     }
 }
 
-/// Returns the current reports on a model, including the last failure.
+/// Returns all current reports on a model, including `failure`, the report of the last failure.
 pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
-    let applying = versions.at(Phase::Applying); // may hang while later ones become ready
+    let applying = versions.at(Phase::Applying); // may hang while later versions become ready
     let newest = versions.all(&[Phase::Ready]).max_by_key(|entry| entry.key());
     let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();

@@ -27,12 +27,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
-const BATCH: usize = 16; // messages read from one socket before the other one
+const BATCH: usize = 16; // messages read from one socket before the other is read
 
 /// The report of a user's thread on a ready version, or of the decoder on a patch.
 #[derive(Debug)]
 pub enum Outcome {
+    /// A user's thread has begun to apply the version.
     Taken,
+    /// The version could not be applied yet, and is in the ready queue again.
     PutBack,
     Applied {
         digest: String,
@@ -44,7 +46,9 @@ pub enum Outcome {
         text: String,
         intact: bool,
     },
+    /// The version is gone from shared memory.
     Stale,
+    /// A newer version replaced this one before it was applied.
     Dropped,
     /// The user's function has returned after its deadline. The failure was reported at the
     /// deadline.
@@ -119,7 +123,8 @@ impl Shared {
         }
     }
 
-    /// Adds a call of the user's function, whose deadline the worker's thread watches.
+    /// Adds a call of a user's function. The worker's thread reports the call if it exceeds its
+    /// deadline.
     pub fn watch(&self, calling: Calling) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(calling);
     }
@@ -127,7 +132,7 @@ impl Shared {
     /// Reports each call that has exceeded its deadline, once, after all outcomes reported before.
     ///
     /// A user's thread calls this after such a call and before it releases the model. So the
-    /// model's next version is reported later, whichever thread saw the deadline first.
+    /// overdue call is reported before the model's next version.
     pub fn tell_overdue(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.retain(|Calling { model, key, intact, too_long, call }| {
@@ -269,6 +274,8 @@ impl Loop {
         *self.shared.state.lock().unwrap_or_else(PoisonError::into_inner) = self.machine.state();
     }
 
+    /// Waits at most `time` for events. Returns which sockets have something to read. With
+    /// `writable`, an open control connection ends the wait, since a hello is due.
     fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Found> {
         let now = self.now();
         let data = self.data.process_events(now, &mut self.machine);
@@ -291,6 +298,7 @@ impl Loop {
         Ok(Found { control, data })
     }
 
+    /// Handles up to `BATCH` messages of the control socket.
     fn take_control(&mut self) {
         for _ in 0..BATCH {
             let frames = match self.control.receive(self.begun.elapsed()) {
@@ -304,6 +312,7 @@ impl Loop {
         }
     }
 
+    /// Handles up to `BATCH` published messages.
     fn take_published(&mut self) {
         for _ in 0..BATCH {
             let now = self.now();
@@ -316,6 +325,7 @@ impl Loop {
         }
     }
 
+    /// Handles the outcomes that the user's threads and the decoder have reported.
     fn do_work(&mut self) {
         loop {
             let mut outcomes = self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -416,6 +426,8 @@ impl Loop {
         }
     }
 
+    /// Connects the data socket to the endpoint `told` that the publisher names, if that is
+    /// allowed.
     fn connect(&mut self, told: &str, ticket: String) {
         match self.control.data_endpoint(told) {
             Ok(endpoint) => self.data.connect(endpoint, ticket, &mut self.machine),
@@ -431,6 +443,7 @@ impl Loop {
         self.data.redial(&mut self.machine);
     }
 
+    /// Reports a rejected version, unless the last report was the same.
     fn rejected(&mut self, model: String, key: Key, code: &'static str, text: String) {
         let told = Some((model.clone(), key, code));
         if self.told == told {

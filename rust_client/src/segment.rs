@@ -1,4 +1,5 @@
-//! The shared-memory transport: memory of a publisher on this host, copied straight into the model.
+//! The shared-memory transport: a worker copies the memory of a publisher on the same host straight
+//! into the model.
 //!
 //! A segment is a header of 4096 bytes (magic, token, the stamp of the version) and the data
 //! section. The publisher fills a segment under an exclusive lock. The worker copies under a shared
@@ -23,7 +24,7 @@ const STAMP_AT: usize = 24;
 const STAMP_BYTES: usize = 152;
 const PIECE_BYTES: usize = 1 << 16; // hashed at once, while it is in the cache
 
-/// The error for a segment that holds another version by now, or is being filled.
+/// The error for a segment that was overwritten by another version, or is being filled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stale;
 
@@ -48,11 +49,11 @@ pub struct Segment {
     token: String,
     nbytes: usize,
     memory: Foreign,
-    file: Mutex<Own<File>>, // all threads share the lock of this descriptor: they take turns
+    file: Mutex<Own<File>>, // its file lock is one for all threads, so they take turns
 }
 
 impl Segment {
-    /// Opens a segment; `None` if it is not on this host, or cannot be read by this worker.
+    /// Opens a segment. Returns `None` if it is on another host, or this worker must not read it.
     pub fn open(shared: &Shared, nbytes: u64) -> Option<Segment> {
         if !is_path_of_descriptor(&shared.path) {
             return None;
@@ -75,9 +76,10 @@ impl Segment {
         Some(Segment { token: shared.token.clone(), nbytes, memory, file: Mutex::new(file) })
     }
 
-    /// Calls `copy` with the data section, if the segment holds this version.
+    /// Calls `copy` with the data section, if the segment holds this version. Returns what `copy`
+    /// returned.
     ///
-    /// The copy is valid only if this returns `Ok`.
+    /// The copied bytes are valid only if `read` returns `Ok`.
     pub fn read<T>(&self, stamp: &Stamp, copy: impl FnOnce(&Reading) -> T) -> Result<T, Stale> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         os::lock_shared_nowait(&file).map_err(|_| Stale)?;
@@ -149,12 +151,12 @@ fn is_path_of_descriptor(path: &str) -> bool {
     rest.map_or(false, |(pid, descriptor)| number(pid) && number(descriptor))
 }
 
-/// The segments that a worker opened last, so that each is mapped once.
+/// The segments that a worker opened last, kept so that each segment is mapped once.
 #[derive(Default)]
 pub struct Segments(Mutex<Vec<Arc<Segment>>>);
 
 impl Segments {
-    /// Returns a segment, which may be open already; `None` if it cannot be opened.
+    /// Returns a segment, and opens it if it is not open yet. Returns `None` if that fails.
     pub fn open(&self, shared: &Shared, nbytes: u64) -> Option<Arc<Segment>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |s: &&Arc<Segment>| s.token == shared.token && s.nbytes as u64 == nbytes;

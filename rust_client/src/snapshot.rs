@@ -35,7 +35,7 @@ impl Snapshot {
         Snapshot { model: self.model.clone(), epoch, version, metadata, layout, data }
     }
 
-    /// Returns the tensors, in the order of the published source.
+    /// Returns the tensors, in the order of the publisher's model.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.layout.in_order()
     }

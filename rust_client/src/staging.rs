@@ -32,14 +32,14 @@ pub struct StagedVersion {
     pub key: Key,
     pub layout: Arc<Layout>,
     pub source: Source,
-    /// Digest of the version; empty with the shared-memory transport, where it was not hashed yet.
+    /// Digest of the version; empty if the bytes are in shared memory, since they were not hashed
+    /// yet.
     pub digest: String,
     /// How the version arrived, see `Update`.
     pub encoding: &'static str,
     /// Metadata from the publisher.
     pub metadata: Metadata,
-    /// True if patches may build on this version: then the outcome of the apply must have its
-    /// bytes.
+    /// True if patches may build on this version: then its bytes are kept after the apply.
     pub keep: bool,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Debug for StagedVersion {
 #[derive(Default)]
 struct Pool {
     free: Vec<Memory>,
-    nbytes: u64,    // size of each memory: that of the version begun last
+    nbytes: u64,    // size of each memory: as the last begun version
     staging: usize, // buffers in use for staging
 }
 
@@ -90,7 +90,7 @@ impl Pool {
 
 impl Buffers {
     /// Allocates a buffer of this size now, so that the first version need not wait for the
-    /// allocation. If there is no memory, a later `take` fails.
+    /// allocation. If the allocation fails, a later `take` returns the error.
     pub fn reserve(&self, nbytes: u64) {
         let mut pool = open(&self.0);
         if nbytes > 0 && pool.staging == 0 && pool.free.is_empty() {
@@ -99,7 +99,8 @@ impl Buffers {
         }
     }
 
-    /// Returns a buffer of this size, reused if possible; `None` if all are in use.
+    /// Returns a buffer of this size, reused if possible; `None` if `BUFFERS_MAX` buffers are in
+    /// use for staging.
     pub fn take(&self, nbytes: u64) -> io::Result<Option<Buffer>> {
         let mut pool = open(&self.0);
         if pool.staging >= BUFFERS_MAX {

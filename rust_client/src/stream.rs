@@ -11,6 +11,7 @@ use std::time::Duration;
 
 const LOOK: Duration = Duration::from_millis(100); // how often to check for a dropped stream
 
+/// What the stream and its thread share: at most one item, and the task to wake.
 #[derive(Default)]
 struct Between {
     item: Option<Result<Update, Error>>,
@@ -19,6 +20,7 @@ struct Between {
     unwanted: bool,
 }
 
+/// Hands items from the thread to the stream.
 #[derive(Default)]
 struct Meeting {
     between: Mutex<Between>,
@@ -84,8 +86,8 @@ impl UpdateStream {
         Ok(stream)
     }
 
-    /// Returns the next version, or the error of a rejected version. If there is none yet, wakes
-    /// the task when there is.
+    /// Returns the next applied version, or the error of a rejected version. If there is neither,
+    /// the task is woken later. Returns `None` once the worker is closed.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Update, Error>>> {
         // cloned and dropped without the lock: both run foreign code
         let mut waker = Some(context.waker().clone());

@@ -1,4 +1,5 @@
-//! The worker's data connection, which is dialled in the background and read straight into place.
+//! The worker's data connection, which is dialled in the background. Chunks are read straight into
+//! their place in a version's buffer.
 //!
 //! The connection belongs to one thread, which never blocks here. Another thread looks up the host,
 //! connects, and then wakes the first thread. A connection that breaks or falls silent is dialled
@@ -34,7 +35,7 @@ pub fn dial(endpoint: &Endpoint, patience: Duration) -> io::Result<Own<TcpStream
     let connection = match endpoint {
         Endpoint::Tcp { host, port } => dial_tcp(host, *port, patience)?,
         Endpoint::Ipc(path) if is_name(path) => unix_by_name(path, false)?.into(),
-        // a connected Unix socket can be used like one of TCP
+        // a connected Unix socket can be used like a TCP socket
         Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(),
     };
     let connection = Own::new(connection);
@@ -77,7 +78,7 @@ pub struct Subscription<T> {
     dial_at: Time,
     pause: Duration,
     heard_at: Time,
-    counted: (u64, Time), // commands at the beginning of this second
+    counted: (u64, Time), // number of commands at the beginning of this second, and that time
     low_water: usize,
 }
 
@@ -103,7 +104,7 @@ impl<T: Copy> Subscription<T> {
     }
 
     /// Connects to this endpoint, in place of the previous one. If `ticket` is not empty, every
-    /// connection needs a ticket, and uses it up.
+    /// connection needs a ticket, which is valid once.
     pub fn connect(&mut self, endpoint: Endpoint, ticket: String, places: &mut impl Places<Ticket = T>) {
         self.ticketed = !ticket.is_empty();
         self.ticket = ticket;
@@ -114,7 +115,7 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// True if there is no connection for lack of a ticket.
+    /// True if no connection can be made because the ticket was used.
     pub fn needs_ticket(&self) -> bool {
         self.ticketed && self.ticket.is_empty() && self.connection.is_none() && !self.dialling
     }
@@ -134,8 +135,8 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Dials, writes and ends silent connections. Returns the descriptor to poll, and true if it is
-    /// to be polled for room to write, too.
+    /// Dials, writes, and closes a silent connection. Returns the descriptor to poll for input. The
+    /// bool is true if it must be polled for output, too.
     pub fn process_events(
         &mut self,
         now: Time,
@@ -174,7 +175,7 @@ impl<T: Copy> Subscription<T> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ => {
-                    self.hang_up(places); // closed, broken, or not ZMTP: all is fetched meanwhile
+                    self.hang_up(places); // closed, broken or not ZMTP: chunks are fetched now
                     return None;
                 }
             }
@@ -230,6 +231,7 @@ impl<T: Copy> Subscription<T> {
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
     }
 
+    /// Starts to use a new connection, unless it is to an earlier endpoint.
     fn adopt(&mut self, dialled: Dialled, now: Time) {
         self.dialling = false;
         if dialled.generation != self.generation || self.connection.is_some() {

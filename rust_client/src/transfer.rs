@@ -9,15 +9,16 @@
 //!    └─────lend────────┴─> Lent ──damaged, cut off──> Missing
 //! ```
 //!
-//! A chunk is `Lent` while its bytes are being received straight into the buffer. Another copy of
-//! the chunk that arrives meanwhile is ignored, so that nothing else writes there.
+//! A chunk is `Lent` (leased) while its bytes are being received straight into the buffer. A second
+//! copy of the chunk that arrives meanwhile is ignored, so that only one writer has this part of
+//! the buffer.
 //!
 //! Pushed chunks come in order. A missing chunk below the highest pushed one was lost, and is
-//! fetched at once. A chunk above that may still be pushed: it is fetched after `end`, or when
-//! nothing has arrived for a while. At most a window of chunks is requested at a time. If no answer
-//! comes in time, all requested chunks are missing again, and the timeout doubles until something
-//! arrives. Answers come in the order of the requests: until a later ping is answered, the answers
-//! are still on their way, and the longest timeout holds.
+//! fetched at once. A missing chunk above it may still be pushed, and is fetched after `end`, or
+//! when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
+//! answer comes in time, all requested chunks are missing again, and the timeout doubles until
+//! something arrives. Answers come in the order of the requests: until a later ping is answered,
+//! the chunks may still be on their way, and the longest timeout holds.
 //!
 //! A patch may arrive instead, into a buffer of its own. The version is then decoded from the
 //! patch.
@@ -84,7 +85,7 @@ struct Lease {
     count: usize, // bytes received
     crc: u32,     // of the received bytes, while they are in the cache; unused if sealed
     opening: Option<Opening>,
-    seen: usize, // `count` at the last call of `wants`
+    seen: usize, // `count` when `wants` was last called
 }
 
 /// The payload of a chunk.
@@ -92,19 +93,19 @@ struct Lease {
 pub enum Payload<'a> {
     /// Bytes, to be copied to their place.
     Bytes(&'a [u8]),
-    /// The bytes are in the buffer already, received under the lease of this id.
+    /// The id of the lease under which the bytes were received into the buffer.
     InPlace(u64),
 }
 
 /// The proof that a chunk is undamaged.
 pub enum Proof {
     Crc(u32),
-    /// The chunk is sealed, and this opens it. `None` if its key is not known, or if the chunk was
-    /// opened while it was received.
+    /// What decrypts a sealed chunk. `None` if the encryption key is not known, or if the chunk was
+    /// decrypted while it was received.
     Sealed(Option<Opening>),
 }
 
-/// A request to make.
+/// A request that a transfer sends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Want {
     /// The announcement, and the `end`.
@@ -122,7 +123,7 @@ pub struct Piece<'a> {
     pub index: u64,
 }
 
-/// A patch that arrives in place of a version.
+/// A patch that arrives in place of a whole version.
 struct Patched {
     patch: Patch,
     waits: Option<(Base, Buffer)>, // base and destination; None while it is being decoded
@@ -145,6 +146,7 @@ pub struct Transfer {
     plan: ChunkPlan,
     states: Vec<State>,
     crcs: Vec<u32>,
+    /// Number of chunks in the state `Asked`.
     asked: usize,
     cursor: usize, // no chunk below this index is missing
     pushed: usize, // every chunk below this index was pushed, or lost on the way
@@ -155,6 +157,7 @@ pub struct Transfer {
     answered: Option<Time>, // send time of the last ping that was answered
     patience: Duration,
     gap: Duration, // longest recent time between two chunks
+    /// True if the `end` was requested and has not arrived.
     end_asked: bool,
     comes: Coming,
     lease: Option<Lease>,
@@ -242,7 +245,7 @@ impl Transfer {
         &self.announce.model
     }
 
-    /// Returns the number of undamaged chunks that are here.
+    /// Returns the number of undamaged chunks received.
     pub fn here(&self) -> usize {
         self.here
     }
@@ -272,7 +275,7 @@ impl Transfer {
         self.patch().as_ref() == patch
     }
 
-    /// Returns the version or patch whose chunks arrive, as the subject of their sealing.
+    /// Returns the version or patch whose chunks arrive, for their decryption.
     pub fn subject(&self) -> Subject {
         match &self.patched {
             Some(patched) => Subject::of_patch(&self.announce, &patched.patch),
@@ -290,8 +293,8 @@ impl Transfer {
         self.comes == Coming::Decoded
     }
 
-    /// Returns the bytes that the patch builds on; `None` without a patch, or once it is being
-    /// decoded.
+    /// Returns the bytes that the patch builds on; `None` without a patch, or once the patch is
+    /// being decoded.
     pub fn builds_on(&self) -> Option<&Bytes> {
         let (base, _) = self.patched.as_ref()?.waits.as_ref()?;
         Some(&base.bytes)
@@ -334,8 +337,9 @@ impl Transfer {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
-    /// Returns a transfer of the whole version in place of its patch. The version is received into
-    /// `version` or else into the buffer that was meant for it.
+    /// Returns a transfer of the whole version in place of its patch, into the buffer `version` or,
+    /// if `None`, into the buffer for the decoded version. Returns `None` if the decoder has that
+    /// buffer.
     pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
         let version = version.or_else(|| Some(self.patched?.waits?.1))?;
         let mut whole = Transfer::new(self.announce, self.layout, version, why, now, self.timing);
@@ -348,7 +352,7 @@ impl Transfer {
         self.plan.count()
     }
 
-    /// True if every chunk is here, and the digest is known.
+    /// True if every chunk has been received, and the digest is known.
     pub fn complete(&self) -> bool {
         self.here == self.states.len() && self.digest.is_some()
     }
@@ -375,7 +379,7 @@ impl Transfer {
             Payload::Bytes(_) => !matches!(self.states[index], State::Here | State::Lent),
         };
         if !wanted {
-            return false; // a copy is here or being received, or the lease is over
+            return false; // another copy was received or is being received, or the lease has ended
         }
         let found = match payload {
             Payload::InPlace(_) => self.take_lent(&proof),
@@ -425,7 +429,7 @@ impl Transfer {
     }
 
     /// Leases the place of a chunk of `size` bytes under this `id`. Returns false if the chunk is
-    /// not wanted or has another size. `opening` opens a sealed chunk as it arrives.
+    /// not wanted or has another size. `opening` decrypts a sealed chunk as it arrives.
     pub fn lend(&mut self, index: u64, size: usize, id: u64, opening: Option<Opening>) -> bool {
         if index >= self.states.len() as u64 {
             return false;
@@ -441,7 +445,8 @@ impl Transfer {
         true
     }
 
-    /// Returns the leased memory that is still to be filled; `None` if the lease was revoked.
+    /// Returns the rest of the leased memory, which is not filled yet; `None` if the lease has
+    /// ended.
     pub fn room(&mut self, id: u64) -> Option<&mut [u8]> {
         let (index, count) = match &self.lease {
             Some(lease) if lease.id == id => (lease.index, lease.count),
@@ -464,14 +469,14 @@ impl Transfer {
         }
     }
 
-    /// Ends a lease whose payload will never be complete.
+    /// Ends the lease with this id, whose payload will never be complete.
     pub fn cancel(&mut self, id: u64) {
         if self.lease.as_ref().map_or(false, |lease| lease.id == id) {
             self.revoke();
         }
     }
 
-    /// Ends the lease, so that nothing writes into the buffer. Returns the lease that ended.
+    /// Ends the lease, so that nothing writes into the buffer. Returns the ended lease.
     fn revoke(&mut self) -> Option<Lease> {
         let lease = self.lease.take()?;
         self.states[lease.index] = State::Missing;
@@ -479,7 +484,8 @@ impl Transfer {
         Some(lease)
     }
 
-    /// Sets the digest of the version, and fetches what is missing: no more chunks will be pushed.
+    /// Sets the digest of the version, and fetches the missing chunks: no more chunks will be
+    /// pushed.
     pub fn end(&mut self, digest: String) {
         self.digest = Some(digest);
         self.pull();
@@ -500,7 +506,7 @@ impl Transfer {
         self.asked = 0;
     }
 
-    /// Marks all chunks as missing: the bytes that were read may be of another version.
+    /// Marks all chunks as missing, since the bytes that were read may belong to another version.
     pub fn forget(&mut self) {
         self.states.fill(State::Missing);
         self.here = 0;
@@ -535,7 +541,7 @@ impl Transfer {
         if silent >= self.timing.quiet {
             self.pull();
         }
-        let passed = self.answered > Some(self.asked_at); // else the answers are still on their way
+        let passed = self.answered > Some(self.asked_at); // else the chunks may be on their way
         if silent >= if passed { self.patience } else { self.timing.patience_max } {
             self.tries += 1;
             self.ask_again(now);
@@ -555,7 +561,7 @@ impl Transfer {
         wants
     }
 
-    /// Returns true if the received chunks match the digest. Otherwise starts over.
+    /// Returns true if the received chunks match the digest. Otherwise marks all chunks as missing.
     pub fn verify(&mut self) -> bool {
         let found = digest(&self.announce.layout, self.plan.chunk_bytes, &self.crcs);
         if self.digest.as_ref() == Some(&found) {
@@ -569,14 +575,14 @@ impl Transfer {
         false
     }
 
-    /// Requests everything missing again: on a new connection earlier requests will not be
-    /// answered.
+    /// Requests all missing chunks again: requests on an earlier connection will not be answered.
     pub fn reconnected(&mut self, now: Time) {
         self.ask_again(now);
         self.pull();
         self.tries = 0;
     }
 
+    /// Adds requests for missing chunks to `wants`, up to a window of chunks.
     fn ask_for_ranges(&mut self, wants: &mut Vec<Want>) {
         let limit = if self.comes == Coming::Pulled { self.states.len() } else { self.pushed };
         while self.asked < WINDOW_CHUNKS {
@@ -611,6 +617,7 @@ impl Transfer {
         }
     }
 
+    /// Marks a requested chunk as missing.
     fn forget_asked(&mut self, index: usize) {
         if self.states[index] == State::Asked {
             self.states[index] = State::Missing;
@@ -618,8 +625,8 @@ impl Transfer {
         }
     }
 
-    /// Notes that a chunk arrived. Sets the timeout in proportion to the time that it took, for
-    /// slow links.
+    /// Notes that a chunk arrived. For slow links, sets the timeout in proportion to the longest
+    /// recent time between two chunks.
     fn hear(&mut self, now: Time) {
         self.tries = 0;
         self.gap = now.saturating_sub(self.heard_at).max(self.gap * 7 / 8);
@@ -627,6 +634,7 @@ impl Transfer {
         self.heard_at = now;
     }
 
+    /// Marks all requested chunks as missing, so that they are requested again.
     fn ask_again(&mut self, now: Time) {
         for state in self.states.iter_mut().filter(|state| **state == State::Asked) {
             *state = State::Missing;

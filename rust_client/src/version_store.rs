@@ -25,7 +25,7 @@ pub struct VersionEntry {
     local: bool,                   // copied from the publisher's memory, or the copy was tried
     patch: Option<PatchId>,        // the patch by which the version arrived
     decode_us: u64,                // microseconds that decoding this patch took
-    note: String,                  // while running: about values that the model cannot hold
+    note: String,                  // while running: text about values that the model cannot hold
     base: Option<Base>,            // while running: the bytes that patches may build on
     metadata: Metadata,            // belongs to the current number
 }
@@ -88,8 +88,8 @@ impl VersionEntry {
         self.base.as_ref()
     }
 
-    /// Takes over a repeated announcement of this version, if it describes the same bytes. Returns
-    /// true if it does.
+    /// Replaces the stored announcement with a repeated one, if both describe the same bytes.
+    /// Returns true if they do.
     pub fn update_announcement(&mut self, announce: &Announce) -> bool {
         let same = same_bytes(&self.announce, announce);
         if same {
@@ -98,8 +98,8 @@ impl VersionEntry {
         same
     }
 
-    /// Begins the transfer of the whole version in place of a patch, into `version` if the decoder
-    /// had that buffer.
+    /// Begins the transfer of the whole version in place of a patch. `version`: the version's
+    /// buffer, if the decoder has returned it. `why`: the reason that the patch is not used.
     pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
         self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
         self.transfer.as_mut()
@@ -135,9 +135,9 @@ impl VersionEntry {
 pub struct VersionStore {
     mode: Mode,
     live: Vec<VersionEntry>, // oldest first
-    // Versions that are not tried again in this session. An older version is still tried: a
-    // rejected one may have been aborted, or sent to few workers, while the latest one for all was
-    // missed.
+    // Versions that are not tried again in this session. A version older than these is still tried:
+    // the rejected one may have been aborted or meant for few workers, and the older one may be the
+    // latest for all workers.
     rejected: VecDeque<Key>,
 }
 
@@ -181,7 +181,8 @@ impl VersionStore {
         phases.iter().flat_map(move |phase| self.live.iter().filter(move |entry| entry.phase == *phase))
     }
 
-    /// Returns the key of the newest version that is staged or further; else zeros.
+    /// Returns the key of the newest version that is staged, ready, being applied or running; zeros
+    /// if there is none.
     pub fn newest(&self) -> Key {
         let here = [Phase::Staged, Phase::Ready, Phase::Applying, Phase::Running];
         self.all(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
@@ -209,8 +210,8 @@ impl VersionStore {
         });
     }
 
-    /// Begins a session of this epoch: drops announced versions, and unfinished ones of other
-    /// epochs. Earlier requests will not be answered (W28).
+    /// Begins a session of this epoch: drops announced versions, and unfinished versions of other
+    /// epochs. Requests missing chunks again, since earlier requests will not be answered (W28).
     pub fn reconnected(&mut self, epoch: u64, now: Time) {
         self.tell_those(Event::Fenced, |entry| entry.phase == Phase::Announced || entry.key.0 != epoch);
         if let Some(transfer) = self.transfer() {
@@ -226,7 +227,8 @@ impl VersionStore {
         }
     }
 
-    /// Notes that something which the announced version lacked was found, or is not available now.
+    /// Records that the layout or memory that the announced version waits for has become available,
+    /// or is not available now.
     pub fn resolve(&mut self, event: LackEvent) {
         if let Some(entry) = self.at_mut(Phase::Announced) {
             entry.lacks = next(LACKS, entry.lacks, event).unwrap_or(entry.lacks);
@@ -258,8 +260,9 @@ impl VersionStore {
         staged
     }
 
-    /// Sets the digest, the note and the patch base of the version that runs now. Another buffer is
-    /// not kept while the arriving version needs the kept one: there is one at a time (D3).
+    /// Sets the digest, the note and the patch base of the version that runs now. At most one
+    /// buffer is kept as a patch base (D3): `base` is ignored if it is a buffer while the arriving
+    /// version still needs an earlier one.
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {
@@ -285,7 +288,7 @@ impl VersionStore {
         }
     }
 
-    /// Renames the running version.
+    /// Gives the running version another key and other metadata.
     pub fn rename(&mut self, key: Key, metadata: Metadata) {
         if self.tell(Phase::Running, Event::Renamed) {
             if let Some(entry) = self.at_mut(Phase::Running) {
@@ -306,8 +309,8 @@ impl VersionStore {
         self.tell_those(event, |entry| entry.phase == phase)
     }
 
-    /// Applies an event to the versions that `whom` selects. Returns true if the table has the
-    /// transition for any of them.
+    /// Applies an event to the versions for which `whom` returns true. Returns true if the table
+    /// has the transition for any of them.
     pub fn tell_those(&mut self, event: Event, whom: impl Fn(&VersionEntry) -> bool) -> bool {
         let (mut moved, rejected) = (false, &mut self.rejected);
         self.live.retain_mut(|entry| {

@@ -54,12 +54,12 @@ pub struct Update {
     /// Digest of the bytes that was reported to the publisher. Empty if the bytes were copied from
     /// shared memory and the publisher requested no hash.
     pub digest: String,
-    /// How the version arrived: `"raw"` if whole, over the network; `"delta-1"` if as a patch on
-    /// the version that ran before; empty if it was copied from the publisher's memory.
+    /// How the version arrived: `"raw"` as a whole version over the network, `"delta-1"` as a patch
+    /// on the previously running version, empty if it was copied from the publisher's memory.
     pub encoding: &'static str,
     /// Metadata from the publisher, such as a step or a reward: a map from names to texts.
     pub metadata: BTreeMap<String, String>,
-    /// Duration of the copy.
+    /// How long copying the version into the model took.
     pub took: Duration,
     /// The version's bytes, for a model registered with `Builder::snapshots`; otherwise `None`.
     pub snapshot: Option<Arc<Snapshot>>,
@@ -87,8 +87,8 @@ impl Target {
         }
     }
 
-    /// Returns the running version with its metadata, and true if no version runs because an apply
-    /// failed half-way.
+    /// Returns the running version, as (epoch, number), with its metadata. The bool is true if no
+    /// version runs because an apply failed half-way.
     fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
         match self {
             Target::InPlace(model) => model.ran(),
@@ -107,6 +107,7 @@ pub struct Builder {
     name: Option<String>,
     client: String,
     targets: BTreeMap<String, Target>,
+    /// A model id that was given twice, which `connect` reports.
     twice: Option<String>,
     bytes_max: u64,
     shared_memory: bool,
@@ -141,8 +142,9 @@ impl Builder {
         self
     }
 
-    /// Sets the client name that the publisher's operators see, cut to 256 characters. Crates that
-    /// wrap this one set it. Default: the name and the version of this crate.
+    /// Sets the name of the client library, which the publisher's operators see. A longer text is
+    /// cut to 256 characters. Crates that wrap this crate set their own. Default: the name and the
+    /// version of this crate.
     pub fn client(mut self, client: impl Into<String>) -> Builder {
         self.client = client.into();
         self
@@ -172,7 +174,8 @@ impl Builder {
     }
 
     /// Sets whether versions are copied from the publisher's memory if the publisher is on this
-    /// host (default: true). Then they are staged or hashed only if the publisher requires that.
+    /// host (default: true). Versions that are copied this way are staged or hashed only if the
+    /// publisher requires that.
     pub fn shared_memory(mut self, on: bool) -> Builder {
         self.shared_memory = on;
         self
@@ -193,16 +196,17 @@ impl Builder {
     }
 
     /// Sets whether versions may arrive as patches on the running version, if the publisher offers
-    /// patches (default: true). The base of a patch is the model's own memory. With `partial` or
-    /// `cast`, it is a second copy of the running version, which is kept for that.
+    /// patches (default: true). Patches build on the bytes in the model's own memory. With
+    /// `partial` or `cast`, the worker keeps a second copy of the running version for that.
     pub fn patches(mut self, on: bool) -> Builder {
         self.patches = on;
         self
     }
 
-    /// Sets whether the data endpoint may be on any host or path that the publisher names. By
-    /// default it must be on the host of the address, or at its path with a suffix; otherwise all
-    /// versions are fetched, which is slower. Without this limit a publisher could make a worker
+    /// Sets whether the worker connects to a data endpoint on any host or path that the publisher
+    /// names (default: false). By default, the data endpoint must be on the host of the publisher's
+    /// address or, for `ipc`, at the path of the address plus a suffix. If it is elsewhere, the
+    /// worker fetches all versions, which is slower. With `true`, a publisher can make the worker
     /// connect to anything that the worker can reach.
     pub fn any_data_host(mut self, on: bool) -> Builder {
         self.any_data_host = on;
@@ -238,9 +242,9 @@ impl Builder {
     }
 
     /// Sets a function that decides whether a version runs. The thread that calls `receive` calls
-    /// it once for each version, after the version is complete and verified, and before readers see
-    /// the version and it is acknowledged. If the function returns an error or panics, the version
-    /// is rejected, and the text of the error is sent to the publisher.
+    /// the function once for each version, after the version is complete and verified, and before
+    /// the version is acknowledged and readers see it. If the function returns an error or panics,
+    /// the version is rejected, and the text of the error is sent to the publisher.
     ///
     /// A rejected snapshot is discarded, and the previous one stays the latest. A `Model` already
     /// holds the rejected version: no version runs until another one is applied, and readers get
@@ -431,14 +435,16 @@ struct Applied {
 /// Result of an attempt to apply a version.
 enum Attempt {
     Applied(Box<Applied>),
+    /// This version or a newer one was applied before.
     NotNewer,
+    /// The model was being read until the deadline, or the worker was closed.
     InUse,
     Stale,
     Failed {
         text: String,
         intact: bool,
     },
-    /// The user's function exceeded its time limit, which was reported at the deadline.
+    /// The user's function exceeded its time limit. The failure was reported at the deadline.
     TooLong,
 }
 
@@ -477,6 +483,7 @@ impl Worker {
 
     /// Applies the newest version that has arrived, and waits for one if necessary. Returns `None`
     /// if no version arrived before the timeout, or if the model was being read until the timeout.
+    /// Returns an error if a version or this worker is rejected, or the worker is closed.
     pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
         self.check_process()?;
         let deadline = far(timeout);
@@ -498,7 +505,7 @@ impl Worker {
     }
 
     /// Returns an iterator that applies one version after the other. The iterator ends when no
-    /// version arrives for the time `patience`.
+    /// version arrives within `patience`.
     pub fn updates(&self, patience: Duration) -> Updates<'_> {
         Updates { worker: self, patience }
     }
@@ -568,8 +575,8 @@ impl Worker {
         }
     }
 
-    /// Returns an error in a forked child, which has none of the worker's threads; their locks may
-    /// be held forever.
+    /// Returns an error in a forked child: it has none of the worker's threads, and a lock that
+    /// such a thread held at the fork stays locked forever.
     fn check_process(&self) -> Result<(), Error> {
         if self.shared.is_here() {
             return Ok(());
@@ -582,7 +589,8 @@ impl Worker {
         &self.shared.ready_queue
     }
 
-    /// Applies a version. Reports the result before another version can be applied to its model.
+    /// Applies a version. Reports the result to the worker's thread before another version can be
+    /// applied to this model.
     fn apply(&self, staged: StagedVersion, deadline: Instant) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
         let open = || !self.ready_queue().is_closed();
@@ -600,8 +608,8 @@ impl Worker {
         }
     }
 
-    /// Reports the result of an attempt to the worker's thread. By now the version's buffer is free
-    /// for the next version, unless it was kept.
+    /// Reports the result of an attempt to the worker's thread. The caller has released the
+    /// version's buffer, unless a base or a snapshot keeps it.
     fn tell(&self, model: &str, key: Key, mut attempt: Attempt) -> Attempt {
         let outcome = match &mut attempt {
             Attempt::Applied(done) => Outcome::Applied {
@@ -629,6 +637,7 @@ impl Worker {
         attempt
     }
 
+    /// Writes a version to the model's memory, and lets it run unless a user's function rejects it.
     fn apply_in_place(&self, model: &Model, writing: &Writing, mut staged: StagedVersion) -> Attempt {
         let (key, layout) = (staged.key, staged.layout.clone());
         if writing.version() >= Some(key) {
@@ -650,7 +659,7 @@ impl Worker {
                 return Attempt::Failed { text: Error::Torn.to_string(), intact: false };
             }
         };
-        // if there is no base, the buffer is free for the next version
+        // without a base, this call frees the buffer for the next version
         let base = base_of(model, staged, self.alike || exchanged);
         writing.set_ran(Ran::Undecided);
         let offer = offer_of(&update.model, key, &layout);
@@ -691,8 +700,9 @@ impl Worker {
         Attempt::Applied(Box::new(Applied { update, base, lost: Vec::new() }))
     }
 
-    /// Calls the user's function, which may reject the version. While the function may look at a
-    /// model's memory, readers of the model wait.
+    /// Calls the user's function, if there is one. Returns the failed attempt if the function
+    /// rejects the version or exceeds its time limit. With `writing`, the function sees the model's
+    /// memory, and readers wait. `intact`: after a rejection the previous version still runs.
     fn decide(
         &self,
         function: &Option<Decide>,
@@ -768,8 +778,8 @@ enum Unwritten {
     Differs(String),
 }
 
-/// Makes a snapshot of a version. Bytes that are in a buffer are not copied; for bytes in shared
-/// memory the digest is set.
+/// Makes a snapshot of a version. Bytes in a buffer become the snapshot's without a copy. Bytes in
+/// shared memory are copied and, if the publisher requires it, hashed into `staged.digest`.
 fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot, Attempt> {
     let stamp = stamp_of(staged);
     let data = match &mut staged.source {
@@ -795,8 +805,9 @@ fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot
     Ok(Snapshot { model, epoch, version, metadata, layout, data })
 }
 
-/// Returns the bytes that patches on this version may build on; `None` if no patches will come.
-/// These bytes are the model's if it holds the exact bytes (`alike`), otherwise the buffer's.
+/// Returns the bytes that patches on this version may build on, or `None` if no patch will build on
+/// it. If the model holds the version's exact bytes (`alike`), these are the model's memory,
+/// otherwise the buffer.
 fn base_of(model: &Model, staged: StagedVersion, alike: bool) -> Option<Base> {
     let StagedVersion { keep, layout, source, .. } = staged;
     let bytes = match source {
@@ -821,6 +832,7 @@ struct Written {
     lost: Vec<Overflow>,
 }
 
+/// Writes a version's bytes to the model's memory, from its buffer or from shared memory.
 fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwritten> {
     let (stamp, layout) = (stamp_of(staged), &staged.layout);
     match &mut staged.source {
@@ -857,6 +869,7 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwri
     }
 }
 
+/// Returns the digest of the bytes in chunks of `hash_chunks` bytes; empty if `hash_chunks` is 0.
 fn hashed(memory: &Reading, layout: &Layout, hash_chunks: u64) -> String {
     if hash_chunks == 0 {
         String::new()
@@ -885,6 +898,7 @@ impl Iterator for Updates<'_> {
     }
 }
 
+/// Returns the time at which `timeout`, cut to a century, ends.
 fn far(timeout: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + timeout.min(CENTURY)

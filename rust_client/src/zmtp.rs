@@ -2,8 +2,8 @@
 //!
 //! libzmq receives each message into new memory. That costs fresh pages, a hand-over between
 //! threads, and a copy to the destination, which together take longer than the network does. So the
-//! worker reads published messages itself, and the bulk of a payload goes from the kernel straight
-//! to its place.
+//! worker reads published messages itself, and the kernel copies most bytes of a payload straight
+//! to their destination.
 //!
 //! ```text
 //! greeting (64 bytes) ──> READY ──> messages and commands
@@ -31,13 +31,14 @@ const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0
 
 /// Destinations of published payloads.
 pub trait Places {
-    /// Stands for a place, until the place has another use.
+    /// Identifies a place, until the place has another use.
     type Ticket: Copy;
 
     /// Returns the destination of a payload that is about to be received.
     fn place(&mut self, header: &[u8], size: usize) -> Place<Self::Ticket>;
 
-    /// Returns the memory that is still to be filled; `None` if the place has another use by now.
+    /// Returns the rest of the place, which is not filled yet; `None` if the place has another use
+    /// now.
     fn room(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
 
     /// Notes that `count` bytes were received into this place.
@@ -76,8 +77,8 @@ pub enum PublishedPayload<T> {
     InPlace(T),
 }
 
-/// The error of a peer that does not speak ZMTP 3, or breaks its rules: the connection is of no
-/// use.
+/// The error for a peer that does not speak ZMTP 3, or breaks its rules: the connection must be
+/// closed.
 #[derive(Debug)]
 pub struct ZmtpError(pub String);
 
@@ -100,7 +101,7 @@ enum State {
     Open,
 }
 
-/// A frame that is too long for the scratch memory, and is being received.
+/// A frame that is being received, and is too long for `scratch`.
 struct Body<T> {
     flags: u8,
     missing: usize, // bytes still to come
@@ -130,7 +131,7 @@ pub struct Stream<T> {
     state: State,
     scratch: Box<[u8]>,
     have: usize, // bytes in the scratch
-    held: bool,  // a payload in it waits until the earlier messages are handled
+    held: bool,  // a payload in `scratch` waits until earlier messages are handled
     frames: Vec<Frame<T>>,
     body: Option<Body<T>>,
     topics: BTreeSet<String>,
@@ -155,7 +156,7 @@ impl<T: Copy> Stream<T> {
         }
     }
 
-    /// Sets a ticket, to be sent before anything else.
+    /// Sets a ticket, which is sent before the subscriptions.
     pub fn show(&mut self, ticket: String) {
         self.ticket = ticket;
     }
@@ -165,7 +166,7 @@ impl<T: Copy> Stream<T> {
         self.state == State::Open
     }
 
-    /// True if `read` has something to do even if nothing new arrives.
+    /// True if `read` can return messages without new bytes.
     pub fn is_held(&self) -> bool {
         self.held
     }
@@ -193,8 +194,8 @@ impl<T: Copy> Stream<T> {
         self.body.as_ref().map_or(1, |body| body.missing.max(1))
     }
 
-    /// Reads once, straight into place. Returns the number of bytes. Complete messages are then in
-    /// `arrived`, and must be handled before the next call. After an error other than `WouldBlock`
+    /// Reads once, straight into place. Returns the number of bytes read. Complete messages are
+    /// then in `arrived`: handle them before the next call. After an error other than `WouldBlock`
     /// the connection must be closed.
     pub fn read(&mut self, from: &mut impl Read, places: &mut impl Places<Ticket = T>) -> io::Result<usize> {
         if std::mem::take(&mut self.held) {
@@ -216,7 +217,7 @@ impl<T: Copy> Stream<T> {
         Ok(count)
     }
 
-    /// Ends the stream of a lost connection, perhaps in the middle of a payload.
+    /// Ends the stream when its connection is lost. Cancels a place that is filled in part.
     pub fn close(&mut self, places: &mut impl Places<Ticket = T>) {
         if let Some(Body { to: BodyTo::There(ticket), .. }) = self.body.take() {
             places.cancel(ticket);
@@ -275,7 +276,7 @@ impl<T: Copy> Stream<T> {
             return Ok(0);
         }
         if payload && !self.arrived.is_empty() {
-            self.held = true; // the earlier messages may decide on the payload's place
+            self.held = true; // earlier messages may decide where the payload belongs
             return Ok(0);
         }
         self.begin_body(flags, size, payload, places);
@@ -303,7 +304,7 @@ impl<T: Copy> Stream<T> {
         Ok(GREETING_BYTES)
     }
 
-    /// Chooses the destination of a frame that does not fit the scratch.
+    /// Chooses the destination of a frame of `size` bytes that does not fit into `scratch`.
     fn begin_body(&mut self, flags: u8, size: usize, payload: bool, places: &mut impl Places<Ticket = T>) {
         let place = match self.frames.get(PAYLOAD - 1) {
             Some(Frame::Bytes(header)) if self.frames.len() == PAYLOAD && payload => {
@@ -320,7 +321,8 @@ impl<T: Copy> Stream<T> {
         self.body = Some(Body { flags, missing: size, to });
     }
 
-    /// Moves the part of a body that was read ahead to its destination.
+    /// Moves the `count` bytes of a body that were read ahead, from `at` in `scratch` on, to their
+    /// destination.
     fn take_ahead(&mut self, at: usize, count: usize, places: &mut impl Places<Ticket = T>) {
         let mut ahead = &self.scratch[at..at + count];
         let mut unused = [0; 0];
@@ -407,7 +409,7 @@ impl<T: Copy> Stream<T> {
 }
 
 impl<T: Copy> Body<T> {
-    /// Reads once; discarded bytes go to the scratch.
+    /// Reads once. Discarded bytes are read into `scratch`.
     fn read(
         &mut self,
         from: &mut impl Read,

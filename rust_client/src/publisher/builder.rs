@@ -45,7 +45,7 @@ pub struct PublisherBuilder {
     state: Option<PathBuf>,
     history: usize,
     expect: usize,
-    keys: Option<PathBuf>, // None: from the environment; empty: no keys
+    keys: Option<PathBuf>, // `None`: from the environment; empty: no keys
     rekey: Duration,
     insecure: bool,
     bases: (usize, u64),
@@ -86,10 +86,10 @@ impl PublisherBuilder {
         self
     }
 
-    /// Sets the epoch, which then never changes. A worker refuses an epoch that is lower than one
-    /// from which it has applied a version. Default: the milliseconds since 1970. If a wrong clock
-    /// makes this too low, the publisher raises the epoch when a worker reports that the previous
-    /// publisher started earlier.
+    /// Sets the epoch, which then never changes. A worker rejects a publisher with a lower epoch
+    /// than that of a version it has applied. Default: the milliseconds since 1970. If a wrong
+    /// clock makes the epoch too low, the publisher raises it when a worker reports that the
+    /// previous publisher started earlier.
     pub fn epoch(mut self, epoch: u64) -> PublisherBuilder {
         self.epoch = Some(epoch);
         self
@@ -125,27 +125,27 @@ impl PublisherBuilder {
         self
     }
 
-    /// Sets the default of `PublishOptions::expect`: the least number of workers that counts as
-    /// all.
+    /// Sets the default of `PublishOptions::expect`: the least number of workers for
+    /// `Require::All`.
     pub fn expect(mut self, workers: usize) -> PublisherBuilder {
         self.expect = workers;
         self
     }
 
     /// Sets how many versions of each model are kept in memory as bases of patches (1 to 8), and
-    /// the most bytes that they take. A worker that runs a base is sent only what has changed
-    /// since. Default: 2 versions of any size. A version is kept only if some worker accepts
-    /// patches, and never if it is published as `Encoding::Raw`.
+    /// the most bytes that these versions take. A worker that runs a base receives only the changes
+    /// since that version. Default: 2 versions of any size. A version is kept only if some worker
+    /// accepts patches, and never if it is published as `Encoding::Raw`.
     pub fn bases(mut self, versions: usize, bytes_max: u64) -> PublisherBuilder {
         self.bases = (versions, bytes_max);
         self
     }
 
     /// Sets the folder of keys, which `weightbus keygen` makes. Only workers with an allowed key
-    /// can connect, each under the name of its key. All that is published is encrypted. The folder
-    /// is checked repeatedly: adding a file admits a worker, and removing the file disconnects that
-    /// worker. Default: the folder in the environment variable `WEIGHTBUS_KEYS`. If that is not
-    /// set, or the path is empty, there are no keys.
+    /// can connect, each under the name of its key. All published messages are encrypted. The
+    /// folder is checked repeatedly: adding a file admits a worker, and removing the file
+    /// disconnects that worker. Default: the folder in the environment variable `WEIGHTBUS_KEYS`.
+    /// If that is not set, or the path is empty, there are no keys.
     pub fn keys(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
         self.keys = Some(folder.into());
         self
@@ -157,8 +157,8 @@ impl PublisherBuilder {
         self
     }
 
-    /// Allows an address that other hosts can reach, without keys: then any peer that connects gets
-    /// the weights.
+    /// Allows to bind an address that other hosts can reach without keys: then any peer that
+    /// connects gets the weights.
     pub fn insecure(mut self) -> PublisherBuilder {
         self.insecure = true;
         self
@@ -254,7 +254,7 @@ struct Restored {
 
 impl Restored {
     /// Reads the latest version of each model. A version that cannot be read is reported as a fault
-    /// of the folder. `new` returns the first state of a model.
+    /// of the folder. `new` returns the initial state of a model.
     fn of(folder: StateFolder, new: impl Fn() -> Published) -> Restored {
         let (stored, contents, models) = (Vec::new(), Vec::new(), HashMap::new());
         let mut found = Restored { folder, stored, contents, models };
@@ -276,6 +276,7 @@ impl Restored {
         found
     }
 
+    /// Makes the restored versions available to workers.
     fn offer(&mut self, machine: &mut PublisherMachine) {
         for (stored, content) in self.stored.drain(..).zip(self.contents.drain(..)) {
             machine.offer(&stored.model, content, stored.names.into_iter().collect());
@@ -289,8 +290,8 @@ impl PublisherBuilder {
         Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }
     }
 
-    /// Checks all settings; returns the control address, the data address if one is set, and the
-    /// keys.
+    /// Checks all settings. Returns the control address, the data address if one is set, and the
+    /// keys if there are any.
     fn checked(&self) -> Result<(Place, Option<Place>, Option<PublisherKeys>), Error> {
         let place = Place::parse(&self.address)?;
         let keys = self.own_keys()?;
@@ -360,8 +361,8 @@ fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
     Ok(Timing { ping, lost_after, quiet: ping.min(Duration::from_millis(250)), ..Timing::default() })
 }
 
-/// Returns an epoch above all that the state folder has seen, whatever the clock says (P1). `asked`
-/// is the epoch that the user has set.
+/// Returns an epoch above every epoch in the state folder, whatever the clock says (P1). `asked` is
+/// the epoch that the user has set.
 fn new_epoch(asked: Option<u64>, state: Option<&StateFolder>) -> Result<u64, Error> {
     let least = state.map_or(0, StateFolder::epoch) + 1;
     let now = unix_millis();
@@ -383,8 +384,8 @@ fn random(bytes: &mut [u8]) -> io::Result<()> {
     fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// Returns a function that draws group keys. The function keeps its file open, so that a lack of
-/// descriptors cannot stop it.
+/// Returns a function that returns random group keys. The function keeps its file open, so that a
+/// lack of descriptors cannot stop it.
 fn drawing_keys() -> io::Result<sealer::DrawKey> {
     let mut chance = fs::File::open("/dev/urandom")?;
     Ok(Box::new(move || {
@@ -397,6 +398,7 @@ fn drawing_keys() -> io::Result<sealer::DrawKey> {
     }))
 }
 
+/// Returns 32 random hexadecimal digits; `None` if there are no random bytes.
 fn draw() -> Option<String> {
     let mut bytes = [0; 16];
     random(&mut bytes).ok()?;

@@ -40,10 +40,10 @@ use std::time::Duration;
 
 const TOKEN_BYTES: usize = 32;
 
-/// Returns how long this publisher has been running, by a clock that also counts while the host is
+/// Returns the time since this publisher started, by a clock that also runs while the host is
 /// suspended.
 pub type Age = Box<dyn Fn() -> Duration + Send>;
-/// Draws 32 unpredictable hexadecimal digits; `None` if there are no random bytes.
+/// Returns 32 random hexadecimal digits; `None` if there are no random bytes.
 pub type Draw = Box<dyn Fn() -> Option<String> + Send>;
 
 /// The state of one publisher.
@@ -58,7 +58,8 @@ pub struct PublisherMachine {
     pub(super) roster: Roster,
     pub(super) store: Store,
     pub(super) calls: Calls,
-    // The pushes in progress, by topic: of a model's latest version, and of a patch to it.
+    // The pushes in progress, by topic: of a model's latest version, and of a patch whose result is
+    // that version.
     pub(super) pushes: BTreeMap<String, Push>,
     pub(super) absent: Absent,
     pub(super) renewed_at: Option<Time>,
@@ -67,7 +68,8 @@ pub struct PublisherMachine {
     pub(super) observers: Observers,
     pub(super) checks: Checks,
     pub(super) oversights: Oversights,
-    /// The address that workers connect to, for the notice of a publish to none; empty if unknown.
+    /// The address that workers connect to, for the notice that a publish reached no worker; empty
+    /// if unknown.
     pub address: String,
     limits: RateLimits,
     notices: Notices,
@@ -117,13 +119,13 @@ impl PublisherMachine {
 
     // Sending.
 
+    /// Reports an event to the user.
     pub(super) fn tell(&mut self, kind: WorkerEventKind, worker: &str, text: String) {
         self.out.push(Effect::Tell(WorkerEvent { kind, worker: worker.to_owned(), text }));
     }
 
-    /// Reports an event that a worker can cause any number of times. The events of each worker, or
-    /// of each key if there are keys, have their own rate limit, so that no peer hides the events
-    /// of others.
+    /// Reports an event that a worker can cause any number of times. Each worker, or each key if
+    /// there are keys, has its own rate limit, so that no peer's events suppress those of others.
     pub(super) fn tell_of(
         &mut self,
         kind: WorkerEventKind,
@@ -153,6 +155,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Sends a message without a payload to a worker.
     pub(super) fn say(&mut self, name: &str, message: FromPublisher) {
         self.send(name, message, Payload::None);
     }
@@ -163,6 +166,7 @@ impl PublisherMachine {
         versions.map_or(false, |versions| versions.get(number).is_some())
     }
 
+    /// Sends a `refuse` to a connection; `fetch` is the refused request, if any.
     pub(super) fn refuse(&mut self, to: &[u8], code: &str, text: &str, fetch: Option<&Fetch>) {
         let refuse = Refuse {
             code: code.to_owned(),
@@ -175,8 +179,8 @@ impl PublisherMachine {
         self.out.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
     }
 
-    /// Drops unneeded versions, then returns the effects to carry out. The order matters: a caller
-    /// whose call is resolved may publish again at once.
+    /// Drops versions that are no longer needed, and then returns the collected effects. The order
+    /// matters: a caller whose publish ends may publish again at once, and needs the memory.
     pub(super) fn finish(&mut self) -> Vec<Effect> {
         self.store.prune();
         let store = &self.store;
@@ -208,7 +212,7 @@ impl PublisherMachine {
         if self.is_of_another(name.as_deref(), key) {
             return vec![Effect::HangUp]; // K10: a peer can choose its identity
         }
-        let odd = cost_of(None, false); // of a message that is not parsed
+        let odd = cost_of(None, false); // the cost of a message that is not parsed
         if name.is_none() && !self.limits.allow_unknown(now) {
             let allowed = self.limits.allow(from, odd, header.len(), now);
             return if allowed { Vec::new() } else { vec![Effect::HangUp] };
@@ -261,6 +265,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Handles a worker's message by its type.
     fn heed(&mut self, name: &str, message: FromWorker, now: Time) {
         match message {
             FromWorker::Fetch(fetch) => self.fetch(name, &fetch, now),
@@ -278,8 +283,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a report from a data connection: a worker's token, then the message. Returns `None`
-    /// if the token or the message is invalid (P22).
+    /// Handles a report from a data connection. `word` is the worker's token, followed by the
+    /// message. Returns `None` if the token or the message is invalid (P22).
     ///
     /// The report may arrive late or twice: workers repeat every report on the control channel.
     pub fn receive_report(&mut self, word: &[u8], now: Time) -> Option<Vec<Effect>> {
@@ -322,6 +327,7 @@ impl PublisherMachine {
         Some(self.beacon(model))
     }
 
+    /// Returns the beacon of a model, with its latest version, or 0 without one.
     fn beacon(&self, model: &str) -> FromPublisher {
         let latest = self.store.models.get(model).and_then(|versions| versions.latest());
         FromPublisher::Beacon(Beacon {
@@ -333,7 +339,7 @@ impl PublisherMachine {
 
     // Time.
 
-    /// Does what is due: sends beacons, finds lost workers, ends calls at their deadlines.
+    /// Does what is due at `now`: sends beacons, finds lost workers, ends calls at their deadlines.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         self.limits.tick(now);
         self.notices.tick(now);
@@ -360,7 +366,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Resolves every open call with what was done so far (P20).
+    /// Ends every open publish with its results so far (P20).
     pub fn close(&mut self, now: Time) -> Vec<Effect> {
         self.calls.end_at(now);
         self.settle_all(now);

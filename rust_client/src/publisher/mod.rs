@@ -77,7 +77,7 @@ use std::time::{Duration, Instant};
 use turns::Turns;
 use watch::Watch;
 
-// How long after the deadline a caller still waits for the publisher's thread.
+// How long after its deadline a call still waits for the publisher's thread.
 const ANSWER: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(86_400); // the default lifetime of a group key
 
@@ -91,29 +91,29 @@ const DAY: Duration = Duration::from_secs(86_400); // the default lifetime of a 
 /// ```
 #[derive(Clone, Debug)]
 pub struct PublishOptions {
-    /// Names of the workers to publish to; `None`: all workers that want the model. A worker that
-    /// joins later gets the latest version that was published to all.
+    /// Names of the workers to publish to; `None`: all workers that subscribe to the model. A
+    /// worker that joins later gets the latest version that was published to all.
     pub workers: Option<Vec<String>>,
     /// How many of the workers must reach the state `wait`.
     pub require: Require,
     /// The state that a worker must reach: applied, or only staged.
     pub wait: Wait,
-    /// If true, workers apply the version only after as many as are required have staged it. If too
-    /// few stage it in time, no worker applies it.
+    /// If true, workers apply the version only after `require` workers have staged it. If too few
+    /// workers stage the version in time, no worker applies it.
     pub together: bool,
     /// The time limit of the publish.
     pub timeout: Duration,
     /// How long to wait, within `timeout`, for a worker that is lost during the publish. `None`:
-    /// `lost_after` if the worker fell silent, and no time if its connection was closed and it
-    /// opened no other.
+    /// `lost_after` for a worker that fell silent, and no time for a worker whose connection was
+    /// closed.
     pub grace: Option<Duration>,
-    /// The least number of workers that counts as all: the publish waits until that many workers
+    /// The least number of workers for `Require::All`: the publish waits until that many workers
     /// have joined and reached `wait`. `None`: the number given to `PublisherBuilder::expect`.
     pub expect: Option<usize>,
     /// How the version is encoded for workers that accept patches.
     pub encoding: Encoding,
     /// Texts by name that are sent with the version, such as a step or a reward: at most 32
-    /// entries, and 4 KiB of names and texts.
+    /// entries, with 4 KiB of names and texts together.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -155,12 +155,12 @@ pub struct Publisher {
     lost_after: Duration,
     bases: (usize, u64),
     models: Mutex<HashMap<String, Arc<Turns<Published>>>>,
-    watch: Mutex<Option<Watch>>, // on the folder of keys
+    watch: Mutex<Option<Watch>>, // watches the folder of keys
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The state that is kept of a model between two publishes.
+/// The state of a model that is kept from one publish to the next.
 struct Published {
     copier: Copier,
     bases: Bases,
@@ -174,8 +174,8 @@ pub struct Publishing {
 }
 
 impl Publishing {
-    /// Waits until the publish ends; returns its receipt. `Error::Publish` means that less was
-    /// achieved than required; the error has the receipt.
+    /// Waits until the publish ends, and returns its receipt. `Error::Publish` means that less was
+    /// achieved than required, and contains the receipt.
     pub fn wait(self) -> Result<Receipt, Error> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left + ANSWER) {
@@ -221,11 +221,12 @@ impl Publisher {
         self.epoch
     }
 
-    /// Publishes a new version of a model and waits until the workers have it.
+    /// Publishes a new version of a model, and waits until the workers have applied it (or what
+    /// `options` require). Returns the receipt.
     ///
     /// The tensors are copied before the wait begins. If no worker is connected and none is
     /// expected, the receipt has no workers, and workers that join later get the version.
-    /// `Error::Publish` means that less was achieved than required; the error has the receipt.
+    /// `Error::Publish` means that less was achieved than required, and contains the receipt.
     pub fn publish(
         &self,
         model: &str,
@@ -235,7 +236,8 @@ impl Publisher {
         self.publish_later(model, tensors, options)?.wait()
     }
 
-    /// Like `publish`, but returns as soon as the tensors are copied.
+    /// Publishes like `publish`, but returns as soon as the tensors are copied. `Publishing::wait`
+    /// returns the receipt.
     ///
     /// A newer version overtakes an older one that is still being delivered. A worker that goes
     /// straight to the newer version counts as `Skipped` for the older one, which is success.
@@ -248,7 +250,7 @@ impl Publisher {
         self.submit(model, options, |copier| copier.copy(tensors, self.chunk_bytes))
     }
 
-    /// Publishes the bytes of a safetensors file unchanged; otherwise like `publish_later`.
+    /// Publishes the bytes of a safetensors file unchanged, and returns like `publish_later`.
     pub fn publish_safetensors(
         &self,
         model: &str,
@@ -265,7 +267,7 @@ impl Publisher {
         copy: impl FnOnce(&mut Copier) -> Result<Content, String>,
     ) -> Result<Publishing, Error> {
         if !self.shared.is_here() {
-            // In a forked child, a lock may be held by a thread that only the parent has.
+            // In a forked child, a thread that only the parent has may hold a lock.
             return Err(self.shared.closed());
         }
         let began = Instant::now();
@@ -295,10 +297,10 @@ impl Publisher {
         Ok(Publishing { answer, until, shared: self.shared.clone() })
     }
 
-    /// Returns the workers that the version is for and that accept patches, each with the version
-    /// that it runs and its speeds. In the publisher's own thread, or if that thread does not
-    /// answer by `until`, returns one unknown worker instead: then no patch is made, but the
-    /// version is kept as a base.
+    /// Returns the workers of this publish that accept patches, each with its running version and
+    /// its speeds. If this is the publisher's own thread, or that thread does not answer by
+    /// `until`, returns one unknown worker instead: then no patch is made, but the version is kept
+    /// as a base.
     fn patch_candidates(
         &self,
         model: &str,
@@ -321,6 +323,7 @@ impl Publisher {
         lock(&self.thread).as_ref().map(|thread| thread.thread().id()) == Some(thread::current().id())
     }
 
+    /// Checks the options of a publish, and returns them with the defaults filled in.
     fn asked(&self, model: &str, options: &PublishOptions) -> Result<PublishTerms, Error> {
         let wrong = |text: String| Err(Error::Setup(text));
         if !is_name(model) {
@@ -379,8 +382,8 @@ impl Publisher {
         answer.recv_timeout(ANSWER).map_err(|_| self.shared.closed())
     }
 
-    /// Waits until at least `count` workers that are not lost want the model; returns whether that
-    /// happened in time.
+    /// Waits until at least `count` workers that are not lost subscribe to the model. Returns false
+    /// at the timeout.
     pub fn wait_for_workers(&self, count: usize, model: &str, timeout: Duration) -> Result<bool, Error> {
         let model = model.to_owned();
         self.wait_until(timeout, move |roster| {
@@ -391,9 +394,9 @@ impl Publisher {
         })
     }
 
-    /// Waits until `condition` is true of what `workers` returns; returns whether that happened in
-    /// time. The publisher's own thread calls `condition` on each event of a worker, and ten times
-    /// a second.
+    /// Waits until `condition` returns true for the result of `workers`. Returns false at the
+    /// timeout. The publisher's own thread calls `condition` at each event of a worker, and ten
+    /// times a second.
     pub fn wait_until(
         &self,
         timeout: Duration,
@@ -409,7 +412,7 @@ impl Publisher {
         }
     }
 
-    /// Resolves the open publishes with what was done so far, and closes the sockets. Dropping the
+    /// Ends the open publishes with their results so far, and closes the sockets. Dropping the
     /// publisher does the same. In the publisher's own thread, where `on_worker` functions run,
     /// `close` does not wait: the thread ends after the function returns. In a forked child,
     /// `close` does nothing.
@@ -439,7 +442,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Returns the error message for metadata that cannot be sent; `None` if it can.
+/// Returns the error message for metadata that cannot be sent; `None` if the metadata can be sent.
 fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
     let named = |name: &&String| !(1..=METADATA_NAME_MAX).contains(&name.chars().count());
     if metadata.len() > METADATA_MAX {
@@ -460,6 +463,7 @@ fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
+/// Returns the error of a publish that waited too long for another publish of the model.
 fn late(model: &str, waited: Duration) -> Error {
     if waited.is_zero() {
         let text =

@@ -15,15 +15,16 @@ use crate::transfer::{Key, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The largest version, in bytes, that is sent in its own announcement.
+/// The largest version, in bytes, that is sent inside its announcement.
 pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 
 impl PublisherMachine {
-    /// Publishes a version to every worker that wants the model, or to workers by name. `id` names
-    /// the call in `Effect::Resolve`; `started` is the time of the user's call.
+    /// Publishes a version to every worker that subscribes to the model, or to the workers named in
+    /// `asked`. `id` identifies the call in `Effect::Resolve`; `started` is the time of the user's
+    /// call.
     ///
-    /// Fails, with nothing published, if a name in `asked` is not that of a worker that ever
-    /// joined.
+    /// If a worker named in `asked` has never joined, publishes nothing and returns an error
+    /// message.
     pub fn publish(
         &mut self,
         id: u64,

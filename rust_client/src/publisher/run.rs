@@ -37,7 +37,7 @@ const ELSEWHERE: &str = "it belongs to the process that this one was forked from
 
 pub type Roster = BTreeMap<String, WorkerStatus>;
 pub type Listener = Box<dyn FnMut(&WorkerEvent) + Send>;
-/// Returns whether the workers are in the state that a caller waits for.
+/// Returns true if the workers are in the state that a caller waits for.
 pub type Condition = Box<dyn Fn(&Roster) -> bool + Send>;
 
 /// Work that other threads submit.
@@ -49,19 +49,20 @@ pub enum Work {
         began: Instant,
         answer: Sender<Answer>,
     },
-    /// Return the workers that accept patches of a model: all workers, or the named ones.
+    /// Return the workers that accept patches of this model, of all workers or of these names.
     Takers(String, Option<Vec<String>>, Sender<Vec<PatchCandidate>>),
     Status(Sender<Roster>),
     /// Allow these keys, and no others.
     Grant(ByKey),
     /// Report this to the listener.
     Notice(String),
-    /// Answer once the condition is true; give up at this time.
+    /// Answer once the condition is true, unless that is after this time.
     Watch(Condition, Instant, Sender<()>),
 }
 
 pub type Answer = Result<Receipt, Error>;
 
+/// The queue of submitted work, and whether the thread is ending or has ended.
 #[derive(Default)]
 struct Desk {
     work: VecDeque<Work>,
@@ -141,7 +142,7 @@ pub struct Loop {
     begun: Instant,
 }
 
-/// When dropped, makes waiting and later callers fail with the reason, also after a panic.
+/// When dropped, also after a panic, makes waiting and later callers fail with the reason, field 1.
 struct Ending(Arc<Shared>, Option<String>);
 
 impl Drop for Ending {
@@ -206,9 +207,9 @@ impl Loop {
     /// Waits at most `DISK` until the last versions are stored, and reports those that are missing.
     fn close_keeper(mut self) {
         let keeper = self.keeper.take();
-        // The machine keeps the versions that are still to be written.
+        // The machine owns the versions that are still to be written, so it lives until then.
         let Loop { machine: _machine, router, data, mut listener, .. } = self;
-        drop((router, data)); // frees their addresses
+        drop((router, data)); // frees the bound addresses
         if let Some(text) = keeper.and_then(|mut keeper| keeper.close(DISK)) {
             let (kind, worker) = (WorkerEventKind::Notice, String::new());
             if let Some(listener) = &mut listener {
@@ -238,7 +239,8 @@ impl Loop {
         }
     }
 
-    /// Runs the loop once: does submitted work, receives, pushes chunks, and ticks when it is time.
+    /// Runs the loop once: does submitted work, receives messages, pushes chunks, and ticks if a
+    /// tick is due.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         self.do_work(); // first, because callers wait for it
         let busy = !self.with_room().is_empty() || self.machine.comparing();
@@ -272,7 +274,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Returns the topics being pushed for which some subscriber has room.
+    /// Returns the topics being pushed for which some subscriber's queue has room.
     fn with_room(&self) -> Vec<String> {
         let room = |topic: &&String| self.data.keeps_up(topic);
         self.machine.pushing().filter(room).cloned().collect()
@@ -318,7 +320,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Handles what arrived on a control connection.
+    /// Handles the messages that arrived on a control connection.
     fn take_said(&mut self, id: u64, readable: bool) {
         let now = self.now();
         let machine = &self.machine;
@@ -343,7 +345,8 @@ impl Loop {
         }
     }
 
-    /// Handles what a subscriber sent; confirms the subscriptions to that subscriber alone.
+    /// Handles a subscriber's messages: its ticket, its subscriptions (confirmed to this subscriber
+    /// alone), and its reports.
     fn take_heard(&mut self, id: u64, readable: bool) {
         let heard = self.data.process_events(id, readable, self.now());
         if let Some(ticket) = heard.ticket {
@@ -367,6 +370,7 @@ impl Loop {
         }
     }
 
+    /// Does the work that other threads have submitted.
     fn do_work(&mut self) {
         loop {
             let work = self.shared.desk().work.pop_front();
@@ -412,6 +416,7 @@ impl Loop {
         }
     }
 
+    /// Carries out effects, after the epoch was recorded.
     fn perform(&mut self, effects: Vec<Effect>) {
         self.record();
         self.perform_all(effects);
@@ -459,8 +464,8 @@ impl Loop {
         }
     }
 
-    /// Sends an answer to an observer, or an observer's question to a worker. If the message is
-    /// lost, the observer asks again.
+    /// Sends an answer to an observer, or an observer's check to a worker. If the message is lost,
+    /// the observer repeats its request.
     fn answer(&mut self, to: &[u8], header: &[u8]) {
         let _ = self.router.send(to, header, &Payload::None, self.now());
     }
@@ -480,8 +485,8 @@ impl Loop {
         }
     }
 
-    /// Returns the form in which a message is sent to all subscribers: encrypted if there are keys.
-    /// Returns `None` if there is no memory for it.
+    /// Returns a message as it is queued for subscribers: encrypted if there are keys. Returns
+    /// `None` if the memory for it cannot be allocated.
     fn published(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
         let (message, payload) = match &mut self.sealer {
             Some(sealer) => sealer.published(message, payload)?,
@@ -518,6 +523,7 @@ impl Loop {
         self.perform_all(vec![Effect::Tell(WorkerEvent { kind, worker, text })]);
     }
 
+    /// Sends the result of a publish to its caller.
     fn resolve(&mut self, id: u64, receipt: Receipt, achieved: bool, missing: String) {
         if let Some(answer) = self.open.remove(&id) {
             let result = if achieved {

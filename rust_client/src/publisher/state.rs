@@ -1,4 +1,5 @@
-//! The state folder, which outlives a publisher: its versions, its epoch, and a lock.
+//! The state folder: keeps a publisher's epoch and versions on disk for the next publisher, under a
+//! lock.
 //!
 //! ```text
 //! weightbus.json                         {"sha256": ..., "table": {"epoch": ..., "versions": [...]}}
@@ -7,12 +8,12 @@
 //! ```
 //!
 //! The Python publisher uses the same format (`state_folder.py`), so that either can take over from
-//! the other. Only files that the table names count. A version is written to a partial file, which
-//! is synced and renamed, and the folder is synced. Then the table is replaced in the same way.
-//! Then files that the new table does not name are deleted. So a crash at any moment leaves the old
-//! table or the new one, and every file that the table names is complete. Disks may corrupt bytes:
-//! the table contains its own hash, and a version is checked against its digest whenever it is
-//! read.
+//! the other. Files that the table does not name are ignored. A version is written to a partial
+//! file, which is synced and renamed, and the folder is synced. Then the table is replaced in the
+//! same way. Then files that the new table does not name are deleted. So a crash at any moment
+//! leaves the old table or the new one, and every file that the table names is complete. Disks may
+//! corrupt bytes: the table contains its own hash, and a version is checked against its digest
+//! whenever it is read.
 //!
 //! This module has no thread; the thread that writes is in `keeper.rs`.
 
@@ -38,7 +39,7 @@ const TABLE: &str = "weightbus.json";
 const DAMAGED: &str = "weightbus.json.damaged";
 const SUFFIX: &str = ".safetensors";
 const PARTIAL: &str = ".partial"; // the suffix of a file that is being written
-const NAMES_MAX: usize = 64; // of the same bytes; after more restarts, a worker fetches the bytes
+const NAMES_MAX: usize = 64; // kept per version; after more restarts, a worker fetches its bytes
 const SLICE_BYTES: usize = 1 << 22; // written between two calls of `breathe`
 pub const HISTORY_MAX: usize = 10_000; // older versions of a model: each publish rewrites the table
 
@@ -54,14 +55,14 @@ pub struct Stored {
     pub digest: String,
     /// The (epoch, version) pairs under which these bytes were published, newest first.
     pub names: Vec<Key>,
-    /// The metadata of its publish.
+    /// The metadata given to its publish.
     #[serde(default)]
     pub metadata: Metadata,
 }
 
 impl Stored {
-    /// Returns the entry of a version. `names` are its earlier names, to which its present name is
-    /// added.
+    /// Returns the table's entry of a version. `names` are the earlier keys of its bytes; the
+    /// present key is added.
     pub fn of(model: &str, (epoch, version): Key, content: &Content, names: &BTreeSet<Key>) -> Stored {
         Stored {
             model: model.to_owned(),
@@ -83,6 +84,7 @@ impl Stored {
         format!("{}@{}-{}{}", self.model, self.epoch, self.version, SUFFIX)
     }
 
+    /// True if every field is within its bounds.
     fn is_sound(&self) -> bool {
         let positive = |number| (1..=INTEGER_MAX).contains(&number);
         let named = |&(epoch, version): &Key| epoch <= INTEGER_MAX && positive(version);
@@ -101,7 +103,7 @@ impl Stored {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Table {
     #[serde(default)]
-    epoch: u64, // the greatest of any publisher that used the folder
+    epoch: u64, // greatest epoch of any publisher that used the folder
     #[serde(default)]
     versions: Vec<Stored>, // in the order in which they were written
 }
@@ -176,7 +178,8 @@ impl StateFolder {
         Ok(folder)
     }
 
-    /// Reads the table. A damaged table is moved aside; then only the epochs in file names count.
+    /// Reads the table. A damaged table is renamed; then the epoch is taken from the file names,
+    /// and there are no versions.
     fn read_table(&mut self) -> Result<(), Error> {
         let file = self.path.join(TABLE);
         let broken = |error| Error::Io { what: format!("{} cannot be read", file.display()), error };
@@ -211,7 +214,7 @@ impl StateFolder {
         fs::read_dir(&self.path)?.map(name).collect()
     }
 
-    /// Deletes the files that a publisher left because it was killed while it wrote.
+    /// Deletes the files of a publisher that was killed while it wrote.
     fn tidy(&self) -> io::Result<()> {
         let named: BTreeSet<String> = self.table.versions.iter().map(Stored::file).collect();
         for name in self.names()? {
@@ -283,8 +286,8 @@ impl StateFolder {
     }
 
     /// Writes a version, and deletes versions of the model that are older than the history.
-    /// `breathe` is called before each slice; its error aborts the write. The previous files stay
-    /// until the new one is complete.
+    /// `breathe` is called before each slice of `SLICE_BYTES`; its error aborts the write. The
+    /// previous files stay until the new one is complete.
     pub fn write(
         &mut self,
         stored: Stored,
@@ -301,7 +304,7 @@ impl StateFolder {
         table.versions.push(stored.clone());
         let named = self.table.versions.contains(&stored);
         let written = replace(&self.path, &stored.file(), &[&content.header.bytes, content.bytes()], breathe)
-            .and_then(|()| self.sync()) // before the table names it
+            .and_then(|()| self.sync()) // before the table names the file
             .and_then(|()| self.replace_table(table));
         if let Err(error) = written {
             if !named {
@@ -309,7 +312,7 @@ impl StateFolder {
             }
             return Err(error);
         }
-        self.sync()?; // before files that it no longer names are deleted
+        self.sync()?; // before the files that the table no longer names are deleted
         dropped.iter().try_for_each(|old| remove(&self.path.join(old.file())))
     }
 
@@ -325,8 +328,8 @@ impl StateFolder {
     }
 }
 
-/// Replaces a file by one with these parts. A crash leaves the old file or the new one, never a
-/// partial one.
+/// Replaces a file by one that consists of these parts. A crash leaves the old file or the new one,
+/// never a partial one.
 fn replace(
     folder: &Path,
     name: &str,
@@ -367,7 +370,7 @@ fn epoch_of(name: &str) -> Option<u64> {
     }
 }
 
-/// Returns the newest `NAMES_MAX` of the names, newest first.
+/// Returns the newest `NAMES_MAX` of these keys, newest first.
 fn newest(names: impl Iterator<Item = Key>) -> Vec<Key> {
     let names: BTreeSet<Key> = names.collect();
     names.into_iter().rev().take(NAMES_MAX).collect()
