@@ -9,8 +9,8 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// decide applies a version with BeforeApply and Apply, on another goroutine, and waits for them
-// until ctx is done. The result is queued in the handoff, for this Receive or a later one.
+// decide applies a version with BeforeApply and Apply on another goroutine, and waits for the end
+// until ctx ends. The result is queued in the handoff, for this call of Receive or a later one.
 func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
 	decided := make(chan struct{})
 	go func() {
@@ -24,7 +24,7 @@ func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
 	}()
 	select {
 	case <-decided:
-		return errNotApplied // or applied: the result is in the handoff
+		return errNotApplied // if applied, the result is in the handoff
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -41,6 +41,8 @@ func (w *Worker) waitForLate(m *model) {
 	}
 }
 
+// applyIfWanted applies a version that is newer than the running one, unless a user function
+// rejects it.
 func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
 	if !w.isNews(v) {
 		return
@@ -61,14 +63,14 @@ func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
 	}
 }
 
-// applyBeside copies a version into the spare memory. Readers see the version once Apply has
-// accepted it.
+// applyBeside copies a version into the spare memory, and exchanges that with the model's memory
+// once Apply has accepted the version.
 func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockRead(w.life) != nil {
 		return
 	}
 	update, err := Update{}, error(ErrClosed)
-	if w.life.Err() == nil { // the read lock keeps free from releasing the staging memory
+	if w.life.Err() == nil { // the read lock prevents that free releases the staging memory
 		update, err = w.copy(v, m.spare)
 	}
 	m.guard.unlockRead()
@@ -88,7 +90,7 @@ func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	w.loop.handoff.finish(update)
 }
 
-// applyInPlace copies a version into registered memory, and locks readers out until Apply returns.
+// applyInPlace copies a version into registered memory. Readers wait until Apply returns.
 func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockWrite(w.life) != nil {
 		return
@@ -118,7 +120,8 @@ func (w *Worker) asked(m *model, v View) error {
 	return w.call(m, "Apply", func(ctx context.Context) error { return w.options.Apply(ctx, v) })
 }
 
-// turnedDown reports a version as failed, with the error of a user function.
+// turnedDown reports a version as failed, with the error of a user function. intact: the previous
+// version still runs.
 func (w *Worker) turnedDown(v *wbp.StagedVersion, err error, intact bool) {
 	if w.life.Err() == nil {
 		w.loop.failed(v, err.Error(), intact) // W24

@@ -16,8 +16,8 @@ type handoff struct {
 	changed chan struct{} // closed, and replaced, when anything changes
 	ready   []*wbp.StagedVersion
 	decides bool            // the user has set BeforeApply or Apply
-	busy    map[string]bool // models for which these functions run: no other version is taken
-	applied []Update        // not returned by Receive yet
+	busy    map[string]bool // models for which these functions run: take returns no other version of these
+	applied []Update        // applied versions that Receive has not returned yet
 	errors  []error
 	told    []rejection // the latest rejections, so that each is returned once
 	refusal *RefusedError
@@ -31,7 +31,8 @@ type rejection struct {
 	code  Code
 }
 
-// A received is a version to apply, or the Update of a version that was applied already.
+// A received is the result of take: a version to apply, or the Update of a version that was applied
+// already.
 type received struct {
 	version *wbp.StagedVersion
 	update  *Update
@@ -41,7 +42,7 @@ func newHandoff(decides bool) *handoff {
 	return &handoff{changed: make(chan struct{}), decides: decides, busy: map[string]bool{}}
 }
 
-// change calls what under the lock, and wakes all waiters.
+// change calls the function what under the lock, and wakes all waiting goroutines.
 func (h *handoff) change(what func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,7 +66,8 @@ func (h *handoff) put(v *wbp.StagedVersion) (older *wbp.StagedVersion) {
 	return older
 }
 
-// putBack returns a taken version to the queue. It returns false if a newer version is there.
+// putBack puts a taken version back into the queue. It returns false, and drops the version, if a
+// newer version is in the queue.
 func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
 	h.change(func() {
 		for _, known := range h.ready {
@@ -78,7 +80,7 @@ func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
 	return left
 }
 
-// reject queues an error for a version, once for each version and code.
+// reject queues an error for a rejected version, once for each version and code.
 func (h *handoff) reject(what rejection, err error) {
 	h.change(func() {
 		for _, known := range h.told {
@@ -107,18 +109,20 @@ func (h *handoff) join(epoch int64) {
 	h.change(func() { h.refusal, h.joined = nil, epoch })
 }
 
-// close makes all waiters return ErrClosed.
+// close makes all current and later waits return ErrClosed.
 func (h *handoff) close() {
 	h.change(func() { h.closed = true })
 }
 
-// vacate records that a model's user functions have returned, so that its next version is taken.
+// vacate records that a model's user functions have returned, so that take may return its next
+// version.
 func (h *handoff) vacate(model string) { h.change(func() { delete(h.busy, model) }) }
 
 // finish queues an applied version for Receive.
 func (h *handoff) finish(update Update) { h.change(func() { h.applied = append(h.applied, update) }) }
 
-// take waits for an applied version, an error or a ready version, and returns each of them once.
+// take waits for the Update of an applied version, an error or a ready version, and returns it. It
+// returns each of these once.
 func (h *handoff) take(ctx context.Context) (received, error) {
 	var taken received
 	err := h.wait(ctx, func() (bool, error) {
@@ -145,7 +149,8 @@ func (h *handoff) take(ctx context.Context) (received, error) {
 	return taken, err
 }
 
-// takeReady takes the first version whose model is not busy. The lock is held.
+// takeReady moves the first version whose model is not busy into taken, and reports whether there
+// is one. The caller holds the lock.
 func (h *handoff) takeReady(taken *received) bool {
 	for i, v := range h.ready {
 		if !h.busy[v.Model] {
@@ -157,7 +162,8 @@ func (h *handoff) takeReady(taken *received) bool {
 	return false
 }
 
-// waitJoined waits for a session and returns its epoch.
+// waitJoined waits until the publisher has accepted the worker, and returns the epoch of the
+// session.
 func (h *handoff) waitJoined(ctx context.Context) (epoch int64, err error) {
 	err = h.wait(ctx, func() (bool, error) {
 		switch {
@@ -172,8 +178,8 @@ func (h *handoff) waitJoined(ctx context.Context) (epoch int64, err error) {
 	return epoch, err
 }
 
-// wait calls look under the lock, and again after each change, until look returns done or ctx is
-// done.
+// wait calls look under the lock, and again after each change, until look returns done or ctx ends.
+// It returns the error of look or of ctx.
 func (h *handoff) wait(ctx context.Context, look func() (done bool, err error)) error {
 	for {
 		h.mu.Lock()

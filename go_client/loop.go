@@ -16,9 +16,9 @@ const (
 	defectEvery = time.Second // between two Defect events: a flood of panics causes one
 )
 
-// A loop connects the machine and its transport. Its lock guards both. The lock is taken by
-// connections that received a message, by the ticker, and by user goroutines that report the
-// outcome of an apply. It is never held while waiting.
+// A loop connects a worker's state machine and its transport. Its lock guards both. The lock is
+// taken by connections that received a message, by the ticker, and by user goroutines that report
+// the outcome of an apply. It is never held while waiting.
 type loop struct {
 	sync.Mutex
 	machine     *wbp.WorkerMachine
@@ -27,7 +27,7 @@ type loop struct {
 	address     string
 	name        string
 	anyDataHost bool // allow a data endpoint on another host
-	defects     int  // panics that were not reported yet
+	defects     int  // panics since the last Defect event
 	toldAt      time.Time
 	renamed     func(model string, key wbp.Key, metadata map[string]string)
 	door        door
@@ -40,7 +40,7 @@ type loop struct {
 	closed      bool
 }
 
-// run starts the loop; connect returns its transport.
+// run starts the loop. connect must return the loop's transport.
 func (l *loop) run(connect func(carried) transport) {
 	l.Lock()
 	l.transport = connect(l)
@@ -68,7 +68,7 @@ func (l *loop) tick() {
 	}
 }
 
-// look does periodic work. The lock is held.
+// look does the periodic work of the transport and the machine. The caller holds the lock.
 func (l *loop) look(now time.Time) {
 	if l.transport.tick(now) {
 		l.perform(l.machine.Connected(false, l.now()))
@@ -79,8 +79,8 @@ func (l *loop) look(now time.Time) {
 	l.perform(l.machine.Tick(l.now()))
 }
 
-// guarded calls work and recovers from a panic, since no message may end the process. The lock is
-// held.
+// guarded calls work and recovers from a panic, since no message may end the process. The caller
+// holds the lock.
 func (l *loop) guarded(work func()) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -103,7 +103,7 @@ func (l *loop) defect(cause interface{}) string {
 	return text
 }
 
-// close sends bye and stops the loop. It does not wait for applies.
+// close sends bye and stops the loop. It does not wait for an apply.
 func (l *loop) close() {
 	close(l.stop)
 	l.stopped.Wait()
@@ -118,11 +118,13 @@ func (l *loop) close() {
 
 // Calls from the transport.
 
+// connected handles a completed handshake of the control connection.
 func (l *loop) connected() {
 	l.door.opened()
 	l.perform(l.machine.Connected(true, l.now()))
 }
 
+// place returns a lease for a payload that is about to be received, or nil to discard the payload.
 func (l *loop) place(header []byte, size int) (lease *wbp.Lease) {
 	l.guarded(func() { lease = l.machine.Place(header, size) })
 	return lease
@@ -136,10 +138,12 @@ func (l *loop) published(frames [][]byte, lease *wbp.Lease) {
 	l.guarded(func() { l.perform(l.machine.ReceivePublished(frames, lease, l.now())) })
 }
 
+// broke reports that a connection broke, or that an attempt failed.
 func (l *loop) broke(err error) {
 	l.tell(Event{Kind: Disconnected, Text: wbp.Printable(err.Error(), 0)})
 }
 
+// turnedAway handles a failed handshake.
 func (l *loop) turnedAway(err error) {
 	l.Lock()
 	defer l.Unlock()
@@ -188,7 +192,7 @@ func (l *loop) dropped(v *wbp.StagedVersion) {
 	l.perform(l.machine.Dropped(v, l.now()))
 }
 
-// perform carries out effects of the machine. The lock is held.
+// perform carries out effects of the machine. The caller holds the lock.
 func (l *loop) perform(effects []wbp.Effect) {
 	if l.closed {
 		return
@@ -245,7 +249,8 @@ func (l *loop) decode(job *wbp.Patching) {
 	l.guarded(func() { l.perform(l.machine.Decoded(job, fault, took, l.now())) })
 }
 
-// decoded decodes a patch, and returns "" or why the patch is unusable. A panic makes it unusable.
+// decoded decodes a patch. It returns "", or the reason that the patch is unusable; a panic makes
+// the patch unusable.
 func (l *loop) decoded(job *wbp.Patching) (fault string) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -268,7 +273,7 @@ func (l *loop) listen(data, ticket string) {
 	l.transport.listen(end, ticket)
 }
 
-// say queues an event about a user function, unless the loop is closed.
+// say queues an event unless the loop is closed. Unlike tell, it takes the lock.
 func (l *loop) say(event Event) {
 	l.Lock()
 	defer l.Unlock()

@@ -13,14 +13,15 @@ import (
 // Room for the spaces, aliases and metadata that a publisher may add to a layout.
 const layoutSlackBytes = 1 << 20
 
-// A model is the target of one model's versions: registered memory, or memory of the worker.
+// A model is the destination of one model's versions: the user's registered memory, or memory of
+// the worker.
 type model struct {
 	allowed wbp.Lenience
 
-	running atomic.Pointer[Update] // the running version; changes under the guard, except a rename
+	running atomic.Pointer[Update] // the running version; changes only under the guard, except by a rename
 	guard   guard                  // guards the fields below, and the memory
 	*memory
-	spare *memory      // for a version that Apply has not accepted yet
+	spare *memory      // receives a version until Apply accepts it
 	late  <-chan error // result of a user function that missed its deadline
 }
 
@@ -28,7 +29,7 @@ func newModel(tensors Tensors, allowed wbp.Lenience) *model {
 	return &model{allowed: allowed, memory: &memory{tensors: tensors}, spare: &memory{}}
 }
 
-// accepts returns why a layout cannot be applied; "" if it can.
+// accepts returns the reason that a layout cannot be applied; "" if it can be applied.
 func (m *model) accepts(layout *wbp.Layout) string {
 	if m.tensors == nil {
 		return ""
@@ -48,7 +49,8 @@ func (m *model) bytes() int64 {
 	return total
 }
 
-// layoutBytes returns the largest size of a layout of these tensors; 0 if a layout may have others.
+// layoutBytes returns the size in bytes of the largest layout of these tensors; 0 if a layout may
+// have other tensors.
 func (m *model) layoutBytes() int64 {
 	if m.tensors == nil || m.allowed.Partial {
 		return 0
@@ -67,10 +69,10 @@ type memory struct {
 	tensors Tensors // nil: the worker's own memory, for any layout
 	layout  *wbp.Layout
 	own     []byte
-	pieces  []piece // which tensor of the layout fills each registered tensor
-	tied    []twins // tensors of the layout that share memory here
+	pieces  []piece // for each registered tensor, the published tensor that fills it
+	tied    []twins // pairs of published tensors that share memory here
 	held    map[*wbp.Spec]Tensor
-	others  map[string]*wbp.Spec // by registered name that is not published: the tensor that fills its memory
+	others  map[string]*wbp.Spec // by a registered name that is not published: the published tensor that fills its memory
 }
 
 // Twins are two published tensors that have the same registered memory.
@@ -93,11 +95,11 @@ func (m *memory) prepare(layout *wbp.Layout) {
 	m.layout, m.pieces, m.tied = layout, nil, nil
 	m.held, m.others = map[*wbp.Spec]Tensor{}, map[string]*wbp.Spec{}
 	_, same := m.tensors.memory()
-	written := map[string]string{} // by the first name of a memory, the name that fills it
+	written := map[string]string{} // by the first name of a memory: the published name that fills it
 	for name, t := range m.tensors {
 		spec := layout.ByName(name)
 		if spec == nil {
-			continue // its memory is published under another name
+			continue // another name of the same memory is published
 		}
 		m.held[spec] = t
 		first, other := same[name], ""
@@ -129,7 +131,7 @@ func (m *memory) prepare(layout *wbp.Layout) {
 }
 
 // differ returns an error message if two tensors that share memory here have different values in
-// data; "" if not.
+// data; otherwise "".
 func (m *memory) differ(data []byte) string {
 	for _, t := range m.tied {
 		a, b := t.specs[0], t.specs[1]
@@ -161,7 +163,7 @@ func (m *memory) write(data []byte) (lost []wbp.Overflow) {
 	return lost
 }
 
-// tensor returns the tensor of a name or an alias.
+// tensor returns the tensor with this name or alias.
 func (m *memory) tensor(name string) (Tensor, bool) {
 	spec := m.layout.ByName(name)
 	if spec == nil {

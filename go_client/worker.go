@@ -19,15 +19,15 @@ import (
 
 const client = "weightbus-go/0.1.0"
 
-const applyTimeoutMax = 24 * time.Hour // a longer call is taken for a hang
+const applyTimeoutMax = 24 * time.Hour // a longer call is presumed to hang
 
 // Options configure a Worker.
 type Options struct {
 	// Models has the memory of each model that versions are written into. A model without
 	// Tensors accepts any layout, and the worker allocates its memory.
 	Models map[string]Tensors
-	// Name is the worker's name, unique at its publisher: 1 to 128 of A-Z a-z 0-9 . _ -.
-	// Default: the name of its keys, or host, process and four random digits.
+	// Name is the worker's name, unique at its publisher: 1 to 128 of A-Z a-z 0-9 . _ -. Default: the
+	// name in its keys, or the host name, the process id and four random digits.
 	Name string
 	// BytesMax is the largest version to accept. Default: 64 GiB.
 	BytesMax int64
@@ -37,15 +37,14 @@ type Options struct {
 	// none.
 	Keys *Keys
 	// AnyDataHost lets the worker connect to any data endpoint that the publisher names. By default
-	// the endpoint must be on the host of the control address; otherwise a publisher could make the
-	// worker connect to anything.
+	// the endpoint must be on the host of the control address; without this limit, a publisher could
+	// make the worker connect to anything.
 	AnyDataHost bool
 	// NetworkOnly disables the shared-memory transport, even if the publisher is a process of the
 	// same user on the same host.
 	NetworkOnly bool
-	// NoPatches makes the worker receive every version whole. Otherwise the worker keeps the bytes
-	// of the running version if the publisher may send patches, which is one more copy of the
-	// model.
+	// NoPatches makes the worker receive every version whole. Without NoPatches, the worker keeps one
+	// more copy of the running version if the publisher may send patches.
 	NoPatches bool
 	// Ping is the interval of pings. LostAfter, at least twice that, is the time without a message
 	// after which the publisher is considered lost. Default: 1 s and 5 s.
@@ -121,8 +120,8 @@ type Worker struct {
 	close   sync.Once
 }
 
-// Dial returns a new worker once the publisher has accepted it. It returns an error if the context
-// is done first, and at once if the publisher refuses the worker.
+// Dial returns a new worker once the publisher has accepted it. It returns an error if ctx ends
+// first, or as soon as the publisher refuses the worker.
 func Dial(ctx context.Context, address string, options Options) (*Worker, error) {
 	w, err := New(address, options)
 	if err != nil {
@@ -153,7 +152,8 @@ func New(address string, options Options) (*Worker, error) {
 	return newWorker(address, options, opens, func(c carried) transport { return newSockets(control, keys, c) })
 }
 
-// newWorker returns a worker on a transport. If opens is nil, shared memory is disabled.
+// newWorker returns a worker that uses the transport that connect returns. If opens is nil, the
+// shared-memory transport is disabled.
 func newWorker(address string, options Options, opens wbp.Opens, connect func(carried) transport) (*Worker, error) {
 	if err := options.check(); err != nil {
 		return nil, err
@@ -292,6 +292,7 @@ func (w *Worker) Receive(ctx context.Context) (Update, error) {
 // Receive then waits for the next version or result.
 var errNotApplied = errors.New("not applied")
 
+// apply writes a version into the model's memory, for a worker without user functions.
 func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error) {
 	m := w.models[v.Model]
 	if err := m.guard.lockWrite(ctx); err != nil { // readers use the model: apply the version later
@@ -313,7 +314,8 @@ func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error
 	return update, nil
 }
 
-// isNews reports whether a version must still be applied. It drops a version that is too old.
+// isNews reports whether a version is newer than the running one. It drops a version that is not,
+// and also returns false after Close.
 func (w *Worker) isNews(v *wbp.StagedVersion) bool {
 	if w.life.Err() != nil {
 		return false
@@ -326,7 +328,7 @@ func (w *Worker) isNews(v *wbp.StagedVersion) bool {
 	return false
 }
 
-// copy writes a version into memory that no other goroutine uses.
+// copy writes a version into the memory to, which no other goroutine uses.
 func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 	begun, written, differ := time.Now(), false, ""
 	digest, err := v.Copy(func(data []byte) {
@@ -338,7 +340,7 @@ func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 	})
 	m := w.models[v.Model]
 	switch {
-	case written && err != nil && to == m.memory: // a mix of two versions, which must not be read
+	case written && err != nil && to == m.memory: // parts of two versions, which must not be read
 		m.running.Store(nil)
 		w.loop.failed(v, "it was overwritten in shared memory while it was copied into the model", false) // S5, W24
 		return Update{}, errNotApplied
@@ -354,7 +356,7 @@ func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 	return update, nil
 }
 
-// updateOf returns the Update of a version, as far as it is known before the apply.
+// updateOf returns the Update of a version that is not applied yet.
 func updateOf(v *wbp.StagedVersion) Update {
 	return Update{Model: v.Model, Epoch: v.Key.Epoch, Version: v.Key.Version, Bytes: v.Layout.Bytes, Digest: v.Digest,
 		Encoding: v.Encoding(), Metadata: copied(v.Metadata)}
@@ -372,15 +374,15 @@ func copied(said map[string]string) map[string]string {
 	return own
 }
 
-// runs records and reports that a version was applied.
+// runs marks a version as the running one, and reports to the publisher that it was applied.
 func (w *Worker) runs(v *wbp.StagedVersion, update Update) {
 	w.models[v.Model].running.Store(&update)
 	// Report last: once the publisher has the receipt, Read must return this version.
 	w.loop.applied(v, update.Digest)
 }
 
-// renamed sets a new key and metadata for the running version. It is called only while no version
-// is being applied.
+// renamed gives the running version another key and other metadata. It is called only while no
+// version is being applied.
 func (w *Worker) renamed(model string, key wbp.Key, metadata map[string]string) {
 	m := w.models[model]
 	if runs := m.running.Load(); runs != nil {
@@ -391,8 +393,8 @@ func (w *Worker) renamed(model string, key wbp.Key, metadata map[string]string) 
 }
 
 // Read calls fn with a view of a model's weights, which do not change until fn returns. fn may also
-// read the registered slices. Read waits for an apply in progress until the context is done. fn
-// must not call Read. It returns ErrNoVersion if no version runs.
+// read the registered slices, but must not call Read. Read waits for an apply in progress, at most
+// until ctx ends. It returns ErrNoVersion if no version runs.
 func (w *Worker) Read(ctx context.Context, model string, fn func(v View)) error {
 	m := w.models[model]
 	if m == nil {
@@ -435,8 +437,8 @@ func (w *Worker) Stats() Stats {
 	return stats
 }
 
-// Close sends bye to the publisher and stops the worker. Applied weights stay. Close does not wait
-// for BeforeApply or Apply, and may be called more than once.
+// Close sends bye to the publisher and stops the worker. The weights of the running version stay in
+// memory. Close does not wait for BeforeApply or Apply, and may be called more than once.
 func (w *Worker) Close() error {
 	w.close.Do(func() {
 		w.end()
@@ -453,7 +455,7 @@ func (w *Worker) free() {
 	defer cancel()
 	for _, m := range w.models {
 		if m.guard.lockWrite(ctx) != nil {
-			return // a reader still uses the model: keep the memory until the process ends
+			return // a goroutine still reads the model: never free the memory
 		}
 		defer m.guard.unlockWrite()
 	}
@@ -466,7 +468,7 @@ func (w *Worker) free() {
 func random(bytes int) string {
 	digits := make([]byte, bytes)
 	if _, err := rand.Read(digits); err != nil {
-		panic(err) // the system has no randomness
+		panic(err) // the system returns no random bytes
 	}
 	return hex.EncodeToString(digits)
 }

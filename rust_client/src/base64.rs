@@ -1,4 +1,4 @@
-//! Base64 (RFC 4648), padded: the form of sealed bytes in a header.
+//! Base64 (RFC 4648) with padding, for encrypted bytes in a header.
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -22,7 +22,7 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
         return None;
     }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let mut bits = 0u32; // the lowest 8, 4 or 2 are not written yet
+    let mut bits = 0u32; // of these, the lowest 8, 4 or 2 are not written yet
     for (at, digit) in text.bytes().take(text.len() - padding).enumerate() {
         bits = bits << 6 | value(digit)?;
         if at % 4 != 0 {

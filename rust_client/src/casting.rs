@@ -1,6 +1,6 @@
-//! Converts values from one float dtype to another: to the nearest, ties to even.
+//! Converts values from one float dtype to another, rounded to the nearest value, ties to even.
 //!
-//! Published bytes never change on their way. If the user permits it, values are converted while
+//! Bytes are sent as they were published. If the user permits casts, values are converted while
 //! they are copied into a model of other dtypes.
 
 use crate::dtype::Dtype;
@@ -13,8 +13,8 @@ pub fn can_cast(from: Dtype, to: Dtype) -> bool {
     FLOATS.contains(&from) && FLOATS.contains(&to)
 }
 
-/// Converts little-endian values. Both slices must have the same number of values. Has no effect
-/// unless `can_cast`.
+/// Converts little-endian values. Both slices must have the same number of values. Does nothing if
+/// `can_cast` returns false.
 pub fn cast(from: Dtype, source: &[u8], to: Dtype, target: &mut [u8]) {
     let f32_of = f32::from_le_bytes;
     let (of_f16, of_bf16) = (|b| f16_to_f32(u16::from_le_bytes(b)), |b| bf16_to_f32(u16::from_le_bytes(b)));
@@ -39,6 +39,7 @@ pub fn cast(from: Dtype, source: &[u8], to: Dtype, target: &mut [u8]) {
     }
 }
 
+/// Converts each value of N bytes to one of M bytes.
 fn each<const N: usize, const M: usize>(
     source: &[u8],
     target: &mut [u8],
@@ -54,7 +55,7 @@ fn each<const N: usize, const M: usize>(
 /// Counts the values that were finite and became infinite; both slices have the same number of
 /// values.
 pub fn lost(from: Dtype, source: &[u8], to: Dtype, target: &[u8]) -> u64 {
-    // dtypes by the range of their values
+    // the dtype with the widest range first
     const WIDEST: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16];
     let rank = |dtype| WIDEST.iter().position(|&known| known == dtype);
     if rank(from) >= rank(to) {
@@ -76,7 +77,7 @@ fn is_infinite(dtype: Dtype, value: &[u8]) -> bool {
     }
 }
 
-/// The number of finite values of a tensor that became infinite.
+/// A tensor in which a cast made finite values infinite, and how many.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overflow {
     pub name: String,
@@ -84,7 +85,8 @@ pub struct Overflow {
     pub count: u64,
 }
 
-/// Returns a text on the lost values of the first few tensors; empty if no value was lost.
+/// Returns a text on the values that became infinite in the first few tensors; empty if there are
+/// none.
 pub fn overflow_text(lost: &[Overflow]) -> String {
     const SHOWN: usize = 4;
     let words = lost.iter().take(SHOWN).map(|Overflow { name, dtype, count }| {
@@ -102,8 +104,8 @@ pub fn overflow_text(lost: &[Overflow]) -> String {
     words.chain(Some(rest).filter(|_| more > 0)).collect::<Vec<_>>().join("; ")
 }
 
-/// Rounds to an `f32` so that a second rounding gives the same as a single one. It rounds towards
-/// zero, and sets the last bit if anything was lost (round to odd).
+/// Rounds to an `f32` so that rounding the result again gives the same value as rounding `value`
+/// once: rounds towards zero, and sets the last bit if the result is inexact (round to odd).
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if value.is_nan() || f64::from(near) == value {
@@ -113,14 +115,14 @@ fn to_odd(value: f64) -> f32 {
     f32::from_bits((near.to_bits() - u32::from(above)) | 1)
 }
 
-/// Drops the lowest bits, rounding to the nearest, ties to even.
+/// Drops the `dropped` lowest bits, and rounds to the nearest, ties to even.
 fn rounded(bits: u32, dropped: u32) -> u32 {
     (bits + (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped
 }
 
 fn to_bf16(value: f32) -> u16 {
     if value.is_nan() {
-        return (value.to_bits() >> 16) as u16 | 0x40; // it may be a NaN by the dropped bits only
+        return (value.to_bits() >> 16) as u16 | 0x40; // only the dropped bits may make it a NaN
     }
     rounded(value.to_bits(), 16) as u16
 }
@@ -137,7 +139,7 @@ fn to_f16(value: f32) -> u16 {
         _ if value.is_nan() => 0x7e00,
         ONE_MORE_THAN_ALL.. => 0x7c00,
         NORMAL.. => rounded(size - (112 << 23), 13),
-        // In the sum with 0.5, an `f32` has as many places as a subnormal `f16`, and the processor
+        // An `f32` near 0.5 has the precision of a subnormal `f16`, so that the addition of 0.5
         // rounds.
         _ => (f32::from_bits(size) + 0.5).to_bits() - 0.5f32.to_bits(),
     };
@@ -148,8 +150,8 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     let (sign, size) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
     let size = match bits & 0x7c00 {
         0x7c00 => size | 0x7f80_0000,
-        // As in `to_f16`, by a sum with 0.5. This makes no subnormal `f32`, which the processor may
-        // be set to treat as zero.
+        // Uses a sum with 0.5 as `to_f16` does, without a subnormal `f32`: a processor can be set
+        // to treat those as zero.
         0 => (f32::from_bits(0.5f32.to_bits() + u32::from(bits & 0x3ff)) - 0.5).to_bits(),
         _ => size + (112 << 23),
     };

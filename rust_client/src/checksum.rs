@@ -7,14 +7,14 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c_append(0, bytes)
 }
 
-/// Continues the CRC-32C of earlier bytes over these.
+/// Returns the CRC-32C of earlier bytes, given as `crc`, and of these bytes after them.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     !crc::update(!crc, bytes).unwrap_or_else(|| by_tables(!crc, bytes))
 }
 
 /// Copies bytes, and continues the CRC-32C `crc` of earlier bytes over them. The CRC is that of the
-/// copied bytes, even if the source is overwritten meanwhile. With `past_caches`, the caches keep
-/// their content, which suits data that is larger than the caches and not read soon.
+/// copied bytes, even if the source is overwritten meanwhile. With `past_caches`, the copy bypasses
+/// the CPU caches, for data that is larger than the caches and not read soon.
 ///
 /// # Panics
 ///
@@ -31,7 +31,7 @@ pub fn copy_crc32c(crc: u32, from: &[u8], to: &mut [u8], past_caches: bool) -> u
     })
 }
 
-const BLOCK: usize = 16384; // summed while it is in the cache
+const BLOCK: usize = 16384; // checksummed while it is in the cache
 
 const POLYNOMIAL: u32 = 0x82f6_3b78; // 0x1edc6f41, reflected
 
@@ -64,7 +64,7 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// Sums eight bytes at a time, for processors without a CRC instruction.
+/// Computes the CRC eight bytes at a time, for processors without a CRC instruction.
 fn by_tables(mut state: u32, bytes: &[u8]) -> u32 {
     let mut words = bytes.chunks_exact(8);
     for word in &mut words {

@@ -1,4 +1,5 @@
-//! Codes of the protocol (section 13), for programs; the texts beside them are for people.
+//! Codes of the protocol (section 13), for programs. The texts that are sent with codes are for
+//! people.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ macro_rules! codes {
         #[non_exhaustive]
         pub enum Code {
             $($(#[$doc])* $name,)*
-            /// A code that this crate does not know: new ones may be added at any time.
+            /// A code that this crate does not know: later versions of the protocol may add codes.
             Other(String),
         }
 
@@ -35,7 +36,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The layout breaks a rule, or is not what was announced.
+    /// The layout breaks a rule, or differs from the announced one.
     LayoutInvalid = "layout-invalid",
     /// The model here has other names, shapes or dtypes.
     LayoutMismatch = "layout-mismatch",

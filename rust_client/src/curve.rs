@@ -1,8 +1,8 @@
-//! CURVE (ZeroMQ RFC 26), without sockets: the code that both sides share, and the client's side.
-//! The server's side is in `publisher/curve.rs`.
+//! CURVE (ZeroMQ RFC 26), the encryption of connections, without sockets: the code that both sides
+//! share, and the client's side. The server's side is in `publisher/curve.rs`.
 //!
-//! A box is encrypted from one key pair to another. C and S are the permanent keys of client and
-//! server; C' and S' are their keys for one connection.
+//! A box is a text encrypted with the sender's secret key and the receiver's public key. C and S
+//! are the permanent keys of client and server; C' and S' are their keys for one connection.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
@@ -57,7 +57,7 @@ impl Session {
         Session { shared: [0; 32], said: 0, heard: 0, ours, theirs }
     }
 
-    /// Appends the body of an encrypted frame, which carries a frame with these flags and parts.
+    /// Appends to `to` the body of a MESSAGE: a frame with these flags and parts, encrypted.
     pub fn carry(&mut self, flags: u8, parts: &[&[u8]], to: &mut Vec<u8>) {
         to.extend_from_slice(MESSAGE);
         let nonce = self.count(&self.ours.clone(), to);
@@ -68,7 +68,8 @@ impl Session {
         sodium::seal_in_place(&self.shared, &nonce, &mut to[begin..]);
     }
 
-    /// Decrypts a frame of the peer. Returns the flags and the body of the frame that it carries.
+    /// Decrypts the body of a MESSAGE of the peer. Returns the flags and the body of the frame in
+    /// it.
     pub fn carried(&mut self, body: &[u8]) -> io::Result<(u8, Carried)> {
         let sealed = match body.strip_prefix(MESSAGE) {
             Some(sealed) => sealed,
@@ -89,7 +90,7 @@ impl Session {
         short_nonce(prefix, self.said)
     }
 
-    /// Appends the next count, and a box of `plain`.
+    /// Appends the count of the next frame, and a box of `plain`.
     pub fn seal(&mut self, prefix: &[u8; 16], plain: &[u8], to: &mut Vec<u8>) {
         self.seal_with(&self.shared.clone(), prefix, plain, to);
     }
@@ -99,12 +100,13 @@ impl Session {
         sodium::seal(shared, &nonce, plain, to);
     }
 
-    /// Opens a box of the peer, given its count and the box.
+    /// Decrypts a box of the peer. `counted` is the count of its frame, followed by the box.
     pub fn open(&mut self, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
         self.open_with(&self.shared.clone(), prefix, counted)
     }
 
-    /// Like `open`, with another key, before the keys of the connection are known.
+    /// Decrypts like `open`, but with the key `shared`: before the keys of the connection are
+    /// known.
     pub fn open_with(&mut self, shared: &Key, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
         let count = match counted.get(..COUNT_BYTES) {
             Some(count) => u64::from_be_bytes(array(count)),
@@ -154,7 +156,8 @@ impl Client {
         self.vouching(welcome, metadata, &|vouched| vouched)
     }
 
-    /// Like `initiate`, but a test can vouch with another secret key, or for other keys.
+    /// Does what `initiate` does. A test can make `vouch` return another secret key, or other
+    /// vouched keys.
     pub fn vouching(
         &mut self,
         welcome: &[u8],
@@ -200,6 +203,7 @@ impl Client {
     }
 }
 
+/// Returns the key that both sides derive from a public and a secret key.
 fn agreed(public: &Key, secret: &Key) -> io::Result<Key> {
     sodium::shared(public, secret).map_or_else(|| fault("a public key that is none"), Ok)
 }
@@ -253,7 +257,7 @@ fn long_nonce(prefix: &[u8; 8], random: &[u8]) -> Nonce {
     nonce
 }
 
-/// Returns the random part of a nonce, followed by a box of `plain` with this nonce.
+/// Encrypts `plain` with a random nonce. Returns the random part of the nonce, followed by the box.
 pub fn long_box(key: &Key, prefix: &[u8; 8], plain: &[u8]) -> Vec<u8> {
     let mut sealed = vec![0; 16];
     sodium::draw(&mut sealed);
@@ -261,6 +265,7 @@ pub fn long_box(key: &Key, prefix: &[u8; 8], plain: &[u8]) -> Vec<u8> {
     sealed
 }
 
+/// Decrypts what `long_box` returned; `None` if it is not authentic.
 pub fn open_long(key: &Key, prefix: &[u8; 8], sealed: &[u8]) -> Option<Vec<u8>> {
     let (random, sealed) = sealed.split_at(16);
     sodium::open(key, &long_nonce(prefix, random), sealed)

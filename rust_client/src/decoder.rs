@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct Decoder {
     shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
-    running: Option<(Sender<Patching>, JoinHandle<()>)>, // each patch has a buffer, so few wait
+    running: Option<(Sender<Patching>, JoinHandle<()>)>, // few jobs wait, since each has a buffer
 }
 
 impl Decoder {

@@ -10,7 +10,7 @@ pub fn layout_id(bytes: &[u8]) -> String {
 }
 
 /// Returns the digest of a version: the SHA-256 of its layout's id, its chunk size, and the
-/// checksums of its chunks. So the digest covers the data without a second pass.
+/// checksums of its chunks. So the checksums suffice, and the data need not be read again.
 pub fn digest(layout_id: &str, chunk_bytes: u64, crcs: &[u32]) -> String {
     digest_by(layout_id, chunk_bytes, crcs.iter().copied())
 }
@@ -20,7 +20,7 @@ pub fn digest_of(layout_id: &str, chunk_bytes: u64, data: &[u8]) -> String {
     digest_while(layout_id, chunk_bytes, data, &|| true)
 }
 
-/// Like `digest_of`, but stops early with another result once `wanted` returns false.
+/// Does what `digest_of` does, but stops early, with a wrong digest, once `wanted` returns false.
 pub fn digest_while(layout_id: &str, chunk_bytes: u64, data: &[u8], wanted: &dyn Fn() -> bool) -> String {
     let chunks = data.chunks(chunk_bytes as usize).take_while(|_| wanted());
     digest_by(layout_id, chunk_bytes, chunks.map(crc32c))

@@ -13,12 +13,12 @@ macro_rules! dtypes {
             /// All dtypes, in the order of safetensors.
             pub const ALL: &'static [Dtype] = &[$(Dtype::$variant,)*];
 
-            /// Returns the name of this dtype in a layout.
+            /// Returns the name that this dtype has in a layout.
             pub fn name(self) -> &'static str {
                 match self { $(Dtype::$variant => $name,)* }
             }
 
-            /// Returns the bits of one element.
+            /// Returns the number of bits of one element.
             pub fn bits(self) -> u64 {
                 match self { $(Dtype::$variant => $bits,)* }
             }

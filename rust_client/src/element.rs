@@ -53,7 +53,7 @@ bits! {
     F8E5M2(u8),
     /// A float of 8 bits: 4 of exponent, 3 of fraction; no infinities.
     F8E4M3(u8),
-    /// A power of two.
+    /// A power of two, given by 8 bits of exponent.
     F8E8M0(u8),
     /// As `F8E4M3`, with another bias, no minus zero, and one NaN.
     F8E4M3Fnuz(u8),
@@ -69,7 +69,7 @@ bits! {
 
 /// A float that has no type in Rust.
 pub trait SmallFloat: Element {
-    /// Returns the value, which is exact as an `f32`.
+    /// Returns the value as an `f32`, which is exact.
     fn to_f32(self) -> f32;
 }
 
@@ -134,6 +134,7 @@ fn fnuz(bits: u32, exponent_bits: u32, fraction_bits: u32) -> f32 {
     finite(bits, exponent_bits, fraction_bits, 1 << (exponent_bits - 1))
 }
 
+/// Returns the value of a float that is neither infinite nor NaN.
 fn finite(bits: u32, exponent_bits: u32, fraction_bits: u32, bias: i32) -> f32 {
     let exponent = (bits >> fraction_bits & ((1 << exponent_bits) - 1)) as i32;
     let fraction = (bits & ((1 << fraction_bits) - 1)) as f32 / (1 << fraction_bits) as f32;

@@ -6,7 +6,7 @@ use std::fmt;
 
 pub type Object = BTreeMap<String, Value>;
 
-/// A JSON value. Of numbers, the protocol uses only integers that are not negative.
+/// A JSON value. The only numbers that the protocol uses are integers from 0 on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Null,
@@ -61,7 +61,7 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Fraction(value)) // minus zero, and integers beyond 64 bits, too
+        Ok(Value::Fraction(value)) // also minus zero, and integers beyond 64 bits
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {

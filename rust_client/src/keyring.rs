@@ -1,8 +1,9 @@
-//! The group keys of a worker's session, which open sealed messages. Other messages have no effect.
+//! The group keys of a worker's session, which decrypt sealed messages. Messages in the clear are
+//! ignored.
 //!
-//! A session has two keys during a rotation; the older one is forgotten soon after. Sealed messages
-//! other than chunks are counted under each key: a message whose count is not above the last one is
-//! a replay.
+//! A session has two keys during a rotation, and forgets the older key soon after. Sealed messages
+//! other than chunks have a count under their key: a message whose count is not above the last one
+//! is a replay.
 
 use crate::base64;
 use crate::digest::bytes_of_hex;
@@ -14,7 +15,7 @@ use std::convert::TryInto;
 
 struct HeldKey {
     key: GroupKey,
-    count: u64, // highest count opened
+    count: u64, // highest count of a decrypted message
 }
 
 /// The group keys of one worker, which accepts only sealed messages.
@@ -23,13 +24,13 @@ pub struct Keyring {
     held: Vec<HeldKey>,                      // newest last
     alone_at: Option<Time>,                  // when the older key is forgotten
     last: Option<(String, Vec<u8>, Secret)>, // the last version key that was used
-    lacking: bool,                           // a message needs a key that is not here
+    lacking: bool,                           // a message needed an unknown key
 }
 
 impl Keyring {
     /// Begins a session with these keys. If there are two, the older one is valid until `until`.
     ///
-    /// The count of a key that is known already continues, so that replays have no effect.
+    /// A key that was known before keeps its count, so that replays are ignored.
     pub fn begin(&mut self, keys: &[String], until: Time) {
         let before = std::mem::take(&mut self.held);
         self.alone_at = None;
@@ -40,7 +41,8 @@ impl Keyring {
     }
 
     /// Adds keys. The previous key is valid until `until`. A key that is listed before a known key
-    /// is older and has expired. It is not added again: otherwise its replays would be accepted.
+    /// is older and has expired. Such a key is not added again: otherwise replays under that key
+    /// would be accepted.
     pub fn add(&mut self, keys: &[String], until: Time) {
         let told: Vec<_> = keys.iter().map(|key| GroupKey::of_hex(key)).collect();
         let has = |key: &GroupKey| self.held.iter().any(|held| held.key.id == key.id);
@@ -63,27 +65,29 @@ impl Keyring {
         }
     }
 
-    /// True if a message needed a key that is not here, and no keys have arrived since.
+    /// True if a message needed an unknown key, and no keys have arrived since.
     pub fn lacks(&self) -> bool {
         self.lacking
     }
 
+    /// Forgets all but the newest `count` keys.
     fn keep(&mut self, count: usize) {
         self.held.drain(..self.held.len().saturating_sub(count));
-        self.last = None; // it may be derived from a forgotten key
+        self.last = None; // the key in `last` may be derived from a forgotten one
     }
 
+    /// Returns the index of the key with this id.
     fn find(&mut self, id: &str) -> Option<usize> {
         let found = self.held.iter().position(|held| held.key.id == id);
         self.lacking |= found.is_none();
         found
     }
 
-    /// Returns a published message, opened, if it was sealed. Returns `None` for a message in the
-    /// clear, which is not authentic.
+    /// Returns a published message, decrypted. Returns `None` for a message that is not authentic,
+    /// or is in the clear.
     ///
-    /// A message is accepted once. Without `counts` it may come again, since only its header is
-    /// here so far.
+    /// With `counts`, the message is accepted only once. Without `counts`, only its header has been
+    /// received, and it is passed again later.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -97,7 +101,7 @@ impl Keyring {
         }
     }
 
-    /// Opens a message of the publisher, if it is authentic and new.
+    /// Decrypts a message of the publisher, if the message is authentic and new.
     fn message(&mut self, sealed: &SealedMessage, payloads: usize, counts: bool) -> Option<FromPublisher> {
         let at = self.find(&sealed.key)?;
         let held = &mut self.held[at];
@@ -114,14 +118,14 @@ impl Keyring {
         published.then_some(message)
     }
 
-    /// Returns the `Opening` of a chunk of an announced version, or of a patch to it. Returns
-    /// `None` if the chunk's key is not known.
+    /// Returns the `Opening` that decrypts a chunk of `size` bytes. `subject` is the version or
+    /// patch of the chunk. Returns `None` if the chunk's key is not known.
     pub fn opening(&mut self, subject: &Subject, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         self.payload(subject, (CHUNK, chunk.index), size, &chunk.key, &chunk.tag)
     }
 
     /// Returns the decrypted payload of an announcement: the layout, or the whole version. Returns
-    /// `None` if it is not authentic.
+    /// `None` if the payload is not authentic.
     pub fn plain(&mut self, announce: &Announce, sealed: &[u8]) -> Option<Vec<u8>> {
         let purpose = if announce.whole.is_some() { CHUNK } else { LAYOUT };
         let (key, tag) = (announce.key.as_ref()?, announce.tag.as_ref()?);

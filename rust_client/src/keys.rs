@@ -1,5 +1,5 @@
-//! A worker's keys, as `weightbus keygen` writes them: one small JSON file. A publisher's keys are
-//! in `publisher/keys.rs`.
+//! A worker's keys, in the format of `weightbus keygen`: one small JSON file. A publisher's keys
+//! are in `publisher/keys.rs`.
 
 use crate::curve;
 use crate::error::Error;
@@ -13,11 +13,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The keys with which a worker connects to one publisher, and to no other.
+/// The keys with which a worker connects to exactly one publisher.
 #[derive(Clone, PartialEq)]
 pub struct WorkerKeys {
     name: String,
-    pub(crate) public: String, // 40 characters of Z85, like the other two
+    pub(crate) public: String, // 40 characters of Z85, like the next two fields
     pub(crate) secret: String,
     pub(crate) publisher: String,
 }
@@ -40,7 +40,7 @@ impl WorkerKeys {
         parse(&json, &file.display().to_string())
     }
 
-    /// Parses the content of a worker's file, for users who keep secrets elsewhere.
+    /// Parses the content of a worker's key file, for users who store secrets in another way.
     pub fn from_json(json: &str) -> Result<WorkerKeys, Error> {
         check_curve()?;
         parse(json.as_bytes(), "what was given for keys")
@@ -65,7 +65,8 @@ fn parse(json: &[u8], whose: &str) -> Result<WorkerKeys, Error> {
     Ok(keys)
 }
 
-/// Returns an error if `path` is the content of a file. The error does not quote it.
+/// Returns an error if `path` is the content of a key file instead of a path. The error text does
+/// not contain it.
 pub(crate) fn check_path(path: &Path) -> Result<(), Error> {
     if path.to_string_lossy().trim_start().starts_with('{') {
         let text =
@@ -91,8 +92,8 @@ impl Unread {
     }
 }
 
-/// Returns the content of a file. A `secret` file must not be open to all users. The others are
-/// read repeatedly, and reading them never blocks, even on a pipe.
+/// Returns the content of a key file. Fails if all users can read a `secret` file. Reading any
+/// other file never blocks, even on a pipe.
 pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
     let unread = |error: io::Error| {
         let gone = error.kind() == io::ErrorKind::NotFound;
@@ -130,6 +131,7 @@ pub(crate) fn object_of<T>(
     }
 }
 
+/// Returns an error unless the public key belongs to the secret key.
 pub(crate) fn check_pair(public: &str, secret: &str, whose: &str) -> Result<(), Error> {
     if curve::public_of(secret).as_deref() == Some(public) {
         return Ok(());
@@ -158,8 +160,8 @@ pub(crate) fn key_in(fields: &Fields, field: &str) -> Result<String, Fault> {
 
 const Z85: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
 
-/// True if a text is 32 bytes in Z85. Five characters stand for four bytes, and some combinations
-/// exceed what fits in four.
+/// True if a text encodes 32 bytes in Z85. Five characters encode four bytes; some combinations of
+/// five exceed 32 bits.
 fn is_z85(key: &str) -> bool {
     let digit = |c| Z85.bytes().position(|digit| digit == c).map(|value| value as u64);
     let word = |five: &[u8]| five.iter().try_fold(0, |word, &c| Some(85 * word + digit(c)?));
@@ -173,7 +175,8 @@ fn is_form(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.len()) && stars <= 1 && text.bytes().all(plain)
 }
 
-/// True if a key for names of this form may be used under this name.
+/// True if a key for names of this form, in which a `*` stands for any characters, may be used
+/// under this name.
 pub(crate) fn fits(form: &str, name: &str) -> bool {
     match form.split_once('*') {
         Some((begin, end)) => {

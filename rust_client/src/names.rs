@@ -84,7 +84,7 @@ impl Names {
         let (tell, answer) = sync_channel(1);
         let (host, port, resolve) = (self.host.clone(), self.port, self.resolve);
         let thread = thread::Builder::new().name("weightbus-lookup".to_owned());
-        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // if no thread starts, nothing is looked up
+        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // fails without a thread
         self.asked = Some(answer);
     }
 

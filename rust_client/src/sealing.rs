@@ -1,5 +1,6 @@
-//! Sealed payloads and messages: keys, nonces, and associated data (protocol, 14.1). The publisher
-//! seals in `publisher/sealer.rs`, a worker opens in `keyring.rs`.
+//! Sealed (encrypted and authenticated) payloads and messages: keys, nonces, and associated data
+//! (protocol, 14.1). The publisher encrypts in `publisher/sealer.rs`, and a worker decrypts in
+//! `keyring.rs`.
 //!
 //! ```text
 //! group key ──> id                              which group key it was
@@ -21,13 +22,13 @@ pub const AES_256_GCM: &str = "aes-256-gcm";
 /// True if this crate was built with the feature `keys`.
 pub const AVAILABLE: bool = cfg!(feature = "keys");
 
-// Purposes.
+// Purposes of a nonce.
 pub const CHUNK: u32 = 1;
 pub const LAYOUT: u32 = 2;
 pub const MESSAGE: u32 = 3;
 
 const TAG_BYTES: usize = 16;
-const PIECE_BYTES: usize = 1 << 15; // opened at once: still in the cache for the checksum
+const PIECE_BYTES: usize = 1 << 15; // decrypted at once: still in the cache for the checksum
 
 /// A secret key.
 pub type Secret = [u8; 32];
@@ -43,7 +44,7 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> Secret {
     padded(0x5c).chain_update(inner).finalize().into()
 }
 
-/// Returns one block of HKDF-Expand (RFC 5869) with SHA-256, which is the length of a key.
+/// Returns a key: one block of HKDF-Expand (RFC 5869) with SHA-256.
 fn expand(secret: &Secret, info: &[&[u8]]) -> Secret {
     hmac(secret, &[info, &[&[1]]].concat())
 }
@@ -62,19 +63,20 @@ impl fmt::Debug for GroupKey {
 }
 
 impl GroupKey {
-    /// Derives a group key from its 64 hexadecimal digits.
+    /// Derives the keys and the id of a group key from its 64 hexadecimal digits.
     pub fn of_hex(key: &str) -> GroupKey {
         let secret = hmac(b"weightbus 1", &[&bytes_of_hex(key)]); // HKDF-Extract
         let id = hex(&expand(&secret, &[b"id"])[..8]);
         GroupKey { id, of_messages: expand(&secret, &[b"messages"]), secret }
     }
 
-    /// Returns the key that seals the chunks and the layout of a version.
+    /// Returns the key that encrypts the chunks and the layout of a version.
     pub fn of_version(&self, subject: &Subject) -> Secret {
         expand(&self.secret, &[b"version", &subject.names()])
     }
 
-    /// Returns a sealed message with its tag at the end; `None` if this build cannot seal.
+    /// Returns a message encrypted under this sequence number (`count`), with its tag at the end.
+    /// Returns `None` if this build cannot encrypt.
     pub fn seal_message(&self, count: u64, plain: &[u8]) -> Option<Vec<u8>> {
         let bound = bound_to_message(count, plain.len()); // E5
         let mut sealed = Vec::with_capacity(plain.len() + TAG_BYTES);
@@ -84,7 +86,8 @@ impl GroupKey {
         Some(sealed)
     }
 
-    /// Opens the message with this sequence number (`count`); `None` if it is not authentic.
+    /// Decrypts the message with this sequence number (`count`). Returns `None` if the message is
+    /// not authentic.
     pub fn open_message(&self, count: u64, sealed: &[u8]) -> Option<Vec<u8>> {
         let (sealed, tag) = sealed.split_at(sealed.len().checked_sub(TAG_BYTES)?); // E5
         let bound = bound_to_message(count, sealed.len());
@@ -99,7 +102,7 @@ fn bound_to_message(count: u64, size: usize) -> Vec<u8> {
     [&MESSAGE.to_le_bytes()[..], &count.to_le_bytes(), &(size as u64).to_le_bytes()].concat()
 }
 
-/// A version in one encoding, or a patch, as sealing identifies it.
+/// Identifies a version in one encoding, or a patch, in keys and associated data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subject {
     pub model: String,
@@ -113,7 +116,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the subject for an announced version.
+    /// Returns the subject of an announced version.
     pub fn of(announce: &Announce) -> Subject {
         Subject {
             model: announce.model.clone(),
@@ -126,7 +129,7 @@ impl Subject {
         }
     }
 
-    /// Returns the subject for a patch to the announced version (D12).
+    /// Returns the subject of a patch whose result is the announced version (D12).
     pub fn of_patch(announce: &Announce, patch: &Patch) -> Subject {
         Subject {
             nbytes: patch.nbytes,
@@ -149,7 +152,7 @@ impl Subject {
         names
     }
 
-    /// Returns the associated data of a payload of `size` bytes.
+    /// Returns the associated data of a payload of `size` bytes. `purpose` is `CHUNK` or `LAYOUT`.
     pub fn associated(&self, purpose: u32, index: u64, size: u64) -> Vec<u8> {
         let mut bound = self.names();
         bound.extend_from_slice(&purpose.to_le_bytes());
@@ -168,23 +171,23 @@ pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
     nonce
 }
 
-/// A sealed payload that is opened piece by piece as it arrives.
+/// The decryption of a payload, piece by piece as the payload arrives.
 ///
-/// The opened bytes are not authentic before `proves` has returned their checksum.
+/// The decrypted bytes are not authentic before `proves` has returned their checksum.
 pub struct Opening {
     gcm: Gcm,
     tag: [u8; TAG_BYTES],
-    crc: u32, // of the opened bytes, computed while they are in the cache
+    crc: u32, // of the decrypted bytes, computed while they are in the cache
     broken: bool,
 }
 
 impl Opening {
-    /// Begins to open a payload. Returns `None` if this build cannot open any.
+    /// Begins to decrypt a payload. Returns `None` if this build cannot decrypt.
     pub fn new(key: &Secret, nonce: &[u8; 12], associated: &[u8], tag: [u8; TAG_BYTES]) -> Option<Opening> {
         Some(Opening { gcm: Gcm::new(key, nonce, associated)?, tag, crc: 0, broken: false })
     }
 
-    /// Opens the next bytes in place.
+    /// Decrypts the next bytes in place.
     pub fn take(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(PIECE_BYTES) {
             self.broken |= !self.gcm.in_place(piece);
@@ -192,14 +195,14 @@ impl Opening {
         }
     }
 
-    /// Returns the CRC-32C of the opened bytes; `None` if they are not those that were sealed.
+    /// Returns the CRC-32C of the decrypted bytes; `None` if they are not authentic.
     pub fn proves(self) -> Option<u32> {
         let sound = self.gcm.proves(&self.tag) && !self.broken;
         sound.then_some(self.crc)
     }
 
-    /// Opens a whole payload into `to`, which must have the same length. Returns the CRC-32C of the
-    /// opened bytes, or `None` if they are not authentic.
+    /// Decrypts a whole payload into `to`, which must have the same length. Returns the CRC-32C of
+    /// the decrypted bytes, or `None` if they are not authentic.
     pub fn opens(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
         for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
             self.broken |= !self.gcm.copy(piece, to);

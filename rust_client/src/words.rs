@@ -1,16 +1,16 @@
 //! Makes text from other hosts safe to print.
 
-/// Returns a foreign text on one line, without control characters and invisible ones, cut off after
-/// `most` characters.
+/// Returns a text from another host on one line, without control characters and invisible
+/// characters, cut off after `most` characters.
 pub fn printable(text: &str, most: usize) -> String {
     let clean: String = text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect();
     let words: Vec<&str> = clean.split_whitespace().collect();
     words.join(" ").chars().take(most).collect()
 }
 
-/// True if a character is visible: then the standard library does not escape it. The character is
-/// tested behind another one, since a combining character is escaped at the beginning of a text
-/// only.
+/// True if a character is visible: then the standard library does not escape it. The test puts a
+/// letter before the character, since a combining character is escaped only at the beginning of a
+/// text.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return c == ' ' || c.is_ascii_graphic();
@@ -18,8 +18,8 @@ fn is_printable(c: char) -> bool {
     !format!("a{}", c).escape_debug().any(|escaped| escaped == '\\')
 }
 
-/// Returns a foreign text on one line; control characters, and characters that hide or turn text,
-/// are escaped as in a Rust string. Visible characters stay.
+/// Returns a text from another host on one line. Control characters, and characters that hide or
+/// reorder text, are escaped as in a Rust string.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

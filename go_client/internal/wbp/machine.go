@@ -8,7 +8,7 @@ import (
 
 // A Model is a WorkerMachine's configuration of one model.
 type Model struct {
-	Accepts func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
+	Accepts func(layout *Layout) string // returns the reason that a layout cannot be applied; "" if it can
 	Bytes   int64                       // expected size of a version, 0 if unknown
 
 	LayoutBytes int64 // size of the largest layout of the registered tensors, 0 if unknown
@@ -16,9 +16,9 @@ type Model struct {
 
 // A WorkerMachine is the state machine of one worker.
 //
-// The session of the worker is in state outside, probing or inside (phases.go). While it is inside,
-// each message goes to the follower of its model. While it is outside, the worker keeps its staged
-// and running versions and repeats hello, so that it rejoins a publisher that restarts.
+// The session of the worker has the state outside (no session), probing or inside (phases.go).
+// Inside, each message goes to the follower of its model. Outside, the worker keeps its staged and
+// running versions and repeats hello, so that it rejoins a publisher that restarts.
 type WorkerMachine struct {
 	Malformed int // number of malformed messages, which were dropped
 
@@ -37,16 +37,17 @@ type WorkerMachine struct {
 	heardAt         time.Duration
 	answeredAt      time.Duration // when the last control message was received
 	saidHelloAt     time.Duration
-	unansweredSince time.Duration // when the first unanswered hello was sent; never if all were answered
-	unheardSince    time.Duration // start of a session without a published message; never once Unheard was returned
+	unansweredSince time.Duration // when the first unanswered hello was sent; never if there is none
+	unheardSince    time.Duration // start of a session without a published message; never once one came or Unheard was returned
 	pingedAt        time.Duration
 	pingEvery       time.Duration
-	spare           []byte // memory for payloads of announcements; reused, so that small versions allocate none
+	spare           []byte // reusable memory for payloads of announcements, so that small versions allocate none
 }
 
 const spareMax = 1 << 20 // bytes of spare
 
-// NewWorkerMachine returns a machine without a session. If opens is nil, shared memory is disabled.
+// NewWorkerMachine returns a machine without a session. If opens is nil, the shared-memory
+// transport is disabled.
 func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *WorkerMachine {
 	m := &WorkerMachine{
 		identity: id, models: models, timing: timing, followers: map[string]*follower{}, opens: opens, ages: ages{}, session: outside,
@@ -118,8 +119,8 @@ func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	return nil
 }
 
-// lend returns a lease of size bytes for the payload of an announcement, with room for a tag after
-// them. takeBack takes the memory back once the message was processed.
+// lend returns a lease of size bytes for the payload of an announcement, with room for an
+// authentication tag after the bytes. takeBack ends the lease once the message was processed.
 func (m *WorkerMachine) lend(size int) *Lease {
 	memory := m.spare
 	m.spare = nil
@@ -129,8 +130,8 @@ func (m *WorkerMachine) lend(size int) *Lease {
 	return &Lease{view: memory[:size]}
 }
 
-// takeBack ends a lease after its message was processed. If a transfer owns the lease and did not
-// use it, takeBack cancels it. If the memory comes from lend, takeBack keeps it for reuse.
+// takeBack ends a lease after its message was processed. It cancels an unused lease of a transfer,
+// and keeps the memory of a lease from lend for reuse.
 func (m *WorkerMachine) takeBack(lease *Lease) {
 	switch {
 	case lease == nil:

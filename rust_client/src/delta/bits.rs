@@ -1,13 +1,13 @@
-//! Reads strings of bits, from the lowest bit of each byte, and the codes of a patch in them.
+//! Reads the codes of a patch from a string of bits, which begins at the lowest bit of each byte.
 
 use super::Fault;
 use std::convert::TryInto;
 
-const PEEKED: u32 = 57; // bits that a peek has at any position in a byte
-const GOLOMB_BITS_MAX: u32 = 16; // no step has a larger size
+const PEEKED: u32 = 57; // bits that `peek` returns at least
+const GOLOMB_BITS_MAX: u32 = 16; // larger sizes do not fit a step
 const EARLY: Fault = "it ends early";
 
-/// Returns the number that little-endian bytes stand for.
+/// Returns the value of a little-endian number.
 pub fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
@@ -23,7 +23,7 @@ impl<'a> Reader<'a> {
         Reader { data, at: 0 }
     }
 
-    /// Returns the number of bits left; 0 if a code led beyond the end.
+    /// Returns the number of unread bits; 0 if a code extended beyond the end.
     pub fn left(&self) -> usize {
         (8 * self.data.len()).saturating_sub(self.at)
     }
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
         word >> (self.at % 8)
     }
 
-    /// Takes `width` bits, at most 32; the caller has checked that they exist.
+    /// Reads `width` bits, at most 32. The caller has checked that there are so many.
     #[inline]
     fn take(&mut self, width: u32) -> u32 {
         let value = self.peek() & ((1 << width) - 1);
@@ -47,6 +47,7 @@ impl<'a> Reader<'a> {
         value as u32
     }
 
+    /// Returns an error if fewer than `bits` bits are unread.
     fn need(&self, bits: usize) -> Result<(), Fault> {
         if bits <= self.left() {
             Ok(())
@@ -61,6 +62,7 @@ impl<'a> Reader<'a> {
         Ok(self.take(width))
     }
 
+    /// Reads a unary code: the number of clear bits before the next set bit, at most `most`.
     #[inline]
     fn unary(&mut self, most: u32) -> Result<u32, Fault> {
         let mut value = 0;
@@ -71,7 +73,7 @@ impl<'a> Reader<'a> {
                 return Err("a code leads beyond what it may");
             }
             if zeros < PEEKED {
-                self.at += zeros as usize + 1; // the bit is before the end: after that are zeros
+                self.at += zeros as usize + 1; // a set bit is never beyond the end
                 return Ok(value);
             }
             self.at += zeros as usize;
@@ -79,8 +81,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads positions, coded as Rice codes of the gaps between them, and appends them to `out`.
-    /// Every position must be below `most`.
+    /// Reads `count` positions and appends them to `out`. The gaps between positions have Rice
+    /// codes with the parameter `k`. Every position must be below `most`.
     pub fn positions(&mut self, count: usize, k: u32, most: usize, out: &mut Vec<u32>) -> Result<(), Fault> {
         let begin = out.len();
         for _ in 0..count {
@@ -90,7 +92,7 @@ impl<'a> Reader<'a> {
         let mut next = 0;
         for position in &mut out[begin..] {
             *position += next + self.take(k);
-            next = *position + 1; // at most 2^20, since the previous one was below `most`
+            next = *position + 1; // at most 2^20, since the previous position was below `most`
             if next as usize > most {
                 return Err("a gap leads past the end");
             }
@@ -106,7 +108,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads numbers in Exp-Golomb codes into `out`, in place of its content.
+    /// Reads `count` numbers in Exp-Golomb codes with the parameter `k`, and replaces the content
+    /// of `out` with them.
     pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.clear();
         let mut bits = 0;
@@ -123,8 +126,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Checks that the rest of the last byte is zero padding. Returns the number of bytes that were
-    /// read, including this byte.
+    /// Checks that the unread bits of the last byte are zero. Returns the number of bytes read,
+    /// including that byte.
     pub fn filled(&self) -> Result<usize, Fault> {
         let rest = self.at.wrapping_neg() % 8;
         if self.peek() & ((1 << rest) - 1) == 0 {
@@ -134,7 +137,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Checks that no byte follows.
+    /// Checks that no bytes follow the last code.
     pub fn end(&self) -> Result<(), Fault> {
         if self.filled()? == self.data.len() {
             Ok(())

@@ -1,9 +1,9 @@
-//! Makes a patch: the difference between two versions of one layout, in as few bytes as possible.
+//! Makes a patch, the difference between two versions of one layout, in as few bytes as possible.
 //!
-//! Each block gets the mode that takes the fewest bytes. Steps are coded with one class or, if the
-//! exponent of an element is known, with sixteen. The probability of a change halves from one
-//! exponent to the next, so gaps between changed elements of a class are shorter than gaps between
-//! all changed elements. The Python encoder makes the same bytes.
+//! Each block gets the mode that takes the fewest bytes. A step is the distance from an old to a
+//! new value, counted in representable values. Steps are coded in one class or, for floats, in
+//! sixteen classes by exponent. The probability of a change halves from one exponent to the next,
+//! so that gaps are coded in fewer bits by class. The Python encoder makes the same bytes.
 
 use super::format::{self, Block, Header, Kind, Mode};
 use super::scan::{self, Steps};
@@ -17,10 +17,10 @@ pub struct Side<'a> {
     pub digest: &'a str,
 }
 
-/// Returns the patch that leads from one data section to another, bit for bit.
+/// Returns the patch that turns the data section `base` into `target`, bit for bit.
 ///
-/// Both digests are by chunks of `chunk_bytes`. With `classes`, steps may be coded by class: that
-/// takes fewer bytes, but the decoder must look at every element of the base. Returns an error if a
+/// Both digests are of chunks of `chunk_bytes`. With `classes`, steps may be coded by class: that
+/// takes fewer bytes, but the decoder must read every element of the base. Returns an error if a
 /// data section does not fit the layout, and once `wanted` returns false.
 pub fn encode(
     layout: &Layout,
@@ -58,7 +58,7 @@ pub fn encode(
 /// An encoded block.
 type Coded = (Mode, Vec<u8>);
 
-/// Encodes a group in as few bytes as possible.
+/// Encodes the blocks of a group, with their table, in as few bytes as possible.
 fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8> {
     let pair = |block: &Block| (&base[block.begin..block.end], &target[block.begin..block.end]);
     let mut group =
@@ -86,19 +86,19 @@ fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8>
     coded
 }
 
-/// Blocks that share a table.
+/// Blocks that share a table of codes.
 struct Group<'a> {
     blocks: &'a [Block],
     pairs: Vec<(&'a [u8], &'a [u8])>,
-    others: Vec<Option<Coded>>, // encoded without steps, once needed
+    others: Vec<Option<Coded>>, // each block encoded without steps, once needed
 }
 
 /// The steps of a block, with its index in the group.
 type Stepped = (usize, Vec<Steps>);
 
 impl Group<'_> {
-    /// Returns entries, table and bodies. A block is coded by steps if it is in `found` and steps
-    /// are best.
+    /// Returns the bytes of the group: entries, table and bodies. A block is coded by steps if it
+    /// is in `found` and steps take the fewest bytes.
     fn coded(&mut self, found: Vec<Stepped>) -> Vec<u8> {
         let (table, bodies) = self.stepped(found);
         let mut bodies = bodies.into_iter().peekable();
@@ -118,9 +118,10 @@ impl Group<'_> {
         out
     }
 
-    /// Returns the table of the blocks for which steps are best, and the bodies of these blocks.
+    /// Returns the table of the blocks for which steps take the fewest bytes, and the bodies of
+    /// these blocks, each with its index.
     ///
-    /// A block for which steps are not best, even with a table of its own, has no part in this
+    /// A block for which steps are not best even with a table of its own does not influence this
     /// table.
     fn stepped(&mut self, mut found: Vec<Stepped>) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
         while !found.is_empty() {
@@ -151,6 +152,7 @@ impl Group<'_> {
         (format::pack_table(&table), bodies)
     }
 
+    /// True if coding the block by steps, in `nbytes`, takes the fewest bytes.
     fn is_best(&mut self, index: usize, nbytes: usize, changes: usize) -> bool {
         let block = self.blocks[index];
         nbytes < block.nbytes()
@@ -168,12 +170,12 @@ fn changes(steps: &[Steps]) -> usize {
     steps.iter().map(|class| class.gaps.len()).sum()
 }
 
-/// Returns the minimum size in bytes of overwriting these elements.
+/// Returns the minimum size in bytes of a body that overwrites `changes` elements.
 fn overwrite_least(changes: usize, width: usize) -> usize {
     3 + changes / 8 + changes * width
 }
 
-/// Encodes the changed elements of a block, or all of it if that is smaller.
+/// Encodes the changed elements of a block, or the whole block if that takes fewer bytes.
 fn overwritten(block: &Block, base: &[u8], target: &[u8]) -> Coded {
     let width = block.width;
     let at = scan::changed(base, target, width);

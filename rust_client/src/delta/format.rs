@@ -17,7 +17,7 @@ pub const CLASSES: usize = 16;
 const WIDTH_MAX: u32 = 19; // bits of a count
 pub const RICE_MAX: u32 = 18;
 const EVERY: u32 = 31;
-// Bits of the fields of a row.
+// Widths in bits of the fields of a table's row.
 const COUNT_BITS: u32 = 5;
 const GAP_BITS: u32 = 5;
 const LARGE_BITS: u32 = 5;
@@ -29,7 +29,7 @@ const SIZE_BITS: u32 = 4;
 pub struct Header {
     pub layout_id: String,
     pub nbytes: u64,
-    /// Chunk size of both digests.
+    /// Chunk size in bytes of both digests.
     pub chunk_bytes: u64,
     pub base: String,
     pub target: String,
@@ -75,10 +75,10 @@ impl Header {
     }
 }
 
-/// The kind of some elements.
+/// How a patch can treat the elements of a dtype.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// Elements of any kind.
+    /// Elements that are only copied or overwritten.
     Plain,
     /// Integers of 16 bits.
     Integer,
@@ -87,7 +87,7 @@ pub enum Kind {
     F16,
 }
 
-/// Elements of one dtype, end to end: bytes `begin` to `end` of the data section.
+/// Adjacent elements of one dtype: bytes `begin` to `end` of the data section.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
     pub begin: usize,
@@ -102,7 +102,7 @@ impl Block {
     }
 }
 
-/// Returns the runs of adjacent tensors of one dtype, each as one block.
+/// Returns one block for each run of adjacent tensors of one dtype.
 fn stretches(layout: &Layout) -> Vec<Block> {
     let mut found: Vec<Block> = Vec::new();
     let mut before = None;
@@ -193,17 +193,18 @@ fn sized(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize), Faul
     }
 }
 
-/// Which steps of a class have a size above 1.
+/// Which steps of a class are large: have a size above 1.
 #[derive(Clone, Copy, Debug)]
 pub enum Large {
     None,
-    /// Some steps: their count has these bits, and their gaps are coded by this parameter.
+    /// Some steps: the number of bits of their count, and the Rice parameter of the gaps between
+    /// them.
     Some(u32, u32),
-    /// Any of the steps, so each has its size.
+    /// Possibly all steps, so that the size of each is coded.
     Every,
 }
 
-/// The codes for the steps of a class.
+/// A row of a table: the parameters of the codes for the steps of a class.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     pub class: usize,
@@ -213,8 +214,8 @@ pub struct Row {
     pub size: u32,
 }
 
-/// The codes for the steps of a group, with one class or all classes. A class without steps has no
-/// row.
+/// The codes for the steps of a group, with one class or `CLASSES` classes. A class without steps
+/// has no row.
 #[derive(Debug)]
 pub struct Table {
     pub classes: usize,

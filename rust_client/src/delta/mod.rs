@@ -2,8 +2,8 @@
 //! bit.
 //!
 //! `docs/DELTA.md` at the root defines every byte. No byte is written before the whole patch was
-//! checked against the bytes of the base. That check decodes all changes: they are kept for writing
-//! as long as they are small, and the rest is decoded again.
+//! checked against the bytes of the base. That check decodes all changes. Decoded changes are kept
+//! for writing up to a limit of memory, and the rest is decoded again.
 
 mod bits;
 mod encode;
@@ -22,9 +22,9 @@ use format::{Block, Mode, Table};
 use std::fmt;
 use steps::{Changes, Scratch};
 
-const KEPT: usize = 8; // kept changes have at most this part of the data section's size
+const KEPT: usize = 8; // kept changes take at most the data section's size divided by this
 
-/// What is wrong with the body of a block.
+/// The error text for the body of a block.
 type Fault = &'static str;
 
 /// Why a patch is rejected.
@@ -55,7 +55,7 @@ pub struct Patch<'a> {
 }
 
 impl<'a> Patch<'a> {
-    /// Parses a patch, and checks all that can be checked without the base.
+    /// Parses a patch, and checks everything that can be checked without the base.
     pub fn parse(layout: &Layout, data: &'a [u8]) -> Result<Patch<'a>, PatchError> {
         let header = Header::parse(data)?;
         if header.layout_id != layout.id || header.nbytes != layout.nbytes {
@@ -75,6 +75,7 @@ impl<'a> Patch<'a> {
         Ok(patch)
     }
 
+    /// Parses the group at `at`, and advances `at`.
     fn parse_group(&mut self, group: &[Block], data: &'a [u8], at: &mut usize) -> Result<(), PatchError> {
         let mut entries = Vec::with_capacity(group.len());
         for block in group {
@@ -95,14 +96,15 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Turns `data` from the base into the target. `digest` is the digest of `data`, if known. If
-    /// `data` is not the base, or a block is malformed, returns an error and leaves `data`
-    /// unchanged. If the result is not the target, returns an error, and `data` must be discarded.
+    /// Changes `data` from the base of the patch to its target. `digest` is the digest of `data`,
+    /// if known. If `data` is not the base, or a block is malformed, returns an error and leaves
+    /// `data` unchanged. If the result is not the target, returns an error, and `data` must be
+    /// discarded.
     pub fn apply(&self, data: &mut [u8], digest: Option<&str>) -> Result<(), PatchError> {
         self.apply_while(data, digest, &|| true)
     }
 
-    /// Like `apply`, but returns an error soon after `wanted` returns false.
+    /// Does what `apply` does, but returns an error soon after `wanted` returns false.
     pub fn apply_while(
         &self,
         data: &mut [u8],
@@ -129,13 +131,13 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Changes all blocks, or none if one is malformed. Checks no digest, unlike `apply`.
+    /// Changes all blocks of `data`, or none if one is malformed. Unlike `apply`, checks no digest.
     pub fn put(&self, data: &mut [u8]) -> Result<(), PatchError> {
         self.put_while(data, &|| true)
     }
 
-    /// Like `put`, but stops before the next block once `wanted` returns false. Earlier blocks are
-    /// changed by then.
+    /// Does what `put` does, but returns an error before the next block once `wanted` returns
+    /// false. Earlier blocks may have changed.
     fn put_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let go_on = || if wanted() { Ok(()) } else { Err(PatchError("nobody wants it any more".to_owned())) };
         if data.len() as u64 != self.header.nbytes {
@@ -144,7 +146,7 @@ impl<'a> Patch<'a> {
         }
         let room = data.len() / KEPT;
         let (mut scratch, mut kept, mut again) = (Scratch::default(), Changes::default(), Changes::default());
-        let mut ends = Vec::new(); // where the kept changes end, for each of the first parts
+        let mut ends = Vec::new(); // for each of the first parts, the end of its kept changes
         for part in &self.parts {
             go_on()?;
             let block = &data[part.block.begin..part.block.end];
@@ -172,8 +174,8 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Checks that the patch leads from one data section to another. Returns an error if it does
-    /// not, and once `wanted` returns false.
+    /// Returns an error unless the patch turns the data section `base` into `target`, and once
+    /// `wanted` returns false.
     pub fn compare(&self, base: &[u8], target: &[u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let nbytes = self.header.nbytes;
         if base.len() as u64 != nbytes || target.len() as u64 != nbytes {
@@ -204,7 +206,7 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Appends the changes of a block, given its bytes in the base.
+    /// Appends the changes of a block to `changes`. `block` is the block's bytes in the base.
     fn decode(
         &self,
         part: &Part,

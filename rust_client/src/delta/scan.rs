@@ -1,7 +1,7 @@
-//! Compares two blocks: which elements change, and by which steps.
+//! Compares two blocks: finds the elements that change, and by which steps.
 //!
-//! Blocks are read 64 elements at a time, once for both ways of coding. The elements of all classes
-//! are counted at once, in the bytes of one number.
+//! Blocks are read once for both ways of coding, 64 elements at a time. The elements of all classes
+//! are counted at once: each byte of a 128-bit number counts one class.
 
 use super::format::{Kind, CLASSES};
 use super::steps::{element, place_of, Classes, BF16, F16};
@@ -13,15 +13,16 @@ const SIDE: usize = 2 * WINDOW; // bytes
 /// The changes of a block: of all elements, or of one class.
 #[derive(Default)]
 pub struct Steps {
-    /// Number of unchanged elements before each changed one.
+    /// The number of unchanged elements before each changed element.
     pub gaps: Vec<u32>,
-    /// From the position of the old element, in the order of all numbers, to that of the new one.
+    /// The difference between the new and the old element, as positions in the order of all values
+    /// of the dtype.
     pub steps: Vec<i32>,
 }
 
 impl Steps {
-    /// Adds the step of the element with this rank. `next` is the rank after the previous changed
-    /// element.
+    /// Adds the step of a changed element. `rank` counts the elements of its class before it;
+    /// `next` is the rank after the previous changed element.
     fn push(&mut self, rank: u32, step: i32, next: &mut u32) {
         self.gaps.push(rank - *next);
         self.steps.push(step);
@@ -39,6 +40,7 @@ pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> (Steps, Vec<Steps>) {
     }
 }
 
+/// Returns the steps in one class.
 fn flat(base: &[u8], target: &[u8]) -> Steps {
     let (mut found, mut next) = (Steps::default(), 0);
     for ((old, new), begin) in base.chunks(SIDE).zip(target.chunks(SIDE)).zip((0..).step_by(WINDOW)) {
@@ -52,6 +54,7 @@ fn flat(base: &[u8], target: &[u8]) -> Steps {
     found
 }
 
+/// Returns the steps in one class, and the steps by class.
 fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> (Steps, Vec<Steps>) {
     let (mut all, mut all_next) = (Steps::default(), 0);
     let mut found: Vec<Steps> = (0..CLASSES).map(|_| Steps::default()).collect();
@@ -82,7 +85,7 @@ fn step(old: &[u8], new: &[u8], place: u32) -> i32 {
     place_of(element(&new[at..])) - place_of(element(&old[at..]))
 }
 
-/// Returns one bit for each element of a window: it is set if the element differs.
+/// Returns a mask with a bit for each element of a window: the bit is set if the element differs.
 fn differ(old: &[u8], new: &[u8]) -> u64 {
     if old == new {
         return 0;
@@ -90,7 +93,7 @@ fn differ(old: &[u8], new: &[u8]) -> u64 {
     if let (Ok(old), Ok(new)) = (old.try_into(), new.try_into()) {
         return differ_whole(old, new);
     }
-    let (mut old_side, mut new_side) = ([0; SIDE], [0; SIDE]); // the last one: zeros follow in both
+    let (mut old_side, mut new_side) = ([0; SIDE], [0; SIDE]); // zeros pad the last window
     old_side[..old.len()].copy_from_slice(old);
     new_side[..new.len()].copy_from_slice(new);
     differ_whole(&old_side, &new_side)
@@ -98,7 +101,7 @@ fn differ(old: &[u8], new: &[u8]) -> u64 {
 
 fn differ_whole(old: &[u8; SIDE], new: &[u8; SIDE]) -> u64 {
     const LOW: u64 = 0x7fff_7fff_7fff_7fff;
-    // a multiplication by this moves the lowest bits of four elements side by side
+    // a multiplication by this gathers the lowest bits of four elements
     const TOGETHER: u64 = 1 << 48 | 1 << 33 | 1 << 18 | 1 << 3;
     let words = |side: &[u8; SIDE]| {
         let mut words = [0; SIDE / 8];
@@ -109,7 +112,7 @@ fn differ_whole(old: &[u8; SIDE], new: &[u8; SIDE]) -> u64 {
     };
     words(old).iter().zip(words(new)).rev().fold(0, |mask, (&old, new)| {
         let other = old ^ new;
-        let highest = (((other & LOW) + LOW) | other) & !LOW; // of each element that differs
+        let highest = (((other & LOW) + LOW) | other) & !LOW; // of the elements that differ
         mask << 4 | (highest >> 15).wrapping_mul(TOGETHER) >> 48 & 15
     })
 }
@@ -137,7 +140,7 @@ fn changed_of<const WIDTH: usize>(base: &[u8], target: &[u8]) -> Vec<u32> {
     found
 }
 
-/// Returns the gaps before increasing positions.
+/// Returns the gap before each of these increasing positions.
 pub fn gaps_of(at: &[u32]) -> Vec<u32> {
     let mut next = 0;
     let gap = |&at: &u32| at - std::mem::replace(&mut next, at + 1);

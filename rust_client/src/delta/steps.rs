@@ -1,7 +1,8 @@
-//! Reads the bodies of blocks: which elements change, and to which values.
+//! Reads the bodies of blocks: finds the elements that change, and their new values.
 //!
-//! A block with classes is read 64 elements at a time. The elements of each class are counted in
-//! one byte of a number. Only if a change falls among these 64 elements is each one classified.
+//! A block with classes is read 64 elements at a time. Each byte of a 128-bit number counts the
+//! elements of one class. The elements are classified one by one only if some of these 64 elements
+//! change.
 
 use super::bits::{number, Reader};
 use super::format::{Kind, Large, Row, Table, CLASSES, RICE_MAX};
@@ -9,10 +10,10 @@ use super::Fault;
 use std::convert::TryInto;
 
 const WINDOW: usize = 64;
-const NEVER: u32 = u32::MAX; // rank of no element
-const NO_CLASS: u8 = CLASSES as u8; // of places beyond the last element
+const NEVER: u32 = u32::MAX; // above the rank of any element
+const NO_CLASS: u8 = CLASSES as u8; // for the places after the last element
 
-/// Changes: positions of elements in their blocks, and, for steps, the new values.
+/// Decoded changes: the positions of elements in their blocks and, for steps, the new values.
 #[derive(Default)]
 pub struct Changes {
     pub at: Vec<u32>,
@@ -30,12 +31,12 @@ impl Changes {
     }
 }
 
-/// Memory for the steps of a block, of all classes.
+/// Reusable memory for the steps of one block.
 #[derive(Default)]
 pub struct Scratch {
     ranks: Vec<u32>,
     steps: Vec<i32>,
-    which: Vec<u32>, // of a class: indices of the steps with a size above 1
+    which: Vec<u32>, // indices of a class's steps with a size above 1
     sizes: Vec<u32>,
 }
 
@@ -73,8 +74,8 @@ pub fn read(
     find(block, kind, cursors(table, &counts), scratch, &mut put)
 }
 
-/// Returns for each class the number of its steps, and how many of these are large. Returns an
-/// error if there are more than the block or the body has room for.
+/// Returns, for each class, the number of steps and the number of large steps. Returns an error if
+/// the block has fewer elements, or the body fewer bytes, than that many steps need.
 fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(usize, usize)>, Fault> {
     let mut counts = Vec::with_capacity(table.rows.len());
     let mut total = 0;
@@ -97,7 +98,8 @@ fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(us
 }
 
 impl Scratch {
-    /// Reads the steps of a class, and the ranks of the changed elements within it.
+    /// Reads the `count` steps of a class, of which `large` have a size above 1, and the ranks of
+    /// the changed elements within the class.
     fn read_class(
         &mut self,
         reader: &mut Reader,
@@ -136,13 +138,13 @@ pub fn element(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-/// Returns the position of an element in the order of all numbers.
+/// Returns the position of a 16-bit float or integer in the order of all values of its dtype.
 #[inline]
 pub fn place_of(element: u16) -> i32 {
     i32::from(if element & 0x8000 == 0 { element | 0x8000 } else { !element })
 }
 
-/// Returns the class of an element, given its bits from the seventh on.
+/// Returns the class of an element. `upper` is the element without its lowest 7 bits.
 const fn class_of(upper: usize, f16: bool) -> usize {
     if f16 {
         return upper >> 4 & 15;
@@ -155,7 +157,8 @@ const fn class_of(upper: usize, f16: bool) -> usize {
     }
 }
 
-/// Tables by these bits of an element: its class, and a number whose byte of that class is 1.
+/// Tables by the upper 9 bits of an element: its class, and a number whose only set bit counts one
+/// in that class's byte.
 pub struct Classes {
     of: [u8; 512],
     ones: [u128; 512],
@@ -177,8 +180,8 @@ pub static BF16: Classes = classes(false);
 pub static F16: Classes = classes(true);
 
 impl Classes {
-    /// Returns the number of elements of each class, in a byte each, the first class in the lowest
-    /// byte. There may be at most 255 elements.
+    /// Returns the number of elements of each class, at most 255, in a byte each. The lowest byte
+    /// is of the first class.
     #[inline]
     pub fn counted(&self, elements: &[u8]) -> u128 {
         let ones = elements.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);
@@ -191,6 +194,7 @@ impl Classes {
         self.of[usize::from(element >> 7)].into()
     }
 
+    /// Returns the class of each element of a window.
     fn told_apart(&self, window: &[u8]) -> [u8; WINDOW] {
         let mut found = [NO_CLASS; WINDOW];
         for (class, bytes) in found.iter_mut().zip(window.chunks_exact(2)) {
@@ -200,13 +204,13 @@ impl Classes {
     }
 }
 
-/// Returns one bit for each element: it is set if the element is of this class.
+/// Returns a mask with a bit for each element: the bit is set if the element is of this class.
 fn mask_of(found: &[u8; WINDOW], class: usize) -> u64 {
     const EACH: u64 = 0x0101_0101_0101_0101;
-    const TOGETHER: u64 = 0x0102_0408_1020_4080; // moves the lowest bits of all bytes to the highest
+    const TOGETHER: u64 = 0x0102_0408_1020_4080; // gathers the bytes' lowest bits in the highest
     found.chunks_exact(8).rev().fold(0, |mask, bytes| {
         let word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let other = word ^ (class as u64 * EACH); // a byte is 0 for this class, and at most 31
+        let other = word ^ (class as u64 * EACH); // per byte: 0 for this class, else at most 31
         let same = !(other + 0x7f * EACH) >> 7 & EACH;
         mask << 8 | same.wrapping_mul(TOGETHER) >> 56
     })
@@ -217,7 +221,7 @@ struct Cursor {
     class: usize,
     next: usize,
     end: usize,
-    seen: u32, // elements of the class so far
+    seen: u32, // elements of the class in the windows so far
 }
 
 fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
@@ -229,8 +233,8 @@ fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
     all.filter(|cursor| cursor.next < cursor.end).collect()
 }
 
-/// Finds the changed elements by their ranks within classes, and calls `put` with each position and
-/// step.
+/// Finds the changed elements by their ranks within their classes, and calls `put` with the
+/// position and the step of each.
 fn find(
     block: &[u8],
     kind: Kind,
@@ -268,7 +272,7 @@ fn find(
     }
 }
 
-/// Reads the positions in a body that overwrites elements, and appends them to `at`. The new
+/// Reads the positions of the overwritten elements from a body, and appends them to `at`. The new
 /// elements are at the end of the body.
 pub fn read_overwrite(body: &[u8], width: usize, elements: usize, at: &mut Vec<u32>) -> Result<(), Fault> {
     const FAULT: Fault = "it names more elements than there are, or than its bytes have room for";

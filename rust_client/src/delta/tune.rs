@@ -1,11 +1,11 @@
-//! Chooses the codes for the steps of a group, and writes the bodies of its blocks with them.
+//! Chooses the codes for the steps of a group, and writes the bodies of its blocks in these codes.
 
 use super::format::{Large, Row, Table};
 use super::scan::Steps;
 use super::write::{bit_length, Writer};
 
-const PARAMETERS: u32 = 16; // of Exp-Golomb codes
-const LENGTHS: usize = 17; // of sizes, from 0 on
+const PARAMETERS: u32 = 16; // number of Exp-Golomb parameters
+const LENGTHS: usize = 17; // numbers of bits of a size, from 0 on
 
 /// The steps of a class with a size above 1, in one or more blocks.
 #[derive(Default)]
@@ -30,13 +30,14 @@ impl Larges {
     }
 }
 
-/// Returns the best codes for some blocks, given their steps by class.
+/// Returns the best codes for some blocks. `blocks` has the steps of each block by class.
 pub fn table(blocks: &[&[Steps]]) -> Table {
     let classes = blocks.first().map_or(0, |block| block.len());
     let of = |class| row(class, &blocks.iter().map(|block| &block[class]).collect::<Vec<_>>());
     Table { classes, rows: (0..classes).filter_map(of).collect() }
 }
 
+/// Returns the best codes for the steps of a class; `None` if there are no steps.
 fn row(class: usize, blocks: &[&Steps]) -> Option<Row> {
     let counts = || blocks.iter().map(|block| block.gaps.len());
     let (count, most) = (counts().sum::<usize>(), counts().max()?);
@@ -59,8 +60,8 @@ fn row(class: usize, blocks: &[&Steps]) -> Option<Row> {
     Some(Row { class, count: bit_length(most as u32), gap, large, size })
 }
 
-/// Returns the best of the three Rice parameters next to the mean, and the bits that the values
-/// then take.
+/// Returns the best of three Rice parameters near the mean value, and the number of bits that the
+/// values then take.
 fn best_rice(values: impl Iterator<Item = u32> + Clone, count: usize) -> (u32, u64) {
     if count == 0 {
         return (0, 0);
@@ -75,9 +76,9 @@ fn best_rice(values: impl Iterator<Item = u32> + Clone, count: usize) -> (u32, u
     costs.min().map_or((0, 0), |(cost, k)| (k, cost))
 }
 
-/// Returns a good Exp-Golomb parameter for sizes, and the bits that the sizes take with it. `sizes`
-/// are the sizes above 1, minus 2, and `more` is added to each. `ones` is the number of sizes that
-/// are 1.
+/// Returns a good Exp-Golomb parameter for sizes, and the number of bits that the sizes then take.
+/// `sizes` are the sizes above 1, minus 2, and `more` is added to each. `ones` is the number of
+/// sizes that are 1.
 fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
     let mut lengths = [0; LENGTHS];
     lengths[0] = ones as u64;
@@ -86,12 +87,12 @@ fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
         let each = lengths.iter().zip(0u32..);
         each.map(|(count, length)| count * u64::from(1 + k + 2 * length.saturating_sub(k))).sum()
     };
-    let k = (0..PARAMETERS).min_by_key(|&k| guess(k)).unwrap_or(0); // the first of equal ones
+    let k = (0..PARAMETERS).min_by_key(|&k| guess(k)).unwrap_or(0); // the lowest if several are equal
     let cost = |size: &u32| u64::from(2 * bit_length(size + more + (1 << k)) - 1 - k);
     (k, ones as u64 * u64::from(1 + k) + sizes.iter().map(cost).sum::<u64>())
 }
 
-/// Returns the body of a block, given its steps by class.
+/// Returns the body of a block. `block` has its steps by class.
 pub fn body(block: &[Steps], table: &Table) -> Vec<u8> {
     let mut writer = Writer::default();
     let larges = |row: &Row| {
@@ -127,8 +128,8 @@ pub fn body(block: &[Steps], table: &Table) -> Vec<u8> {
     writer.end()
 }
 
-/// Returns the body of a block that overwrites elements, given the gaps before them and their
-/// bytes.
+/// Returns a body that overwrites elements: the gaps before these elements, then the bytes
+/// `elements`.
 pub fn overwrite(gaps: &[u32], elements: impl Iterator<Item = u8>) -> Vec<u8> {
     let (k, _) = best_rice(gaps.iter().copied(), gaps.len());
     let mut writer = Writer::default();

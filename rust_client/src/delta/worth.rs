@@ -1,26 +1,26 @@
 //! Estimates the size of a patch from a sample, without a scan of both versions.
 //!
-//! A patch is a little larger than the entropy of which elements change, and of their new values.
-//! Coding changes by class, if known (`encode.rs`), saves a part of the entropy of which elements
-//! change, and takes longer. So the whole version arrives soonest over the fastest links, a patch
+//! A patch is a little larger than the entropy of the positions of the changed elements and of
+//! their new values. Coding changes by class (`encode.rs`) saves a part of the entropy of the
+//! positions, and takes longer. So the whole version arrives first over the fastest links, a patch
 //! with classes over the slowest, and a patch without classes in between.
 //!
-//! A `Pair` has a number for patches without classes, and then one for patches with classes. The
-//! constants are those of the Python publisher (`codecs/delta/worth.py`), which were measured.
+//! A `Pair` has a number for patches without classes, and then a number for patches with classes.
+//! The constants were measured, and equal those of the Python publisher (`codecs/delta/worth.py`).
 
 use super::format::{groups, Block, Kind, HEADER_BYTES};
 use crate::dtype::Dtype;
 use crate::layout::Layout;
 use std::ops::Range;
 
-const SAMPLES: usize = 64; // places that are sampled, if there are as many blocks
-const SAMPLE_BYTES: usize = 1 << 18; // bytes that are sampled in all these places
+const SAMPLES: usize = 64; // blocks that are sampled, at most
+const SAMPLE_BYTES: usize = 1 << 18; // bytes that are sampled in all of these blocks
 const STEPS: usize = 1 << 12; // number of steps whose size is sampled
-const STEP_BITS: f64 = 2.0; // of a step of one unit and its sign; others add twice their logarithm
-const SAVED: f64 = 0.7; // part of the entropy of positions that is left with classes
-const SAMPLE_BLOCKS: usize = 2; // to measure the pace of encoding: a megabyte of 16-bit elements
-const CHANGED: f64 = 40.0; // cost of an element that changes, in units of the cost of any element
-const WORTH: f64 = 1.1; // a patch must save this many times its cost: the rates of links are rough
+const STEP_BITS: f64 = 2.0; // of a step of size 1 with its sign; a larger one adds twice its logarithm
+const SAVED: f64 = 0.7; // share of the entropy of positions that remains with classes
+const SAMPLE_BLOCKS: usize = 2; // for measuring the encoding: a megabyte of 16-bit elements
+const CHANGED: f64 = 40.0; // cost of a changed element, relative to any element
+const WORTH: f64 = 1.1; // a patch must save this many times its cost, since rates are rough
 
 pub type Pair = [f64; 2];
 
@@ -29,7 +29,7 @@ pub type Pair = [f64; 2];
 pub struct Estimate {
     /// Size in bytes without classes, and with classes.
     pub sizes: Pair,
-    /// Time to make or decode one, relative to one without changes.
+    /// Time to make or decode the patch, relative to a patch without changes.
     pub work: f64,
 }
 
@@ -41,10 +41,10 @@ pub struct Way {
     pub work: f64,
 }
 
-/// Returns how to make the patch that arrives soonest; `None` if the whole version arrives sooner.
+/// Returns how to make the patch that arrives first; `None` if the whole version arrives earlier.
 ///
 /// `nbytes` is the size of the version, `rate` the bytes a second of the link; `encode` and
-/// `decode` are the seconds for each byte of a version without changes, here and at the worker.
+/// `decode` are the seconds per byte of an unchanged version, here and at the worker.
 pub fn chosen(nbytes: f64, would: &Estimate, rate: f64, encode: Pair, decode: Pair) -> Option<Way> {
     let cost = |classes: usize| (encode[classes] + decode[classes]) * nbytes * would.work;
     let seconds = |classes: usize| cost(classes) + would.sizes[classes] / rate;
@@ -53,12 +53,12 @@ pub fn chosen(nbytes: f64, would: &Estimate, rate: f64, encode: Pair, decode: Pa
     (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: would.work })
 }
 
-/// True if a patch without changes would pay on a link.
+/// True if a patch without changes would arrive before the whole version over a link of this rate.
 pub fn may_pay(rate: f64, encode: Pair, decode: Pair) -> bool {
     chosen(1.0, &Estimate { sizes: [0.0; 2], work: 1.0 }, rate, encode, decode).is_some()
 }
 
-/// Estimates the cost of patches from one data section to another.
+/// Estimates the cost of patches that turn the data section `base` into `target`.
 pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
     let blocks: Vec<Block> = groups(layout).flatten().collect();
     let step = (blocks.len() / SAMPLES).max(1);
@@ -83,7 +83,7 @@ pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
     Estimate { sizes: all.bits.map(size), work }
 }
 
-/// Estimated bits of some elements, and the size of the sample.
+/// The estimated bits of the sampled elements, and the size of the sample.
 #[derive(Default)]
 struct Found {
     bits: Pair,
@@ -93,7 +93,8 @@ struct Found {
 }
 
 impl Found {
-    /// Adds the changes in places whose elements have this width and kind.
+    /// Adds the changes in these byte ranges, whose elements have this width in bytes and this
+    /// kind.
     fn add(&mut self, width: usize, kind: Kind, places: &[Range<usize>], base: &[u8], target: &[u8]) {
         let differing = |place: &Range<usize>| {
             let (old, new) = (base[place.clone()].chunks(width), target[place.clone()].chunks(width));
@@ -127,8 +128,8 @@ fn entropy_of(share: f64) -> f64 {
     part(share) + part(1.0 - share)
 }
 
-/// Returns the mean binary logarithm of the sizes of some steps, given as pairs of old and new
-/// elements; 0 if there are none.
+/// Returns the mean binary logarithm of the sizes of steps, given as pairs of old and new elements;
+/// 0 if there are none.
 fn mean_log2<'a>(steps: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> f64 {
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0i64, |value, &byte| value << 8 | i64::from(byte));
     let (mut sum, mut count) = (0.0, 0.0);
@@ -143,11 +144,11 @@ fn mean_log2<'a>(steps: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> f64 {
     }
 }
 
-/// Returns the dtype and the position of some blocks of the largest group; `None` if there are no
-/// bytes.
+/// Returns the dtype and the byte range of the first blocks of the largest group; `None` if the
+/// layout has no bytes.
 ///
-/// The time to encode a patch of these blocks gives the time for all, since a group shares one
-/// table.
+/// The time to encode a patch of these blocks is representative, since the blocks of a group share
+/// one table.
 pub fn sample(layout: &Layout) -> Option<(Dtype, Range<usize>)> {
     let mut largest: Vec<Block> = Vec::new();
     let nbytes = |blocks: &[Block]| blocks.iter().map(Block::nbytes).sum::<usize>();

@@ -1,4 +1,4 @@
-//! Writes strings of bits, from the lowest bit of each byte, and the codes of a patch in them.
+//! Writes the codes of a patch into a string of bits, which begins at the lowest bit of each byte.
 
 /// The bits written so far.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl Writer {
         }
     }
 
-    /// Writes a bit for each step: 1 if it is negative.
+    /// Writes a bit for each step: 1 if the step is negative.
     pub fn signs(&mut self, steps: &[i32]) {
         for some in steps.chunks(32) {
             let bits = some.iter().rev().fold(0, |bits, &step| bits << 1 | u32::from(step < 0));
@@ -56,7 +56,7 @@ impl Writer {
         }
     }
 
-    /// Returns the bytes; zeros fill the last one.
+    /// Returns the bytes. Zeros fill the last byte.
     pub fn end(mut self) -> Vec<u8> {
         let nbytes = (self.count as usize + 7) / 8;
         self.out.extend_from_slice(&self.bits.to_le_bytes()[..nbytes]);
@@ -64,7 +64,7 @@ impl Writer {
     }
 }
 
-/// Returns how many bits a number has; 0 has none.
+/// Returns the number of bits of a number without leading zeros; 0 for 0.
 #[inline]
 pub fn bit_length(value: u32) -> u32 {
     32 - value.leading_zeros()

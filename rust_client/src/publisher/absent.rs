@@ -1,8 +1,8 @@
 //! Records absent workers, and reports likely mistakes: misspelt model names, and workers that
 //! never apply a version.
 //!
-//! Such a mistake causes no error, only waiting. So the publisher reports each mistake once, with
-//! its probable cause. The texts and the delays are those of the Python publisher.
+//! Such a mistake causes no error: the workers only wait. So the publisher reports each mistake
+//! once, with its probable cause. The texts and the delays are those of the Python publisher.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -14,14 +14,14 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const ABSENT_MAX: usize = 64; // workers remembered as left or refused: as many as a person reads
+const ABSENT_MAX: usize = 64; // recorded workers that left or were refused: more are not read
 const ABSENT_AGAIN: Duration = Duration::from_secs(60); // pause between two reports of a refusal
-const HINT: Duration = Duration::from_secs(3); // maximum duration of a mistake before its report
+const HINT: Duration = Duration::from_secs(3); // how long a mistake lasts before it is reported
 const LOOKS: u32 = 6; // checks in that time
-const LIKE: f64 = 0.8; // least likeness of similar names: `polcy` has 0.91, `policy_old` 0.75
+const LIKE: f64 = 0.8; // least likeness of similar names (`policy`: `polcy` 0.91, `policy_old` 0.75)
 const NAMES_MAX: usize = 16; // names compared in one check: workers can request any number
 const NAMED: usize = 3; // names listed in one message
-const TOLD_MAX: usize = 64; // models reported per condition: as many as a person reads
+const TOLD_MAX: usize = 64; // models reported for each condition: more are not read
 
 struct Absence {
     models: BTreeSet<String>,
@@ -30,14 +30,15 @@ struct Absence {
     at: Time,
 }
 
-/// The workers that left or were refused, and why, so that a publish to no worker can name them.
+/// The workers that left or were refused, with the reasons, for the notice that a publish reached
+/// no worker.
 #[derive(Default)]
 pub struct Absent(BTreeMap<String, Absence>);
 
 impl Absent {
-    /// Records why a worker is absent; returns true if the absence is to be reported. The same
-    /// absence is reported once in `ABSENT_AGAIN`. The number of recorded names is bounded, because
-    /// a peer can use any number of names.
+    /// Records the reason `code` of a worker's absence. Returns true if the absence must be
+    /// reported, at most once in `ABSENT_AGAIN` for the same reason. The number of recorded names
+    /// is bounded, because a peer can use any number of names.
     pub(super) fn note(&mut self, hello: &Hello, code: &str, text: &str, now: Time) -> bool {
         let recent = |absence: &Absence| now.saturating_sub(absence.at) < ABSENT_AGAIN;
         match self.0.get(&hello.name) {
@@ -62,12 +63,13 @@ impl Absent {
         self.0.remove(name);
     }
 
-    /// True if the last recorded absence of the worker with this name is that it left with a `bye`.
+    /// True if the worker with this name is absent because it left with a `bye`.
     pub fn has_left(&self, name: &str) -> bool {
         self.0.get(name).map_or(false, |absence| absence.code == "left")
     }
 
-    /// Returns a text for each absent worker that wanted the model: why it is absent.
+    /// Returns, for each absent worker that subscribed to the model, a text with the reason of its
+    /// absence.
     pub fn of(&self, model: &str) -> impl Iterator<Item = String> + '_ {
         let model = model.to_owned();
         self.0.values().filter(move |absence| absence.models.contains(&model)).map(|a| a.text.clone())
@@ -86,7 +88,7 @@ pub struct Oversights {
 type Found = BTreeMap<String, Vec<String>>;
 
 impl PublisherMachine {
-    /// Reports likely mistakes that have lasted too long, if a check is due.
+    /// If a check is due, reports likely mistakes that have lasted too long.
     pub(super) fn overlooked(&mut self, now: Time) {
         if now < self.oversights.due {
             return;
@@ -97,7 +99,7 @@ impl PublisherMachine {
         self.who_takes_nothing(patience, now);
     }
 
-    /// Reports each model that workers want and that was never published, if the name of a
+    /// Reports each model that workers subscribe to and that was never published, if the name of a
     /// published model is similar.
     fn who_misspells(&mut self, patience: Duration, now: Time) {
         let had = self.store.models.iter().filter(|(_, versions)| versions.any());
@@ -119,13 +121,12 @@ impl PublisherMachine {
             let apart = |name: &String| self.roster.get(name).map_or(false, |peer| peer.wants(&meant));
             let others: Vec<String> = names.into_iter().filter(|name| !apart(name)).collect();
             if others.is_empty() {
-                continue; // a worker that wants both models has misspelt neither
+                continue; // a worker that subscribes to both models has misspelt neither
             }
             let who = named(&others, "wants", "want");
             let text = format!("{} '{}', of which nothing is published: is '{}' meant?", who, model, meant);
             if !self.calls.is_unheard(&meant) {
-                // Otherwise the notice that `meant` reached no worker has already listed what
-                // workers want.
+                // Otherwise the notice that `meant` reached no worker has already named the model.
                 self.tell(WorkerEventKind::Notice, &others[0], text.clone());
             }
             let refuse = Refuse {
@@ -161,7 +162,7 @@ impl PublisherMachine {
         }
     }
 
-    /// True if a worker has staged its first version and waits for its user to apply the version.
+    /// True if a worker has staged its first version, and its user has not applied the version yet.
     fn waits_for_its_user(&self, peer: &Peer, model: &str) -> bool {
         let pending = self.store.models.get(model).and_then(|versions| versions.pending());
         peer.incoming.get(model).map_or(false, |incoming| {
@@ -182,8 +183,8 @@ fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
     found
 }
 
-/// Returns the text that says why a model reaches no worker: none has joined, or all want other
-/// models.
+/// Returns the text with the reason that a model reaches no worker: none has joined, or all
+/// subscribe to other models.
 pub fn why_nobody(model: &str, roster: &Roster) -> String {
     let live = roster.iter().filter(|peer| !peer.lost());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
@@ -198,7 +199,7 @@ pub fn why_nobody(model: &str, roster: &Roster) -> String {
     format!("no worker wants '{}', and those that are there want {}", model, shown)
 }
 
-/// A condition that holds for models at workers, and since when. Each model is reported once.
+/// Since when a condition holds for models at workers. Each model is reported once.
 #[derive(Default)]
 struct PersistentCondition {
     since: BTreeMap<String, (Time, BTreeSet<String>)>,
@@ -240,6 +241,7 @@ impl PersistentCondition {
     }
 }
 
+/// Returns the subject of a sentence about these workers, with the verb `one` or `many`.
 fn named(names: &[String], one: &str, many: &str) -> String {
     if names.len() == 1 {
         return format!("worker {} {}", names[0], one);
@@ -249,7 +251,8 @@ fn named(names: &[String], one: &str, many: &str) -> String {
     format!("{} workers ({}{}) {}", names.len(), shown, more, many)
 }
 
-/// Returns the one of `names` that `name` probably stands for; `None` if no name is similar.
+/// Returns the most similar of `names` to `name`, which is probably misspelt; `None` if no name is
+/// similar.
 fn meant_by<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = without_counts(name);
     let first = |name: &str| name.bytes().next().map(|byte| byte.to_ascii_lowercase());

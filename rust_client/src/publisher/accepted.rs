@@ -38,7 +38,7 @@ const HEADERS_BYTES_MAX: usize = 1 << 20; // of headers queued for one worker: a
 const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a single one may be more
 const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
 
-/// Returns whether the owner of a key may connect.
+/// Returns true if the owner of a public key may connect.
 pub type MayCome<'a> = &'a dyn Fn(&str) -> bool;
 
 /// A message of a worker: its header, and the number of frames that follow.
@@ -48,21 +48,23 @@ pub struct Said {
     pub payloads: usize,
 }
 
-/// How far a connection has come. If there are too many connections, the least advanced are closed.
+/// The progress of a connection, in ascending order. If there are too many connections, those with
+/// the least progress are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Progress {
-    /// The peer is refused: it is sent the reason, then the connection is closed.
+    /// The peer is refused: the reason is sent, then the connection is closed.
     TurnedAway,
     Silent,
     Greeted,
-    /// The peer proved that it knows the publisher's key.
+    /// The peer has proved that it knows the publisher's public key.
     Knows,
-    /// The handshake is over.
+    /// The handshake is complete.
     Open,
-    /// The peer sent a message.
+    /// The peer has sent a message.
     Speaks,
 }
 
+/// A queued message: its header, and its payload.
 struct Waiting {
     header: Vec<u8>,
     tail: Tail,
@@ -80,12 +82,12 @@ pub struct Accepted {
     message: Option<Said>, // not complete yet
     message_bytes: usize,
     unsent: Vec<u8>,          // bytes of greeting and handshake
-    pongs: VecDeque<Vec<u8>>, // sent only between messages
+    pongs: VecDeque<Vec<u8>>, // answers to pings, sent only between messages
     pong_bytes: usize,
     queue: VecDeque<Waiting>,
     header_bytes: usize, // of the queued headers
     kept_bytes: usize,
-    /// True if the connection waits for room for a copy of a payload.
+    /// True if a payload waits because there is no room for an encrypted copy.
     pub starved: bool,
     commands: TokenBucket,
 }
@@ -119,7 +121,7 @@ impl Accepted {
         }
     }
 
-    /// True if there is something to send that does not wait for room for a copy.
+    /// True if there is something to send now: it does not wait for room for a copy.
     pub fn unsent(&self) -> bool {
         !self.pipe.is_idle()
             || !self.unsent.is_empty()
@@ -127,12 +129,12 @@ impl Accepted {
             || (!self.queue.is_empty() && !self.starved)
     }
 
-    /// Returns the number of bytes held of an incomplete message.
+    /// Returns the number of bytes in memory of an incomplete message.
     pub fn partial(&self) -> usize {
         self.received.len() + self.message.as_ref().map_or(0, |message| message.header.len())
     }
 
-    /// Returns the number of queued bytes that only this connection needs.
+    /// Returns the number of queued bytes in memory for this connection alone.
     pub fn waiting(&self) -> usize {
         self.pong_bytes + self.header_bytes + self.kept_bytes
     }
@@ -226,7 +228,7 @@ impl Accepted {
 
     // Receiving.
 
-    /// Reads from the connection once; returns the messages that are complete.
+    /// Reads from the connection once. Returns the messages that are complete.
     pub fn read(&mut self, may_come: MayCome, now: Time) -> io::Result<Vec<Said>> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
@@ -305,7 +307,7 @@ impl Accepted {
         Ok(end)
     }
 
-    /// Parses the greeting at offset `at`; returns its size, 0 if it is incomplete. Fails at the
+    /// Parses the greeting at offset `at`. Returns its size, or 0 if it is incomplete. Fails at the
     /// first byte that ZMTP 3 does not allow there.
     fn greet(&mut self, at: usize) -> io::Result<usize> {
         let its = match greeted(&self.received[at..])? {
@@ -324,6 +326,7 @@ impl Accepted {
         Ok(GREETING_BYTES)
     }
 
+    /// Handles a command of the handshake.
     fn shake_hands(&mut self, command: &[u8], may_come: MayCome) -> io::Result<()> {
         let (curve, own) = match &mut self.curve {
             Some((curve, own)) => (curve, own.clone()),
@@ -363,7 +366,7 @@ impl Accepted {
     }
 
     /// Completes the handshake. The identity that the peer chose is ignored: the publisher numbers
-    /// its connections, so that no peer can pass for another.
+    /// its connections, so that no peer can claim the identity of another.
     fn open(&mut self, metadata: &[u8]) -> io::Result<()> {
         match socket_type(metadata) {
             Some(b"DEALER" | b"REQ" | b"ROUTER") => {
@@ -391,7 +394,7 @@ impl Accepted {
         Ok(())
     }
 
-    /// Handles a frame of a message; appends the message to `said` when it is complete.
+    /// Handles a frame of a message. Appends the message to `said` when it is complete.
     fn take(&mut self, flags: u8, body: Vec<u8>, said: &mut Vec<Said>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > MESSAGE_BYTES_MAX {

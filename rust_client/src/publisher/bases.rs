@@ -13,11 +13,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PACE: f64 = 1e-8; // seconds per byte, until an encode and a decode were measured
+const PACE: f64 = 1e-8; // seconds per byte, until encoding and decoding were measured
 const PACE_SHARE: f64 = 0.5; // weight of the last measurement in the average
-const PACE_EVERY: u32 = 32; // decisions per measurement of a sample, which corrects wrong estimates
+const PACE_EVERY: u32 = 32; // decisions for each measured sample, which corrects wrong estimates
 const SAMPLE_CHUNK: u64 = 1 << 20; // bytes
-const OFFER_SHARE: u32 = 2; // patches may take half of the timeout: delivery needs the rest
+const OFFER_SHARE: u32 = 2; // making patches may take half of the timeout: delivery needs the rest
 
 /// How a version is sent to workers that accept patches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,13 +26,14 @@ pub enum Encoding {
     /// The whole version.
     #[default]
     Raw,
-    /// A patch on the version that the worker runs, if the publisher still has that version: the
+    /// A patch on the worker's running version, if the publisher still has that version: takes the
     /// fewest bytes.
     Delta,
-    /// Like `Delta`, but without classes of elements: more bytes, but faster to encode and decode.
+    /// A patch like `Delta`, but without classes of elements: takes more bytes, but is faster to
+    /// encode and decode.
     DeltaFlat,
-    /// A patch of either kind, or the whole version: the form that is likely to arrive first, by
-    /// the measured speeds of links, encoding and decoding.
+    /// A patch of either kind, or the whole version: whichever is likely to arrive first, by the
+    /// measured speeds of links, encoding and decoding.
     Auto,
 }
 
@@ -42,13 +43,13 @@ pub struct PatchCandidate {
     pub running: Option<Running>,
     /// Bytes per second of the worker's link; infinite if unknown.
     pub rate: f64,
-    /// Seconds to decode a patch, per byte of an unchanged version: for patches without classes,
-    /// and with classes. `None` if the worker has reported no such time.
+    /// Seconds to decode a patch without classes and with classes, per byte of an unchanged
+    /// version. `None` if the worker has reported no such time.
     pub decode: [Option<f64>; 2],
 }
 
 impl Default for PatchCandidate {
-    /// Returns a worker about which nothing is known.
+    /// Returns a candidate with nothing known about the worker.
     fn default() -> PatchCandidate {
         PatchCandidate { running: None, rate: f64::INFINITY, decode: [None; 2] }
     }
@@ -63,7 +64,7 @@ pub struct Bases {
     // Recent seconds per byte, for patches without classes and with classes.
     encode: Pair,
     decode: Pair,
-    decisions: u32, // number of decisions whether a patch pays
+    decisions: u32, // decisions between a patch and the whole version
 }
 
 impl Bases {
@@ -72,12 +73,12 @@ impl Bases {
         Bases { kept: VecDeque::new(), count, bytes_max, encode, decode, decisions: 0 }
     }
 
-    /// Returns the offer of a version, with patches that lead to the version if `encoding` allows
-    /// them. Keeps the version as a base of later patches (D1, D2).
+    /// Returns the offer of a version, with patches whose result is this version if `encoding`
+    /// allows patches. Keeps the version as a base of later patches (D1, D2).
     ///
-    /// `patch_candidates` are the workers that accept patches. If the version is not `to_all`,
-    /// bases that other workers run are kept. Making patches may take half of the time until
-    /// `until`; a patch that takes longer is left out.
+    /// `patch_candidates` are the workers that accept patches. If the version is not published
+    /// `to_all` workers, bases that other workers run are kept. Making patches may take half of the
+    /// time until `until`; a patch that would take longer is left out.
     pub fn offer(
         &mut self,
         content: Arc<Content>,
@@ -133,7 +134,7 @@ impl Bases {
         offer
     }
 
-    /// Records the time that it took to make a patch to a version of `nbytes` bytes.
+    /// Records how long it `took` to make a patch whose result is a version of `nbytes` bytes.
     fn took(&mut self, way: Way, nbytes: u64, took: Duration) {
         let work = way.work * nbytes as f64;
         if work > 0.0 {
@@ -146,11 +147,11 @@ impl Bases {
     /// sooner.
     ///
     /// All workers that run the base get the same patch. So the choice is the best patch for the
-    /// slowest worker that gains by a patch: the publish waits longest for that worker. A worker of
-    /// unknown rate is assumed to need no patch. A worker that has not decoded a patch yet is
-    /// assumed to decode as fast as this process. After a new measurement this is assumed of all
-    /// workers: otherwise one slow decode would count forever if that worker were sent no patch
-    /// again.
+    /// slowest worker that gains by a patch, since the publish waits longest for that worker. A
+    /// worker of unknown rate is assumed to need no patch. A worker that has not decoded a patch
+    /// yet is assumed to decode as fast as this process. After a new measurement, all workers are
+    /// assumed to decode that fast: otherwise one slow decode would count forever, if no patch were
+    /// sent to that worker again.
     fn chosen<'a>(
         &mut self,
         base: &Content,
@@ -166,7 +167,7 @@ impl Bases {
         }
         let anew = self.decisions % PACE_EVERY == 0;
         if anew {
-            let _ = self.measure(base, content, deadline); // on failure the old values stay
+            let _ = self.measure(base, content, deadline); // on failure the old values remain
         }
         self.decisions += 1;
         let decode = |taker: &PatchCandidate| match anew {
@@ -184,8 +185,8 @@ impl Bases {
         links.into_iter().find_map(|(rate, decode)| chosen(nbytes, &would, rate, self.encode, decode))
     }
 
-    /// Measures the speeds of encoding and decoding with a sample of the version. If no patch is
-    /// ever made, there is no other measurement.
+    /// Measures the speeds of encoding and decoding with a sample of the version. This is the only
+    /// measurement while no patch is made.
     fn measure(&mut self, base: &Content, content: &Content, deadline: Instant) -> Result<(), String> {
         let (dtype, place) = sample(&content.header.layout).ok_or("there is nothing to measure")?;
         let shape = [place.len() as u64 * 8 / dtype.bits()];
@@ -214,7 +215,8 @@ impl Bases {
         self.kept.iter().map(|base| base.plan.nbytes).sum()
     }
 
-    /// Returns the bases to make patches from: those that most workers run come first.
+    /// Returns the bases to make patches from, as workers report them, and their contents. The base
+    /// that most workers run comes first.
     fn bases_of(
         &self,
         content: &Content,
@@ -251,8 +253,8 @@ fn alike(one: &Content, other: &Content) -> bool {
     one.header.layout.id == other.header.layout.id && one.plan.chunk_bytes == other.plan.chunk_bytes
 }
 
-/// Returns the patch from `base` to `target`, after checking that it decodes to `target`. `digest`
-/// is that of the base.
+/// Returns the patch from `base` to `target`, after a check that it decodes to `target`. `digest`
+/// is the digest of the base.
 fn made(
     base: &Content,
     digest: &str,

@@ -1,7 +1,7 @@
-//! The open calls of publish, and how workers' reports resolve them.
+//! The open calls of publish, which workers' reports resolve.
 //!
-//! A call stays open until its result is known. A call that commits together also stays until it is
-//! decided, even if its caller no longer waits.
+//! A call stays open until its result is known. A call whose workers apply the version together
+//! also stays open until the commit or the abort, even if its caller no longer waits.
 
 use super::absent::why_nobody;
 use super::effects::{Effect, WorkerEventKind};
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Default)]
 pub struct Calls {
     open: BTreeMap<u64, Publication>,
-    unheard: BTreeSet<String>, // models reported as published to no worker
+    unheard: BTreeSet<String>, // models for which `say_nobody` has reported
 }
 
 impl Calls {
@@ -27,8 +27,8 @@ impl Calls {
         self.open.insert(call.id, call);
     }
 
-    /// True if the model was reported as published to no worker, and no worker that wants it has
-    /// joined since.
+    /// True if the user was informed that a publish of the model reached no worker, and no
+    /// subscriber of the model has joined since.
     pub(super) fn is_unheard(&self, model: &str) -> bool {
         self.unheard.contains(model)
     }
@@ -37,12 +37,12 @@ impl Calls {
         self.open.keys().copied().collect()
     }
 
-    /// Returns the open call that published a version, unless the version is committed.
+    /// Returns the open call of a version that is not committed.
     pub(super) fn undecided(&self, model: &str, key: Key) -> Option<&Publication> {
         self.open.values().find(|c| c.key == key && c.model == model && !c.decision.is(Decision::Commit))
     }
 
-    /// Records in which form a version arrived at a worker.
+    /// Records how a version arrived at the worker `name`: its encoding, and the number of bytes.
     pub(super) fn carried(&mut self, name: &str, model: &str, key: Key, encoding: &'static str, nbytes: u64) {
         for call in self.open.values_mut().filter(|call| call.key == key && call.model == model) {
             call.carried(name, encoding, nbytes);
@@ -75,8 +75,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Ends the oldest open call of a model that has too many. Workers that apply nothing keep
-    /// calls open.
+    /// Ends the oldest open call of a model that has more than `CALLS_MAX`: workers that apply
+    /// nothing keep calls open.
     pub(super) fn bound_calls(&mut self, model: &str, now: Time) {
         if self.calls.open.len() <= CALLS_MAX {
             return;
@@ -101,8 +101,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker that joins or returns. Returns the (model, version) pairs that the worker
-    /// has to stage and may not know of.
+    /// Handles a worker that joins or returns. Returns the (model, version) pairs that must still
+    /// be announced to the worker, which has to stage them.
     pub(super) fn returned(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
         let hello = match self.roster.get(name) {
             Some(peer) => &peer.hello,
@@ -125,6 +125,7 @@ impl PublisherMachine {
         waiting
     }
 
+    /// Marks a worker as lost in all calls. `gone` is true if it has no connection.
     pub(super) fn calls_lost(&mut self, name: &str, detail: &str, gone: bool, now: Time) {
         for id in self.calls.ids() {
             if let Some(call) = self.calls.open.get_mut(&id) {
@@ -146,6 +147,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Handles a `failed` report in the calls of its version.
     pub(super) fn calls_failed(&mut self, name: &str, said: &Failed, now: Time) {
         let mut detail = format!("{}: {}", escaped(&said.code), escaped(&said.text));
         if !said.intact {
@@ -192,8 +194,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Commits or aborts a call if that can be decided, and resolves the call if its result is
-    /// known.
+    /// Commits or aborts the version of a call if that can be decided, and resolves the call if its
+    /// result is known.
     pub(super) fn settle(&mut self, id: u64, now: Time) {
         let mut call = match self.calls.open.remove(&id) {
             Some(call) => call,
@@ -216,6 +218,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Sends the commit or the abort that a call has decided on.
     fn decided(&mut self, call: &Publication) {
         let (model, number) = (&call.model, call.key.1);
         let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost());
@@ -244,7 +247,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Adds to each target that is not done a text that says what the worker is doing.
+    /// Sets the detail of each unfinished target to a text on what the worker is doing.
     fn explain(&self, call: &mut Publication, now: Time) {
         call.explain(|name| {
             let heard_at = self.roster.get(name)?.heard_at;
@@ -255,8 +258,8 @@ impl PublisherMachine {
         });
     }
 
-    /// Returns a text for each absent worker that wants the model and is no target: why it is
-    /// absent.
+    /// Returns, for each absent worker that subscribes to the model and is no target, a text with
+    /// the reason of its absence.
     fn away(&self, call: &Publication) -> Vec<String> {
         let lost = self.roster.iter().filter(|peer| peer.lost() && peer.wants(&call.model));
         let lost = lost.filter(|peer| call.outcome(&peer.hello.name).is_none());
@@ -264,8 +267,8 @@ impl PublisherMachine {
         lost.chain(self.absent.of(&call.model)).collect()
     }
 
-    /// Returns the text that says how many of the expected workers are missing, and why; empty if
-    /// none is.
+    /// Returns a text on the number of missing expected workers, and the reasons; empty if none is
+    /// missing.
     fn missing(&self, call: &Publication) -> String {
         let missing = call.missing();
         if missing == 0 {
@@ -279,8 +282,8 @@ impl PublisherMachine {
         format!("{} of {} workers {} ({})", missing, call.terms.expect, what, away)
     }
 
-    /// Reports that a publish reached no worker; once for each model, until a worker that wants it
-    /// joins.
+    /// Reports that a publish reached no worker: once for each model, until a worker that
+    /// subscribes to the model joins.
     fn say_nobody(&mut self, call: &Publication) {
         if !self.calls.unheard.insert(call.model.clone()) {
             return;

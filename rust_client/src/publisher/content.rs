@@ -1,7 +1,8 @@
-//! The content of a version: its layout, and one copy of its bytes, hashed while they are copied.
+//! The content of a version: its layout, and one copy of its bytes. The bytes are hashed while they
+//! are copied.
 //!
-//! Training can go on at once because the bytes are copied (P2). The copy's memory is reused once
-//! no worker needs the version: fresh pages cost more time than the copy itself.
+//! Training can go on as soon as the bytes are copied (P2). The copy's memory is reused once no
+//! worker needs the version: fresh pages cost more time than the copy itself.
 
 use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;
@@ -40,10 +41,9 @@ pub struct Header {
     pub layout: Layout,
 }
 
-/// The bytes of a version, or of a patch that leads to it; immutable.
+/// The immutable bytes of a version, or of a patch whose result is that version.
 pub struct Content {
-    /// The layout of the version. For a patch, layout and digest are those of the version that the
-    /// patch leads to.
+    /// The layout of the version. The layout and the digest of a patch are those of its result.
     pub header: Arc<Header>,
     pub plan: ChunkPlan,
     pub crcs: Vec<u32>,
@@ -65,7 +65,7 @@ impl Content {
         &self.block
     }
 
-    /// Returns the content of a patch that leads to `version`, in chunks of the version's chunk
+    /// Returns the content of a patch whose result is `version`, in chunks of the version's chunk
     /// size.
     pub fn of_patch(version: &Content, bytes: Vec<u8>) -> Content {
         let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
@@ -84,15 +84,15 @@ impl fmt::Debug for Content {
 /// A tensor's name, dtype and shape.
 type Look = (String, Dtype, Vec<u64>);
 
-/// Copies the versions of one model. Keeps the last layout, and memory for the next copies.
+/// Copies the tensors of one model. Keeps the last layout, and memory for the next copies.
 #[derive(Default)]
 pub struct Copier {
     buffers: Buffers,
-    last: Option<(Vec<Look>, Arc<Header>, Vec<usize>)>, // with the order of the tensors
+    last: Option<(Vec<Look>, Arc<Header>, Vec<usize>)>, // with the tensors' order
 }
 
 impl Copier {
-    /// Copies tensors into a version. The error says what is wrong with the tensors.
+    /// Copies tensors into new content. The error text describes an invalid tensor.
     pub fn copy(&mut self, tensors: &[TensorView], chunk_bytes: u64) -> Result<Content, String> {
         for tensor in tensors {
             check_size(tensor)?;
@@ -102,7 +102,7 @@ impl Copier {
         self.fill(header, &parts, chunk_bytes)
     }
 
-    /// Copies the bytes of a safetensors file into a version, unchanged.
+    /// Copies the bytes of a safetensors file into new content, unchanged.
     pub fn copy_file(&mut self, file: &[u8], chunk_bytes: u64) -> Result<Content, String> {
         let mut length = [0; 8];
         length.copy_from_slice(file.get(..8).ok_or("a safetensors file has 8 bytes at least")?);
@@ -125,7 +125,7 @@ impl Copier {
         self.fill(Arc::new(header), &[data], chunk_bytes)
     }
 
-    /// Reads a safetensors file into a version.
+    /// Reads a safetensors file into new content.
     pub fn read_file(&mut self, mut file: &File, chunk_bytes: u64) -> Result<Content, String> {
         let short = |error: io::Error| format!("it cannot be read to its end: {}", error);
         let mut header = vec![0; 8];
@@ -173,8 +173,8 @@ impl Copier {
         self.buffers.take_for_copy(plan.nbytes).map_err(none)
     }
 
-    /// Returns the layout of the tensors, and their order in the layout. If names, dtypes and
-    /// shapes are those of the previous call, returns the previous result.
+    /// Returns the layout of the tensors, and their order in it as indices. If names, dtypes and
+    /// shapes are equal to those of the previous call, returns the previous result.
     fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
         if let Some((looks, header, order)) = &self.last {
             let same = |(look, tensor): (&Look, &TensorView)| {
@@ -191,8 +191,7 @@ impl Copier {
         Ok((header, order))
     }
 
-    /// Copies the parts one after another into a version, and hashes the bytes while it copies
-    /// them.
+    /// Copies the parts one after another into new content, and hashes the bytes meanwhile.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
         let plan = self.plan(header.layout.nbytes, chunk_bytes)?;
         let mut block = self.block(plan)?;
@@ -233,9 +232,9 @@ fn check_size(tensor: &TensorView) -> Result<(), String> {
     ))
 }
 
-/// Returns the layout that safetensors would write, and the order of the tensors in it: sorted by
-/// dtype, then by name. The layout is padded to whole words. If the tensors were given in another
-/// order, the layout's metadata has that order as text.
+/// Returns the layout that safetensors would write, and the order of the tensors in it as indices:
+/// sorted by dtype, then by name. The layout is padded to whole words. If the tensors were given in
+/// another order, the layout's metadata contains that order.
 fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     let rank = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype);
     let mut order: Vec<usize> = (0..tensors.len()).collect();

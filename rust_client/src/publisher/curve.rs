@@ -1,7 +1,7 @@
 //! The server's side of CURVE (ZeroMQ RFC 26), without sockets.
 //!
-//! `X->Y` is a box that key pair X encrypts for Y. C and S are the key pairs of client and server;
-//! C' and S' are those of one connection.
+//! `X->Y` is a box: a text encrypted with the secret key of pair X for the owner of pair Y. C and S
+//! are the key pairs of client and server; C' and S' are those of one connection.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
@@ -11,9 +11,9 @@
 //! MESSAGE    flags, a frame (C'->S' or S'->C')
 //! ```
 //!
-//! Each side counts its messages, so that no message is accepted twice or late. The cookie's key is
-//! drawn for each connection, as in libzmq. The RFC permits one key for some minutes; then a
-//! recorded connection could be replayed on another one while that key lasts.
+//! Each side counts its messages, so that no message is accepted twice or late. Each connection has
+//! a random key for its cookie, as in libzmq. The RFC permits to use one key for some minutes, but
+//! then a recorded connection could be replayed while that key is valid.
 
 use crate::curve::{
     array, long_box, open_long, Session, COOKIE_BYTES, COUNT_BYTES, DENIED, HELLO, HELLO_BYTES, INITIATE,
@@ -23,10 +23,10 @@ use crate::framing::fault;
 use crate::raw::sodium::{self, Key, Pair, PROOF_BYTES};
 use std::io;
 
-/// The last command that the client sent, and what is kept of it.
+/// The last command of the client, with the data that the next command needs.
 enum Step {
     Nothing,
-    /// The client's C', and the key of the cookie, in which S' is stored.
+    /// The public key of C', and the key that decrypts S' in the cookie.
     Hello(Key, Key),
     Over,
 }
@@ -34,7 +34,7 @@ enum Step {
 /// The result of a command of the handshake.
 #[derive(Debug)]
 pub enum Answer {
-    /// Send this command, and wait for the client's next one.
+    /// Send this command, and wait for the client's next command.
     Command(Vec<u8>),
     /// The client owns this key and sent this metadata: admit or refuse it.
     Came(Key, Vec<u8>),
@@ -62,6 +62,7 @@ impl Curve {
         }
     }
 
+    /// Handles a HELLO. Returns the WELCOME.
     fn welcome(&mut self, own: &Pair, hello: &[u8]) -> io::Result<Vec<u8>> {
         if hello.len() != HELLO_BYTES || hello[HELLO.len()..HELLO.len() + 2] != [1, 0] {
             return fault("a HELLO that is none");
@@ -84,6 +85,7 @@ impl Curve {
         Ok(welcome)
     }
 
+    /// Handles an INITIATE. `said` is its body.
     fn initiated(&mut self, own: &Pair, client: &Key, cookie_key: &Key, said: &[u8]) -> io::Result<Answer> {
         if said.len() < COOKIE_BYTES + COUNT_BYTES + PROOF_BYTES + 32 + VOUCH_BYTES {
             return fault("an INITIATE that is none");
@@ -108,7 +110,7 @@ impl Curve {
         Ok(Answer::Came(key, metadata.to_vec()))
     }
 
-    /// Returns the READY command, with this metadata, that admits the client.
+    /// Returns the READY command with this metadata, which admits the client.
     pub fn ready(&mut self, metadata: &[u8]) -> Vec<u8> {
         let mut ready = b"\x05READY".to_vec();
         self.session.seal(b"CurveZMQREADY---", metadata, &mut ready);

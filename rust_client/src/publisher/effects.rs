@@ -1,4 +1,4 @@
-//! Effects: what a publisher's machine asks its thread to do.
+//! Effects: actions that a publisher's machine returns for its thread to carry out.
 
 use super::content::Content;
 use super::receipt::Receipt;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// A control connection, as the ROUTER identifies it.
 pub type Identity = Vec<u8>;
 
-/// The payload of a message: bytes of a version, which are not copied before they are sent.
+/// The payload of a message: bytes of a version, which are sent without a copy.
 #[derive(Clone, Debug)]
 pub enum Payload {
     None,
@@ -50,11 +50,11 @@ pub enum WorkerEventKind {
     Refused,
     /// The worker will not run a version.
     Failed,
-    /// The worker reported a digest that was not published, and never counts as done.
+    /// The worker reported a digest that differs from the published one. It does not count as done.
     WrongDigest,
-    /// Any other event: a version was published to no worker, a worker wants a model whose name is
-    /// similar to a published one (`polcy`), a worker never applies the version that it has, a
-    /// version arrived whole although there was a patch, or the epoch has changed.
+    /// Any other event: a version was published to no worker, a worker subscribes to a model whose
+    /// name is similar to a published one (`polcy`), a worker never applies its version, a version
+    /// arrived whole although there was a patch, or the epoch has changed.
     Notice,
 }
 
@@ -89,17 +89,19 @@ pub struct WorkerEvent {
 pub enum Effect {
     /// Send a message to one worker.
     Send { to: Identity, message: FromPublisher, payload: Payload },
-    /// Send this header to an observer, or to a worker that an observer asks about.
+    /// Send this header to an observer, or to the worker that an observer's request is about.
     Answer { to: Identity, header: Vec<u8> },
     /// Send a message to every subscriber of the topic.
     Broadcast { topic: String, message: FromPublisher, payload: Payload },
     /// Drop the queued messages of a model: they are outdated.
     Withdraw { model: String },
-    /// Store a version, with its earlier names: it is now the latest for all workers.
+    /// Store a version, which is now the latest for all workers. `names` are the earlier (epoch,
+    /// version) pairs of its bytes.
     Settled { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
-    /// End a call of publish. `missing` says which expected workers never joined; empty if none.
+    /// End a call of publish. `achieved`: it reached its requirement. `missing`: a text on the
+    /// expected workers that never joined; empty if there are none.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
-    /// Close the data connections of workers that may no longer have one, and rotate the group key.
+    /// Close the data connections of workers without permission, and rotate the group key.
     Screen,
     /// Close the connection whose message is being handled.
     HangUp,

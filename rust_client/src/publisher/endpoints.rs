@@ -1,4 +1,4 @@
-//! Addresses at which a publisher listens, and how they are sent to workers.
+//! Addresses at which a publisher listens, and their form in messages to workers.
 
 use crate::error::Error;
 use std::net::IpAddr;
@@ -76,8 +76,8 @@ impl Place {
         }
     }
 
-    /// Returns this data address as it is sent to workers. The host is sent as `*` if it is that of
-    /// the control socket.
+    /// Returns this data address as it is sent to workers: with the host `*` if the control socket
+    /// has the same host.
     pub fn advertised(&self, control: &Place) -> String {
         match (self, control) {
             (Place::Tcp { host, port }, Place::Tcp { host: its, .. }) if host == its => {
@@ -88,8 +88,8 @@ impl Place {
     }
 }
 
-/// Fails if other hosts can reach an address, unless it is `shielded` by keys or by `insecure`.
-/// `address` is its text.
+/// Fails if other hosts can reach a place. `shielded`: keys or `insecure` permit that. `address` is
+/// the text of the place.
 pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<(), Error> {
     if shielded || place.is_local() {
         return Ok(());

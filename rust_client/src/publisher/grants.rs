@@ -1,7 +1,7 @@
 //! The permissions of a publisher's keys, without files or sockets.
 //!
-//! A key is bound to a name, or to all names of one pattern, and has a role. Permissions may change
-//! at any time.
+//! A key has a role, and is bound to one name or to a pattern of names. Permissions may change at
+//! any time.
 
 use crate::keys::fits;
 use std::collections::BTreeMap;
@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Worker,
-    /// May read the roster. An observer is no worker: it gets no weights, no group key and no data
-    /// connection.
+    /// May request the roster. An observer gets no weights, no group key and no data connection.
     Observer,
 }
 
@@ -33,7 +32,7 @@ impl Grant {
 /// Permissions by public key (40 characters of Z85).
 pub type ByKey = BTreeMap<String, Grant>;
 
-/// The permissions of all keys; other keys may do nothing.
+/// The permissions of all keys. A key that is not here permits nothing.
 #[derive(Debug, Default)]
 pub struct Grants(ByKey);
 
@@ -52,7 +51,7 @@ impl Grants {
         self.of(key).map_or(false, |grant| grant.role == Role::Worker && grant.fits(name))
     }
 
-    /// Replaces all permissions; returns true if that removes or changes any.
+    /// Replaces all permissions. Returns true if a permission was removed or changed.
     pub fn replace(&mut self, by_key: ByKey) -> bool {
         let taken = self.0.iter().any(|(key, grant)| by_key.get(key) != Some(grant));
         self.0 = by_key;

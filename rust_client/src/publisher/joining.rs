@@ -1,5 +1,5 @@
-//! Workers that join: which are admitted, what they are sent, and which of two publishers takes
-//! precedence.
+//! Workers that join: which workers are admitted, what is sent to them, and which of two publishers
+//! takes precedence.
 
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
@@ -14,8 +14,8 @@ use std::time::Duration;
 
 // The year 2248 in milliseconds: a worker's report cannot raise the epoch above that.
 const EPOCH_CLOCK_MAX: u64 = 1 << 43;
-// How far a worker's report can raise the epoch above this host's clock. A clock that is off by
-// more must be set first.
+// How far a worker's report can raise the epoch above this host's clock. If the clock is wrong by
+// more, the user must set it.
 const EPOCH_LEAP_MAX_MS: u64 = 366 * 86_400_000;
 // The longest pause between two epochs that workers' reports cause, in multiples of `lost_after`.
 const RENEWAL_PAUSES: u32 = 64;
@@ -46,7 +46,7 @@ impl PublisherMachine {
             };
             match self.renewed_at.map(|at| now.saturating_sub(at)) {
                 // Ignore the hello, which the worker repeats: each change of the epoch makes all
-                // workers start anew.
+                // workers join again.
                 Some(ago) if ago < self.timing.lost_after => return,
                 Some(ago) if ago < self.renewal_pause => {
                     let text = format!(
@@ -67,6 +67,7 @@ impl PublisherMachine {
         self.admit(from, key, hello, now);
     }
 
+    /// Admits the worker to the roster, pings the live instance of its name, or refuses the worker.
     fn admit(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         let admission = self.roster.admit(from, key, hello, now, self.timing.lost_after);
         match admission {
@@ -89,8 +90,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Refuses a worker with this code and text. The refusal is reported once, though the worker
-    /// repeats its hello.
+    /// Refuses a worker with this code and text. Reports the refusal to the user once, although the
+    /// worker repeats its hello.
     fn turn_away(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
         self.refuse(from, code, text, None);
         let told = format!("worker {} is refused ({}): {}", hello.name, code, text);
@@ -112,6 +113,7 @@ impl PublisherMachine {
         )
     }
 
+    /// Sends a welcome, and handles the versions that the worker already runs.
     fn welcome(&mut self, name: &str, admission: Admission, now: Time) {
         self.absent.joined(name);
         if admission == Admission::New {
@@ -159,8 +161,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Sends a worker the new name of each version that it runs, if the latest version has the same
-    /// bytes (P21).
+    /// Sends the worker a `rename` for each running version whose bytes equal those of the latest
+    /// version (P21).
     fn rename(&mut self, name: &str) {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == RENAMING) => peer,
@@ -182,8 +184,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the feature that lets a worker send `applied` on its data connection, with a token;
-    /// empty if the worker cannot do that (P22).
+    /// Returns the feature, with a token, by which a worker may send `applied` on its data
+    /// connection; empty if the worker does not support that (P22).
     fn token_for(&mut self, name: &str) -> Vec<String> {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == UPSTREAM) => peer,
@@ -202,7 +204,7 @@ impl PublisherMachine {
 
     // Which of two publishers takes precedence.
 
-    /// True if a worker runs a version of this epoch that this publisher never published.
+    /// True if a worker runs a version of the current epoch that this publisher never published.
     fn runs_unpublished(&self, hello: &Hello) -> bool {
         let had = |model: &str, number| self.store.models.get(model).map_or(false, |its| its.had(number));
         hello.models.iter().any(|(model, running)| {
@@ -210,13 +212,13 @@ impl PublisherMachine {
         })
     }
 
-    /// Returns the epoch that this publisher takes because a worker's epoch is later than its own.
-    /// The error says why it takes none.
+    /// Returns the epoch to change to, because a worker's epoch is later than this publisher's. The
+    /// error gives the reason not to change.
     ///
-    /// The new epoch is the worker's plus the proven time between the starts of the two publishers.
-    /// It is at most `EPOCH_LEAP_MAX_MS` above this host's clock at this publisher's start: a
-    /// worker's report must not raise it beyond the reach of other publishers. Because the bound
-    /// counts from the start, bounded epochs are in the order of the starts, too.
+    /// The new epoch is the worker's epoch plus the proven time between the starts of the two
+    /// publishers. It is at most `EPOCH_LEAP_MAX_MS` above this host's clock at this publisher's
+    /// start: a worker's report must not raise it beyond the reach of other publishers. Because the
+    /// bound is relative to the start, epochs cut to it are in the order of the starts, too.
     fn epoch_above(&self, hello: &Hello) -> Result<u64, String> {
         let age = match &self.age {
             Some(age) => age(),
@@ -245,6 +247,7 @@ impl PublisherMachine {
         ))
     }
 
+    /// Returns the error text for a worker that runs a version of another publisher.
     fn stale(&self, hello: &Hello) -> String {
         let chosen = match self.age {
             None => "its epoch was chosen, and stays",
@@ -305,8 +308,8 @@ impl PublisherMachine {
     }
 }
 
-/// Returns the error message for a hello that contradicts itself: the worker runs a version of an
-/// epoch above `epoch`, which must be the greatest that the worker has applied from.
+/// Returns the error message for a hello that contradicts itself: it names a running version of an
+/// epoch above `epoch`, the greatest epoch of applied versions.
 fn contradiction(hello: &Hello) -> Option<String> {
     let runs = |(model, running): (_, &Option<Running>)| Some((model, running.clone()?));
     let (model, its) = hello.models.iter().filter_map(runs).find(|(_, its)| its.epoch > hello.epoch)?;

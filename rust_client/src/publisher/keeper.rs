@@ -1,11 +1,11 @@
 //! The thread that stores a publisher's latest versions on disk, without delaying publishes.
 //!
-//! `offer` queues a version and returns. A newer version of the model replaces the queued one, so a
-//! slow disk skips versions as a slow worker does. The thread waits a while for a moment without a
-//! publish. It holds the version's memory only while it writes: the publisher uses other memory
-//! meanwhile. After a version the thread rests for a multiple of the time that the write took,
-//! because the system is still busy with the data. Errors are reported, and the next version is
-//! tried. Only `record`, for a second at most, and `close` wait for the disk.
+//! `offer` queues a version and returns. A newer version of the model replaces the queued one, so
+//! that versions are skipped if the disk is slow. Before a write, the thread waits a while for a
+//! moment without a publish. It holds the version's memory only during the write: the publisher
+//! uses other memory meanwhile. After a write, the thread pauses for a multiple of the time that
+//! the write took, because the system is still busy with the data. An error is reported, and the
+//! next version is tried. Only `record`, for at most a second, and `close` wait for the disk.
 
 use super::content::Content;
 use super::run::{Shared, Work};
@@ -18,13 +18,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-// After a write, the thread rests for this multiple of the write's duration: it writes for a tenth
+// After a write, the thread pauses for this multiple of the write's duration: it writes for a tenth
 // of the time.
 const REST_TIMES: u32 = 9;
-// The longest rest, which delays the next version.
+// The longest pause, which delays the next version.
 const REST: Duration = Duration::from_secs(5);
 const CALM: Duration = Duration::from_secs(1); // total wait for moments without a publish
-const RECORD: Duration = Duration::from_secs(1); // to write an epoch; workers wait longer for pings
+const RECORD: Duration = Duration::from_secs(1); // to write an epoch; workers tolerate more silence
 const WARN: Duration = Duration::from_secs(60); // between two warnings that the disk fails
 
 /// A version that waits to be written.
@@ -34,6 +34,7 @@ struct Offered {
     names: BTreeSet<Key>,
 }
 
+/// The work for the thread, and its results.
 #[derive(Default)]
 struct Desk {
     offered: BTreeMap<String, Offered>, // by model
@@ -41,7 +42,7 @@ struct Desk {
     busy: bool,                         // a publish is in progress
     epoch: u64,                         // to be recorded
     recorded: u64,
-    deadline: Option<Instant>, // set when closing: the thread ends by then
+    deadline: Option<Instant>, // when the thread must end, set by `close`
     over: bool,
 }
 
@@ -53,7 +54,7 @@ struct Meeting {
 
 impl Meeting {
     fn open(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // a panic leaves it valid
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // a panic leaves the content valid
     }
 
     fn change(&self, change: impl FnOnce(&mut Desk)) {
@@ -61,7 +62,7 @@ impl Meeting {
         self.changed.notify_all();
     }
 
-    /// Waits until `so` is true of the desk, or until `until`; returns the locked desk.
+    /// Waits until `so` returns true, or until the time `until`. Returns the locked desk.
     fn wait(&self, until: Instant, so: impl Fn(&Desk) -> bool) -> MutexGuard<'_, Desk> {
         let left = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.open(), left, |desk| !so(desk));
@@ -99,8 +100,8 @@ impl Keeper {
         }
     }
 
-    /// Waits until an epoch is on disk: workers must not learn it earlier. Returns a warning if
-    /// that takes too long.
+    /// Waits until an epoch is on disk, before workers learn it. Returns a warning if that takes
+    /// too long.
     pub fn record(&self, epoch: u64) -> Option<String> {
         self.meeting.change(|desk| desk.epoch = epoch);
         if self.meeting.wait(Instant::now() + RECORD, |desk| desk.recorded >= epoch).recorded >= epoch {
@@ -144,7 +145,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.meeting.change(|desk| {
-            // Without `close` the publisher has failed: end at once.
+            // Without a call of `close`, the publisher has failed: end at once.
             desk.deadline.get_or_insert_with(Instant::now);
         });
     }
@@ -158,7 +159,7 @@ struct Writer {
     told_at: Option<Instant>,
 }
 
-/// Records when dropped that the thread has ended, also after a panic.
+/// When dropped, also after a panic, records that the thread has ended.
 struct Over(Arc<Meeting>);
 
 impl Drop for Over {
@@ -185,7 +186,7 @@ impl Writer {
         }
     }
 
-    /// Writes the queued epoch and versions; returns false if the deadline passes before the end.
+    /// Writes the queued epoch and versions. Returns false if the deadline passes before.
     fn write_all(&mut self) -> bool {
         self.write_epoch();
         let models: Vec<String> = self.meeting.open().offered.keys().cloned().collect();
@@ -222,7 +223,7 @@ impl Writer {
         self.folder.write(stored, &content, &mut || lungs.breathe(calm_by))
     }
 
-    /// Rests after the write that began at `begun`. Only an epoch, for which a caller waits, is
+    /// Pauses after the write that began at `begun`. Only an epoch, for which a caller waits, is
     /// written meanwhile.
     fn rest(&mut self, begun: Instant) {
         let until = Instant::now() + (begun.elapsed() * REST_TIMES).min(REST);
@@ -249,7 +250,8 @@ impl Writer {
             if let Err(error) = self.folder.begin(epoch, &[]) {
                 self.tell(&format!("epoch {}", epoch), &error.to_string());
             }
-            // Also after a failed write: the table of the next version has the epoch.
+            // After a failed write, too: the table that is written with the next version has the
+            // epoch.
             self.meeting.change(|desk| desk.recorded = epoch);
         }
     }
@@ -265,15 +267,15 @@ impl Writer {
             what,
             self.folder.path().display(),
             error
-        ))); // an error means that the publisher is closing, which reports it
+        ))); // fails only while the publisher closes, which reports it
     }
 }
 
-/// Pauses between two slices of a write, so that publishes go first.
+/// Pauses a write between two slices while a publish is in progress.
 struct Lungs(Arc<Meeting>);
 
 impl Lungs {
-    /// Waits, at most until `calm_by`, until no publish is in progress. Fails if the deadline has
+    /// Waits until no publish is in progress, at most until `calm_by`. Fails if the deadline has
     /// passed.
     fn breathe(&mut self, calm_by: Option<Instant>) -> io::Result<()> {
         let calm = |desk: &Desk| !desk.busy || desk.deadline.is_some();

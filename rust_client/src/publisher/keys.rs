@@ -1,4 +1,4 @@
-//! A publisher's keys on disk, as `weightbus keygen` writes them.
+//! A publisher's keys on disk, in the format of `weightbus keygen`.
 //!
 //! ```text
 //! DIR/publisher.json        the publisher's key pair
@@ -18,11 +18,12 @@ use std::path::{Path, PathBuf};
 
 const PUBLISHER: &str = "publisher.json";
 const ALLOWED: &str = "allowed";
-const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed by a publisher: one for each worker
+const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed keys: one for each worker
 const GOES_ON: &str = "until it can be, it allows what it did: remove it to end that";
 const ROLES: [(&str, Role); 2] = [("worker", Role::Worker), ("observer", Role::Observer)];
 
-/// The number of files; and the path, inode, size and modification time of each that counts.
+/// The number of key files, and the path, inode, size and modification time of each file that is
+/// used.
 pub type Stamp = (usize, Vec<(PathBuf, [i64; 4])>);
 
 /// A publisher's secret key, and the keys that it allows.
@@ -67,12 +68,12 @@ impl PublisherKeys {
     }
 }
 
-/// Reads the allowed keys in a publisher's folder, any number of times. An invalid file does not
-/// keep the removal of another file from taking effect.
+/// Reads the allowed keys in a publisher's folder, again and again. The removal of a file takes
+/// effect even if another file is invalid.
 pub struct Allowed {
     folder: PathBuf,
     known: BTreeMap<PathBuf, (String, Grant)>, // the contents of the files at the last read
-    /// True if all files could be read the last time; otherwise they must be read again.
+    /// True if the last `read` could read all files; otherwise the files must be read again.
     pub whole: bool,
 }
 
@@ -81,9 +82,9 @@ impl Allowed {
         Allowed { folder: folder.join(ALLOWED), known: BTreeMap::new(), whole: true }
     }
 
-    /// Returns the permissions by public key; calls `complain` with each error. An invalid file
-    /// allows nothing. A file that cannot be read now allows what it allowed before. Of too many
-    /// files, only those count that counted before.
+    /// Returns the permissions by public key, and calls `complain` with each error. An invalid file
+    /// allows no key. A file that cannot be read now allows the same key as before. If there are
+    /// too many files, only files that were used before are used.
     pub fn read(&mut self, complain: &mut dyn FnMut(Error)) -> Result<ByKey, Error> {
         let (mut found, mut known) = (ByKey::new(), BTreeMap::new());
         self.whole = true;
@@ -132,14 +133,14 @@ impl Allowed {
     /// Returns a value that changes whenever a file of an allowed key is added, changed or removed.
     pub fn stamp(&self) -> Result<Stamp, Error> {
         let look = |file: PathBuf| {
-            let seen = fs::metadata(&file).ok()?; // removed meanwhile, which the next check sees
+            let seen = fs::metadata(&file).ok()?; // if removed now, the next check sees that
             Some((file, [seen.ino() as i64, seen.size() as i64, seen.mtime(), seen.mtime_nsec()]))
         };
         let (count, files) = self.files()?;
         Ok((count, files.into_iter().filter_map(look).collect()))
     }
 
-    /// Returns the number of key files, and the paths of those that count.
+    /// Returns the number of key files, and the paths of the files that are used.
     fn files(&self) -> Result<(usize, Vec<PathBuf>), Error> {
         let unreadable =
             |error: io::Error| Error::Keys(format!("{} cannot be read: {}", self.folder.display(), error));
@@ -159,6 +160,7 @@ impl Allowed {
     }
 }
 
+/// Returns the public key in a file, and its permission.
 fn allowed_in(file: &Path) -> Result<(String, Grant), Unread> {
     let row = |fields: &Fields| -> Result<_, Fault> {
         let role = fields.or("role", Role::Worker, |fields, field| fields.one_of(field, &ROLES))?;

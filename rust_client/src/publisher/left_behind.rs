@@ -1,9 +1,8 @@
-//! Frees a path at which a socket is to be bound, if an earlier socket was left behind there.
+//! Removes the socket file that a killed publisher has left at a path, so that the path can be
+//! bound.
 //!
-//! The socket file of a killed publisher stays, and must be removed before its path can be bound
-//! again. It is not removed while a process listens there, nor is a file that is no socket. A lock
-//! on the folder makes checking, removing and binding one step; publishers in Python take the same
-//! lock.
+//! A socket at which a process listens is not removed, nor is any other file. A lock on the folder
+//! makes checking, removing and binding one step. Publishers in Python take the same lock.
 
 use crate::raw::fork::Own;
 use crate::raw::os;
@@ -28,8 +27,8 @@ impl Drop for Locked {
     }
 }
 
-/// Removes the socket at `path` if no process listens there. Fails if a process listens there, or
-/// if the file is no socket. The caller must keep the returned lock until the path is bound.
+/// Removes the socket at `path`, if there is one. Fails if a process listens there, or if the file
+/// is no socket. The caller must keep the returned lock until the path is bound.
 pub fn free_path(path: &Path) -> io::Result<Locked> {
     let folder = lock_folder(path)?;
     match fs::symlink_metadata(path) {
@@ -59,8 +58,8 @@ fn lock_folder(path: &Path) -> io::Result<Locked> {
     }
 }
 
-/// True if a process listens at the socket at `path`. The test connects a datagram socket: a stream
-/// listener refuses it at once, so that the test never waits in an accept queue.
+/// True if a process listens at the socket at `path`. The test connects a datagram socket, which a
+/// stream listener refuses at once: so the test never waits in an accept queue.
 fn is_bound(path: &Path) -> io::Result<bool> {
     match UnixDatagram::unbound()?.connect(path) {
         Ok(()) => Ok(true),

@@ -2,29 +2,31 @@
 
 use crate::transfer::Time;
 
-// After this many further bytes, older measurements of a link count half.
+// After this many more bytes, an older measurement of a link has half its weight.
 const LINK_BYTES: f64 = (1 << 26) as f64;
-// A link is assumed to be at most this many times as fast as versions arrived.
+// The rate of a link is at most this multiple of the rate at which versions were applied.
 const AT_MOST: f64 = 3.0;
 
-/// Estimates of a link and of its worker's decoding, from reports. Later reports weigh more.
+/// Estimates, from reports, of the rate of a link and of the decoding at its worker. Later reports
+/// have more weight.
 ///
-/// A report is weighted by the time since the previous one. A plain mean would be dominated by
-/// pairs of reports, of which the second follows the first at once.
+/// A report is weighted by the time since the previous one. In a plain mean, reports that follow
+/// each other at once would have too much weight.
 #[derive(Default)]
 pub struct Link {
     carried: f64, // bytes
     waited: f64,  // seconds
-    least: f64,   // bytes per second at which a version arrived and was applied
+    least: f64,   // bytes per second at which versions arrived and were applied
     decode: [Option<f64>; 2],
-    warm: bool, // the worker decoded a patch before, and has memory for that
+    warm: bool, // the worker has decoded a patch before, and has memory for that
 }
 
 impl Link {
     /// Returns the rate of the link in bytes per second; infinite if unknown.
     ///
-    /// Small versions arrive before a worker reports twice. Then the estimate is a multiple of the
-    /// rate at which versions were applied: most of that time may have been spent on other things.
+    /// A small version arrives before the worker reports twice. Then the estimate is a multiple of
+    /// the rate at which versions were applied, since most of the time may have been spent on other
+    /// work.
     pub fn rate(&self) -> f64 {
         if self.waited > 0.0 {
             self.carried / self.waited
@@ -35,8 +37,8 @@ impl Link {
         }
     }
 
-    /// Returns the seconds to decode a patch, per byte of an unchanged version: without classes,
-    /// and with classes. `None` if the worker has reported none.
+    /// Returns the seconds to decode a patch without classes and with classes, per byte of an
+    /// unchanged version. `None` if the worker has reported no such time.
     pub fn decode(&self) -> [Option<f64>; 2] {
         self.decode
     }
@@ -49,15 +51,15 @@ impl Link {
         self.waited = kept * self.waited + took.as_secs_f64();
     }
 
-    /// Records that a version was applied `took` after its publish. A busy worker reports late, so
-    /// a single slow version at most halves the estimate.
+    /// Records that a version of `nbytes` bytes was applied the time `took` after its publish. A
+    /// busy worker reports late, so one slow version at most halves the estimate.
     pub fn brought(&mut self, nbytes: u64, took: Time) {
         if !took.is_zero() {
             self.least = (nbytes as f64 / took.as_secs_f64()).max(self.least / 2.0);
         }
     }
 
-    /// Records that the worker took `micros` (0: unknown) to decode a patch of cost `work` (D11).
+    /// Records that decoding a patch of cost `work` took `micros` microseconds (0: unknown) (D11).
     /// The first patch is ignored: it takes far longer, because its memory is new.
     pub fn decoded(&mut self, micros: u64, work: f64, classes: bool) {
         let warm = std::mem::replace(&mut self.warm, true);

@@ -17,7 +17,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Listens at an address; returns the listener, and the address with the port that was bound.
+    /// Listens at an address. Returns the listener, and the address with the bound port.
     pub fn bind(place: &Place) -> io::Result<(Listener, Place)> {
         listen(place)
     }
@@ -25,7 +25,7 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Own<TcpStream>> {
         let connection = Own::open(|| match self {
             Listener::Tcp(listener) => Ok(listener.accept()?.0),
-            // From here on, a Unix socket is used like a TCP one.
+            // From here on, a Unix socket is used like a TCP socket.
             Listener::Ipc(listener, _) => Ok(OwnedFd::from(listener.accept()?.0).into()),
         })?;
         connection.set_nonblocking(true)?;
@@ -47,7 +47,7 @@ impl Listener {
         }
     }
 
-    /// Returns the path of the socket file to remove at the end, if there is one.
+    /// Returns the path of the socket file, which must be removed at the end, if there is one.
     fn path(&self) -> Option<&PathBuf> {
         match self {
             Listener::Ipc(_, path) if !is_name(path) => Some(path),
@@ -96,7 +96,7 @@ fn listen(place: &Place) -> io::Result<(Listener, Place)> {
     }
 }
 
-/// Returns the error for an address that cannot be bound; the text says what to do.
+/// Returns the error for an address that cannot be bound. Its text advises what to do.
 pub fn unbindable(address: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         let text = "another process listens there; stop it, or take another address (port 0: any free one)";

@@ -1,8 +1,8 @@
-//! Answers observers: sends them what changed since their last request (P23).
+//! Answers observers' requests for the changes since a revision (P23).
 //!
 //! Every change has a revision number, and a request names the last revision that the observer has.
-//! So the publisher does not store what it has sent to an observer, and sends nothing unasked. A
-//! page has the changes since the requested revision, oldest first:
+//! So the publisher keeps no record of what it has sent to an observer, and sends nothing without a
+//! request. A page has the changes since the requested revision, oldest first:
 //!
 //! ```text
 //! a model's latest version        looked up on request
@@ -22,13 +22,13 @@ use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-pub const OBSERVERS_MAX: usize = 16; // at once: each request searches the roster
+pub const OBSERVERS_MAX: usize = 16; // at the same time: each request searches the roster
 const OBSERVER_LIFE: Duration = Duration::from_secs(10); // maximum silence of an observer
 const PAGES_MAX: u64 = 2; // pages per request: some ten milliseconds of work at most
-const ROWS: Rate = Rate(16_384.0, 4096.0); // rows for all observers: a full roster, then part of it
-const EVENTS_OF_WORKER: usize = 16; // above this, a worker's new event replaces its oldest one
-const EVENTS_TOLD: usize = 64; // events kept: as many as a person reads
-const VERSIONS_TIMED: usize = 4096; // versions of a model whose age is known
+const ROWS: Rate = Rate(16_384.0, 4096.0); // rows for all observers together
+const EVENTS_OF_WORKER: usize = 16; // above this, a new event replaces the worker's oldest event
+const EVENTS_TOLD: usize = 64; // events kept: more are not read
+const VERSIONS_TIMED: usize = 4096; // versions of a model whose time of publish is kept
 pub const ERROR_MAX: usize = 512; // characters of an error: a roster may hold many
 pub const NO_OBSERVER: &str =
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one";
@@ -36,15 +36,16 @@ pub const NO_OBSERVER: &str =
 /// Returns the milliseconds since 1970.
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
-/// A model at a worker, as recorded for observers: what version runs, arrives, or has failed.
+/// The last state of a model at a worker that was recorded for observers: the running version, the
+/// arriving version with phase and chunks, and the failed version with its error.
 type Told = (Key, Option<(u64, Doing, u64)>, Option<(u64, String)>);
 
-/// What is recorded about a worker for observers only, by model.
+/// Data about a worker that only observers are sent, by model.
 #[derive(Default)]
 pub struct ObserverRecord {
-    /// The version that the worker applied last, and the microseconds from its publish until then.
+    /// The last applied version, and the microseconds from its publish to the report.
     pub took: BTreeMap<String, (u64, u64)>,
-    /// The version that the worker will not run, and why.
+    /// The version that the worker failed to apply, and the error text.
     pub failed: BTreeMap<String, (u64, String)>,
     subscribed: Option<bool>,
     told: BTreeMap<String, Told>,
@@ -62,9 +63,9 @@ pub struct ModelSeen {
     targeted: BTreeMap<String, u64>,
 }
 
-/// What a publisher records for observers, and about them.
+/// The observers of a publisher, and the data that only observers are sent.
 pub struct Observers {
-    clock: Option<Clock>, // None: time_ms is 0
+    clock: Option<Clock>, // `None`: time_ms is 0
     asked: HashMap<Identity, Time>,
     rows: TokenBucket,
     models: BTreeMap<String, ModelSeen>,
@@ -94,8 +95,8 @@ impl Observers {
         }
     }
 
-    /// Drops the oldest event of this worker if it has many, so that its events do not displace
-    /// those of other workers; otherwise drops the oldest event of all.
+    /// Drops an event. If this worker has many events, drops its oldest event, so that its events
+    /// do not displace those of other workers. Otherwise drops the oldest event of all.
     fn drop_event(&mut self, worker: &str) {
         let its = |(_, _, event): &&(u64, Time, WorkerEvent)| event.worker == worker;
         let many = self.events.iter().filter(its).count() > EVENTS_OF_WORKER;
@@ -103,7 +104,7 @@ impl Observers {
         self.events.remove(oldest.filter(|_| many).unwrap_or(0));
     }
 
-    /// True if there is room for an observer; records its request.
+    /// Returns true, and records the observer's request, unless there are too many observers.
     fn admit(&mut self, from: &[u8], now: Time) -> bool {
         self.asked.retain(|_, at| now.saturating_sub(*at) < OBSERVER_LIFE);
         let room = self.asked.len() < OBSERVERS_MAX || self.asked.contains_key(from);
@@ -114,7 +115,8 @@ impl Observers {
     }
 }
 
-/// The part of a worker's message that may be news to observers.
+/// What a worker's message may change for observers: whether broadcasts reach it (`Road`), or the
+/// state of a model.
 pub(super) enum News {
     Nothing,
     Road,
@@ -152,8 +154,8 @@ impl PublisherMachine {
 
     // Events.
 
-    /// Records that a worker has changed, if its message is news to observers. The message must
-    /// have been handled before.
+    /// Records that a worker has changed, if its message has changed something that observers are
+    /// sent. Must be called after the message was handled.
     pub(super) fn tell_observers(&mut self, name: &str, news: News, now: Time) {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
@@ -178,7 +180,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Records an event of a worker for observers, when it is reported to the listener.
+    /// Records an event for observers when it is reported to the listener.
     pub fn happened(&mut self, event: &WorkerEvent, now: Time) {
         if event.worker.is_empty() {
             return;
@@ -193,7 +195,8 @@ impl PublisherMachine {
 
     // Answers.
 
-    /// Answers a request of an observer, or refuses one whose key does not allow it (K4).
+    /// Answers a request of an observer, or refuses the request if the peer's key does not permit
+    /// it (K4).
     pub(super) fn observed(&mut self, from: &[u8], key: &str, asked: &Observe, now: Time) {
         if !self.may_look_on(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -208,8 +211,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the pages that answer a request, as headers: the changes since its revision that
-    /// fit.
+    /// Returns the headers of the pages that answer a request: as many changes since its revision
+    /// as fit.
     fn pages(&mut self, asked: &Observe, now: Time) -> Vec<Vec<u8>> {
         self.look_at_models();
         let (epoch, latest) = (self.epoch(), self.roster.revision());
@@ -238,8 +241,8 @@ impl PublisherMachine {
         headers
     }
 
-    /// Records each model's latest version, and the workers whose newest version, published to them
-    /// by name, has changed.
+    /// Records new latest versions of models, and touches the workers whose newest version,
+    /// published to them by name, has changed.
     fn look_at_models(&mut self) {
         for (name, versions) in &self.store.models {
             let model = self.observers.models.entry(name.clone()).or_default();
@@ -261,8 +264,8 @@ impl PublisherMachine {
     }
 }
 
-/// Returns the changes after the revision `since`, oldest first, as many as pages can hold. No two
-/// changes have the same revision.
+/// Returns the changes after the revision `since`, oldest first, each with its unique revision: as
+/// many as fit the pages of an answer.
 fn changed<'a>(
     models: &'a BTreeMap<String, ModelSeen>,
     events: &'a VecDeque<(u64, Time, WorkerEvent)>,
@@ -273,7 +276,7 @@ fn changed<'a>(
     let mut found: Vec<_> =
         models.map(|(name, model)| (model.revision, Changed::Model(name, model))).collect();
     let workers = roster.changed(since).map(|(at, peer)| (at, Changed::Worker(peer)));
-    found.extend(workers.take(PAGES_MAX as usize * Page::ROWS_MAX + 1)); // more never fit
+    found.extend(workers.take(PAGES_MAX as usize * Page::ROWS_MAX + 1)); // more cannot fit
     let events = events.iter().filter(|(at, ..)| *at > since);
     found.extend(events.map(|(at, time, event)| (*at, Changed::Event(*time, event))));
     found.sort_by_key(|(at, _)| *at);
@@ -294,8 +297,8 @@ fn settled(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ModelSeen>, n
     }
 }
 
-/// True if the state of a model at a worker differs from the state that was recorded for observers;
-/// then records the new state.
+/// Returns true, and records the new state, if the state of a model at a worker differs from the
+/// state recorded for observers.
 fn is_news(peer: &mut Peer, model: &str) -> bool {
     let at = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
     let now = (peer.runs(model), at, peer.seen.failed.get(model).cloned());

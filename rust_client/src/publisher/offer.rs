@@ -1,4 +1,4 @@
-//! A version as it is offered: whole, and as patches on versions that workers run.
+//! An offer: a version to publish, whole and as patches on versions that workers run.
 
 use super::content::Content;
 use super::roster::Peer;
@@ -6,7 +6,7 @@ use crate::delta::worth::Way;
 use crate::messages::{Patch, PatchId, Running, DELTA};
 use std::sync::Arc;
 
-/// A patch that leads to a version. Its bytes are sent in chunks, too.
+/// A patch whose result is a version. Its bytes are sent in chunks, like a version's.
 #[derive(Clone, Debug)]
 pub struct VersionPatch {
     pub id: PatchId,
@@ -14,7 +14,8 @@ pub struct VersionPatch {
     pub content: Arc<Content>,
     /// True if the patch may be coded by class, which takes longer to decode.
     pub classes: bool,
-    /// The cost of decoding the patch, in bytes of an unchanged version; 0 if unknown.
+    /// The cost of decoding the patch, as the number of bytes of an unchanged version with the same
+    /// cost; 0 if unknown.
     pub work: f64,
     base: Running, // as workers report it
 }
@@ -27,13 +28,14 @@ impl VersionPatch {
         VersionPatch { id, base, content, classes: way.classes, work }
     }
 
-    /// Returns the entry of the patch in announcements.
+    /// Returns the entry for the patch in announcements.
     pub fn offered(&self) -> Patch {
         let PatchId { encoding, epoch, version } = self.id.clone();
         Patch { encoding, epoch, version, digest: self.base.digest.clone(), nbytes: self.content.plan.nbytes }
     }
 
-    /// True if a worker accepts patches and runs this patch's base as its version of the model.
+    /// True if a worker accepts patches, and its running version of the model is the base of this
+    /// patch.
     pub fn is_for(&self, peer: &Peer, model: &str) -> bool {
         takes_patches(peer) && peer.running.get(model) == Some(&self.base)
     }
@@ -47,12 +49,11 @@ pub fn takes_patches(peer: &Peer) -> bool {
 #[derive(Clone, Debug)]
 pub struct Offer {
     pub content: Arc<Content>,
-    /// True if later patches may build on the version: workers that accept patches keep its bytes
-    /// (D1).
+    /// True if later patches may build on the version, so that workers keep its bytes (D1).
     pub keep: bool,
     /// The first patch is pushed, the others are fetched.
     pub patches: Vec<VersionPatch>,
-    /// Why patches could not be made, as texts.
+    /// The reasons that patches could not be made.
     pub faults: Vec<String>,
 }
 

@@ -12,9 +12,9 @@ use crate::words::printable;
 use serde::Serialize;
 use std::time::Duration;
 
-pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // of rows; other fields have the rest
-const SHORT: usize = 64; // characters of each error of a worker whose errors fill a page
-const VERSIONS_TOLD: usize = 24; // versions of a model, with their ages
+pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // for rows; the other fields take the rest
+const SHORT: usize = 64; // characters of each error of a worker whose row is too long for a page
+const VERSIONS_TOLD: usize = 24; // versions of a model whose ages are sent
 
 /// A change to send to observers.
 pub enum Changed<'a> {
@@ -23,7 +23,7 @@ pub enum Changed<'a> {
     Event(Time, &'a WorkerEvent),
 }
 
-/// A page that is being filled; its rows are JSON already.
+/// A page that is being filled with rows, which are JSON texts.
 pub struct Page {
     /// The revision of the last change in the page.
     pub revision: u64,
@@ -36,7 +36,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Most rows in one page: a header has no room for more.
+    /// The most rows in one page: more do not fit a header.
     pub const ROWS_MAX: usize = 1024;
 
     pub fn new(since: u64) -> Page {
@@ -44,8 +44,8 @@ impl Page {
         Page { revision: since, since, models, rows, events, room: PAGE_BYTES, count: 0 }
     }
 
-    /// Adds a change with the revision `at`; returns false if the page has no room for it. An empty
-    /// page takes any row.
+    /// Adds a change with the revision `at`. Returns false if the page has no room for the change;
+    /// an empty page has room for any.
     pub fn takes(&mut self, at: u64, what: &Changed, store: &Store, timing: &Timing, now: Time) -> bool {
         let row = match what {
             Changed::Model(name, model) => json(&model_row(name, model, now)),
@@ -82,8 +82,8 @@ impl Page {
     }
 
     /// Returns the page as the header of a `roster` message, with the epoch, the latest revision,
-    /// the number of workers and the time of day. `follows`: another page of the same answer
-    /// follows. `more`: the observer can request more.
+    /// the number of workers, and the time in milliseconds since 1970. `follows`: another page of
+    /// the same answer follows. `more`: the observer can request more.
     pub fn header(
         self,
         (epoch, latest, workers, time_ms): (u64, u64, usize, u64),

@@ -1,5 +1,5 @@
-//! Patches: which workers accept them, which subscribers can use a patch, how a version has
-//! arrived.
+//! Finds the workers that accept patches and the subscribers that can use one, and records how
+//! versions arrived.
 
 use super::bases::PatchCandidate;
 use super::machine::PublisherMachine;
@@ -8,7 +8,7 @@ use super::roster::Peer;
 use crate::messages::*;
 use crate::transfer::Time;
 
-/// The forms in which the subscribers of a model need a version that is pushed (D6).
+/// Whether subscribers of a model need the whole version, or can use its first patch (D6).
 #[derive(Default)]
 pub(super) struct Listeners {
     /// True if there is a subscriber.
@@ -20,8 +20,8 @@ pub(super) struct Listeners {
 }
 
 impl PublisherMachine {
-    /// Returns the live workers that accept patches and that a version would be sent to (D2).
-    /// `workers` are the names that the version is for; `None`: all.
+    /// Returns the live workers that subscribe to a model and accept patches (D2): of the workers
+    /// with these names, or of all workers if `None`.
     pub fn patch_candidates(&self, model: &str, workers: Option<&[String]>) -> Vec<PatchCandidate> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
         let live = self.roster.iter().filter(|peer| !peer.lost() && peer.wants(model) && takes_patches(peer));
@@ -43,8 +43,8 @@ impl PublisherMachine {
         found
     }
 
-    /// Records in which form a version arrived at a worker (D11). `applied`: `said` is an `applied`
-    /// report.
+    /// Records how a version arrived at a worker, whole or as a patch, from the report `said`
+    /// (D11). `applied` is true for an `applied` report, false for `staged`.
     pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));
@@ -67,7 +67,8 @@ impl PublisherMachine {
         if let Some((work, classes)) = decoded {
             peer.link.decoded(said.decode_us, work, classes);
         } else if plan.count() > 1 {
-            // A version of one chunk arrives at once, however fast the link.
+            // The time of a version of one chunk depends little on the rate of the link, so it is
+            // not recorded.
             for started in self.calls.started(&said.model, key) {
                 peer.link.brought(plan.nbytes, now.saturating_sub(started));
             }

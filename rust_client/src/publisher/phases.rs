@@ -1,5 +1,5 @@
-//! State machines of a publisher's workers, targets, decisions and versions, as tables of phase,
-//! event, next phase. Nothing else changes a phase.
+//! State machines of a publisher's workers, targets, decisions and versions, as tables of (phase,
+//! event, next phase). Nothing else changes a phase.
 //!
 //! An event without a transition from the current phase changes nothing. `docs/PROTOCOL.md` has the
 //! same tables, and describes their meaning and their coupling (section 9);
@@ -11,7 +11,7 @@ use crate::phases::next;
 
 pub type Table<S, E> = &'static [(S, E, S)];
 
-/// The current phase in a table. The first phase is that of the first row.
+/// The current phase in a table. The initial phase is that of the first row.
 #[derive(Clone, Copy)]
 pub struct At<S: 'static, E: 'static>(S, Table<S, E>);
 
@@ -28,7 +28,7 @@ impl<S: Copy + PartialEq, E: Copy + PartialEq> At<S, E> {
         self.0 == state
     }
 
-    /// Applies an event; returns whether there is a transition.
+    /// Applies an event. Returns true if the table has this transition.
     pub fn take(&mut self, event: E) -> bool {
         next(self.1, self.0, event).map(|state| self.0 = state).is_some()
     }
@@ -38,7 +38,7 @@ impl<S: Copy + PartialEq, E: Copy + PartialEq> At<S, E> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PeerPhase {
     Here,
-    /// The worker's connection is closed, and it opened no other.
+    /// The worker's connection is closed, and the worker has opened no other.
     Away,
     Lost,
 }
@@ -51,7 +51,7 @@ pub enum PeerEvent {
     Closed,
     /// The worker was away for too long.
     Overdue,
-    /// The worker is away, and another instance claims its name.
+    /// The worker is away, and another instance claims the worker's name.
     Contested,
     /// The worker was silent for too long.
     Silent,
@@ -112,7 +112,7 @@ pub const TARGETS: Table<Outcome, TargetEvent> = {
     ]
 };
 
-/// The decision of a call that commits together.
+/// The decision of a call whose workers apply the version together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decision {
     Open,
@@ -122,9 +122,10 @@ pub enum Decision {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DecisionEvent {
-    /// As many workers as are required have staged the version.
+    /// The required number of workers have staged the version.
     Enough,
-    /// Too few workers can still stage the version, the call was given up, or its deadline passed.
+    /// Too few workers can still stage the version, the call was ended early, or its deadline
+    /// passed.
     TooFew,
 }
 
@@ -135,16 +136,16 @@ pub const DECISIONS: Table<Decision, DecisionEvent> = &[
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum VersionPhase {
-    /// The version has a number, and may wait until enough workers have staged it.
+    /// The version has a number, but is not committed.
     Pending,
-    /// The newest version for all workers that were sent no newer one by name.
+    /// The newest version for all workers except those to which a newer one was published by name.
     Latest,
-    /// Like `Latest`, but reclaimable: no worker reads the version, and the next publish may
-    /// overwrite it.
+    /// The version is `Latest`, but reclaimable: no worker receives it, so the next publish may
+    /// overwrite its memory.
     Lent,
     /// The newest version that was published to some worker by name.
     Targeted,
-    /// The version is outdated, but some worker still reads it.
+    /// The version is outdated, but some worker still receives it.
     Old,
     /// The version is unavailable.
     Gone,
@@ -156,11 +157,11 @@ pub enum VersionEvent {
     ForAll,
     /// The version was committed for named workers.
     ForSome,
-    /// No worker reads the version.
+    /// No worker receives the version.
     Unread,
     /// A worker requests the version, which is still in memory.
     Asked,
-    /// A worker requests the version, whose memory holds another one by now.
+    /// A worker requests the version, but its memory was overwritten by another version.
     Overwritten,
     /// Newer versions have replaced the version for all of its workers.
     Newer,

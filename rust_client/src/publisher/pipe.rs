@@ -1,9 +1,9 @@
 //! The output of a data connection (`subscriber.rs`) or control connection (`accepted.rs`), as
 //! frames of ZMTP 3.
 //!
-//! The queue refers to versions weakly: a peer that reads nothing (a stopped process, say) keeps no
-//! memory that the next version needs. If a partly sent message makes no progress, the rest of the
-//! message is copied.
+//! The queue has weak references to versions: a peer that reads nothing, such as a suspended
+//! process, keeps no memory that the next version needs. If a partly sent message makes no
+//! progress, the rest of the message is copied, and the version is released.
 
 use super::content::{Content, Header};
 use super::effects::Payload;
@@ -19,10 +19,10 @@ use std::time::Duration;
 
 const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next is served
 pub const HOLD: Duration = Duration::from_millis(100); // how long a stalled message holds a version
-pub const HOLD_MAX: Duration = Duration::from_secs(1); // same, if no copy fits or it is outdated
-const COPY_MAX: Duration = Duration::from_secs(30); // of a copy while others wait: 64 MiB at 2 MB/s
-/// The most bytes of the copies of all connections of one socket: the size of the largest chunk, so
-/// that one copy always fits.
+pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same if no copy fits or if outdated
+const COPY_MAX: Duration = Duration::from_secs(30); // to send a copy if others wait: 64 MiB at 2 MB/s
+/// The most bytes of the copies for all connections of one socket: the size of the largest chunk,
+/// so that one copy always fits.
 pub const COPIES_BYTES_MAX: usize = 1 << 26;
 
 /// Bytes that do not change while they are owned.
@@ -70,8 +70,8 @@ impl Tail {
         }
     }
 
-    /// Returns the owner of the frame's bytes, and the index of the piece; `Some(None)` if there is
-    /// no such frame, `None` if the version was released.
+    /// Returns the owner of the frame's bytes, and the index of the piece. Returns `Some(None)` if
+    /// the message has no such frame, and `None` if the version was released.
     pub fn piece(&self) -> Option<Option<(Arc<dyn Piece>, u64)>> {
         match self {
             Tail::None => Some(None),
@@ -95,8 +95,8 @@ pub enum Sending {
     /// Owned bytes: commands, a message encrypted for this peer alone, or the copied rest of a
     /// message.
     Own(Vec<u8>),
-    /// All frames but the last, and the head of the last; then the owner of the last frame's bytes,
-    /// with the index of the piece.
+    /// All frames but the last, with the head of the last frame; then the owner of the last frame's
+    /// bytes, with the index of the piece.
     Message(Arc<Vec<u8>>, Option<(Arc<dyn Piece>, u64)>),
 }
 
@@ -113,7 +113,7 @@ impl Sending {
 
 /// One connection, and its partly sent message.
 pub struct Pipe {
-    pub connection: Own<TcpStream>, // or a Unix socket, used like it
+    pub connection: Own<TcpStream>, // or a Unix socket, which is used in the same way
     pub alive_at: Time,             // when the peer last showed that it is alive
     sending: Sending,
     sent: usize,
@@ -142,7 +142,7 @@ impl Pipe {
         matches!(self.sending, Sending::Nothing)
     }
 
-    /// Returns the number of bytes of a copy that only this connection needs.
+    /// Returns the size in bytes of the copy that is being sent; 0 if there is none.
     pub fn copied(&self) -> usize {
         match &self.sending {
             Sending::Own(bytes) => bytes.len(),
@@ -150,12 +150,13 @@ impl Pipe {
         }
     }
 
-    /// True if the peer has accepted nothing of the partly sent message for `patience`.
+    /// True if the peer has accepted no bytes of the partly sent message for `patience`.
     pub fn stands_still(&self, now: Time, patience: Duration) -> bool {
         !self.is_idle() && now.saturating_sub(self.moved_at) >= patience
     }
 
-    /// True if a copy makes no progress, or takes so long that others should have the room.
+    /// True if sending a copy makes no progress, or takes so long that other connections need the
+    /// room.
     pub fn hogs(&self, now: Time) -> bool {
         self.stands_still(now, HOLD_MAX) || now.saturating_sub(self.begun_at) >= COPY_MAX
     }
@@ -194,7 +195,7 @@ impl Pipe {
         while turn > 0 {
             if self.is_idle() {
                 self.sending = next();
-                // Count the time without progress from now: there was nothing to send before.
+                // Count the time without progress from now, since there was nothing to send before.
                 (self.begun_at, self.moved_at) = (now, now);
             }
             if self.is_idle() {
@@ -228,14 +229,14 @@ impl Pipe {
     }
 }
 
-/// A connection whose memory `let_go` bounds.
+/// A connection with a pipe, for `let_go`.
 pub trait Held {
     fn pipe(&mut self) -> &mut Pipe;
 }
 
-/// Releases versions that connections without progress hold, by copying the rest of their messages
-/// into `room` bytes. Returns the connections whose messages did not fit in time: the caller must
-/// close them, because each may hold another version.
+/// Releases the versions of connections without progress: copies the rest of their partly sent
+/// messages, at most `room` bytes. Returns the ids of the connections whose messages did not fit in
+/// time. The caller must close these, because each may hold another version.
 pub fn let_go<'a, H: Held + 'a>(
     pipes: impl Iterator<Item = (u64, &'a mut H)>,
     room: usize,

@@ -2,8 +2,8 @@
 //!
 //! libzmq makes an object of every message, and hands it to another thread. Here the calling thread
 //! sends: a small message is sent when `send` returns, a large one in parts, as the kernel has
-//! room. Each subscriber has a queue; a message that does not fit is dropped for that subscriber
-//! alone. One thread owns the socket, and no call blocks.
+//! room. Each subscriber connection has a queue, and a message that does not fit is dropped for
+//! that subscriber alone. One thread owns the socket, and no call blocks.
 
 use super::endpoints::Place;
 use super::listening::{unbindable, Listener};
@@ -45,7 +45,7 @@ pub struct PubSocket {
 }
 
 impl PubSocket {
-    /// Listens at an address; returns the socket, and the address with the port that was bound.
+    /// Listens at an address. Returns the socket, and the address with the bound port.
     pub fn bind(place: &Place) -> Result<(PubSocket, Place), Error> {
         let (listener, place) =
             Listener::bind(place).map_err(|error| unbindable(&place.endpoint(), error))?;
@@ -64,7 +64,7 @@ impl PubSocket {
         Ok((pub_socket, place))
     }
 
-    /// From now on, serves only connections that show a ticket.
+    /// Makes the socket serve only connections that send a ticket.
     pub fn ask_for_tickets(&mut self) {
         self.ticketed = true;
     }
@@ -86,7 +86,8 @@ impl PubSocket {
             return;
         }
         match self.listener.accept() {
-            // The connection is closed: the last descriptors are reserved for the process itself.
+            // The connection is closed here: the last descriptors are reserved for the process
+            // itself.
             Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE,
             Ok(connection) => {
                 // An error means that the peer is gone, which the first read shows.
@@ -106,7 +107,7 @@ impl PubSocket {
     }
 
     /// Handles the events of a connection: reads if it is `readable`, and sends what is possible.
-    /// Returns what the subscriber sent.
+    /// Returns the messages of the subscriber.
     pub fn process_events(&mut self, id: u64, readable: bool, now: Time) -> SubscriberInput {
         let subscriber = match self.connections.get_mut(&id) {
             Some(subscriber) => subscriber,
@@ -125,8 +126,9 @@ impl PubSocket {
         }
     }
 
-    /// Serves a connection that has shown a ticket of `owner`, and closes the owner's earlier one.
-    /// Without an owner, closes the connection. Returns whether the connection is served (K6).
+    /// Serves a connection that has sent a ticket of `owner`, and closes the owner's earlier
+    /// connection. With `None`, closes the connection. Returns true if the connection is served
+    /// (K6).
     pub fn admit(&mut self, id: u64, owner: Option<Owner>) -> bool {
         let owner = match owner {
             Some(owner) => Some(owner),
@@ -139,19 +141,19 @@ impl PubSocket {
         self.connections.get_mut(&id).map(|subscriber| subscriber.admit(owner)).is_some()
     }
 
-    /// Closes the connections of workers that may not have one any more (K8).
+    /// Closes the connections whose owners have no permission any more (K8).
     pub fn screen(&mut self, may_read: impl Fn(&Owner) -> bool) {
         self.connections.retain(|_, subscriber| subscriber.owner.as_ref().map_or(true, &may_read));
     }
 
-    /// Charges a connection for an invalid report; closes it after too many.
+    /// Records an invalid report of a connection, and closes the connection after too many.
     pub fn invalid_frames(&mut self, id: u64, now: Time) {
         if self.connections.get_mut(&id).map_or(false, |subscriber| subscriber.spend(now).is_err()) {
             self.connections.remove(&id);
         }
     }
 
-    /// Sends a message to every subscriber of its topic; those with a full queue lose it.
+    /// Sends a message to every subscriber of its topic that has room in its queue.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {
@@ -172,13 +174,13 @@ impl PubSocket {
         }
     }
 
-    /// True if some subscriber of the topic keeps up, or the topic has no subscriber.
+    /// True if some subscriber of the topic has room in its queue, or the topic has no subscriber.
     pub fn keeps_up(&self, topic: &str) -> bool {
         let mut wanting = self.connections.values().filter(|subscriber| subscriber.wants(topic)).peekable();
         wanting.peek().is_none() || wanting.any(|subscriber| subscriber.keeps_up())
     }
 
-    /// Drops the queued messages of some topics: newer ones replace them.
+    /// Drops the queued messages of these topics, which newer messages replace.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.connections.values_mut().for_each(|subscriber| subscriber.withdraw(topics, now));
     }
@@ -213,6 +215,7 @@ impl PubSocket {
     }
 }
 
+/// Sets the options of a connection.
 fn tune(connection: &TcpStream) -> io::Result<()> {
     let near = match (connection.local_addr(), connection.peer_addr()) {
         (Ok(ours), Ok(theirs)) => {

@@ -1,9 +1,9 @@
 //! One call of publish: its target workers, what each has done, and when the call is over.
 //!
-//! Each target has one outcome, which only changes by the transitions in `phases.rs`. A lost target
-//! may return: the call waits for it during a grace period. A target that leaves with a `bye` will
-//! not return, and no longer counts. If a number of workers is expected, workers that join become
-//! targets until that number is reached.
+//! Each target has one outcome, which only changes by the transitions in `phases.rs`. A target is a
+//! worker that the version is published to. The call waits for a lost target to return, during a
+//! grace period. A target that left with a `bye` no longer counts. If a number of workers is
+//! expected, workers that join become targets until that number is reached.
 
 use super::phases::{At, Decision, DecisionEvent, TargetEvent, DECISIONS, TARGETS};
 use super::receipt::{Outcome, Receipt, WorkerReceipt};
@@ -17,7 +17,7 @@ use std::time::Duration;
 pub enum Require {
     /// All targets.
     All,
-    /// At least this many targets; 0: none.
+    /// At least this many targets; with 0, no target is required.
     AtLeast(usize),
 }
 
@@ -26,16 +26,17 @@ pub enum Require {
 pub enum Wait {
     /// The worker runs the version.
     Applied,
-    /// The worker holds the version, whole and verified, and applies it at its next safe point.
+    /// The worker has received and verified the version, and applies it when its user calls for
+    /// that.
     Staged,
     /// The publish waits for no worker.
     Nobody,
 }
 
-/// The terms of one publish.
+/// The checked options of one publish.
 #[derive(Clone, Debug)]
 pub struct PublishTerms {
-    /// The names of the workers; `None`: all workers that want the model.
+    /// The names of the workers; `None`: all workers that subscribe to the model.
     pub workers: Option<Vec<String>>,
     pub require: Require,
     pub wait: Wait,
@@ -43,10 +44,9 @@ pub struct PublishTerms {
     pub timeout: Duration,
     /// How long to wait for a worker that becomes lost.
     pub grace: Duration,
-    /// The same for a worker that is known to be gone: its connection is closed, and it opened no
-    /// other.
+    /// How long to wait for a lost worker whose connection is closed, and that has opened no other.
     pub grace_of_gone: Duration,
-    /// The least number of workers that counts as all.
+    /// The least number of workers for `Require::All`.
     pub expect: usize,
 }
 
@@ -65,6 +65,7 @@ impl Default for PublishTerms {
     }
 }
 
+/// A target, with what it has done; `at` is the time of its outcome.
 struct Recipient {
     outcome: At<Outcome, TargetEvent>,
     at: Option<Time>,
@@ -89,7 +90,7 @@ pub(crate) struct Publication {
     pub terms: PublishTerms,
     pub decision: At<Decision, DecisionEvent>,
     pub resolved: bool,
-    /// Why the call was given up early; empty if it was not.
+    /// Why the call was ended early; empty if it was not.
     pub ended: String,
     nbytes: u64,
     digest: String,
@@ -97,7 +98,7 @@ pub(crate) struct Publication {
     pub started: Time,
     deadline: Time,
     targets: BTreeMap<String, Recipient>,
-    counts: [usize; 7], // targets by outcome, kept up to date: every report reads them
+    counts: [usize; 7], // number of targets by outcome, since every report reads them
 }
 
 impl Publication {
@@ -127,7 +128,7 @@ impl Publication {
         }
     }
 
-    /// Gives the call up early; `why` is the reason.
+    /// Marks the call as ended early, for the reason `why`.
     pub fn end(&mut self, why: &str) {
         self.ended = why.to_owned();
     }
@@ -157,15 +158,15 @@ impl Publication {
         }
     }
 
-    /// Adds a worker that joined, if there are fewer targets than expected workers.
+    /// Makes a worker that joined a target, if there are fewer targets than expected workers.
     pub fn welcome(&mut self, name: &str) {
         if self.missing() > 0 {
             self.aim(name);
         }
     }
 
-    /// Gives the version a later epoch. Targets that are neither lost nor left start again, because
-    /// they do not have the version under that epoch yet.
+    /// Moves the version to a later epoch. Targets that are neither lost nor left are behind again,
+    /// because none has the version under that epoch.
     pub fn renew(&mut self, epoch: u64) {
         self.key.0 = epoch;
         for target in self.targets.values_mut() {
@@ -178,8 +179,8 @@ impl Publication {
         }
     }
 
-    /// Applies an event to a target; returns true if there is a transition. Returns false for a
-    /// worker that is no target.
+    /// Applies an event to the target `name`. Returns true if the table has this transition; false
+    /// also for a worker that is no target.
     pub fn take(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
         let target = match self.targets.get_mut(name) {
             Some(target) => target,
@@ -196,7 +197,8 @@ impl Publication {
         true
     }
 
-    /// Marks a target as lost; the target may return. `gone`: it is known not to be connected.
+    /// Marks a target as lost, and begins its grace period. `gone` is true if the target has no
+    /// connection.
     pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
         let grace = if gone { self.terms.grace_of_gone } else { self.terms.grace };
         let lost = self.take(name, TargetEvent::Lost, now, why);
@@ -205,14 +207,15 @@ impl Publication {
         }
     }
 
-    /// Records in which form the version arrived at a worker.
+    /// Records how the version arrived at a worker: its encoding, and the number of bytes.
     pub fn carried(&mut self, name: &str, encoding: &'static str, nbytes: u64) {
         if let Some(target) = self.targets.get_mut(name) {
             (target.encoding, target.nbytes) = (encoding, nbytes);
         }
     }
 
-    /// Adds to each target that has not reached `wait` a text that says what the worker is doing.
+    /// Sets the detail of each target that has not reached `wait` to the text that `doing` returns
+    /// for the worker's name.
     pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
         let there = self.there();
         for (name, target) in &mut self.targets {
@@ -222,6 +225,7 @@ impl Publication {
         }
     }
 
+    /// Returns the outcomes that count as success.
     fn there(&self) -> &'static [Outcome] {
         match self.terms.wait {
             Wait::Staged => &[Outcome::Applied, Outcome::Skipped, Outcome::Staged],
@@ -229,6 +233,7 @@ impl Publication {
         }
     }
 
+    /// Returns the number of targets with one of these outcomes.
     fn count(&self, outcomes: &[Outcome]) -> usize {
         outcomes.iter().map(|&outcome| self.counts[outcome as usize]).sum()
     }
@@ -250,6 +255,7 @@ impl Publication {
         self.terms.require == Require::All && self.targets.len() == self.left()
     }
 
+    /// Returns the number of targets that must succeed.
     fn needed(&self) -> usize {
         match self.terms.require {
             Require::All => self.targets.len() - self.left() + self.missing(),
@@ -257,16 +263,16 @@ impl Publication {
         }
     }
 
-    /// Returns the number of workers that may still come: missing expected workers, and lost
-    /// targets in their grace period.
+    /// Returns the number of workers that the call still waits for although they are not here:
+    /// missing expected workers, and lost targets in their grace period.
     fn may_come(&self, now: Time) -> usize {
         let waited = |target: &&Recipient| target.away_until.map_or(false, |until| until > now);
         let lost = self.counts[Outcome::Lost as usize] > 0;
         self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
     }
 
-    /// Decides whether to commit or abort a version that is applied together. Returns true only
-    /// when it makes that decision, which happens once (P10).
+    /// Decides whether to commit or abort a version that workers apply together. Returns true only
+    /// from the call that makes this decision (P10).
     pub fn decide(&mut self, now: Time) -> bool {
         if !self.together() {
             return false;
@@ -282,7 +288,8 @@ impl Publication {
         }
     }
 
-    /// Returns whether the publish achieved what it required; `None` while that is open.
+    /// Returns true if the publish achieved what it required, false if it failed, `None` while that
+    /// is open.
     pub fn verdict(&self, now: Time) -> Option<bool> {
         if self.together() && self.decision.is(Decision::Abort) {
             return Some(false);
@@ -310,7 +317,7 @@ impl Publication {
         self.deadline = now;
     }
 
-    /// Returns the receipt of what was done so far.
+    /// Returns the receipt, with the outcomes so far.
     pub fn receipt(&self, now: Time) -> Receipt {
         let of = |target: &Recipient| WorkerReceipt {
             outcome: target.outcome.now(),

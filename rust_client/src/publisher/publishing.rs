@@ -83,8 +83,8 @@ impl PublisherMachine {
         Ok(self.finish())
     }
 
-    /// Adds a version of an earlier publisher, with its earlier names, as the latest. Must be
-    /// called before any worker joins (P21).
+    /// Makes a version of an earlier publisher the latest. `names` are its earlier (epoch, version)
+    /// pairs. Must be called before any worker joins (P21).
     pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
         let versions = self.store.versions(model);
         let number = versions.number_again(content, names);
@@ -100,6 +100,8 @@ impl PublisherMachine {
         }
     }
 
+    /// Returns the names of the workers that a publish is for. Returns an error message if it names
+    /// a worker that has never joined.
     fn targets(&self, model: &str, asked: &PublishTerms) -> Result<Vec<String>, String> {
         let workers = match &asked.workers {
             None => return Ok(self.roster.wanting(model)),
@@ -140,8 +142,8 @@ impl PublisherMachine {
     }
 
     /// Broadcasts an announcement, and begins to push the version. A small version is sent in the
-    /// announcement instead. A version that no subscriber needs whole is not pushed. The first
-    /// patch is pushed if subscribers can use it (D6).
+    /// announcement instead. If every subscriber can use a patch, the whole version is not pushed.
+    /// The first patch is pushed if subscribers can use it (D6).
     fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
         self.end_pushes(model);
         let versions = self.store.versions(model);
@@ -176,8 +178,8 @@ impl PublisherMachine {
         self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
     }
 
-    /// Returns the announcement of a version. If `call` is `None`, the version is committed
-    /// already, and workers apply it at once.
+    /// Returns the announcement of a version. If `call`, the publish of the version, is `None`, the
+    /// version is committed already, and workers apply it at once.
     pub(super) fn announcement(
         &self,
         model: &str,
@@ -210,6 +212,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Returns the content of an `end` or a `commit` of a version.
     pub(super) fn of_version(&self, model: &str, number: u64, content: &Content) -> OfVersion {
         OfVersion {
             model: model.to_owned(),
@@ -220,6 +223,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Returns the message before the bytes of a chunk of a version, or of one of its patches.
     pub(super) fn chunk(
         &self,
         (model, number, patch): (&str, u64, Option<PatchId>),
@@ -247,7 +251,7 @@ impl PublisherMachine {
         self.pushes.retain(|_, push| push.model != model);
     }
 
-    /// Records how many chunks a worker has of the version or patch that is being pushed.
+    /// Records from a progress report how many chunks of the pushed version or patch have arrived.
     pub(super) fn report_push(&mut self, said: &Progress, now: Time) {
         let push = self.pushes.get_mut(&topic_of(&said.model, said.patch.as_ref()));
         if let Some(push) = push.filter(|push| push.number == said.version && push.patch == said.patch) {
@@ -266,6 +270,7 @@ impl PublisherMachine {
         self.finish()
     }
 
+    /// Broadcasts the chunks of a push that are due, or its end.
     pub(super) fn step(&mut self, topic: &str, now: Time) {
         let quiet = self.timing.quiet;
         let push = match self.pushes.get_mut(topic) {

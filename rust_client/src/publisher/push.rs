@@ -1,9 +1,9 @@
-//! Pushes the chunks of a version, or of a patch to it, at the pace of the fastest worker (P7).
+//! Pushes the chunks of a version, or of a patch, at the pace of the fastest worker (P7).
 //!
-//! Chunks that do not fit into a subscriber's queue are dropped. So a push runs at most a window
-//! ahead of what the fastest worker has reported: that worker and equally fast ones lose no chunk.
-//! Slower workers lose chunks, which they fetch, and do not hold up the others. If no worker
-//! reports progress for a while, the push ends early: workers can always fetch.
+//! Chunks that do not fit into a subscriber's queue are dropped. So a push runs at most
+//! `PUSH_CHUNKS` ahead of the chunks that the fastest worker has reported, and equally fast workers
+//! lose no chunk. Slower workers lose chunks, which they fetch, and do not delay the others. If no
+//! worker reports progress for a while, the push ends early: workers can always fetch.
 
 use super::content::Content;
 use crate::messages::{data_topic, patch_topic, PatchId};
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-const PUSH_CHUNKS: u64 = 64; // chunks that a push runs ahead of what some worker has reported
+const PUSH_CHUNKS: u64 = 64; // pushed ahead of the chunks that some worker has reported
 const BURST_BYTES: u64 = 1 << 20; // pushed in one step, before other work
 
 /// What to send next.
@@ -27,7 +27,7 @@ pub fn topic_of(model: &str, patch: Option<&PatchId>) -> String {
     patch.map_or_else(|| data_topic(model), |_| patch_topic(model))
 }
 
-/// The push of one version, or of a patch to it.
+/// The push of one version, or of one of its patches.
 pub struct Push {
     pub model: String,
     pub number: u64,
@@ -51,17 +51,19 @@ impl Push {
         topic_of(&self.model, self.patch.as_ref())
     }
 
-    /// Records that some worker has this many chunks.
+    /// Records that some worker has reported this number of chunks.
     pub fn report(&mut self, chunks: u64, now: Time) {
         if chunks > self.reported {
             (self.reported, self.moved_at) = (chunks, now);
         }
     }
 
+    /// True if only the end is still to be sent.
     fn ending(&self) -> bool {
         self.stalled || self.next == self.content.plan.count()
     }
 
+    /// Returns the index of the first chunk that may not be sent yet.
     fn limit(&self) -> u64 {
         self.content.plan.count().min(self.reported.saturating_add(PUSH_CHUNKS))
     }
@@ -71,8 +73,8 @@ impl Push {
         self.ending() || self.next < self.limit()
     }
 
-    /// Returns what to send now: the next chunks; or the end, after the last chunk or if no worker
-    /// has reported progress for `patience`.
+    /// Returns what to send now: the next chunks, or the end. The end follows the last chunk, or
+    /// `patience` without a progress report.
     pub fn step(&mut self, now: Time, patience: Duration) -> Step {
         if self.ending() {
             return Step::End;

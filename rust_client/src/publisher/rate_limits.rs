@@ -1,9 +1,9 @@
 //! Rate limits on the control connections of a publisher.
 //!
-//! A worker sends a few hellos and a ping now and then. Its reports and fetches advance a version:
-//! they are free, and may come as fast as the worker can send. Any other message costs units of its
-//! connection's token bucket. A connection that takes more units than its bucket has is closed.
-//! Connections without a known worker share one further bucket.
+//! Reports and fetches of a worker advance a version: they are free, and may come as fast as the
+//! worker can send. Any other message costs units of its connection's token bucket. A connection
+//! whose bucket has too few units is closed. Connections without a known worker also share one
+//! bucket.
 
 use super::effects::Identity;
 use crate::messages::FromWorker;
@@ -16,16 +16,16 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub struct Rate(pub f64, pub f64);
 
-const CONTROL_RATE: Rate = Rate(64.0, 32.0); // units of one connection; faster if pings are
+const CONTROL_RATE: Rate = Rate(64.0, 32.0); // units of one connection; more if pings are faster
 const UNKNOWN_PEER_RATE: Rate = Rate(1024.0, 256.0); // messages of connections that have not joined
 const NOTICES: Rate = Rate(16.0, 0.2); // events that one worker, or one key, can cause
-const SOURCES_MAX: usize = 1024; // of such events with their own bucket; further ones share one
+const SOURCES_MAX: usize = 1024; // sources of events with their own bucket; others share one
 const COST_LOW: f64 = 1.0; // a message with at most one answer
 const COST_HIGH: f64 = 4.0; // a message with more effects
-const BYTES_PER_COST: usize = 1 << 14; // each further part of this size costs as much again
+const BYTES_PER_COST: usize = 1 << 14; // each further part of this size adds the same cost
 const QUIET: Duration = Duration::from_secs(3); // after a flood, before memory is returned
 
-/// The units that one peer may use now; a new bucket is full.
+/// A token bucket: the units that one peer may use now. A new bucket is full.
 pub struct TokenBucket {
     at: Time,
     spent: f64,
@@ -36,7 +36,7 @@ impl TokenBucket {
         TokenBucket { at: now, spent: 0.0 }
     }
 
-    /// Takes `count` units; returns false, and takes none, if the bucket has fewer.
+    /// Takes `count` units. Returns false, and takes none, if the bucket has fewer.
     pub fn take(&mut self, count: f64, Rate(burst, per_second): Rate, now: Time) -> bool {
         let refilled = now.saturating_sub(self.at).as_secs_f64() * per_second;
         self.spent = (self.spent - refilled).max(0.0);
@@ -79,8 +79,8 @@ impl RateLimits {
         self.noted(allowed, now)
     }
 
-    /// Charges a connection for a message of `nbytes` bytes; returns false if the connection must
-    /// be closed.
+    /// Charges a connection for a message of this cost and of `nbytes` bytes. Returns false if the
+    /// connection must be closed.
     pub fn allow(&mut self, from: &[u8], cost: f64, nbytes: usize, now: Time) -> bool {
         if cost == 0.0 {
             return true;
@@ -91,12 +91,13 @@ impl RateLimits {
         self.noted(allowed, now)
     }
 
+    /// Records the time of a refusal. Returns `allowed`.
     fn noted(&mut self, allowed: bool, now: Time) -> bool {
         self.refused_at = if allowed { self.refused_at } else { Some(now) };
         allowed
     }
 
-    /// True if a flood has been over for `QUIET`; true once for each flood.
+    /// Returns true, once for each flood, when the flood has been over for `QUIET`.
     pub fn recovered(&mut self, now: Time) -> bool {
         let over = self.refused_at.map_or(false, |at| now.saturating_sub(at) >= QUIET);
         self.refused_at = self.refused_at.filter(|_| !over);
@@ -113,12 +114,12 @@ impl RateLimits {
 /// The token buckets of the sources of events.
 #[derive(Default)]
 pub struct Notices {
-    each: HashMap<String, (TokenBucket, u64)>, // with the number of events suppressed
+    each: HashMap<String, (TokenBucket, u64)>, // with the number of suppressed events
 }
 
 impl Notices {
-    /// Takes a unit for an event of a source. Returns how many events of the source were suppressed
-    /// since its last report; `None` if this event must be suppressed, too.
+    /// Takes a unit for an event of a source. Returns the number of events of the source that were
+    /// suppressed since its last reported event; `None` if this event must be suppressed, too.
     pub fn take(&mut self, source: &str, now: Time) -> Option<u64> {
         let known = self.each.contains_key(source) || self.each.len() < SOURCES_MAX;
         let source = if known { source } else { "" };
@@ -138,7 +139,7 @@ impl Notices {
 }
 
 /// Returns the units that a message costs its connection; 0 if the message advances a version.
-/// `message` is `None` if it was not parsed. `known`: the connection is that of a known worker.
+/// `message` is `None` if it was not parsed. `known` is true if a known worker owns the connection.
 pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
         None | Some(ToPublisher::Observe(_) | ToPublisher::Verify(_)) => COST_HIGH,

@@ -1,4 +1,4 @@
-//! Receipts: what a publish returns, with what every worker did with the version, and when.
+//! Receipts: the result of a publish, with the outcome of every worker, and when it was reached.
 
 use crate::messages::DELTA;
 use std::collections::BTreeMap;
@@ -10,13 +10,13 @@ use std::time::Duration;
 pub enum Outcome {
     /// The worker is not done yet; `detail` says what it is doing.
     Behind,
-    /// The worker holds the version, verified.
+    /// The worker has received and verified the version.
     Staged,
     /// The worker runs the version.
     Applied,
     /// The worker runs a newer version.
     Skipped,
-    /// The worker will not run the version; `detail` says why.
+    /// The worker will not run the version; `detail` gives the reason.
     Failed,
     /// The worker fell silent, or its connection was closed.
     Lost,
@@ -45,12 +45,12 @@ pub struct WorkerReceipt {
     pub outcome: Outcome,
     /// The time from the call of publish to the outcome; `None` while the worker is behind.
     pub after: Option<Duration>,
-    /// Details for a person; empty if the outcome needs none.
+    /// An explanation of the outcome, for people; empty if none is needed.
     pub detail: String,
-    /// How the version arrived: `raw` (whole) or `delta-1` (a patch on the version that ran); empty
-    /// if unknown.
+    /// How the version arrived: `raw` (whole) or `delta-1` (a patch on the previous running
+    /// version); empty if unknown.
     pub encoding: &'static str,
-    /// The bytes that arrived, without headers, and without chunks that were sent again.
+    /// The number of bytes that arrived, without headers and repeated chunks.
     pub nbytes: u64,
 }
 
@@ -67,15 +67,15 @@ pub struct Receipt {
     pub model: String,
     pub epoch: u64,
     pub version: u64,
-    /// The bytes of the version's tensors.
+    /// The size of the version's tensors in bytes.
     pub nbytes: u64,
-    /// The digest that workers' bytes were checked against.
+    /// The version's digest, which workers' reports were compared with.
     pub digest: String,
     /// The time from the call of publish to this receipt.
     pub took: Duration,
     /// The metadata of the version.
     pub metadata: BTreeMap<String, String>,
-    /// By name, every worker that the version was published to.
+    /// Every worker that the version was published to, by name.
     pub workers: BTreeMap<String, WorkerReceipt>,
 }
 

@@ -1,4 +1,4 @@
-//! Workers' reports about versions, and which of these reports a publisher believes.
+//! Handles workers' reports about versions, and rejects implausible reports.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -24,7 +24,7 @@ impl PublisherMachine {
         };
         let here = versions.get(said.version).is_some();
         if receiving && !here {
-            return; // a worker cannot receive a version that is gone
+            return; // the version was dropped, so no worker can receive it
         }
         let coming = versions.get(said.version).filter(|_| receiving);
         if let Some(plan) = coming.and_then(|version| version.plan_of(said.patch.as_ref())) {
@@ -135,9 +135,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports that a worker's bytes are not the published ones: the worker must never count as
-    /// done. This is reported once for a version, although the worker repeats its report with every
-    /// ping.
+    /// Reports to the user that a worker's bytes differ from the published ones. The worker does
+    /// not count as done. The user gets one report for a version, although the worker repeats its
+    /// own with every ping.
     fn wrong_digest(&mut self, name: &str, said: &OfVersion, now: Time) {
         let of = (said.epoch, said.version);
         let news = self.roster.get_mut(name).filter(|peer| peer.wants(&said.model));

@@ -13,7 +13,7 @@ use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-pub const WORKERS_MAX: usize = 10_000; // bounded because peers can make the roster grow
+pub const WORKERS_MAX: usize = 10_000; // peers can make the roster grow, so it is bounded
 const MODELS_MAX: usize = 4 * WORKERS_MAX; // of all workers: a name and a digest take up to 0.6 kB
 
 /// A version that is being delivered to a worker.
@@ -24,8 +24,7 @@ pub struct Delivery {
     pub since: Time, // when the delivery last made progress
     /// The patch that is delivered; `None`: the whole version.
     pub patch: Option<PatchId>,
-    /// The users of the old weights for which the version waits, and since when, in the worker's
-    /// words.
+    /// The worker's text on what delays the apply of the version, and since when.
     pub waits: String,
 }
 
@@ -41,11 +40,12 @@ pub struct Peer {
     pub phase: At<PeerPhase, PeerEvent>,
     /// Why the worker was lost, and what it was doing.
     pub why: String,
-    /// When the worker's connection was found closed, if it is `Away`.
+    /// When the worker's connection was closed, if the phase is `Away`.
     pub closed_at: Time,
     /// True if the worker was reported as stuck.
     pub stuck: bool,
-    /// When a version was first announced to the worker since its last message.
+    /// When the first version was announced to the worker after its last message; `None` if there
+    /// was none.
     pub told_at: Option<Time>,
     /// When another instance claimed the worker's name.
     pub contested_at: Option<Time>,
@@ -55,16 +55,16 @@ pub struct Peer {
     pub token: String,
     /// The public key of the worker's connections; empty without keys.
     pub key: String,
-    /// True if the worker was not sent the current group key yet.
+    /// True if the current group key must still be sent to the worker.
     pub rekeyed: bool,
     pub link: Link,
-    /// What was recorded about the worker for observers.
+    /// Data about the worker that only observers are sent.
     pub seen: ObserverRecord,
     // By model, the last version of which the worker reported a wrong digest.
     different: BTreeMap<String, Key>,
     // The roster's revision at the last change that observers are sent.
     revision: u64,
-    ticket: (String, Time), // the one not redeemed yet, and when it was drawn
+    ticket: (String, Time), // the unredeemed ticket, and when it was made
 }
 
 impl Peer {
@@ -102,7 +102,7 @@ impl Peer {
         self.hello.models.contains_key(model)
     }
 
-    /// Returns the version of a model that the worker runs; (0, 0) if none.
+    /// Returns the (epoch, number) of the version that the worker runs of a model; (0, 0) if none.
     pub fn runs(&self, model: &str) -> Key {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
     }
@@ -112,14 +112,15 @@ impl Peer {
         self.different.insert(model.to_owned(), key) != Some(key)
     }
 
-    /// Begins a session in which the worker runs these versions. Earlier reports no longer count.
+    /// Begins a session. `running` are the versions that the worker runs now, whatever it reported
+    /// before.
     pub fn welcomed(&mut self, running: BTreeMap<String, Running>) {
         self.forget();
         self.running = running;
         (self.contested_at, self.told_at, self.rekeyed) = (None, None, false);
     }
 
-    /// Forgets the worker's deliveries, and that broadcasts reach it.
+    /// Forgets the worker's deliveries, and that broadcasts reach the worker.
     pub fn forget(&mut self) {
         self.subscribed = false;
         self.incoming.clear();
@@ -135,12 +136,12 @@ impl Peer {
         self.subscribed = subscribed;
     }
 
-    /// Records that a version was announced to the worker.
+    /// Records that a version was announced to the worker, at `now`.
     pub fn told(&mut self, now: Time) {
         self.told_at = self.told_at.or(Some(now));
     }
 
-    /// Applies an event to the worker's phase; returns whether there is a transition.
+    /// Applies an event to the worker's phase. Returns true if the table has this transition.
     pub fn take(&mut self, event: PeerEvent) -> bool {
         self.phase.take(event)
     }
@@ -158,23 +159,23 @@ impl Peer {
         self.why = why.to_owned();
     }
 
-    /// Records whether the worker is stuck; returns whether that changed.
+    /// Sets whether the worker is stuck. Returns true if that changed.
     pub fn turns(&mut self, stuck: bool) -> bool {
         std::mem::replace(&mut self.stuck, stuck) != stuck
     }
 
-    /// Records that there is a new group key.
+    /// Records that the group key was replaced, and must be sent to the worker.
     pub fn rekey(&mut self) {
         self.rekeyed = true;
     }
 
-    /// True if the worker must be sent the group key; records that it is sent.
+    /// Returns true if the group key must be sent to the worker, and records that it is sent.
     pub fn takes_key(&mut self) -> bool {
         std::mem::take(&mut self.rekeyed)
     }
 
-    /// Records that the worker runs a version of a model; ends a delivery of that version or of an
-    /// older one. `epoch` is that of the delivery.
+    /// Records that the worker runs a version of a model, and ends a delivery of that version or of
+    /// an older one. `epoch` is the epoch of the delivery.
     pub fn applied(&mut self, model: &str, running: Running, epoch: u64) {
         let key = (running.epoch, running.version);
         if self.incoming.get(model).map_or(false, |incoming| (epoch, incoming.version) <= key) {
@@ -183,7 +184,7 @@ impl Peer {
         self.running.insert(model.to_owned(), running);
     }
 
-    /// Records whether the worker reported that no version of a model runs.
+    /// Records whether no version of a model runs at the worker, because an apply failed half-way.
     pub fn tore(&mut self, model: &str, torn: bool) {
         if torn {
             self.running.remove(model);
@@ -193,7 +194,7 @@ impl Peer {
         }
     }
 
-    /// Ends the delivery of a version.
+    /// Ends the delivery of a version that the worker failed to apply.
     pub fn drops(&mut self, model: &str, version: u64) {
         if self.incoming.get(model).map_or(false, |incoming| incoming.version == version) {
             self.incoming.remove(model);
@@ -229,6 +230,7 @@ impl Peer {
         }
     }
 
+    /// Records a progress report.
     pub fn note_progress(&mut self, said: &Progress, now: Time) {
         self.note(&said.model, said.version, said.phase, Some(said.chunks), now);
         self.comes_by(&said.model, said.patch.as_ref());
@@ -237,7 +239,7 @@ impl Peer {
         }
     }
 
-    /// Records by which patch a model's version arrives; `None`: whole.
+    /// Records the patch by which a model's version is delivered; `None`: it is delivered whole.
     pub fn comes_by(&mut self, model: &str, patch: Option<&PatchId>) {
         if let Some(incoming) = self.incoming.get_mut(model) {
             incoming.patch = patch.cloned();
@@ -245,7 +247,7 @@ impl Peer {
     }
 
     /// True if the worker has been silent for `patience` since a version was announced to it: its
-    /// process may be stopped.
+    /// process may be suspended.
     pub fn mute(&self, now: Time, patience: Duration) -> bool {
         self.told_at.map_or(false, |told| now.saturating_sub(told) >= patience)
     }
@@ -257,7 +259,7 @@ pub enum Admission {
     New,
     /// The instance was on the roster before.
     Known,
-    /// Another instance has the name: ping that instance.
+    /// Another instance has the name: ping that instance, which may be dead.
     Contested,
     /// Refuse: the instance with that name is alive.
     Taken,
@@ -272,9 +274,9 @@ pub struct Roster {
     by_identity: HashMap<Identity, String>,
     by_token: HashMap<String, String>,
     by_ticket: HashMap<String, String>,
-    models: usize, // number wanted by all workers
+    models: usize, // subscriptions to models, of all workers
     revision: u64,
-    touched: BTreeMap<u64, String>, // names by revision, each worker once
+    touched: BTreeMap<u64, String>, // each worker's name by its revision
 }
 
 impl Roster {
@@ -298,18 +300,18 @@ impl Roster {
         self.peers.len()
     }
 
-    /// The revision of the last change that observers are sent.
+    /// Returns the revision of the last change that observers are sent.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Begins a new revision; returns its number.
+    /// Begins a new revision, and returns its number.
     pub fn revise(&mut self) -> u64 {
         self.revision += 1;
         self.revision
     }
 
-    /// Records a change of a worker, which is to be sent to observers.
+    /// Records that a worker has changed, so that observers are sent the change.
     pub fn touch(&mut self, name: &str) {
         if let Some(peer) = self.peers.get_mut(name) {
             self.revision += 1;
@@ -330,7 +332,7 @@ impl Roster {
         self.by_identity.get(identity).map(String::as_str)
     }
 
-    /// Returns the name of the worker whose reports begin with a token.
+    /// Returns the name of the worker whose reports on the data connection begin with this token.
     pub fn by_token(&self, token: &str) -> Option<&str> {
         self.by_token.get(token).map(String::as_str)
     }
@@ -343,7 +345,7 @@ impl Roster {
         }
     }
 
-    /// Gives a worker a ticket, in place of an unredeemed one.
+    /// Replaces a worker's unredeemed ticket with this one.
     pub fn ticket(&mut self, name: &str, ticket: &str, now: Time) {
         if let Some(peer) = self.peers.get_mut(name) {
             let before = std::mem::replace(&mut peer.ticket, (ticket.to_owned(), now));
@@ -352,21 +354,21 @@ impl Roster {
         }
     }
 
-    /// Redeems a ticket, which works once. Returns the worker's name, and when the ticket was
-    /// drawn.
+    /// Redeems a ticket, which is valid once. Returns the worker's name, and when the ticket was
+    /// made.
     pub fn redeem(&mut self, ticket: &str) -> Option<(String, Time)> {
         let name = self.by_ticket.remove(ticket)?;
         let drawn_at = self.get(&name)?.ticket.1;
         Some((name, drawn_at))
     }
 
-    /// Returns the names of the live workers that want a model.
+    /// Returns the names of the live workers that subscribe to a model.
     pub fn wanting(&self, model: &str) -> Vec<String> {
         let live = self.iter().filter(|peer| !peer.lost() && peer.wants(model));
         live.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Handles a hello: admits the worker, or returns why it does not.
+    /// Handles a hello. Admits the worker if the result is `New` or `Known`.
     pub fn admit(
         &mut self,
         identity: &[u8],
@@ -410,6 +412,7 @@ impl Roster {
         Admission::Contested
     }
 
+    /// Moves a known worker to a new connection.
     fn readmit(&mut self, identity: &[u8], hello: &Hello, now: Time) {
         if let Some(peer) = self.peers.get_mut(&hello.name) {
             self.models = self.models + hello.models.len() - peer.hello.models.len();
@@ -437,6 +440,7 @@ impl Roster {
         self.fits(hello)
     }
 
+    /// True if the roster with this worker is within its bounds.
     fn fits(&self, hello: &Hello) -> bool {
         let before = self.get(&hello.name).map(|peer| peer.hello.models.len());
         let workers = self.peers.len() + usize::from(before.is_none());
@@ -461,7 +465,7 @@ impl Roster {
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Returns the workers that have been away for `patience`.
+    /// Returns the workers whose connections have been closed for `patience`.
     pub fn gone(&self, now: Time, patience: Duration) -> Vec<String> {
         let away = |p: &&Peer| p.phase.is(PeerPhase::Away) && now.saturating_sub(p.closed_at) >= patience;
         self.iter().filter(away).map(|peer| peer.hello.name.clone()).collect()

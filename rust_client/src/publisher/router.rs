@@ -1,9 +1,9 @@
 //! The publisher's control socket: a ROUTER of our own.
 //!
-//! libzmq's ROUTER accepts peers of ZMTP 1 and 2 as workers, even a browser. It collects the frames
-//! of a message, and answers ZMTP pings, without a bound. It aborts the process at a ping at the
-//! wrong moment. Here everything that a peer sends is bounded before it is kept, whether the peer
-//! has a key or not.
+//! libzmq's ROUTER accepts peers of ZMTP 1 and 2 as workers, even a browser. It has no bound on the
+//! frames of a message or on answered ZMTP pings, and aborts the process if a ping comes at the
+//! wrong moment. This socket checks every input against a bound before it is stored, whether the
+//! peer has a key or not.
 //!
 //! One thread owns the socket, and no call blocks.
 
@@ -37,10 +37,10 @@ const STRANGER: Duration = Duration::from_millis(1500); // for a handshake, or t
 const UNFINISHED_MAX: usize = 256; // connections without a message; beyond, one is closed
 const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
 const PARTIAL_BYTES_MAX: usize = 1 << 20; // of incomplete messages, of all connections
-const PARTIAL_BYTES_SMALL: usize = 8192; // a connection with at most this is not counted above
+const PARTIAL_BYTES_SMALL: usize = 8192; // connections with at most this are not counted
 const WAITING_BYTES_MAX: usize = 1 << 26; // of layouts and headers queued for all connections
-const LOOK: Duration = Duration::from_millis(100); // between two checks of what connections hold
-const SILENCE: Duration = Duration::from_secs(30); // then a peer that accepts no data is gone
+const LOOK: Duration = Duration::from_millis(100); // between two checks of the memory of connections
+const SILENCE: Duration = Duration::from_secs(30); // after which a peer that accepts no data is gone
 const KEEPALIVE_SECONDS: i32 = 10; // of silence before the first probe, and between probes
 
 /// The messages of a connection, and the public key of its owner.
@@ -49,7 +49,8 @@ pub struct FromRouter {
     pub said: Vec<Said>,
 }
 
-/// The host of a peer; `None`: all ipc peers, and peers that are gone, count as one host.
+/// The host of a peer. `None` stands for all ipc peers and all peers that are gone, as if they were
+/// one host.
 type Host = Option<IpAddr>;
 
 /// A bound ROUTER.
@@ -57,10 +58,10 @@ pub struct Router {
     listener: Listener,
     keys: Option<Arc<Pair>>,
     ready: Arc<Ready>,
-    each: BTreeMap<u64, Watched<Accepted>>, // by number, which is never reused
+    each: BTreeMap<u64, Watched<Accepted>>, // by id, which is never reused
     unfinished: BTreeMap<u64, Host>,        // connections without a message, oldest first
     next: u64,
-    closed: Vec<u64>, // connections that had sent a message; not reported yet
+    closed: Vec<u64>, // not reported yet; each had sent a message
     accepts: TokenBucket,
     accept_at: Time,
     look_at: Time,
@@ -75,8 +76,8 @@ fn number(identity: &[u8]) -> Option<u64> {
 }
 
 impl Router {
-    /// Listens at an address; returns the router, and the address with the port that was bound.
-    /// With a secret key, only peers with an allowed key can connect.
+    /// Listens at an address. Returns the router, and the address with the bound port. With a
+    /// secret key, only peers with an allowed key can connect.
     pub fn bind(place: &Place, secret: Option<&str>) -> Result<(Router, Place), Error> {
         let broken = |error| unbindable(&place.endpoint(), error);
         let keys = secret.map(pair_of).transpose()?;
@@ -116,8 +117,8 @@ impl Router {
             }
             match self.listener.accept() {
                 Ok(connection) if spent(connection.as_raw_fd()) => {
-                    // The connection is closed: the last descriptors are reserved for the process
-                    // itself.
+                    // The connection is closed here: the last descriptors are reserved for the
+                    // process itself.
                     self.accept_at = now + LOOK;
                     return;
                 }
@@ -150,9 +151,10 @@ impl Router {
         }
     }
 
-    /// If too many connections have sent no message yet, closes one of this host, or of the host
-    /// with most. It is the one that is least advanced in its handshake, and of these the oldest.
-    /// So a peer that knows the publisher's key finds a place, however many peers do not.
+    /// If too many connections have sent no message yet, closes one of them: of this host if it has
+    /// too many, otherwise of the host with the most. Closes the connection with the least progress
+    /// in its handshake, and the oldest of several. So a peer that knows the publisher's key can
+    /// connect, however many other peers try to.
     fn make_room(&mut self, host: &Host) {
         let mut of: BTreeMap<&Host, usize> = BTreeMap::new();
         self.unfinished.values().for_each(|host| *of.entry(host).or_default() += 1);
@@ -221,8 +223,8 @@ impl Router {
         std::mem::take(&mut self.closed).into_iter().map(identity).collect()
     }
 
-    /// Sends a message to one worker; returns false if the connection is gone. If too much is
-    /// queued for a worker that does not read, the message is dropped.
+    /// Sends a message to the connection `to`. Returns false if the connection is gone. If too many
+    /// messages are queued for a worker that does not read, the message is dropped.
     pub fn send(&mut self, to: &[u8], header: &[u8], payload: &Payload, now: Time) -> bool {
         let room = self.room();
         let id = match number(to) {
@@ -239,8 +241,8 @@ impl Router {
         sent.is_ok()
     }
 
-    /// Returns the number of bytes left for copies. With keys, each connection needs its own
-    /// copies; without keys none is counted.
+    /// Returns the number of bytes left for copies of payloads. Copies are counted only with keys:
+    /// then each connection needs its own encrypted copy.
     fn room(&self) -> usize {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
@@ -248,7 +250,8 @@ impl Router {
         COPIES_BYTES_MAX.saturating_sub(self.each.values().map(|accepted| accepted.copied()).sum())
     }
 
-    /// Closes connections that are late, stand still or hold too much. Called a few times a second.
+    /// Closes connections that are late in the handshake, make no progress, or need too much
+    /// memory. Must be called a few times a second.
     pub fn tick(&mut self, now: Time) {
         if now < self.look_at {
             return;
@@ -270,8 +273,9 @@ impl Router {
         self.share_room(now);
     }
 
-    /// Returns the largest connections, so many that the others have at most `most` bytes together;
-    /// none if only one counts. `of` returns the bytes of a connection; `None`: not counted.
+    /// Returns the ids of the largest connections, such that the others have at most `most` bytes
+    /// together. Returns none if only one connection is counted. `of` returns the bytes of a
+    /// connection, or `None` if it is not counted.
     fn largest(&self, of: impl Fn(&Accepted) -> Option<usize>, most: usize) -> Vec<u64> {
         let mut each: Vec<(usize, u64)> =
             self.each.iter().filter_map(|(&id, accepted)| Some((of(accepted)?, id))).collect();
@@ -294,7 +298,7 @@ impl Router {
     }
 
     /// Releases versions that peers do not read. If connections wait for room for a copy, closes
-    /// the connections whose copies make no progress.
+    /// the connections that take up the room without progress.
     fn share_room(&mut self, now: Time) {
         let copied: usize = self.each.values().map(|accepted| accepted.copied()).sum();
         let room = COPIES_BYTES_MAX.saturating_sub(copied);
@@ -322,6 +326,7 @@ impl Router {
     }
 }
 
+/// Returns the key pair of a secret key in Z85.
 fn pair_of(secret: &str) -> Result<Pair, Error> {
     let odd = || Error::Keys("the publisher's secret key is none".to_owned());
     let public = public_of(secret).ok_or_else(odd)?;

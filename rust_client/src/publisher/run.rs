@@ -134,6 +134,7 @@ pub struct Loop {
     pub listener: Option<Listener>,
     /// Encrypts what is sent; `None` without keys.
     pub sealer: Option<Sealer>,
+    /// The callers that wait for a receipt, by the id of their publish.
     open: HashMap<u64, Sender<Answer>>,
     ids: u64,
     speaking: u64, // the control connection whose message is being handled

@@ -1,7 +1,7 @@
-//! Encrypts what a publisher sends: each chunk and layout once, for all receivers (E2 to E6).
+//! Encrypts a publisher's messages: each chunk and layout once, for all receivers (E2 to E6).
 //!
-//! The versions stay unencrypted. The encrypted bytes have memory of their own, as much as is sent
-//! of a version. When the version is released, the next one uses that memory.
+//! Versions stay unencrypted in memory. The encrypted bytes of the sent chunks have separate
+//! memory, which the next version reuses when the version is released.
 
 use super::effects::Payload;
 use crate::base64;
@@ -15,10 +15,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// Draws 32 unpredictable bytes.
+/// Returns 32 random bytes.
 pub type DrawKey = Box<dyn FnMut() -> Secret + Send>;
 
-/// Encrypted bytes; immutable.
+/// Immutable encrypted bytes, and their authentication tag.
 pub struct Sealed {
     pub bytes: Vec<u8>,
     pub tag: String,
@@ -39,8 +39,7 @@ impl Drop for Sealed {
     }
 }
 
-/// Memory that is free for one model's encrypted bytes, by size: at most as much as two versions
-/// take.
+/// Free memory for one model's encrypted bytes, by size: at most as much as two versions need.
 struct Memory {
     free: Mutex<Free>,
     most: u64,
@@ -76,30 +75,30 @@ impl Memory {
     }
 }
 
-/// The encrypted chunks of a version, or of a patch to it, under the current group key.
+/// The encrypted chunks of a version, or of a patch, under the current group key.
 struct SealedVersion {
     subject: Subject,
     key: Secret,
-    of: Weak<dyn Any + Send + Sync>, // the plain content; this is dropped once that is gone
+    of: Weak<dyn Any + Send + Sync>, // the plain content; without it, this is dropped
     chunks: BTreeMap<u64, Arc<Sealed>>,
 }
 
-/// Encrypts what one publisher sends.
+/// Encrypts the messages of one publisher.
 pub struct Sealer {
     draw: DrawKey,
     life: Option<Duration>,
     key: Secret,
     group: GroupKey,
     since: Time,
-    count: u64, // of messages encrypted under the group key
+    count: u64, // number of messages encrypted under the group key
     versions: Vec<SealedVersion>,
     layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last of each model
     memory: BTreeMap<String, Arc<Memory>>,             // by model
 }
 
 impl Sealer {
-    /// Returns a sealer with a new group key. `life` is the longest use of a group key; `None`: no
-    /// limit.
+    /// Returns a sealer with a new group key. `life` is the time after which a group key must be
+    /// rotated; `None`: never.
     pub fn new(mut draw: DrawKey, life: Option<Duration>, now: Time) -> Sealer {
         let key = draw();
         Sealer {
@@ -134,8 +133,9 @@ impl Sealer {
         hex(&self.key)
     }
 
-    /// Returns the form in which a message is sent to one worker, on an encrypted connection.
-    /// Returns `None` if there is no memory for it; the message then counts as lost.
+    /// Returns a message for one worker, on an encrypted connection, with the payload encrypted for
+    /// all workers. Returns `None` if the memory for it cannot be allocated; then the message is
+    /// lost.
     pub fn addressed(
         &mut self,
         message: FromPublisher,
@@ -148,8 +148,8 @@ impl Sealer {
         }
     }
 
-    /// Returns the form in which a message is sent to all subscribers, on connections that any peer
-    /// can read; `None` if there is no memory for it.
+    /// Returns a message for all subscribers, encrypted, since the data connections themselves are
+    /// not. Returns `None` if the memory for it cannot be allocated.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -199,8 +199,8 @@ impl Sealer {
         Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed)))
     }
 
-    /// Returns an encrypted chunk. Each chunk is encrypted once while the content `of` is in
-    /// memory.
+    /// Returns the chunk `index` of a subject, encrypted. `plain` are its bytes, and `of` is their
+    /// content. The result is reused while the content is in memory.
     fn piece(
         &mut self,
         subject: Subject,
@@ -237,8 +237,8 @@ impl Sealer {
         Some(sealed)
     }
 
-    /// Drops the encrypted bytes of versions that are not available any more. Their plain bytes may
-    /// be kept as bases of patches.
+    /// Drops the encrypted bytes of versions for which `is_there` returns false: these are not
+    /// available any more, although their plain bytes may be kept as bases of patches.
     pub fn tick(&mut self, is_there: impl Fn(&Subject) -> bool) {
         self.versions.retain(|version| version.of.strong_count() > 0 && is_there(&version.subject));
     }
@@ -250,8 +250,8 @@ impl Memory {
     }
 }
 
-/// Returns the memory for a version: that of the previous version if both have the same size. A
-/// patch has memory of its own.
+/// Returns the memory for the encrypted bytes of a version: that of the model's previous version if
+/// both have the same size. A patch gets separate memory.
 fn memory_of(known: &mut BTreeMap<String, Arc<Memory>>, subject: &Subject) -> Arc<Memory> {
     if subject.base != (0, 0) {
         return Memory::new(0);

@@ -1,4 +1,4 @@
-//! Answers fetches: of versions, of patches to them, and of chunks of either (P8).
+//! Answers fetches of versions, of patches, and of chunks of either (P8).
 
 use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
@@ -43,7 +43,7 @@ impl PublisherMachine {
         self.give(name, fetch, number, &content, now);
     }
 
-    /// Sends chunks of a version, or of the patch that was requested.
+    /// Sends the requested chunks of a version, or of a patch, whose content this is.
     fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
         if let Some(versions) = self.store.find(&fetch.model) {
             versions.left(name, number);
@@ -60,9 +60,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Keeps a version for a worker that requests it; returns true. Does nothing, and returns
-    /// false, if the worker already runs the version: a report on its data connection may overtake
-    /// the request (P19).
+    /// Records that a worker receives a version, so that the version is kept. Returns false, and
+    /// does nothing, if the worker already runs that version: a report on its data connection may
+    /// overtake its request (P19).
     fn asks(&mut self, name: &str, model: &str, number: u64) -> bool {
         let key = self.store.key(number);
         let needs = self.roster.get(name).map_or(false, |peer| peer.runs(model) < key);
@@ -83,7 +83,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Refuses a fetch of an unavailable version, and announces the latest one instead.
+    /// Refuses a fetch of an unavailable version, and announces the latest version instead.
     fn turn_down(&mut self, name: &str, fetch: &Fetch) {
         let text = format!("version {} of epoch {} is not to be had here", fetch.version, fetch.epoch);
         self.refuse_fetch(name, fetch, "gone", &text);
@@ -94,8 +94,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Announces a version to one worker, with the `layout` if that is requested, and sends its
-    /// digest.
+    /// Announces a version to one worker, with its layout if `layout`, and sends the `end`, which
+    /// has its digest.
     pub(super) fn describe(&mut self, name: &str, model: &str, number: u64, layout: bool) {
         let content = match self.content(model, number) {
             Some(content) => content,
@@ -135,8 +135,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports why a worker fetches the whole version although there are patches; once for each
-    /// worker and version (D10).
+    /// Reports the worker's reason to fetch the whole version although there are patches: once for
+    /// each worker and version (D10).
     fn told(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
         let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {

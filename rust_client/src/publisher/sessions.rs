@@ -1,4 +1,4 @@
-//! Workers that send messages, return, are lost, or leave.
+//! Sessions of workers: workers that send messages, return, are lost, or leave.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -43,7 +43,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Finds and reports workers that are silent, gone or stuck, or make progress again.
+    /// Marks silent and disconnected workers as lost. Reports workers that are stuck, or make
+    /// progress again.
     pub(super) fn look_after(&mut self, now: Time) {
         for name in self.roster.silent(now, self.timing.lost_after) {
             let heard = self.roster.get(&name).map_or(now, |peer| peer.heard_at);
@@ -75,8 +76,8 @@ impl PublisherMachine {
         self.forget_mute(now);
     }
 
-    /// Stops keeping versions for unresponsive workers, except the versions that these were
-    /// receiving (P9).
+    /// Releases versions that are kept for unresponsive workers, except the versions that these
+    /// workers were receiving (P9).
     fn forget_mute(&mut self, now: Time) {
         let quiet = self.timing.quiet;
         for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.mute(now, quiet)) {
@@ -87,8 +88,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Marks a worker as lost by an event, and reports that. A worker that is only silent may still
-    /// be running.
+    /// Marks a worker as lost by an event, and reports that. A silent worker may still be running.
     pub(super) fn lose(&mut self, name: &str, event: PeerEvent, why: &str, now: Time) {
         let doing = self.doing(name, now);
         let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
@@ -100,13 +100,14 @@ impl PublisherMachine {
         self.calls_lost(name, &detail, event != PeerEvent::Silent, now);
     }
 
+    /// Returns a text on what a worker is doing with newer versions; empty if nothing.
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
         let incoming = self.roster.get(name).into_iter().flat_map(|peer| &peer.incoming);
         let each = incoming.map(|(model, its)| phase_of(model, its, &self.store, &self.timing, now));
         each.collect::<Vec<_>>().join("; ")
     }
 
-    /// Drops what is kept for a worker that is gone.
+    /// Forgets the deliveries of a worker that is gone, and releases the versions kept for it.
     fn forget(&mut self, name: &str) {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.forget();
@@ -116,7 +117,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Removes a worker that has left: no call waits for it any more.
+    /// Removes a worker that has left, so that no call waits for it.
     pub(super) fn leave(&mut self, name: &str, why: &str, now: Time) {
         self.forget(name);
         let text = format!("worker {} has left: {}", name, why);

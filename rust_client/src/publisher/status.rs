@@ -1,4 +1,5 @@
-//! The status of workers as the user of a publisher sees it: what each runs, and what it is doing.
+//! The status of workers for the user of a publisher: the versions that each worker runs, and what
+//! the worker is doing.
 
 use super::roster::{Delivery, Peer};
 use super::store::Store;
@@ -21,11 +22,11 @@ pub enum WorkerState {
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
     pub state: WorkerState,
-    /// True if broadcasts reach the worker; otherwise it fetches everything.
+    /// True if broadcasts reach the worker; otherwise the worker fetches everything.
     pub pushed: bool,
-    /// The models that the worker wants, with the (epoch, version) that it runs.
+    /// The models that the worker subscribes to, each with the running (epoch, version).
     pub models: BTreeMap<String, Option<Key>>,
-    /// By model, the text that says what the worker is doing with a newer version.
+    /// By model, a text on what the worker is doing with a newer version.
     pub doing: BTreeMap<String, String>,
     /// The time since the worker's last message.
     pub silent: Duration,
@@ -57,19 +58,19 @@ impl WorkerStatus {
     }
 }
 
-/// True if a version on its way to a worker has made no progress for `lost_after`.
+/// True if the delivery of some version to a worker has made no progress for `lost_after`.
 pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
     peer.incoming.values().any(|incoming| now.saturating_sub(incoming.since) >= timing.lost_after)
 }
 
-/// Returns the number of chunks of an incoming version; if it was dropped, of those that arrived.
+/// Returns the number of chunks of an incoming version; if the version was dropped, the number of
+/// chunks that arrived.
 pub(super) fn count_of(model: &str, incoming: &Delivery, store: &Store) -> u64 {
     let kept = store.models.get(model).and_then(|versions| versions.get(incoming.version));
     kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()))
 }
 
-/// Returns the text that says what a worker is doing with a version, and for how long without
-/// progress.
+/// Returns a text on what a worker is doing with a version, and for how long without progress.
 pub(super) fn phase_of(
     model: &str,
     incoming: &Delivery,

@@ -1,8 +1,9 @@
-//! The versions that a publisher offers: of each model the latest, and those still in use (P9).
+//! The versions that a publisher has in memory: the latest of each model, and others still in use
+//! (P9).
 //!
-//! A version is kept while it is the latest for some worker, waits for its commit, or is still
-//! being received. If too many would be kept, the least needed are dropped. So the number of
-//! versions, and with it the memory, is bounded whatever workers do.
+//! A version is kept while it is the latest for some worker, waits for its commit, or is being
+//! received. At more than `VERSIONS_MAX`, the least needed are dropped. So the number of versions,
+//! and with it the memory, is bounded whatever workers do.
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 /// The most versions of one model in memory: the latest, one that waits for its commit or is for
 /// named workers, and one that slow workers still receive.
 pub const VERSIONS_MAX: usize = 3;
-// If there are too many versions, those in these phases are dropped, in this order.
+// If there are too many versions, versions in these phases are dropped, in this order.
 const GIVEN_UP: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted];
 const DIGESTS_KEPT: usize = 1000; // dropped versions whose late acknowledgements are checked
 
@@ -28,29 +29,29 @@ pub struct Version {
     pub names: BTreeSet<Key>,
     /// True if later patches may build on this one.
     pub keep: bool,
-    /// Patches that lead to the version.
+    /// Patches whose result is this version.
     pub patches: Vec<VersionPatch>,
-    /// Workers that reported why they use none of the patches.
+    /// Names of the workers that reported why they use none of the patches.
     pub unpatched: BTreeSet<String>,
     pub number: u64,
-    /// Workers that still receive the version.
+    /// Names of the workers that still receive the version.
     pub receivers: BTreeSet<String>,
     /// Checksums of tensors that observers have verified, by the tensor's offset.
     pub sums: BTreeMap<u64, u32>,
 }
 
 impl Version {
-    /// Records that a worker receives the version.
+    /// Records that a worker begins to receive the version.
     pub fn read_by(&mut self, worker: &str) {
         self.receivers.insert(worker.to_owned());
     }
 
-    /// Records that a worker reported why it uses no patch; returns true if that is new.
+    /// Records that a worker reported why it uses no patch. Returns true for its first report.
     pub fn told_why(&mut self, worker: &str) -> bool {
         self.unpatched.insert(worker.to_owned())
     }
 
-    /// True if a worker runs the bytes of this version under an earlier name (P21).
+    /// True if a worker runs the bytes of this version under an earlier (epoch, version) (P21).
     pub fn is_known_as(&self, running: &Running) -> bool {
         if running.digest.is_empty() || self.names.is_empty() {
             return self.names.contains(&(running.epoch, running.version));
@@ -58,8 +59,8 @@ impl Version {
         running.digest == self.content.digest
     }
 
-    /// Returns how the version, or the given patch to it, is divided into chunks; `None` if there
-    /// is no such patch.
+    /// Returns how the version, or this patch, is divided into chunks; `None` if the version has no
+    /// such patch.
     pub fn plan_of(&self, patch: Option<&PatchId>) -> Option<ChunkPlan> {
         match patch {
             None => Some(self.content.plan),
@@ -67,7 +68,8 @@ impl Version {
         }
     }
 
-    /// Returns the number of chunks of the version, or of the given patch if there is such a patch.
+    /// Returns the number of chunks of this patch or, if the version has no such patch, of the
+    /// version.
     pub fn chunks_of(&self, patch: Option<&PatchId>) -> u64 {
         let patch = self.patches.iter().find(|its| Some(&its.id) == patch);
         patch.map_or(&self.content, |patch| &patch.content).plan.count()
@@ -77,12 +79,12 @@ impl Version {
 /// The versions of one model.
 pub struct Versions {
     announced_layout: String,        // id of the last layout that was broadcast
-    targeted: BTreeMap<String, u64>, // by worker, the newest published to it by name
+    targeted: BTreeMap<String, u64>, // by worker: the newest version published to it by name
     kept: BTreeMap<u64, Version>,
     digests: BTreeMap<u64, String>, // of dropped versions
     first: u64,                     // lowest number in this epoch
     count: u64,
-    renamed: u64, // numbers up to this one are republished bytes
+    renamed: u64, // versions up to this number were published before, too
 }
 
 impl Default for Versions {
@@ -100,7 +102,7 @@ impl Default for Versions {
 }
 
 impl Versions {
-    /// Adds a version; returns its number.
+    /// Adds a version, and returns its number.
     pub fn number(&mut self, offer: impl Into<Offer>) -> u64 {
         let Offer { content, keep, patches, .. } = offer.into();
         self.count += 1; // P1
@@ -111,7 +113,8 @@ impl Versions {
         number
     }
 
-    /// Adds a version that was published before under these names; returns its number.
+    /// Adds a version that was published before under these (epoch, version) pairs. Returns its
+    /// number.
     pub fn number_again(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
         let number = self.number(content);
         self.renamed = number;
@@ -131,7 +134,7 @@ impl Versions {
     pub fn renew(&mut self, before: u64) {
         for version in self.kept.values_mut() {
             version.receivers.clear();
-            version.patches.clear(); // their bases' names are outdated (D2)
+            version.patches.clear(); // they name bases of the previous epoch (D2)
         }
         self.prune();
         self.digests.clear();
@@ -154,8 +157,8 @@ impl Versions {
         self.kept.get_mut(&number)
     }
 
-    /// Records the id of a layout that is broadcast; returns true if the previous broadcast had the
-    /// same.
+    /// Records the id of a layout that is broadcast. Returns true if the previous broadcast had the
+    /// same layout.
     pub fn announces(&mut self, layout: &str) -> bool {
         let known = self.announced_layout == layout;
         self.announced_layout = layout.to_owned();
@@ -181,8 +184,8 @@ impl Versions {
         self.latest().max(self.targeted.get(worker).copied())
     }
 
-    /// Returns, by worker, the number of the version that was published to the worker by name, if
-    /// that is its newest.
+    /// Returns, by worker, the number of the version that was published to this worker by name,
+    /// unless a newer one was published to all.
     pub fn targeted(&self) -> &BTreeMap<String, u64> {
         &self.targeted
     }
@@ -207,8 +210,8 @@ impl Versions {
         Some(here.or_else(|| self.digests.get(&number).map(String::as_str)).unwrap_or_default())
     }
 
-    /// Commits a version for these workers, or for all if `workers` is `None`. The version must be
-    /// newer than all committed ones.
+    /// Commits a version for these workers, or for all workers if `None`. The version must be newer
+    /// than all committed versions.
     pub fn settle(&mut self, number: u64, workers: Option<&[String]>) {
         match workers {
             None => self.targeted.clear(),
@@ -223,8 +226,8 @@ impl Versions {
         self.take(number, workers.map_or(VersionEvent::ForAll, |_| VersionEvent::ForSome));
     }
 
-    /// Applies an event to a version. If the event makes the version unavailable, drops it and
-    /// keeps its digest for a while.
+    /// Applies an event to a version. If the version is `Gone` after the event, drops it and keeps
+    /// its digest for a while.
     pub fn take(&mut self, number: u64, event: VersionEvent) {
         let gone = |version: &mut Version| version.phase.take(event) && version.phase.is(VersionPhase::Gone);
         if !self.kept.get_mut(&number).map_or(false, gone) {
@@ -240,14 +243,14 @@ impl Versions {
         self.targeted.retain(|_, targeted| *targeted != number);
     }
 
-    /// Records that a worker receives no version below this number.
+    /// Records that a worker no longer receives versions below this number.
     pub fn left(&mut self, worker: &str, below: u64) {
         for (_, version) in self.kept.range_mut(..below) {
             version.receivers.remove(worker);
         }
     }
 
-    /// Records that a worker receives no version, except perhaps the number `but`.
+    /// Records that a worker no longer receives versions, except possibly version `but`.
     pub fn left_all(&mut self, worker: &str, but: u64) {
         for version in self.kept.values_mut().filter(|version| version.number != but) {
             version.receivers.remove(worker);
@@ -259,7 +262,8 @@ impl Versions {
         self.left_all(worker, 0);
     }
 
-    /// Drops versions that no worker needs; if there are still too many, drops the least needed.
+    /// Drops versions that no worker needs. If there are still too many, drops the least needed
+    /// versions.
     pub fn prune(&mut self) {
         let idle = |version: &&Version| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
         let idle: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
@@ -287,17 +291,17 @@ impl Store {
         Store { epoch, models: BTreeMap::new() }
     }
 
-    /// Returns the versions of a model; there may be none yet.
+    /// Returns the versions of a model, which may be empty.
     pub fn versions(&mut self, model: &str) -> &mut Versions {
         self.models.entry(model.to_owned()).or_default()
     }
 
-    /// Returns the versions of a model, if it ever had any.
+    /// Returns the versions of a model that was published before.
     pub fn find(&mut self, model: &str) -> Option<&mut Versions> {
         self.models.get_mut(model)
     }
 
-    /// Begins an epoch in which no worker has a version yet; returns the previous epoch.
+    /// Begins an epoch in which no worker has a version yet. Returns the previous epoch.
     pub fn renew(&mut self, epoch: u64) -> u64 {
         let before = std::mem::replace(&mut self.epoch, epoch);
         self.models.values_mut().for_each(|versions| versions.renew(before));

@@ -21,18 +21,18 @@ const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x04XPUB\x08Identity\0\0\0\
 const PING: &[u8] = b"\x04PING\0\0";
 const BODY_BYTES_MAX: usize = 8192; // of a frame from a subscriber
 const READ_BYTES: usize = 1024; // read from a subscriber in one turn: some 100 frames
-const QUEUE: usize = 1000; // messages queued before more are dropped; their bytes are the version's
+const QUEUE: usize = 1000; // queued messages; the bytes of their payloads are not copied
 const TOPIC_BYTES_MAX: usize = 132; // of the topics of the longest model id
-const TOPICS_MAX: usize = 256; // of one subscriber: more than a worker of all models needs
+const TOPICS_MAX: usize = 256; // of one subscriber: more than any worker needs
 const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, pongs included
 
 const TICKET: u8 = 3;
 const TICKET_BYTES: usize = 32;
 
-/// A queued message, shared by all subscribers that get it.
+/// A queued message, shared by the queues of all its subscribers.
 pub struct Queued {
     pub topic: String,
-    heads: Arc<Vec<u8>>, // all frames but the last, and the head of that
+    heads: Arc<Vec<u8>>, // all frames but the last, and the last frame's head
     tail: Tail,
 }
 
@@ -51,10 +51,11 @@ impl Queued {
     }
 }
 
-/// What a subscriber has sent since the last read.
+/// The messages of a subscriber since the last read: `topics` are new subscriptions, `words` are
+/// reports.
 #[derive(Default)]
 pub struct SubscriberInput {
-    /// The ticket, which was sent before all of the following.
+    /// The ticket, which is sent before all other messages.
     pub ticket: Option<String>,
     pub topics: Vec<String>,
     pub words: Vec<Vec<u8>>,
@@ -63,15 +64,15 @@ pub struct SubscriberInput {
 /// One subscriber's connection.
 pub struct SubscriberConnection {
     pipe: Pipe,
-    /// The worker that owns the connection, once it has shown a valid ticket.
+    /// The worker that owns the connection, once a valid ticket was sent.
     pub owner: Option<Owner>,
-    ticketed: bool, // served only with an owner
+    ticketed: bool, // the connection is served only with an owner
     shown: bool,
     since: Time,
     topics: BTreeSet<String>,
     queue: VecDeque<Arc<Queued>>,
     commands: Vec<u8>, // sent only between messages
-    topic: String,     // of the message that is partly sent
+    topic: String,     // topic of the partly sent message
     received: Vec<u8>,
     greeted: bool,
     ready: bool,
@@ -79,12 +80,13 @@ pub struct SubscriberConnection {
 }
 
 impl SubscriberConnection {
-    /// Makes this the data connection of a worker.
+    /// Makes this the data connection of the worker `owner`.
     pub fn admit(&mut self, owner: Option<Owner>) {
         self.owner = owner;
     }
 
-    /// Returns a new connection. A `ticketed` one is served only after it has shown a ticket (K6).
+    /// Returns a new connection. If `ticketed`, it is served only after it has sent a valid ticket
+    /// (K6).
     pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> SubscriberConnection {
         SubscriberConnection {
             pipe: Pipe::new(connection, now),
@@ -129,7 +131,8 @@ impl SubscriberConnection {
         self.queue.is_empty()
     }
 
-    /// Sends a message if nothing else waits; otherwise queues it, unless too many are queued.
+    /// Sends a message if nothing else waits; otherwise queues the message, unless too many are
+    /// queued.
     pub fn put(&mut self, message: &Arc<Queued>, now: Time) -> io::Result<()> {
         let idle = !self.unsent();
         if self.queue.len() < QUEUE {
@@ -142,7 +145,8 @@ impl SubscriberConnection {
         }
     }
 
-    /// Drops the queued messages of some topics; marks a partly sent one as outdated.
+    /// Drops the queued messages of some topics, and marks a partly sent message of these topics as
+    /// outdated.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.queue.retain(|message| !topics.contains(&message.topic));
         if topics.contains(&self.topic) {
@@ -176,7 +180,7 @@ impl SubscriberConnection {
         })
     }
 
-    /// Reads from the connection once; returns what the subscriber sent.
+    /// Reads from the connection once. Returns the messages of the subscriber.
     pub fn read(&mut self, now: Time) -> io::Result<SubscriberInput> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
@@ -258,6 +262,7 @@ impl SubscriberConnection {
         Ok(())
     }
 
+    /// Handles a message: a ticket, a report, or a subscription.
     fn take(&mut self, mut body: Vec<u8>, heard: &mut SubscriberInput) -> io::Result<()> {
         if self.ticketed && !std::mem::replace(&mut self.shown, true) {
             let ticket = body.strip_prefix(&[TICKET]).filter(|ticket| ticket.len() == TICKET_BYTES);
@@ -282,7 +287,7 @@ impl SubscriberConnection {
         Ok(())
     }
 
-    /// Charges the subscriber for one frame; fails if it sends too many.
+    /// Takes one unit of the subscriber's token bucket for a frame. Fails if the bucket is empty.
     pub fn spend(&mut self, now: Time) -> io::Result<()> {
         if self.allowance.take(1.0, SUBSCRIPTIONS, now) {
             Ok(())

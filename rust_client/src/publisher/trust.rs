@@ -1,5 +1,5 @@
-//! Keys in the publisher's machine: permissions, tickets, and revocation. Without keys, every peer
-//! may do everything.
+//! Keys in the publisher's machine: permissions, tickets, and revocation. Without keys, everything
+//! is permitted to every peer.
 
 use super::effects::{Effect, Payload};
 use super::grants::{ByKey, Grants, Role};
@@ -18,11 +18,11 @@ pub struct Trust {
     group: String, // the group key, as it is sent to workers
 }
 
-/// The owner of a data connection: name and key of a worker.
+/// The owner of a data connection: the name and the key of a worker.
 pub type Owner = (String, String);
 
 impl PublisherMachine {
-    /// Makes the machine admit only keys with a permission, and send workers this group key.
+    /// Makes the machine admit only keys with a permission, and send this group key to workers.
     pub fn trust(mut self, by_key: ByKey, group: String) -> PublisherMachine {
         self.trust = Some(Trust { grants: Grants::new(by_key), group });
         self
@@ -54,8 +54,8 @@ impl PublisherMachine {
         self.refuse(to, "revoked", REVOKED, None);
     }
 
-    /// Returns the code and the text of the refusal if a worker with this key may not have this
-    /// name; `None` if it may (K3, K4).
+    /// Returns the code and the text of a refusal if this key does not permit to join under this
+    /// name; `None` if it does (K3, K4).
     pub(super) fn misfit(&self, key: &str, name: &str) -> Option<(&'static str, String)> {
         let grant = self.trust.as_ref()?.grants.of(key)?;
         if !grant.fits(name) {
@@ -92,11 +92,11 @@ impl PublisherMachine {
 
     // Group keys.
 
-    /// Sets a new group key, and pings every live worker. The key is sent in reply to the worker's
+    /// Sets a new group key, and pings every live worker. The key is sent in reply to each worker's
     /// next message (E6).
     ///
-    /// A secret is only sent in reply to a message: otherwise the connection could belong to
-    /// another peer by the time that the secret is sent.
+    /// A secret is only sent in reply to a message: otherwise the connection could already belong
+    /// to another peer.
     pub fn rekeyed(&mut self, group: String) -> Vec<Effect> {
         if let Some(trust) = &mut self.trust {
             trust.group = group;
@@ -113,7 +113,7 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Sends a worker the group key, if the key is new, in reply to a message on the worker's own
+    /// Sends the group key to a worker if it is new, in reply to a message on the worker's own
     /// connection.
     pub(super) fn tell_keys(&mut self, name: &str) {
         let due = self.roster.get_mut(name).map_or(false, |peer| peer.takes_key());
@@ -136,16 +136,16 @@ impl PublisherMachine {
         vec![format!("{}.{}", TICKET, ticket)]
     }
 
-    /// Redeems a ticket, which works once. Returns the name and key of its worker; `None` if the
-    /// ticket is invalid.
+    /// Redeems a ticket, which is valid once. Returns the name and the key of its worker; `None` if
+    /// the ticket is invalid.
     pub fn redeem(&mut self, ticket: &str, now: Time) -> Option<Owner> {
         let (name, drawn_at) = self.roster.redeem(ticket)?;
         let peer = self.roster.get(&name).filter(|_| now.saturating_sub(drawn_at) < TICKET_LIFE)?;
         Some((name, peer.key.clone()))
     }
 
-    /// True if a connection with this key belongs to the named worker, but the worker has another
-    /// key.
+    /// True if the worker `name`, to which a connection belongs, joined with another key than the
+    /// connection's `key`.
     pub(super) fn is_of_another(&self, name: Option<&str>, key: &str) -> bool {
         name.and_then(|name| self.roster.get(name)).map_or(false, |peer| peer.key != key)
     }

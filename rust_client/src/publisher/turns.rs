@@ -1,12 +1,12 @@
-//! A value that one thread has at a time; others wait for it until their deadlines.
+//! A value that one thread owns at a time. Other threads wait for the value until their deadlines.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A value that one thread has at a time.
+/// A value that one thread owns at a time.
 pub struct Turns<T> {
-    place: Mutex<Option<T>>, // None while a thread has it
+    place: Mutex<Option<T>>, // `None` while a thread owns the value
     back: Condvar,
 }
 
@@ -19,7 +19,7 @@ impl<T> Turns<T> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the value; returns `None` if other threads still have it at `until`.
+    /// Waits for the value. Returns `None` if another thread still owns it at `until`.
     pub fn take(&self, until: Instant) -> Option<Turn<'_, T>> {
         let mut place = self.place();
         loop {
@@ -32,10 +32,10 @@ impl<T> Turns<T> {
     }
 }
 
-/// Holds the value, and returns it when dropped, also in a thread that panics.
+/// Owns the value, and puts it back when dropped, also in a thread that panics.
 pub struct Turn<'a, T> {
     of: &'a Turns<T>,
-    its: Option<T>, // Some until it is dropped
+    its: Option<T>, // `Some` until this is dropped
 }
 
 impl<T> Deref for Turn<'_, T> {

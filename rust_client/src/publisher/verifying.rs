@@ -1,9 +1,9 @@
-//! Observers that verify whether a worker's weights are the published ones (P24).
+//! Verifies, on an observer's request, whether a worker's weights equal the published ones (P24).
 //!
-//! The worker sends checksums of its tensors, name by name. The publisher computes its own in
-//! slices, once for each version, compares both, and names the tensors that differ. At most one
-//! request is open at a worker. If the worker does not answer in time, the publisher answers the
-//! observer. No version is kept for this.
+//! The worker sends checksums of its tensors, name by name. The publisher computes the checksums of
+//! the version in slices, once for each version, compares both, and answers with the tensors that
+//! differ. At most one request is open at a worker. If the worker does not answer in time, the
+//! publisher answers the observer without it. No version is kept for a verification.
 //!
 //! ```text
 //! verify ──> check ──> checked ──> compared, slice by slice ──> verified
@@ -24,8 +24,8 @@ use crate::words::printable;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-const SLICE_BYTES: u64 = 1 << 22; // summed between other work, in a fraction of a millisecond
-const DIFFERENCES_TOLD: usize = 64; // as many as a person reads
+const SLICE_BYTES: u64 = 1 << 22; // checksummed between other work, in a fraction of a millisecond
+const DIFFERENCES_TOLD: usize = 64; // differences in one answer: more are not read
 
 /// A request that a worker has not answered yet.
 struct Open {
@@ -67,7 +67,7 @@ struct Comparison {
     names: Arc<Vec<String>>,
     sums: Vec<Option<u32>>,
     at: usize,        // index of the next checksum
-    part: (u64, u32), // of a tensor: bytes summed so far, and their checksum
+    part: (u64, u32), // of a tensor: the bytes checksummed so far, and their checksum
     unlike: u64,
     differing: u64,
     told: Vec<Difference>,
@@ -81,7 +81,8 @@ impl Comparison {
         self.sums.len().min(self.names.len().saturating_sub(first))
     }
 
-    /// Computes and compares the checksums of a slice of bytes; returns true after the last slice.
+    /// Computes and compares the checksums of the next slice of bytes. Returns true after the last
+    /// slice.
     fn step(&mut self, version: &mut Version) -> bool {
         let mut left = SLICE_BYTES;
         while self.at < self.count() && left > 0 {
@@ -99,7 +100,7 @@ impl Comparison {
         self.at == self.count()
     }
 
-    /// Returns the checksum of a published tensor; `None` if the slice ends before the tensor does.
+    /// Returns the checksum of a published tensor; `None` if the slice ends before the tensor ends.
     /// `left` is the number of bytes left in the slice.
     fn sum(&mut self, version: &mut Version, tensor: &TensorInfo, left: &mut u64) -> Option<u32> {
         if tensor.begin == tensor.end {
@@ -121,6 +122,7 @@ impl Comparison {
         Some(sum)
     }
 
+    /// Records whether the checksums of the current tensor differ.
     fn compare(&mut self, published: u32, runs: u32) {
         if published == runs {
             return;
@@ -151,7 +153,8 @@ impl Comparison {
 }
 
 impl PublisherMachine {
-    /// Handles an observer's request: sends the worker a check, or answers why it does not.
+    /// Handles an observer's request: sends a check to the worker, or answers with the reason that
+    /// the worker cannot be verified.
     pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
         if !self.may_look_on(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -168,8 +171,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the worker's connection, and the version that it runs; otherwise the code and the
-    /// text that say why it cannot be verified.
+    /// Returns the worker's connection, and its running version. If the worker cannot be verified,
+    /// returns a code and a text with the reason.
     fn verifiable(&self, from: &[u8], asked: &Verify) -> Result<(Identity, Key), (&'static str, String)> {
         let because = |code, text: &str| Err((code, text.to_owned()));
         let Verify { worker, model, .. } = asked;
@@ -205,7 +208,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker's checksums: compares them if they answer the open request.
+    /// Handles a worker's checksums: compares them if they are the answer to the open request.
     pub(super) fn checked(&mut self, name: &str, said: Checked) {
         let asked = |open: &Open| {
             let what = (&open.asked.model, open.asked.first, open.key);
@@ -246,7 +249,7 @@ impl PublisherMachine {
         !self.checks.comparing.is_empty()
     }
 
-    /// Compares one more slice, and answers after the last one.
+    /// Compares one more slice. After the last slice, answers the observer.
     pub fn compare(&mut self) -> Vec<Effect> {
         if let Some(mut comparison) = self.checks.comparing.pop_front() {
             let (model, key) = (&comparison.asked.model, comparison.key);
@@ -278,6 +281,7 @@ impl PublisherMachine {
         self.unverified(observer, asked, "gone", format!("version {} was replaced meanwhile", key.1));
     }
 
+    /// Answers an observer that a worker was not verified.
     fn unverified(&mut self, observer: &[u8], asked: &Verify, code: &str, text: String) {
         let verified = Verified { code: Some(code.to_owned()), text, ..Verified::of(asked) };
         self.perform(Effect::Answer { to: observer.to_vec(), header: encode(&verified) });

@@ -1,5 +1,5 @@
-//! Watches a publisher's folder of keys in a thread of its own, because a disk may be slow. A
-//! change takes effect within a ping interval (K2).
+//! Watches a publisher's folder of keys in a separate thread, because a disk may be slow. A change
+//! takes effect within a ping interval (K2).
 
 use super::keys::{Allowed, Stamp};
 use super::run::{Shared, Work};
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 const LOOK_MIN: Duration = Duration::from_millis(20);
 const LOOK_MAX: Duration = Duration::from_secs(1);
-const END: Duration = Duration::from_secs(1); // wait at the end for a check of a slow disk
+const END: Duration = Duration::from_secs(1); // how long `drop` waits for a check of a slow disk
 
-/// The thread that checks the folder; it ends when this is dropped.
+/// The thread that checks the folder. The thread ends when this is dropped.
 pub struct Watch {
     stop: Option<Sender<()>>,
     ended: Receiver<()>,
@@ -48,17 +48,17 @@ impl Drop for Watch {
 struct Look {
     allowed: Allowed,
     shared: Arc<Shared>,
-    seen: Option<Stamp>,     // None: read in any case
+    seen: Option<Stamp>,     // `None`: the next check reads the files
     wrong: BTreeSet<String>, // errors of the previous check
 }
 
 impl Look {
     fn new(allowed: Allowed, shared: Arc<Shared>) -> Look {
-        // What was read at the start may be outdated, so the first check reads in any case.
+        // The files may have changed since the start, so the first check reads them in any case.
         Look { allowed, shared, seen: None, wrong: BTreeSet::new() }
     }
 
-    /// Checks the folder once; returns false if the publisher is closed.
+    /// Checks the folder once. Returns false if the publisher is closed.
     fn look(&mut self) -> bool {
         let mut wrong = BTreeSet::new();
         let result = self.allowed.stamp().and_then(|stamp| {
@@ -74,7 +74,7 @@ impl Look {
             Ok(Some(by_key)) => self.shared.leave(Work::Grant(by_key)),
             Ok(None) => Ok(()),
             Err(error) => {
-                wrong.insert(error.to_string()); // permissions stay until the folder can be read
+                wrong.insert(error.to_string()); // permissions do not change until the folder can be read
                 Ok(())
             }
         };

@@ -1,4 +1,4 @@
-//! A peer's connection, which is polled while it is open.
+//! A connection that is registered for polling while it is open.
 
 use super::accepted::Accepted;
 use super::pipe::{Held, Pipe};
@@ -31,7 +31,7 @@ pub struct Watched<C: Connection> {
     id: u64,
     its: C,
     ready: Arc<Ready>,
-    room: bool, // polled for room to send
+    room: bool, // polled for output, too
 }
 
 impl<C: Connection> Watched<C> {
@@ -40,7 +40,8 @@ impl<C: Connection> Watched<C> {
         Ok(Watched { id, its, ready, room: false })
     }
 
-    /// Calls `by` with the connection. Then polls for room to send if something is unsent.
+    /// Calls `by` with the connection, and returns its result. Then registers for output if
+    /// something is unsent.
     pub fn send<T>(&mut self, by: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
         let done = by(&mut self.its)?;
         let unsent = self.its.unsent();

@@ -21,7 +21,7 @@ plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 
 macro_rules! transparent {
     ($($t:ty),*) => {
-        // SAFETY: each is `repr(transparent)` around numbers.
+        // SAFETY: each type is `repr(transparent)` around numbers.
         $(unsafe impl Plain for $t {})*
     };
 }
@@ -44,7 +44,7 @@ pub fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
     unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// Returns bytes as numbers; `None` if they are misaligned, or end within a number.
+/// Returns bytes as numbers; `None` if the bytes are misaligned, or end within a number.
 pub fn values_of<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
     let size = size_of::<T>();
     if size == 0 || bytes.len() % size != 0 || bytes.as_ptr() as usize % align_of::<T>() != 0 {

@@ -1,14 +1,15 @@
 //! CRC-32C by the processor's own instructions.
 //!
-//! The instruction sums 8 bytes. Its result is available after three cycles, but the next
-//! instruction can start after one. So three streams are summed at once, each over its own third of
-//! a block, and then combined. For that, the CRC of a stream is carried over the bytes behind it by
-//! a multiplication with a power of x modulo the polynomial (see `tests` for the origin of the
-//! constants).
+//! The instruction adds 8 bytes to a CRC. Its result is available after three cycles, but the next
+//! instruction can start after one cycle. So three CRCs are computed at once, each over a third of
+//! a block, and then combined. For that, a CRC is carried over the bytes after its third: it is
+//! multiplied by a power of x modulo the polynomial (`tests` show the origin of the constants).
 //!
-//! The functions take and return the state of a CRC, without the inversions at its begin and end.
+//! The functions take and return the state of a CRC, without the inversions at the beginning and
+//! the end.
 
-/// Returns the state after some bytes; `None` if this processor lacks the instructions.
+/// Returns the state of a CRC after some more bytes; `None` if this processor lacks the
+/// instructions.
 #[inline]
 pub fn update(state: u32, bytes: &[u8]) -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
@@ -26,8 +27,8 @@ pub fn update(state: u32, bytes: &[u8]) -> Option<u32> {
 }
 
 /// Copies bytes past the caches, for data that is larger than the caches and not read soon. Each
-/// byte is read once. Returns the state after the bytes; returns `None`, and copies nothing, if
-/// there are too few bytes or this processor lacks the instructions.
+/// byte is read once. Returns the state of the CRC after the bytes. Returns `None`, and copies
+/// nothing, if there are too few bytes or this processor lacks the instructions.
 ///
 /// # Panics
 ///
@@ -104,9 +105,9 @@ mod x86_64 {
         _mm_crc32_u8(state, byte)
     }
 
-    /// Multiplies a state by a power of x. The product has 63 bits and is shifted by one. The
-    /// instruction reduces it modulo the polynomial after 32 more bits. Hence the 33 in the
-    /// constants.
+    /// Multiplies a state by a power of x. The product has 63 bits and is shifted by one bit, and
+    /// the instruction appends 32 bits before it reduces the product modulo the polynomial. Hence
+    /// the 33 in the constants.
     #[inline]
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     unsafe fn carry(state: u32, power: u32) -> u32 {
@@ -117,10 +118,11 @@ mod x86_64 {
     }
 }
 
-/// Copies and sums in one pass. A block of bytes may be replaced by its product with x^1024 modulo
-/// the polynomial, 128 bytes further on. A carry-less multiplication does that for 64 bits. So
-/// eight sums run over the bytes, and each is folded onto the next bytes. (V. Gopal et al., "Fast
-/// CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
+/// Copies bytes and computes their CRC in one pass. A block of bytes may be replaced by its product
+/// with x^1024 modulo the polynomial, 128 bytes further on. A carry-less multiplication does that
+/// for 64 bits. So eight sums of 16 bytes are kept, and each is folded onto the bytes 128 further
+/// on. (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+/// Instruction", Intel, 2009.)
 #[cfg(target_arch = "x86_64")]
 mod folding {
     use super::x86_64::update;
@@ -137,7 +139,7 @@ mod folding {
     /// `from` must have at least `LEAST` bytes, and `to` must have as many.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub unsafe fn stream(state: u32, from: &[u8], to: &mut [u8]) -> u32 {
-        let mut at = to.as_ptr().align_offset(16).min(15); // as these stores require
+        let mut at = to.as_ptr().align_offset(16).min(15); // these stores need an aligned destination
         to[..at].copy_from_slice(&from[..at]);
         let state = update(state, &to[..at]);
         let by = _mm_set_epi64x(i64::from(HIGH), i64::from(LOW));
@@ -162,7 +164,7 @@ mod folding {
             }
             at += WIDTH;
         }
-        _mm_sfence(); // later stores must not come before these
+        _mm_sfence(); // later stores must not become visible before these
         let mut folded = [0; WIDTH];
         for (sum, bytes) in sums.iter().zip(folded.chunks_exact_mut(16)) {
             _mm_storeu_si128(bytes.as_mut_ptr().cast(), *sum);

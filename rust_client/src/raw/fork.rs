@@ -1,14 +1,15 @@
 //! Closes this crate's descriptors in forked children, without effect on the parent.
 //!
 //! A connection ends, and an address or a lock becomes free, when the last process has closed its
-//! descriptor. So a child that lives on (a DataLoader's worker, say) would keep them from a trainer
-//! that is killed and started again. Close-on-exec does not help, since the child calls no exec.
+//! descriptor. So a child that outlives its parent, such as a DataLoader's worker, would block the
+//! address and the lock for the restarted trainer. Close-on-exec does not help, since the child
+//! calls no exec.
 //!
 //! In a child, each of these descriptors is replaced by one of `/dev/null` with the same number. So
-//! the child may drop its copies of this crate's objects without closing what it has opened since.
+//! the child may drop its copies of this crate's objects without closing its own newer descriptors.
 //!
-//! A child has only the thread that forked. Its fork handler may only do what is safe in a signal
-//! handler, so it allocates no memory.
+//! A child has only the thread that called fork. The fork handler in the child may only do what is
+//! safe in a signal handler, so it allocates no memory.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -18,10 +19,10 @@ use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Once;
 
-const WORDS: usize = 1 << 14; // for as many descriptors as Linux gives to a process by default
+const WORDS: usize = 1 << 14; // for Linux's default limit of descriptors
 
 /// A set of descriptors, one bit each.
-struct Set([AtomicU64; WORDS], AtomicUsize); // and the number of words in use
+struct Set([AtomicU64; WORDS], AtomicUsize); // the bits, and the number of words in use
 
 impl Set {
     const fn new() -> Set {
@@ -30,6 +31,7 @@ impl Set {
         Set([NONE; WORDS], AtomicUsize::new(0))
     }
 
+    /// Returns the index of a descriptor's word, the word, and the descriptor's bit in it.
     fn place(&self, descriptor: RawFd) -> Option<(usize, &AtomicU64, u64)> {
         let at = usize::try_from(descriptor).ok()?;
         Some((at / 64, self.0.get(at / 64)?, 1 << (at % 64)))
@@ -48,7 +50,7 @@ impl Set {
         }
     }
 
-    /// Removes all descriptors, and calls `each` with every one.
+    /// Removes all descriptors, and calls `each` with every removed descriptor.
     fn drain(&self, mut each: impl FnMut(RawFd)) {
         for (at, word) in self.0.iter().enumerate().take(self.1.load(Ordering::Relaxed)) {
             let mut left = word.swap(0, Ordering::Relaxed);
@@ -61,7 +63,7 @@ impl Set {
 }
 
 static OURS: Set = Set::new();
-static FORKS: AtomicU32 = AtomicU32::new(0); // forks between the first process and this one
+static FORKS: AtomicU32 = AtomicU32::new(0); // number of forks from the first process to this one
 
 /// A lock that is held while a process is forked, and from the opening of a descriptor until the
 /// descriptor is in a set.
@@ -84,6 +86,7 @@ impl Opening {
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 
+    /// Calls `run` while this thread holds the lock.
     fn hold<T>(&self, run: impl FnOnce() -> T) -> T {
         struct Held<'a>(&'a Opening);
         impl Drop for Held<'_> {
@@ -98,10 +101,11 @@ impl Opening {
     }
 }
 
+/// Registers the fork handlers, once.
 fn tell_the_system() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        // SAFETY: the functions exist as long as this code. If the call fails for lack of memory,
+        // SAFETY: the three functions are never unloaded. If the call fails for lack of memory,
         // children keep the descriptors.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
     });
@@ -120,8 +124,8 @@ unsafe extern "C" fn in_child() {
     // SAFETY: the path ends with a zero.
     let nothing = unsafe { libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC) };
     OURS.drain(|descriptor| {
-        // SAFETY: the descriptor is ours. If /dev/null cannot be opened, closing it is the lesser
-        // evil.
+        // SAFETY: this crate owns the descriptor. If /dev/null cannot be opened, the descriptor is
+        // closed, which is the lesser evil.
         unsafe {
             if nothing < 0 || libc::dup2(nothing, descriptor) < 0 {
                 libc::close(descriptor);
@@ -137,7 +141,7 @@ unsafe extern "C" fn in_child() {
     OPENING.unlock();
 }
 
-/// Identifies a process among those that are forked from each other.
+/// Identifies a process among its parents and children by fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u32);
 
@@ -147,8 +151,8 @@ impl Process {
         Process(FORKS.load(Ordering::Relaxed))
     }
 
-    /// True if this is the current process. A forked child has none of the threads, and its locks
-    /// may never be released.
+    /// True if this is the current process. A forked child has none of the process's threads, and
+    /// locks may be held there forever.
     pub fn is_this(self) -> bool {
         self == Process(FORKS.load(Ordering::Relaxed))
     }
@@ -165,13 +169,13 @@ impl<T: AsRawFd> Own<T> {
         OPENING.hold(|| open().map(Own::of))
     }
 
-    /// Like `open`, for two objects at once.
+    /// Opens two objects at once, like `open`.
     pub fn pair(open: impl FnOnce() -> io::Result<(T, T)>) -> io::Result<(Own<T>, Own<T>)> {
         OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
     }
 
-    /// Registers an object that took time to open, as on a disk or a network. A child that is
-    /// forked before this call keeps the descriptor.
+    /// Registers an object that took time to open, on a disk or a network. A child that is forked
+    /// before this call keeps the descriptor.
     pub fn new(its: T) -> Own<T> {
         OPENING.hold(|| Own::of(its))
     }
@@ -184,8 +188,8 @@ impl<T: AsRawFd> Own<T> {
 
 impl<T: AsRawFd> Drop for Own<T> {
     fn drop(&mut self) {
-        // The lock keeps forks out until both are done: else a child could find a number in the set
-        // whose descriptor is closed.
+        // The lock prevents a fork between the two steps: otherwise a child could find a closed
+        // descriptor in the set.
         OPENING.hold(|| {
             OURS.remove(self.0.as_raw_fd());
             // SAFETY: the object is not used any more.

@@ -1,8 +1,9 @@
-//! AES-256-GCM by OpenSSL's libcrypto: payloads are opened in place, in pieces, and sealed at once.
+//! AES-256-GCM by OpenSSL's libcrypto: decrypts payloads in place, in pieces, and encrypts whole
+//! payloads.
 //!
-//! The crate `ring` opens only a whole payload that its tag follows. Here a payload comes in
-//! pieces, its tag is in a header, and the bytes after it belong to the next payload. For ten
-//! functions of libcrypto, a crate that brings a compiler with it is not justified.
+//! The crate `ring` decrypts only a whole payload with the tag at its end. Here a payload arrives
+//! in pieces, its tag is in a header, and the next payload follows it in memory. A crate that needs
+//! a C compiler is not justified for ten functions of libcrypto.
 
 use std::convert::TryFrom;
 use std::os::raw::{c_int, c_uchar, c_void};
@@ -54,14 +55,15 @@ extern "C" {
     fn EVP_EncryptFinal_ex(context: *mut Context, to: *mut c_uchar, count: *mut c_int) -> c_int;
 }
 
-/// A ciphertext that is being opened. Opened pieces are not authentic before the tag was verified.
+/// A ciphertext that is being decrypted. Decrypted pieces are not authentic before the tag was
+/// verified.
 pub struct Gcm(NonNull<Context>);
 
 // SAFETY: a context belongs to no thread, and each call has exclusive access to it.
 unsafe impl Send for Gcm {}
 
 impl Gcm {
-    /// Begins to open a ciphertext with this associated data. Returns `None` if libcrypto fails.
+    /// Begins to decrypt a ciphertext with this associated data. Returns `None` if libcrypto fails.
     pub fn new(key: &[u8; 32], nonce: &[u8; 12], associated: &[u8]) -> Option<Gcm> {
         // SAFETY: `EVP_CIPHER_CTX_new` has no arguments. We own the context that it returns.
         let gcm = Gcm(NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?);
@@ -77,7 +79,7 @@ impl Gcm {
         begun.then_some(gcm)
     }
 
-    /// Opens the next piece in place. Returns true on success.
+    /// Decrypts the next piece in place. Returns true on success.
     pub fn in_place(&mut self, piece: &mut [u8]) -> bool {
         let (begin, size) = (piece.as_mut_ptr(), piece.len());
         // SAFETY: the call writes as many bytes as it reads, to the same place. This cipher permits
@@ -85,7 +87,7 @@ impl Gcm {
         unsafe { self.update(begin, begin, size) }
     }
 
-    /// Opens the next piece into `to`, which must have the same length. Returns true on success.
+    /// Decrypts the next piece into `to`, which must have the same length. Returns true on success.
     pub fn copy(&mut self, piece: &[u8], to: &mut [u8]) -> bool {
         // SAFETY: the call writes as many bytes as it reads, and `to` has that length.
         piece.len() == to.len() && unsafe { self.update(piece.as_ptr(), to.as_mut_ptr(), piece.len()) }
@@ -103,7 +105,7 @@ impl Gcm {
         })
     }
 
-    /// Ends the ciphertext. Returns true if all pieces together were sealed with this tag.
+    /// Ends the ciphertext. Returns true if all pieces together are authentic by this tag.
     pub fn proves(self, tag: &[u8; 16]) -> bool {
         let (mut tag, mut rest, mut count) = (*tag, [0u8; 16], 0);
         let context = self.0.as_ptr();
@@ -131,7 +133,7 @@ pub fn seal(
     let gcm = Gcm(NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?);
     let (context, mut tag, mut rest, mut count) = (gcm.0.as_ptr(), [0u8; 16], [0u8; 16], 0);
     // SAFETY: `key` and `nonce` have the sizes that this cipher needs. `bound` and `size` are the
-    // lengths of `associated` and `plain`. The call with a null output writes nothing, and the one
+    // lengths of `associated` and `plain`. The call with a null output writes nothing. The call
     // with `plain` writes `size` bytes, for which `to` has room. `EVP_EncryptFinal_ex` writes at
     // most one block, for which `rest` has room. `tag` has room for the tag.
     let sealed = unsafe {
@@ -148,7 +150,7 @@ pub fn seal(
 
 impl Drop for Gcm {
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and not used any more.
+        // SAFETY: `self` owns the context, which is not used any more.
         unsafe { EVP_CIPHER_CTX_free(self.0.as_ptr()) }
     }
 }

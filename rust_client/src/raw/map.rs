@@ -1,4 +1,4 @@
-//! Memory from the kernel: our own, whose pages can be exchanged, and a segment of another process.
+//! Mapped memory: private memory whose pages can be exchanged, and the segment of another process.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ struct Region {
     len: usize,
 }
 
-// SAFETY: a region is just memory; borrows of its owner control the access.
+// SAFETY: a region is plain memory; borrows of its owner control the access.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -27,7 +27,7 @@ impl Region {
             return Ok(Region { start: NonNull::dangling(), len });
         }
         let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
-        // SAFETY: no address is given, so no mapping is replaced.
+        // SAFETY: the call gives no address, so no mapping is replaced.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, descriptor, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -42,16 +42,17 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the region is ours, and no borrow of it is left.
+            // SAFETY: `self` owns the region, and no borrow of it is left.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
 }
 
-/// Bytes that one page table covers. The kernel moves an aligned range of this size at once.
+/// The bytes that one page table covers. The kernel moves an aligned range of this size in one
+/// step.
 pub const TABLE_BYTES: usize = 1 << 21;
 
-/// Private memory in whole pages. It is aligned to `TABLE_BYTES` if it has at least that size.
+/// Private memory in whole pages. Memory of at least `TABLE_BYTES` is aligned to that.
 pub struct Memory {
     _region: Region,
     start: NonNull<u8>,
@@ -82,20 +83,18 @@ impl Memory {
         Ok(Memory { _region: region, start, len })
     }
 
-    /// Reserves addresses to which the pages of another memory of this length can be moved for a
-    /// while.
+    /// Reserves addresses for `len` bytes, to which pages can be moved temporarily.
     fn room(len: usize) -> io::Result<Memory> {
         Memory::mapped(len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
-    /// Returns the start, which never changes.
+    /// Returns the address of the memory, which never changes.
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Exchanges the content of two memories of one length without a copy: their pages change
-    /// places, by way of a third memory. Returns false, with nothing changed, if that is not
-    /// possible.
+    /// Exchanges the content of two memories of equal length without a copy: moves their pages by
+    /// way of a third memory. Returns false, with nothing changed, if that is not possible.
     pub fn exchange(&mut self, other: &mut Memory) -> bool {
         if self.len == 0 || other.len != self.len || STOPPED.load(Ordering::Relaxed) {
             return false;
@@ -108,7 +107,7 @@ impl Memory {
             Moved::All => {}
             Moved::Nothing => return false,
             Moved::Lost => {
-                forget(spare); // another thread's memory is mapped there now, and stays
+                forget(spare); // another thread has mapped its own memory there
                 return false;
             }
         }
@@ -127,20 +126,21 @@ impl Memory {
 enum Moved {
     All,
     Nothing,
-    /// No page, and another thread has mapped memory of its own at the destination.
+    /// No page was moved, and another thread has mapped its own memory at the destination.
     Lost,
 }
 
-static STOPPED: AtomicBool = AtomicBool::new(false); // after a failure that may lose memory
+static STOPPED: AtomicBool = AtomicBool::new(false); // set after a failure that may lose memory
 
-/// Moves the pages of `from` to `to`, and leaves zeros at `from`. Most failures come after the
-/// kernel has unmapped `to`, which is then mapped again, empty.
+/// Moves the pages of `from` to `to`, and leaves zeros at `from`. Most failures occur after the
+/// kernel has unmapped `to`; then `to` is mapped again, with zeros.
 #[cfg(target_os = "linux")]
 fn move_pages(from: &mut Memory, to: &mut Memory) -> Moved {
     const DONTUNMAP: i32 = 4; // since Linux 5.7
     let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
     let (begin, end) = (from.start.as_ptr().cast(), to.start.as_ptr().cast());
-    // SAFETY: both memories are ours alone, in whole pages. The content of `to` is not needed.
+    // SAFETY: both memories are borrowed mutably, and consist of whole pages. The content of `to`
+    // is not needed.
     if unsafe { mremap(begin, from.len, from.len, how, end) } != libc::MAP_FAILED {
         return Moved::All;
     }
@@ -168,8 +168,9 @@ fn move_pages(_from: &mut Memory, _to: &mut Memory) -> Moved {
     Moved::Nothing
 }
 
-/// Moves pages to the place of tensors or of a version. Returns true on success. If another
-/// thread's memory is at that place by now, aborts, since this crate would write to that memory.
+/// Moves pages to the addresses `to`, where tensors or a version belong. Returns true on success.
+/// If another thread has mapped memory there, aborts the process, since this crate would overwrite
+/// that memory.
 fn move_home(from: &mut Memory, to: &mut Memory) -> bool {
     let moved = move_pages(from, to);
     if moved == Moved::Lost {
@@ -201,8 +202,8 @@ impl DerefMut for Memory {
     }
 }
 
-/// A file of another process, mapped for reading. That process may write it at any time, so there
-/// are no references into it: bytes are copied out.
+/// A file of another process, mapped for reading. That process may write to the file at any time,
+/// so there are no references into the mapping: bytes are copied out.
 pub struct Foreign(Region);
 
 impl Foreign {
@@ -211,7 +212,7 @@ impl Foreign {
         Region::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file)).map(Foreign)
     }
 
-    /// Copies bytes into `to`, from `offset` on.
+    /// Fills `to` with the bytes from `offset` on.
     ///
     /// # Panics
     ///

@@ -1,5 +1,5 @@
-//! Tensors in memory of another owner, such as a C program, and memory that a model's tensors
-//! share.
+//! Tensors in memory that this crate does not own, such as a C program's, and one memory for all
+//! tensors of a model.
 
 use crate::dtype::Dtype;
 use crate::layout::Layout;
@@ -39,7 +39,7 @@ impl Memory for Raw {
 
 impl Tensor {
     /// Makes a tensor of memory that this crate does not free. If the memory is not aligned for the
-    /// dtype, `numbers` fails, but `bytes` works.
+    /// dtype, `numbers` returns an error, but `bytes` works.
     ///
     /// # Safety
     ///
@@ -58,8 +58,8 @@ impl Tensor {
     }
 }
 
-/// Returns this many zeros, or `None` if there is no memory. The kernel allocates each page at its
-/// first access.
+/// Returns `words` zeroed words, or `None` if the allocation fails. The kernel allocates each page
+/// at its first access.
 pub fn zeros(words: usize) -> Option<Vec<u64>> {
     if words == 0 {
         return Some(Vec::new());
@@ -71,16 +71,16 @@ pub fn zeros(words: usize) -> Option<Vec<u64>> {
     (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, words, words) })
 }
 
-/// The memory of all tensors of a model, at the positions of a published data section. A version in
-/// its own pages is moved here by an exchange of pages. The tensors' addresses never change.
+/// The memory of all tensors of a model, at the positions of a published data section. A version is
+/// moved here by an exchange of pages, which does not change the tensors' addresses.
 pub struct Home {
     memory: map::Memory,
     begins: Vec<u64>, // positions of the tensors, in their order
 }
 
 impl Home {
-    /// Moves tensors of zeros into a new memory, which must live as long as the tensors. Returns
-    /// `None` if they have less than `TABLE_BYTES` in all, or if there is no memory.
+    /// Moves tensors of zeros into one new memory, which must live as long as the tensors. Returns
+    /// `None` if the tensors have less than `TABLE_BYTES` together, or if the allocation fails.
     pub fn of(tensors: &mut [Tensor]) -> Option<Home> {
         let nbytes = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
         if nbytes < TABLE_BYTES {
@@ -94,15 +94,16 @@ impl Home {
             let nbytes = tensors[at].bytes().len();
             // SAFETY: `begin` is within the memory, which all tensors together fill.
             let part = Raw { begin: unsafe { memory.start().add(begin) }, nbytes };
-            tensors[at].move_to(Box::new(part)); // no other tensor has this part, nor does it move
+            tensors[at].move_to(Box::new(part)); // no other tensor has this part, and the memory never moves
             begins[at] = begin as u64;
             begin += nbytes;
         }
         Some(Home { memory, begins })
     }
 
-    /// Exchanges the content of the tensors with that of a version. Returns false, with nothing
-    /// changed, if the version has other positions. The mutable borrow keeps readers out.
+    /// Exchanges the content of the tensors with the content of a version. Returns false, with
+    /// nothing changed, if the version has its tensors at other positions. The mutable borrow
+    /// excludes readers.
     pub fn exchange(&mut self, tensors: &mut [Tensor], layout: &Layout, version: &mut map::Memory) -> bool {
         let fits = tensors.iter().zip(&self.begins).all(|(tensor, &begin)| {
             let info = layout.get(tensor.name());

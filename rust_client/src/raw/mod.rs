@@ -1,6 +1,6 @@
-//! All code of this crate that the compiler cannot check: memory maps, locks and options of the
-//! kernel, instructions of the processor, C libraries, and casts between bytes and numbers. This
-//! code is behind safe functions, and a comment at each block says why it is sound.
+//! All unsafe code of this crate: memory maps, locks and options of the kernel, instructions of the
+//! processor, C libraries, and casts between bytes and numbers. The code has safe interfaces, and a
+//! comment at each block gives the reason that it is sound.
 #![allow(unsafe_code)]
 
 pub mod cast;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The connections to watch, each with an id that its owner chose.
 pub struct Ready {
-    each: Mutex<BTreeMap<u64, (RawFd, bool)>>, // and whether room to write counts
+    each: Mutex<BTreeMap<u64, (RawFd, bool)>>, // the bool: also ready if output is possible
 }
 
 impl Ready {
@@ -20,7 +20,7 @@ impl Ready {
         self.wait_for_room(connection, id, false)
     }
 
-    /// Sets whether room to write makes a connection ready, too.
+    /// Sets whether a connection is also ready when output is possible (`room`).
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.each().insert(id, (connection, room));
         Ok(())
@@ -41,8 +41,8 @@ impl Ready {
         self.each().values().map(|&(at, room)| zmq::PollItem::from_fd(at, events(room))).collect()
     }
 
-    /// Returns the ids of the connections that the poll of these items found ready. The flag is
-    /// false if there is only room to write, and true if one can be read or has ended.
+    /// Returns the ids of the connections that the poll of these items found ready. The bool is
+    /// true if the connection can be read or has ended, false if only output is possible.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         let each = self.each();
         let news = each.keys().zip(items).filter(|(_, item)| !item.get_revents().is_empty());

@@ -1,4 +1,4 @@
-//! Replaces `gcm.rs` in a build without the feature `keys`: nothing can be opened or sealed.
+//! Replaces `gcm.rs` in a build without the feature `keys`: nothing can be decrypted or encrypted.
 
 pub enum Gcm {}
 

@@ -1,5 +1,5 @@
-//! Replaces `sodium.rs` in a build without the feature `keys`: there are no keys, so none of this
-//! is called.
+//! Replaces `sodium.rs` in a build without the feature `keys`: without keys, nothing calls these
+//! functions.
 
 pub const PROOF_BYTES: usize = 16;
 

@@ -4,14 +4,15 @@ use std::fs::File;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
 
-const DESCRIPTORS: usize = 24; // needed at most, with keys
+const DESCRIPTORS: usize = 24; // that a worker or a publisher needs at most
 
-/// Takes the shared lock of an open file. Returns `WouldBlock` if the file is locked exclusively.
+/// Takes the shared lock of an open file. Fails with `WouldBlock` if the file is locked
+/// exclusively.
 pub fn lock_shared_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_SH | libc::LOCK_NB)
 }
 
-/// Takes the exclusive lock of an open file. Returns `WouldBlock` if the file is locked.
+/// Takes the exclusive lock of an open file. Fails with `WouldBlock` if the file is locked.
 pub fn lock_exclusive_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_EX | libc::LOCK_NB)
 }
@@ -21,9 +22,8 @@ pub fn unlock(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_UN)
 }
 
-/// Makes the C library return freed memory to the system. glibc keeps memory that libzmq's thread
-/// allocated and other threads freed, in a piece for each message: most of what a flood of messages
-/// took.
+/// Makes the C library return freed memory to the system. glibc keeps the memory of messages that
+/// one thread allocated and another thread freed, which is most of the memory of a flood.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn give_memory_back() {
     // SAFETY: `malloc_trim` takes the locks of the allocator, and moves nothing.
@@ -34,8 +34,9 @@ pub fn give_memory_back() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn give_memory_back() {}
 
-/// Checks that a worker or a publisher can open its descriptors, by opening as many and closing
-/// them again. libzmq ends the process if there is no descriptor for a new socket.
+/// Returns an error if too few descriptors are free for a worker or a publisher. Opens
+/// `DESCRIPTORS` of them, and closes them again. libzmq would end the process if there were no
+/// descriptor for a new socket.
 pub fn check_descriptors() -> io::Result<()> {
     let mut taken = Vec::new();
     while taken.len() < DESCRIPTORS {
@@ -49,7 +50,7 @@ pub fn check_descriptors() -> io::Result<()> {
                 );
                 return Err(io::Error::new(error.kind(), text));
             }
-            Err(_) => break, // without /dev/null nothing can be counted
+            Err(_) => break, // without /dev/null, descriptors cannot be counted
         }
     }
     Ok(())
@@ -57,7 +58,8 @@ pub fn check_descriptors() -> io::Result<()> {
 
 const RESERVED: libc::rlim_t = 32; // not for connections: section 12 of the protocol
 
-/// True if hardly any descriptors are left, since a new `descriptor` has the lowest free number.
+/// True if fewer than `RESERVED` descriptors are left. A new `descriptor` has the lowest free
+/// number, which shows that.
 pub fn spent(descriptor: RawFd) -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `getrlimit` writes one rlimit.

@@ -1,12 +1,12 @@
-//! Finds the ready connections among many, by a list that the kernel keeps. With hundreds of
-//! connections, to pass the list at each poll (`no_epoll.rs`) takes longer than the work.
+//! Finds the ready connections among many, by a list in the kernel (epoll). With hundreds of
+//! connections, passing the list at each poll (`no_epoll.rs`) takes longer than the work itself.
 
 use super::fork::Own;
 use super::os::check;
 use std::io;
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-const FOUND_MAX: usize = 256; // found at once; the others are found next time
+const FOUND_MAX: usize = 256; // found by one call; the next call finds the others
 
 /// The connections to watch, each with an id that its owner chose.
 pub struct Ready {
@@ -28,13 +28,13 @@ impl Ready {
         self.control(libc::EPOLL_CTL_ADD, connection, id, false)
     }
 
-    /// Sets whether room to write makes a connection ready, too.
+    /// Sets whether a connection is also ready when output is possible (`room`).
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, connection, id, room)
     }
 
-    /// Stops watching a connection. Closing it is not enough: the kernel would watch it for as long
-    /// as a forked child has it open.
+    /// Stops watching a connection. To close the connection is not enough: the kernel would watch
+    /// it as long as a forked child has it open.
     pub fn remove(&self, connection: RawFd, id: u64) {
         let _ = self.control(libc::EPOLL_CTL_DEL, connection, id, false);
     }
@@ -51,8 +51,8 @@ impl Ready {
         vec![zmq::PollItem::from_fd(self.epoll.as_raw_fd(), zmq::POLLIN)]
     }
 
-    /// Returns the ids of the connections that the poll of these items found ready. The flag is
-    /// false if there is only room to write, and true if one can be read or has ended.
+    /// Returns the ids of the connections that the poll of these items found ready. The bool is
+    /// true if the connection can be read or has ended, false if only output is possible.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
         if !items.iter().any(zmq::PollItem::is_readable) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Socket options, and a clock of the C library, that a publisher needs.
+//! Socket functions, and a clock of the C library.
 
 use super::os::check;
 use std::io::{self, IoSlice};
@@ -16,8 +16,8 @@ pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, value, size) }).map(drop)
 }
 
-/// Returns a Unix socket that is connected to, or listens at, a name in Linux's abstract namespace,
-/// which ZeroMQ writes as `@name`.
+/// Returns a Unix socket for a name in Linux's abstract namespace, which ZeroMQ writes as `@name`.
+/// If `listens`, the socket listens at the name; otherwise it is connected to it.
 #[cfg(target_os = "linux")]
 pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
     const AHEAD: usize = std::mem::size_of::<libc::sa_family_t>();
@@ -62,19 +62,19 @@ pub fn is_name(path: &Path) -> bool {
     path.as_os_str().as_bytes().starts_with(b"@")
 }
 
-/// Sends the bytes that the kernel accepts at once. Returns their number. A closed connection gives
-/// an error, and no signal, which would end a C program that does not ignore it.
+/// Sends as many bytes as the kernel accepts now. Returns their number. A closed connection causes
+/// an error instead of a signal, which would end a C program that does not ignore it.
 pub fn send(socket: RawFd, parts: &[IoSlice]) -> io::Result<usize> {
     // SAFETY: zeros are a valid, empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = parts.as_ptr() as *mut libc::iovec; // an IoSlice is one, as std promises
+    message.msg_iov = parts.as_ptr() as *mut libc::iovec; // std promises that an IoSlice is an iovec
     message.msg_iovlen = parts.len() as _;
     // SAFETY: the parts outlive the call, which only reads them.
     let count = unsafe { libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Selects a congestion control that does not pace a connection within this host.
+/// Selects a congestion control without pacing, for a connection within this host.
 #[cfg(target_os = "linux")]
 pub fn do_not_pace(socket: RawFd) -> io::Result<()> {
     let name = b"reno";
@@ -89,7 +89,7 @@ pub fn do_not_pace(_socket: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the time of a monotonic clock that runs on while the host sleeps.
+/// Returns the time of a monotonic clock that also runs while the host is suspended.
 pub fn running_clock() -> Duration {
     #[cfg(target_os = "linux")]
     const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
@@ -101,7 +101,8 @@ pub fn running_clock() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Makes the kernel probe the peer after this many seconds of silence, and again after as many.
+/// Makes the kernel probe the peer after this number of seconds of silence, and repeat that at the
+/// same interval.
 pub fn keep_alive(socket: RawFd, seconds: libc::c_int) -> io::Result<()> {
     let set = |level, name, value: libc::c_int| {
         let size = std::mem::size_of_val(&value) as libc::socklen_t;

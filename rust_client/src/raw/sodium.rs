@@ -1,9 +1,10 @@
-//! NaCl's boxes by libsodium, which libzmq uses for CURVE, too. No crate in Debian offers XSalsa20.
+//! NaCl's boxes (encrypted and authenticated texts) by libsodium, which libzmq also uses for CURVE.
+//! No crate in Debian offers XSalsa20.
 
 use std::os::raw::{c_int, c_uchar, c_ulonglong, c_void};
 use std::sync::Once;
 
-pub const PROOF_BYTES: usize = 16; // by which a box is longer than its content
+pub const PROOF_BYTES: usize = 16; // a box is longer than its content by this
 
 #[link(name = "sodium")]
 extern "C" {
@@ -50,7 +51,7 @@ fn ready() {
     static READY: Once = Once::new();
     READY.call_once(|| {
         // SAFETY: `sodium_init` may be called at any time, by any thread. It fails if there are no
-        // random numbers; then there is no key either, so to continue would be worse than to panic.
+        // random numbers. Then no key can be made, so a panic is the only safe result.
         assert!(unsafe { sodium_init() } >= 0, "libsodium has no random numbers");
     });
 }
@@ -89,7 +90,7 @@ pub fn shared(public: &Key, secret: &Key) -> Option<Key> {
     Some(key).filter(|_| done == 0)
 }
 
-/// Appends a box of `plain` to `to`.
+/// Appends to `to` a box of `plain`: a proof of `PROOF_BYTES`, and the encrypted text.
 pub fn seal(key: &Key, nonce: &Nonce, plain: &[u8], to: &mut Vec<u8>) {
     let begin = to.len();
     to.resize(begin + PROOF_BYTES + plain.len(), 0);
@@ -100,7 +101,8 @@ pub fn seal(key: &Key, nonce: &Nonce, plain: &[u8], to: &mut Vec<u8>) {
     };
 }
 
-/// Seals the bytes after the first 16 in place; the first 16 become the proof.
+/// Encrypts the bytes after the first `PROOF_BYTES` in place, and writes the proof into those first
+/// bytes.
 pub fn seal_in_place(key: &Key, nonce: &Nonce, bytes: &mut [u8]) {
     let (proof, plain) = bytes.split_at_mut(PROOF_BYTES);
     let (at, size) = (plain.as_mut_ptr(), plain.len() as c_ulonglong);
