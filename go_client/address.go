@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-const ipcPathMax = 107 // bytes that fit the kernel's socket address
+const ipcPathMax = 107 // bytes of a path in the kernel's socket address
 
 var tcpEndpoint = regexp.MustCompile(`^tcp://(\[[^\]]*\]|[^:/\s]+):([0-9]{1,5})$`)
 
-// An endpoint is a network and address for package net. If within is not empty, it names another
-// host, and only addresses that both hosts have are dialled.
+// An endpoint is a network and an address for package net. If within is not empty, it is a host
+// name, and only addresses that this host also has are dialled.
 type endpoint struct{ network, address, within string }
 
 // A lookUp returns the addresses of a host.
@@ -38,9 +38,9 @@ func parseEndpoint(text string) (endpoint, error) {
 }
 
 // dataEndpoint parses the data endpoint of a publisher. The host * stands for the host of the
-// control address. Unless anyHost is true, the endpoint must be on that host: otherwise the peer at
-// the control address could make the worker connect to anything that the worker can reach. Whether
-// two names belong to one host is known only after a lookup, so dialling includes that check.
+// control address. Unless anyHost is true, the endpoint must be on that host: otherwise a publisher
+// could make the worker connect to anything that the worker can reach. Only a lookup shows whether
+// two names belong to one host, so that check is made when the endpoint is dialled.
 func dataEndpoint(data, control string, anyHost bool) (endpoint, error) {
 	end, err := parseEndpoint(data)
 	isAny := false
@@ -110,7 +110,8 @@ func elsewhere(data, control string) error {
 		"Options.AnyDataHost", data, control)
 }
 
-// resolve returns a function that looks up the addresses to dial; nil if package net looks them up.
+// resolve returns a function that looks up the addresses to dial, or nil if package net can look up
+// the host itself. find looks up one host.
 func (e endpoint) resolve(find lookUp) func(ctx context.Context) ([]string, error) {
 	if e.within == "" {
 		return nil

@@ -23,8 +23,8 @@ func F8E4M3ToFloat32(bits uint8) float32 {
 	return small(uint32(bits), 4, 3, false)
 }
 
-// small converts a float that has these numbers of exponent and mantissa bits. If ieee is true, the
-// largest exponent means infinity or NaN.
+// small converts a float with these numbers of exponent and mantissa bits to float32. If ieee is
+// true, the largest exponent stands for infinity or NaN.
 func small(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
 	mantissa := bits & (1<<mantissaBits - 1)
 	exponent := int(bits>>mantissaBits) & (1<<exponentBits - 1)
@@ -60,6 +60,8 @@ func (t Tensor) Float32s() ([]float32, error) {
 	return values, nil
 }
 
+// converter returns the size of an element in bytes and the function that converts it; nil if there
+// is none for the dtype.
 func (t Tensor) converter() (width int, convert func(b []byte) float32) {
 	word := binary.LittleEndian
 	switch t.dtype {

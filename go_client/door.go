@@ -8,8 +8,8 @@ import (
 )
 
 // The peer must abort this many handshakes in a row before keys are reported as the cause. A
-// stopping publisher may abort one, an overloaded one several, so the aborts must also have
-// continued for LostAfter.
+// publisher that stops may abort one, and an overloaded publisher several. So the aborts must also
+// have gone on for LostAfter.
 const hangUpsMin = 3
 
 const (
@@ -23,7 +23,7 @@ const (
 		"this worker's file names, or speaks without keys; or a proxy answers in its place"
 )
 
-// A door infers why handshakes fail from how they end, since a refused handshake carries no text.
+// A door infers the reason of failed handshakes from the way they end, since ZMTP sends no reason.
 // (K5)
 type door struct {
 	keyed    bool
@@ -35,7 +35,8 @@ type door struct {
 // opened records a successful handshake.
 func (d *door) opened() { d.hungUp = 0 }
 
-// why returns why a handshake failed; "" if keys are not the cause, or not known to be.
+// why returns the reason that a handshake failed with err; "" unless keys are known to be the
+// cause.
 func (d *door) why(err error, now time.Duration) string {
 	switch {
 	case errors.Is(err, zmtp.NotAllowed):

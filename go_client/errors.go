@@ -63,7 +63,7 @@ func (e *ApplyError) Error() string {
 func (e *ApplyError) Unwrap() error { return e.Code }
 
 // A RefusedError means that the publisher refused the worker or one of its messages. The worker
-// keeps trying to join, since the reason may pass.
+// keeps trying to join, since the reason may disappear.
 type RefusedError struct {
 	Address string
 	Name    string // of this worker

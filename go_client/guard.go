@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// A guard is a readers-writer lock whose methods wait no longer than a context. A waiting writer
-// precedes readers that arrive later, so that a stream of readers cannot keep the writer out.
+// A guard is a readers-writer lock whose methods wait at most until a context ends. A waiting
+// writer has priority over later readers, so that a stream of readers cannot keep the writer out.
 type guard struct {
 	mu      sync.Mutex
 	readers int
 	writing bool
 	writers int           // number of waiting writers
-	changed chan struct{} // closed when a holder leaves; nil without waiters
+	changed chan struct{} // closed when the lock is released; nil if no goroutine waits
 }
 
 func (g *guard) lockRead(ctx context.Context) error {
@@ -44,8 +44,8 @@ func (g *guard) lockWrite(ctx context.Context) error {
 
 func (g *guard) unlockWrite() { g.leave(func() { g.writing = false }) }
 
-// wait calls enter until it succeeds or the context is done. The first call is made even if the
-// context is done already.
+// wait calls enter, and again after each release, until enter returns true or ctx ends. It calls
+// enter at least once.
 func (g *guard) wait(ctx context.Context, enter func() bool) error {
 	for {
 		g.mu.Lock()
@@ -66,6 +66,7 @@ func (g *guard) wait(ctx context.Context, enter func() bool) error {
 	}
 }
 
+// leave calls what, which changes the state, under the mutex, and wakes all waiting goroutines.
 func (g *guard) leave(what func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

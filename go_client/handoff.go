@@ -16,7 +16,7 @@ type handoff struct {
 	changed chan struct{} // closed, and replaced, when anything changes
 	ready   []*wbp.StagedVersion
 	decides bool            // the user has set BeforeApply or Apply
-	busy    map[string]bool // models for which these functions run: take returns no other version of these
+	busy    map[string]bool // models for which they run: take returns no other version
 	applied []Update        // applied versions that Receive has not returned yet
 	errors  []error
 	told    []rejection // the latest rejections, so that each is returned once

@@ -41,7 +41,7 @@ func (k Keys) String() string {
 func (k Keys) GoString() string { return k.String() }
 
 // ReadKeys reads a worker's key file. If path is a folder that `weightbus keygen` made, it reads
-// the file for a worker name; name may be "" if there is only one file. It returns an error for a
+// the file for the worker name; name may be "" if there is only one file. It returns an error for a
 // file that every user of the host can read.
 func ReadKeys(path, name string) (*Keys, error) {
 	if strings.HasPrefix(strings.TrimSpace(path), "{") { // the error does not quote path, which may hold a secret
@@ -122,7 +122,8 @@ func keysIn(folder, name string) (string, error) {
 	return fit[0], nil
 }
 
-// fits reports whether a key for form, a name that may have a *, allows a worker name.
+// fits reports whether a key for form, a name in which a * stands for any characters, allows a
+// worker name.
 func fits(name, form string) bool {
 	begin, end, star := strings.Cut(form, "*")
 	if !star {
@@ -131,8 +132,8 @@ func fits(name, form string) bool {
 	return len(name) >= len(begin)+len(end) && strings.HasPrefix(name, begin) && strings.HasSuffix(name, end)
 }
 
-// findKeys returns the keys of the options, or else of the environment; nil if there are no keys.
-// It stores the keys in the options.
+// findKeys returns the keys of the options or, if they have none, of the environment; nil if there
+// are no keys. It stores the keys in the options.
 func (o *Options) findKeys() (*zmtp.Keys, error) {
 	if path := os.Getenv(keysVariable); o.Keys == nil && path != "" {
 		found, err := ReadKeys(path, o.Name)

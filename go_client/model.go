@@ -18,7 +18,7 @@ const layoutSlackBytes = 1 << 20
 type model struct {
 	allowed wbp.Lenience
 
-	running atomic.Pointer[Update] // the running version; changes only under the guard, except by a rename
+	running atomic.Pointer[Update] // changes under the guard, except by a rename
 	guard   guard                  // guards the fields below, and the memory
 	*memory
 	spare *memory      // receives a version until Apply accepts it
@@ -72,7 +72,7 @@ type memory struct {
 	pieces  []piece // for each registered tensor, the published tensor that fills it
 	tied    []twins // pairs of published tensors that share memory here
 	held    map[*wbp.Spec]Tensor
-	others  map[string]*wbp.Spec // by a registered name that is not published: the published tensor that fills its memory
+	others  map[string]*wbp.Spec // by unpublished registered name: what fills its memory
 }
 
 // Twins are two published tensors that have the same registered memory.

@@ -8,7 +8,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// Tensors is the memory of a model: for each name, the tensor to write into.
+// Tensors is the memory of a model, by name: the tensors into which versions are written.
 type Tensors map[string]Tensor
 
 // A Tensor is a slice with a dtype and a shape, in row-major order.
@@ -68,8 +68,8 @@ func U16(values []uint16, shape ...int) Tensor { return tensorOf("U16", values, 
 // U8 returns a tensor of uint8.
 func U8(values []uint8, shape ...int) Tensor { return tensorOf("U8", values, shape) }
 
-// Bool returns a tensor of booleans, a byte each: 0 or 1. (Received bytes might hold other values,
-// which a Go bool must not.)
+// Bool returns a tensor of booleans, a byte each: 0 or 1. (Received bytes may have other values,
+// which a Go bool must not have.)
 func Bool(values []uint8, shape ...int) Tensor { return tensorOf("BOOL", values, shape) }
 
 // Bits returns a tensor of any dtype of the protocol, such as F4 or F6_E2M3, as bytes.
@@ -122,7 +122,8 @@ func (t Tensor) Bytes() []byte { return t.bytes }
 
 func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
 
-// difference describes how published tensors differ from t; "" if they can be written into t.
+// difference returns a text on the differences between published tensors and t; "" if the published
+// ones can be written into t.
 func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	_, same := t.memory()
 	own := make(map[string]wbp.Signature, len(t))
@@ -132,8 +133,8 @@ func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	return wbp.Difference(layout, own, allowed)
 }
 
-// memory finds tensors that share memory. same maps each name of a shared memory to the first of
-// these names. fault is an error message if two tensors overlap only in part.
+// memory finds tensors that share memory. same maps each of their names to the first name of the
+// same memory. fault is an error message if two tensors overlap only in part.
 func (t Tensors) memory() (fault string, same map[string]string) {
 	var names []string
 	for name, tensor := range t {

@@ -12,15 +12,15 @@ const linger = 200 * time.Millisecond // time to send queued messages, such as b
 
 // A transport carries frames between a worker and its publisher. The implementation below uses
 // package zmtp; another implementation (such as libzmq by cgo) would have these methods and call
-// those of a carried. All methods but close are called with the carried's lock held, and must not
-// block.
+// the methods of a carried. All methods but close are called with the carried's lock held, and must
+// not block.
 type transport interface {
 	// send sends a message to the publisher. It drops the message while not connected.
 	send(header []byte)
 	// listen connects to a data endpoint in place of any other. If ticket is not empty, the next
 	// connection sends it first, and each later connection needs another ticket.
 	listen(data endpoint, ticket string)
-	// wantsTicket reports whether a ticket is missing for the data connection.
+	// wantsTicket reports whether the data connection waits for a ticket.
 	wantsTicket() bool
 	// redial reconnects both channels at once; messages queued on the old connections are lost.
 	redial()
@@ -33,7 +33,8 @@ type transport interface {
 	close()
 }
 
-// A carried is the user of a transport. Its methods are called with its lock held, except as noted.
+// A carried is the user of a transport. The transport calls the methods with the lock held, except
+// as noted.
 type carried interface {
 	sync.Locker
 	// connected is called for each new control connection.
@@ -123,8 +124,8 @@ func (s *sockets) redial() {
 	}
 }
 
-// placing returns the function that gives a connection the Place of a payload. header is the index
-// of the header's frame.
+// placing returns the function by which a connection gets the Place of a payload. header is the
+// index of the header's frame.
 func (s *sockets) placing(header int) func(frames [][]byte, size int) zmtp.Place {
 	return func(frames [][]byte, size int) zmtp.Place {
 		if lease := s.carried.place(frames[header], size); lease != nil {

@@ -10,8 +10,8 @@ type View struct {
 	tensor func(name string) (Tensor, bool)
 }
 
-// Names returns the names of the tensors in the order of the publisher's source, without aliases
-// and without tensors that are not registered (see Options.Partial).
+// Names returns the names of the tensors in the order of the publisher's model, without aliases and
+// without tensors that are not registered (see Options.Partial).
 func (v View) Names() []string { return v.names }
 
 // Tensor returns a tensor by its name or an alias.

@@ -5,8 +5,8 @@
  *                    │                  │               │
  *                    └──────────────────┴───────────────┴──> failed
  *
- * A large version is written in slices, between which the event loop runs, so that pings are
- * answered. A small version is applied within one turn of the event loop if there are no user
+ * A large version is written in slices, and the event loop runs between the slices, so that pings
+ * are answered. A small version is applied within one turn of the event loop if there are no user
  * functions. If a function does not return in time, its version fails, and its model applies no
  * other version until the function returns.
  */
@@ -23,7 +23,7 @@ import { type Target, views, type Writing } from "./target.js";
 import type { Tensor } from "./tensor.js";
 import type { Deadline } from "./waiters.js";
 
-/** A version that was applied, or is about to be applied. */
+/** A version that was applied, or that a user function decides on. */
 export interface Update {
   readonly model: string;
   readonly epoch: number;
@@ -31,7 +31,8 @@ export interface Update {
   /** The digest of the version, as reported to the publisher. */
   readonly digest: string;
   /**
-   * How the version was received: `raw` means whole, `delta-1` as a patch on the previous version.
+   * How the version was received: `raw` as a whole version, `delta-1` as a patch on the previous
+   * version.
    */
   readonly encoding: string;
   /** The tensors by name, aliases included: registered memory, or the snapshot. */
@@ -54,13 +55,19 @@ export interface Hooks {
 
 export interface ApplierHandlers {
   readonly perform: (effects: readonly Effect[]) => void;
-  /** Called when a model may be free again: a late function has returned, or a reader has left. */
+  /**
+   * Called when a model may be free for an apply: a late function has returned, or `reading` has
+   * ended.
+   */
   readonly freed: () => void;
   /** Called when a function has returned after its deadline. Its result is ignored. */
   readonly late: (text: string) => void;
 }
 
-/** A function did not return in time: it may still use the tensors that it received. */
+/**
+ * The error of a user function that did not return in time: it may still use the tensors that it
+ * received.
+ */
 class LateError extends Error {}
 
 export class Applier {
@@ -80,7 +87,7 @@ export class Applier {
     for (const model of targets.keys()) this.#gates.set(model, new Gate());
   }
 
-  /** Reserve a model for an apply; return false if the model is in use. */
+  /** Reserve a model for an apply. Return false if the model is in use. */
   claim(model: string): boolean {
     if (this.#busy.has(model) || this.#hung.has(model)) return false;
     if (!this.#gates.get(model)?.shut()) return false; // readers use the model
@@ -88,7 +95,7 @@ export class Applier {
     return true;
   }
 
-  /** Apply the ready version of a claimed model; return null if no version was applied. */
+  /** Apply the ready version of a claimed model. Return null if no version was applied. */
   async apply(model: string): Promise<Update | null> {
     const target = this.targets.get(model);
     const staged = this.#closed ? null : this.machine.taken(model);
@@ -153,7 +160,7 @@ export class Applier {
     throw new LateError(`${name} did not return within ${timeout / 1000} s`);
   }
 
-  /** Block the model until a late function has returned, then report the late return. */
+  /** Keep the model reserved until a late function has returned, and then report that. */
   #awaitLate(what: string, model: string, returned: Promise<void>): void {
     this.#hung.add(model);
     const free = (how: string) => {
@@ -168,7 +175,7 @@ export class Applier {
     );
   }
 
-  /** Call `use` while no version of the model is being written; return its result. */
+  /** Call `use` while no version of the model is being written, and return its result. */
   async reading<T>(model: string, use: () => T | Promise<T>, deadline: Deadline): Promise<T> {
     const gate = this.#gates.get(model);
     if (gate === undefined) throw new RangeError(`no model ${JSON.stringify(model)} here`);

@@ -2,7 +2,7 @@
 
 import { PatchError } from "./errors.js";
 
-const PEEKED = 25; // bits that a peek returns at least, at any position in a byte
+const PEEKED = 25; // bits that `#peek` returns at least
 const PADDING = 4; // zero bytes after the last byte, so that peeks never pass the end
 const GOLOMB_BITS_MAX = 16; // bits of the size of a step
 
@@ -48,6 +48,7 @@ export class BitReader {
     return this.#take(width);
   }
 
+  /** Read a unary code, and return the number of zeros, at most `most`, before a 1. */
   #unary(most: number): number {
     let value = 0;
     for (;;) {
@@ -65,8 +66,8 @@ export class BitReader {
   }
 
   /**
-   * Read `count` rising positions below `most`, into `to` from index `begin` on. Each is encoded as
-   * the gap from the one before, in a Rice code with `k` low bits.
+   * Read `count` rising positions below `most`, into `to` from index `begin` on. Each position is
+   * encoded as the gap from the one before, in a Rice code with the parameter `k`.
    */
   positions(to: Uint32Array, begin: number, count: number, k: number, most: number): void {
     for (let i = begin; i < begin + count; i++) to[i] = this.#unary(most >> k) << k;
@@ -100,7 +101,7 @@ export class BitReader {
     }
   }
 
-  /** Check that the rest of the current byte is zero; return the number of bytes read. */
+  /** Check that the unread bits of the current byte are zero. Return the number of bytes read. */
   filled(): number {
     const rest = -this.#at & 7;
     if ((this.#peek() & ((1 << rest) - 1)) !== 0) {

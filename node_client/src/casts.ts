@@ -1,8 +1,8 @@
 /**
  * Converts floats of one dtype to another, rounded to the nearest value, ties to even.
  *
- * Every conversion goes through the bits of float32, which holds each bfloat16 and half exactly. A
- * float64 is rounded twice in this way, so the first rounding is *to odd*: its last bit shows the
+ * Every conversion goes through the bits of float32, which represents each bfloat16 and half
+ * exactly. So a float64 is rounded twice. The first rounding is *to odd*: its last bit tells the
  * second rounding whether lower bits were lost.
  */
 

@@ -2,8 +2,8 @@
  * The state machine of one model of a worker. It handles the model's messages and moves the model's
  * versions through their phases (`phases.ts`).
  *
- * A newer version replaces an older one that is arriving. After such a replacement the worker
- * completes the next version, by fetching, before it starts a newer one.
+ * A newer version replaces an older one that is arriving. After such a replacement, the worker
+ * fetches the newer version completely before it starts another one.
  */
 
 import type { Effect } from "./effects.js";
@@ -31,7 +31,8 @@ import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Lease } from "./transfer.js";
 import { type VersionEntry, VersionStore } from "./version_store.js";
 
-// Failures that may pass, such as damaged bytes or a lack of memory: the version is retried later.
+// Codes of failures that may not recur, such as damaged bytes or a lack of memory: the version is
+// retried later.
 const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
 const RESTARTS_MAX = 3; // digest mismatches of one version before it is declined
 
@@ -84,7 +85,10 @@ export class Follower {
 
   // Messages from the publisher.
 
-  /** Handle an announcement. The version's chunks may follow if the announcement was pushed. */
+  /**
+   * Handle an announcement. `layout` has the bytes of the layout, if they came with it. If
+   * `pushed`, the publisher may push the version's chunks.
+   */
   announced(
     announce: Announce,
     layout: Uint8Array | undefined,
@@ -117,7 +121,7 @@ export class Follower {
     return this.#fail(announce, ...fault, now);
   }
 
-  /** Whether to start, or restart, receiving the announced version. */
+  /** Whether to start receiving the announced version, or to start again. */
   #wants(announce: Announce): boolean {
     const arriving = this.versions.at("arriving"); // W5, W8, W26
     if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
@@ -142,7 +146,7 @@ export class Follower {
     return [said, ...this.#changeMode("completed", now)];
   }
 
-  /** Start to receive a version; request its layout first if the layout is unknown. */
+  /** Start to receive a version, or request its layout if the layout is unknown. */
   #begin(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
     const fault = this.#acceptance.fault(announce);
@@ -153,7 +157,10 @@ export class Follower {
     return this.#reserve(entry, now);
   }
 
-  /** Take a buffer and start the transfer. If no buffer is free, `#resume` starts it later. */
+  /**
+   * Take a buffer and start the transfer. If no buffer is free, `#resume` starts the transfer
+   * later.
+   */
   #reserve(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
     const replaced = this.versions.move(this.versions.at("arriving"), "newer"); // W8
@@ -168,15 +175,15 @@ export class Follower {
     const transfer = this.patches.transfer(entry, now);
     this.versions.move(entry, "begun", { transfer });
     this.#forgetFailure();
-    if (announce.whole !== null) return effects; // its bytes came with the announcement
+    if (announce.whole !== null) return effects; // the bytes came with the announcement
     const listening = this.patches.listen(transfer);
     if (listening.length > 0) transfer.pull(); // D7
     return [...effects, ...listening, ...reports.fetches(transfer, now)];
   }
 
   /**
-   * Apply an event to the mode. On a change to `following`, subscribe to pushed chunks and request
-   * the latest version; on a change to `catching-up`, unsubscribe.
+   * Apply an event to the mode. A change to `following` subscribes to pushed chunks and requests
+   * the latest version. A change to `catching-up` unsubscribes.
    */
   #changeMode(event: ModeEvent, now: number): Effect[] {
     if (!this.versions.changeMode(event)) return [];
@@ -185,6 +192,7 @@ export class Follower {
     return [this.subscription, ...asks];
   }
 
+  /** Reject a version, or drop it if a retry may help, and report the reason. */
   #decline(entry: VersionEntry, code: string, text: string, now: number): Effect[] {
     this.versions.move(entry, TRANSIENT.has(code) ? "failed" : "declined"); // W15
     return this.#fail(entry, code, text, now);
@@ -206,7 +214,10 @@ export class Follower {
     return transfer?.isNamed(chunk.patch) === true && transfer.fits(chunk.index, size);
   }
 
-  /** Whether an announcement may carry `size` bytes, which are its layout or the whole version. */
+  /**
+   * Whether a payload of `size` bytes, the layout or the whole version, is allowed with an
+   * announcement.
+   */
   accompanies(announce: Announce, size: number): boolean {
     const { whole, layout_bytes, nbytes } = announce;
     if (this.#acceptance.excess(announce) !== null) return false;
@@ -225,7 +236,7 @@ export class Follower {
     return [...effects, ...this.#completed(entry, now)];
   }
 
-  /** Handle `end`, which has the version's digest and follows the last pushed chunk. */
+  /** Handle `end`: all chunks were pushed, and this is the version's digest. */
   end(end: End, now: number): Effect[] {
     const entry = this.versions.find(end, "arriving");
     if (entry === null) return this.#stray(end, now);
@@ -234,27 +245,33 @@ export class Follower {
     return this.#advance(entry, now);
   }
 
+  /** Handle a chunk or `end` of a version that is not arriving. */
   #stray(key: Key, now: number): Effect[] {
     return this.versions.at("announced") === null ? this.planner.hearOf(key, now) : []; // W4
   }
 
-  /** Fetch what is due; if the version is complete, verify and stage it. */
+  /** Return the fetches that are due. If the version is complete, verify and stage it. */
   #advance(entry: VersionEntry, now: number): Effect[] {
     return [...reports.fetches(entry.transfer, now), ...this.#completed(entry, now)];
   }
 
-  /** If all chunks and the digest are here, verify and stage the version, or decode the patch. */
+  /**
+   * If all chunks and the digest have arrived, verify and stage the version, or decode the patch.
+   */
   #completed(entry: VersionEntry, now: number): Effect[] {
     const { transfer } = entry; // W13
     if (!transfer.complete) return [];
     if (transfer.patch !== null) return this.patches.decode(entry);
     if (transfer.verify()) return this.#arrived(entry, transfer.digest ?? "", now);
-    if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it all
+    if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches all chunks
     const text = `the whole did not match its digest, ${transfer.restarts} times`;
     return this.#decline(entry, "digest-mismatch", text, now);
   }
 
-  /** Handle the end of a patch's decoding: stage the version, or on a `fault` fetch it whole. */
+  /**
+   * Handle the result of decoding a patch: stage the version or, if `fault` is not empty, fetch the
+   * whole version.
+   */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     const entry = this.versions.at("arriving");
     if (!job.live || entry === null) return []; // replaced or aborted
@@ -336,7 +353,7 @@ export class Follower {
     return memory === null ? [] : [{ do: "touch", memory, unused: () => buffers.unused(memory) }];
   }
 
-  /** Prepare for a new session. `latest` is the publisher's latest version. */
+  /** Handle the start of a session. `latest` is the publisher's latest version. */
   reconnected(latest: Key, now: number): Effect[] {
     this.versions.reconnected(latest.epoch, now);
     this.#torn = Math.min(this.#torn, 1); // the previous session's failures count as one
@@ -354,7 +371,8 @@ export class Follower {
   }
 
   /**
-   * Report that the version runs. `kept`: the user keeps its memory. `note`: a remark to report.
+   * Handle a version that runs now. `kept`: the user keeps its memory. `note`: a text for the
+   * publisher about values that became infinite.
    */
   applied(now: number, kept: boolean, note: string): Effect[] {
     const [entry, older] = [this.versions.at("applying"), this.versions.at("running")]; // W16
@@ -369,8 +387,8 @@ export class Follower {
   }
 
   /**
-   * Report that the version could not be applied. `intact`: the previous version still runs.
-   * `kept`: the user keeps the version's memory.
+   * Handle a version that could not be applied. `intact`: the previous version still runs. `kept`:
+   * the user keeps the version's memory.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
     const entry = this.versions.at("applying"); // W24
@@ -395,12 +413,18 @@ export class Follower {
     return reports.applied(this.model, entry);
   }
 
-  /** Clear the last failure when another version starts. Keep it if an apply failed half-way. */
+  /**
+   * Clear the last failure when another version starts. Keep the failure if an apply failed
+   * half-way.
+   */
   #forgetFailure(): void {
     if (!this.torn) this.#failed = null; // W17
   }
 
-  /** Report to the publisher and the user that a version failed. Postpone it if it is retried. */
+  /**
+   * Return the reports of a failed version to the publisher and the user. If a retry may help,
+   * postpone the version.
+   */
   #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
     const { model } = this;
     if (TRANSIENT.has(code)) this.planner.putOff({ epoch, version }, now);
@@ -409,7 +433,7 @@ export class Follower {
     return [...this.#failure(), { do: "rejected", model, epoch, version, code, text, intact }];
   }
 
-  /** Return a report of the last failure, or nothing if that was cleared. */
+  /** Return the report of the last failure, or nothing if the failure was cleared. */
   #failure(): Effect[] {
     return this.#failed === null ? [] : [reports.failed(this.#failed, this.torn)];
   }
@@ -425,7 +449,7 @@ export class Follower {
 
   // Time.
 
-  /** Return the requests that are due; decline a version that makes no progress. */
+  /** Return the requests that are due. Decline a version that makes no progress. */
   tick(now: number): Effect[] {
     const arriving = this.versions.at("arriving");
     if (arriving?.transfer.hopeless) {
@@ -441,7 +465,7 @@ export class Follower {
     return this.planner.due(now) ? this.#begin(waiting, now) : []; // W7
   }
 
-  /** Return the report on each version again, in case one was lost. */
+  /** Return all current reports again, in case one was lost. */
   repeat(): Effect[] {
     return reports.standing(this.model, this.versions, this.#failure()); // W17
   }

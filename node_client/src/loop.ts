@@ -19,7 +19,10 @@ import { printable } from "./words.js";
 
 const TICK_MS = 100; // between two calls of `machine.tick`
 
-/** The effects that the loop passes to its handlers: not for connections, memory or decoding. */
+/**
+ * The effects that the loop passes to its handlers: all except those for connections, memory and
+ * decoding.
+ */
 export type Told = Exclude<
   Effect,
   { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }
@@ -46,7 +49,7 @@ export class WorkerLoop {
     readonly machine: WorkerMachine,
     readonly handlers: LoopHandlers,
     keys: WorkerKeys | null = null,
-    /** Whether the data endpoint may be on another host than that of the address. */
+    /** Whether the data endpoint may be on another host than the address. */
     readonly anyDataHost = false,
   ) {
     this.#control = control(address, keys, machine.bytesMax, machine.timing.lostAfter, {
@@ -63,8 +66,8 @@ export class WorkerLoop {
       broken: (reason) => this.#notice(`no pushed data, all is fetched: ${reason}`),
     });
     this.#names = new Names(address);
-    // The event loop runs timers before input. After user code has blocked it for long, the
-    // messages that arrived meanwhile must be read before the publisher is considered lost.
+    // The event loop runs timers before input. If user code has blocked it for long, the messages
+    // that arrived meanwhile must be read before the publisher is considered lost.
     this.#timer = setInterval(() => setImmediate(() => this.#tick()), TICK_MS);
   }
 
@@ -103,7 +106,10 @@ export class WorkerLoop {
     this.#stop();
   }
 
-  /** Decode patches one at a time: several at once would keep the event loop busy for too long. */
+  /**
+   * Decode the queued patches one at a time: several at once would keep the event loop busy for too
+   * long.
+   */
   async #decode(): Promise<void> {
     while (this.#patches.length > 0) {
       await turned();
@@ -121,7 +127,7 @@ export class WorkerLoop {
       this.#guarded(() => this.machine.connected(now()));
     }
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
-    // Tick last: if `tick` gives up a connection, messages sent just after it would be lost.
+    // Tick last: if `tick` closes a connection, messages sent just after it would be lost.
     this.#guarded(() => this.machine.tick(now()));
     const text = this.#closed ? null : this.#names.poll(this.machine.inside, now());
     if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
@@ -140,7 +146,9 @@ export class WorkerLoop {
     this.handlers.told({ do: "notice", code: "no-data", text });
   }
 
-  /** Carry out effects, unless closed; report an exception as a notice. */
+  /**
+   * Carry out the effects that `effects` returns, unless closed. Report an exception as a notice.
+   */
   #guarded(effects: () => Effect[]): void {
     if (!this.#closed) this.#guard(() => this.perform(effects()), undefined);
   }
@@ -155,7 +163,10 @@ export class WorkerLoop {
     }
   }
 
-  /** Report an internal error to the user, at most once per `FAULT_MS`; return its text. */
+  /**
+   * Report an internal error to the user, at most once every `FAULT_MS` milliseconds. Return its
+   * text.
+   */
   #fault(error: unknown): string {
     const text = printable(error instanceof Error ? (error.stack ?? error.message) : `${error}`);
     this.#faults += 1;

@@ -1,11 +1,10 @@
 /**
  * The worker's state machine, without sockets or clocks.
  *
- * The session of the worker is in state `outside` or `inside` (`SESSIONS` of `phases.ts`; this
- * worker never probes). While it is `inside`, each message goes to the follower of its model
- * (`follower.ts`). While it is `outside`, the worker keeps its staged and running versions and
- * repeats `hello`, so that it rejoins a publisher that restarts. Times are in milliseconds of any
- * monotonic clock.
+ * The session of the worker has the state `outside` (no session) or `inside` (`SESSIONS` of
+ * `phases.ts`; this worker never probes). Inside, each message goes to the follower of its model
+ * (`follower.ts`). Outside, the worker keeps its staged and running versions and repeats `hello`,
+ * so that it rejoins a publisher that restarts. Times are in milliseconds of any monotonic clock.
  */
 
 import { Ages } from "./ages.js";
@@ -39,7 +38,7 @@ import { Lease } from "./transfer.js";
 import { printable } from "./words.js";
 
 export interface Model {
-  /** Returns why a layout cannot be applied; empty if it can. */
+  /** Returns the reason that a layout cannot be applied; empty if it can be applied. */
   readonly fault: (layout: Layout) => string;
   /** The expected size of a version in bytes; 0 if unknown. */
   readonly nbytes: number;
@@ -73,7 +72,7 @@ export class WorkerMachine {
     readonly models: ReadonlyMap<string, Model>,
     readonly bytesMax: number,
     readonly timing: Timing,
-    /** Decrypts versions; its group keys come over the encrypted control connection. */
+    /** Decrypts versions, with group keys from the encrypted control connection. */
     readonly keyring: Keyring | null = null,
     /** Whether versions may be received as patches. */
     readonly patches = true,
@@ -100,7 +99,7 @@ export class WorkerMachine {
     return this.#session === "inside";
   }
 
-  /** Apply a change to the session; return false if its state has no transition for the change. */
+  /** Apply a change to the session. Return false if its state has no transition for the change. */
   #changeSession(change: Change): boolean {
     const after = SESSIONS[this.#session][change];
     this.#session = after ?? this.#session;
@@ -144,7 +143,8 @@ export class WorkerMachine {
   }
 
   /**
-   * Return a lease to receive the payload of a control message, given its header; else null.
+   * Return a lease to receive the payload of a control message, given its header. Return null if
+   * the payload is not wanted.
    *
    * The payload gets its own memory, since published messages arrive at the same time.
    */
@@ -169,7 +169,10 @@ export class WorkerMachine {
     }
   }
 
-  /** Return a published message, opened by the keyring, if any. `counts`: mark it as seen. */
+  /**
+   * Return a published message, decrypted if there are keys; null if it must be ignored. With
+   * `counts`, a sealed message is accepted only once.
+   */
   #published(decoded: Decoded, counts = true): Decoded | null {
     return this.keyring === null ? decoded : this.keyring.published(decoded, counts); // E1
   }
@@ -205,14 +208,18 @@ export class WorkerMachine {
   }
 
   /**
-   * Whether a message is a pushed, sealed chunk of no arriving version: its sender is unverified.
+   * Whether a message is a pushed, sealed chunk of a version that is not arriving. The sender of
+   * such a chunk is not authenticated.
    */
   #isStray(message: PublisherMessage, pushed: boolean): boolean {
     if (!pushed || message.type !== "sealed_chunk") return false;
     return !this.followers.get(message.model)?.versions.find(message, "arriving");
   }
 
-  /** Return a message about a model with its payload decrypted; null if it must be ignored. */
+  /**
+   * Return a message about a model, with a sealed payload decrypted. Return null if the message
+   * must be ignored.
+   */
   #opened(decoded: Decoded): Decoded | null {
     const { message, payloads } = decoded;
     if (isChunk(message)) {
@@ -220,11 +227,12 @@ export class WorkerMachine {
     }
     const [sealed] = payloads;
     if (this.keyring === null || message.type !== "announce" || !sealed) return decoded;
-    if (message.encryption !== AES_256_GCM) return { message, payloads: [] }; // then declined
+    if (message.encryption !== AES_256_GCM) return { message, payloads: [] }; // declined later
     const payload = this.keyring.payload(message, sealed);
     return payload && { message, payloads: [payload] }; // if null, the layout is fetched later
   }
 
+  /** Handle the latest version of each model, which a welcome or a pong names. */
   #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
     return [...models].flatMap(([model, version]) => {
       return this.followers.get(model)?.planner.hearOf({ epoch: this.#epoch, version }, now) ?? [];
@@ -264,7 +272,7 @@ export class WorkerMachine {
     return Math.max(0, ...[...this.followers.values()].map((follower) => follower.epoch));
   }
 
-  /** Send `hello`, at most once per `helloRetry`. */
+  /** Return a `hello`, at most once every `timing.helloRetry` milliseconds. */
   hello(now: number): Effect[] {
     if (now - this.#helloAt < this.timing.helloRetry) return [];
     this.#helloAt = now; // W1
@@ -342,13 +350,14 @@ export class WorkerMachine {
     return this.#session !== "outside" && (deaf || now - this.#heardAt >= lostAfter);
   }
 
-  /** Report to the user, once per session, that no published messages arrive. */
+  /** Return the report to the user, once in a session, that no published messages arrive. */
   #unheard(now: number): Effect[] {
     if (this.#unheardSince === null || now - this.#unheardSince < this.timing.lostAfter) return [];
     this.#unheardSince = null; // W33
     return [reports.unheard(printable(this.#data))];
   }
 
+  /** End the session, if there is one, and reconnect. */
   #callAgain(): Effect[] {
     const lost: Effect[] = this.#changeSession("silent") ? [{ do: "lost" }] : []; // W19
     this.#unansweredSince = null;
@@ -364,7 +373,7 @@ export class WorkerMachine {
     return [{ do: "refused", code: "keys", text: why }];
   }
 
-  /** Handle a broken data connection, whose ticket is used up: `hello` requests a new ticket. */
+  /** Handle the loss of the data connection and of its ticket: `hello` requests a new ticket. */
   withoutTicket(now: number): Effect[] {
     return this.inside ? this.hello(now) : []; // K7
   }
@@ -407,22 +416,25 @@ export class WorkerMachine {
   }
 
   /**
-   * Report that the taken version runs. `kept`: the user keeps its memory. `note`: a text to
-   * report.
+   * Handle a taken version that runs now. `kept`: the user keeps its memory. `note`: a text for the
+   * publisher about values that became infinite.
    */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
     return this.followers.get(model)?.applied(now, kept, note) ?? [];
   }
 
   /**
-   * Report that the taken version could not be applied. `intact`: the previous version still runs;
+   * Handle a taken version that could not be applied. `intact`: the previous version still runs;
    * otherwise no version runs. `kept`: the user keeps the version's memory.
    */
   failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
     return this.followers.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
-  /** Handle the end of a patch's decoding. `fault` says why the patch is unusable, or is empty. */
+  /**
+   * Handle the result of decoding a patch. `fault` is the reason that the patch is unusable, or
+   * empty. `took` is the duration in milliseconds.
+   */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     return this.followers.get(job.model)?.decoded(job, fault, took, now) ?? [];
   }
@@ -483,7 +495,10 @@ function speak(
   }
 }
 
-/** Process an announcement with a whole version as a pushed announcement, a chunk, and `end`. */
+/**
+ * Process an announcement that contains the whole version as if three messages had arrived: a
+ * pushed announcement, one chunk, and `end`.
+ */
 function speakWhole(
   follower: Follower,
   said: Announce,
@@ -495,7 +510,7 @@ function speakWhole(
   const { crc, digest } = whole;
   const of = { model, epoch, version, patch: null };
   return [
-    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // patches are useless
+    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // no patch is needed
     ...follower.chunk({ type: "chunk", ...of, index: 0, crc }, payload, now, true),
     ...follower.end({ type: "end", ...of, digest }, now),
   ];

@@ -12,13 +12,14 @@
  * other copies of the chunk are ignored, so that its memory has one writer.
  *
  * Pushed chunks arrive in order, so a missing chunk below the highest pushed one was lost, and is
- * fetched at once. Chunks above may still be pushed: they are fetched after `end`, or when nothing
- * has arrived for a while. At most a window of chunks is ASKED. If no chunk arrives in time, all
- * ASKED chunks become MISSING, and the retry delay doubles until a chunk arrives. The publisher
- * answers requests and pings in order: until it answers a ping that was sent after a fetch, the
- * fetched chunks may be on their way.
+ * fetched at once. Missing chunks above that one may still be pushed, and are fetched after `end`,
+ * or when nothing has arrived for a while. At most a window of chunks is ASKED. If no chunk arrives
+ * in time, all ASKED chunks become MISSING, and the retry delay doubles until a chunk arrives. The
+ * publisher answers requests and pings in order: until it answers a ping that was sent after a
+ * fetch, the fetched chunks may be on their way.
  *
- * A transfer of a patch receives the patch into its own memory, from which the version is decoded.
+ * A transfer of a patch receives the patch into separate memory, and the version is decoded from
+ * it.
  */
 
 import { isDeepStrictEqual } from "node:util";
@@ -36,7 +37,7 @@ const [MISSING, ASKED, HERE, LENT] = [0, 1, 2, 3];
 const DAMAGED_MAX = 16; // damaged chunks that are requested again without waiting for a timeout
 const NOTHING = new Uint8Array(0);
 
-/** Memory that a payload is being received into, piece by piece. */
+/** Memory into which a payload is received, piece by piece. */
 export class Lease {
   #live = true;
   #count = 0;
@@ -83,7 +84,10 @@ export class Lease {
     this.#count += count;
   }
 
-  /** Whether the payload is complete and matches this CRC-32C, or is authentic if it was sealed. */
+  /**
+   * Whether the payload is complete and valid: it must match the CRC-32C `proof`, or be authentic
+   * if it was sealed.
+   */
   isSound(proof: number | SealedChunk): boolean {
     if (this.#count !== this.bytes.length) return false;
     return this.opening === null ? this.#crc === proof : this.opening.proves();
@@ -96,9 +100,9 @@ export interface Range {
   readonly count: number;
 }
 
-/** The transfer of a version into a staging buffer, or of a patch to it into its own memory. */
+/** The transfer of a version into a staging buffer, or of a patch into separate memory. */
 export class Transfer {
-  /** The patch that is received; null for the version itself. */
+  /** The patch that is received; null if the whole version is received. */
   readonly patch: PatchId | null;
   #buffer: Uint8Array;
   #base: Base | null;
@@ -114,7 +118,7 @@ export class Transfer {
   readonly #crcs: Uint32Array;
   #asked = 0;
   #cursor = 0; // no chunk below it is MISSING
-  #pushed = 0; // all chunks below it were pushed, and may have been lost
+  #pushed = 0; // all chunks below it were pushed; some may have been lost
   #damaged = 0;
   #heardAt: number;
   #askedAt: number;
@@ -124,7 +128,7 @@ export class Transfer {
   #endAsked = false;
   #lease: Lease | null = null; // of the LENT chunk
   #lent = 0; // the index of that chunk
-  #lentHere = 0; // its received bytes at the last check
+  #lentHere = 0; // bytes of that chunk at the last call of `wants`
   #tries = 0; // timeouts in a row on the same connection
   #patching: Patching | null = null; // while the patch is being decoded
 
@@ -138,7 +142,7 @@ export class Transfer {
     readonly keyring: Keyring | null = null,
     /** The patch to receive instead of the version, and its base. */
     by: { readonly patch: Patch; readonly base: Base } | null = null,
-    /** Why no patch is received although patches are offered. */
+    /** The reason that no offered patch is received; empty if none was offered. */
     readonly unpatched = "",
   ) {
     this.patch = by && idOf(by.patch);
@@ -191,12 +195,14 @@ export class Transfer {
     return this.#comes !== "decoded" && this.#tries >= TRIES_MAX;
   }
 
-  /** Whether a message about `patch` (null: the version itself) belongs to this transfer. (D9) */
+  /**
+   * Whether a message about `patch` (null: about the whole version) belongs to this transfer. (D9)
+   */
   isNamed(patch: PatchId | null): boolean {
     return isDeepStrictEqual(patch, this.patch);
   }
 
-  /** Store a received chunk; return whether to report progress. */
+  /** Store a received chunk. Return true if a report of progress is due. */
   take(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): boolean {
     const proof = chunk.type === "chunk" ? chunk.crc : chunk;
     const fresh = this.add(chunk.index, proof, payload, now, pushed);
@@ -229,7 +235,7 @@ export class Transfer {
     return true;
   }
 
-  /** Store a chunk if it is wanted and valid; return its CRC-32C, else null. */
+  /** Store a chunk if it is wanted and valid. Return its CRC-32C, or null if it is not stored. */
   #put(index: number, proof: number | SealedChunk, payload: Uint8Array): number | null {
     const lease = this.#lease;
     if (lease !== null && payload === lease.bytes && index === this.#lent) {
@@ -245,7 +251,7 @@ export class Transfer {
     return crc;
   }
 
-  /** Copy a valid payload to `place`; return its CRC-32C, else null. */
+  /** Copy a valid payload to `place`. Return its CRC-32C, or null if the payload is invalid. */
   #copy(proof: number | SealedChunk, payload: Uint8Array, place: Uint8Array): number | null {
     if (typeof proof !== "number") {
       const opening = this.keyring?.opening(this.#subject, proof, payload.length);
@@ -269,7 +275,7 @@ export class Transfer {
     return null;
   }
 
-  /** Whether a chunk of this index and size is missing. */
+  /** Whether the chunk with this index is still needed, and `size` is its size. */
   fits(index: number, size: number): boolean {
     const state = this.#states[index];
     if (state === undefined || state === HERE || state === LENT) return false;
@@ -303,8 +309,8 @@ export class Transfer {
   }
 
   /**
-   * Stop writes into the buffers. Return true if the version's buffer may still be written, since
-   * the kernel may hold the buffer's address for the next read.
+   * End the lease, and cancel the decoding. Return true if the version's buffer may still be
+   * written, since a read of the kernel into it may be pending.
    */
   revoke(): boolean {
     if (this.#patching !== null) this.#patching.end(); // takes effect before the job's next step
@@ -313,10 +319,13 @@ export class Transfer {
     this.#lease = null;
     this.#states[this.#lent] = MISSING;
     this.#cursor = Math.min(this.#cursor, this.#lent);
-    return this.patch === null; // else the lease was for the patch's memory
+    return this.patch === null; // else the lease was in the patch's memory
   }
 
-  /** Return a job that decodes the complete patch into `buffer`; null if there is a job already. */
+  /**
+   * Return a job that decodes the complete patch into `buffer`. Return null if there is such a job
+   * already.
+   */
   decode(buffer: Uint8Array): Patching | null {
     if (this.#comes === "decoded" || this.#base === null || this.#digest === null) return null;
     this.#changeWay("patched");
@@ -345,7 +354,10 @@ export class Transfer {
     this.pull();
   }
 
-  /** Make `wants` return all missing chunks from now on: probably no more chunks will be pushed. */
+  /**
+   * Make `wants` return all missing chunks from now on, since probably no more chunks will be
+   * pushed.
+   */
   pull(): void {
     this.#changeWay("unpushed");
   }
@@ -403,7 +415,7 @@ export class Transfer {
     }
   }
 
-  /** Return whether the version matches its digest. If not, discard all chunks. */
+  /** Return whether the version matches its digest. If not, mark all chunks as missing. */
   verify(): boolean {
     if (this.#digest === digest(this.announce.layout, this.#plan.chunkBytes, this.#crcs))
       return true;
@@ -417,7 +429,8 @@ export class Transfer {
   }
 
   /**
-   * Prepare for a new session: repeat the previous session's requests, which will not be answered.
+   * Request all missing chunks again, since the requests of the previous session will not be
+   * answered.
    */
   reconnected(now: number): void {
     this.#askAgain(now);
@@ -425,7 +438,7 @@ export class Transfer {
     this.#tries = 0;
   }
 
-  /** Record a chunk's arrival; adapt the retry delay to the time between chunks, for slow links. */
+  /** Record a chunk's arrival. For slow links, adapt the retry delay to the time between chunks. */
   #hear(now: number): void {
     this.#tries = 0;
     this.#gap = Math.max(now - this.#heardAt, (this.#gap * 7) / 8);
@@ -434,6 +447,7 @@ export class Transfer {
     this.#heardAt = now;
   }
 
+  /** Mark all requested chunks as missing, so that they are requested again. */
   #askAgain(now: number): void {
     for (let i = 0; i < this.#states.length; i++) {
       if (this.#states[i] === ASKED) this.#states[i] = MISSING as number;
@@ -448,7 +462,7 @@ function idOf({ encoding, epoch, version }: Patch): PatchId {
   return { encoding, epoch, version };
 }
 
-/** Return the subject under which a patch is sealed. (D12) */
+/** Return the subject that identifies a patch in its encryption. (D12) */
 function subjectOf({ model, epoch, version, chunk_bytes }: Announce, patch: Patch): Subject {
   const { encoding, nbytes } = patch;
   const base = [patch.epoch, patch.version] as const;

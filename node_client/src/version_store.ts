@@ -25,14 +25,14 @@ class VersionRecord implements Key {
   epoch: number;
   version: number;
   phase: Phase = "announced";
-  /** What the version lacks, while it is announced. */
+  /** What the version waits for, while it is announced. */
   lacks: Lack = "layout";
   buffer: Uint8Array | null = null;
   layout!: Layout; // once known
   transfer!: Transfer; // while arriving
   staged!: StagedVersion; // once staged
   running!: Running; // while running
-  note = ""; // while running: values that the model cannot hold
+  note = ""; // while running: text about values that the model cannot hold
   /** The metadata of the version's current key. */
   metadata: ReadonlyMap<string, string>;
 
@@ -42,7 +42,10 @@ class VersionRecord implements Key {
     this.metadata = announce.metadata;
   }
 
-  /** Accept a repeated announcement; return false if it contradicts the previous one. */
+  /**
+   * Replace the stored announcement with a repeated one. Return false, and change nothing, if the
+   * two describe different bytes.
+   */
   updateAnnouncement(announce: Announce): boolean {
     const [ours, theirs] = [this.announce, announce];
     const same = ours.layout === theirs.layout && ours.nbytes === theirs.nbytes;
@@ -51,7 +54,10 @@ class VersionRecord implements Key {
     return true;
   }
 
-  /** Record that something that an announced version lacks arrived, or is not available now. */
+  /**
+   * Record that the layout or memory that the version waits for has become available, or is not
+   * available now.
+   */
   resolve(event: LackEvent, layout: Layout = this.layout): void {
     this.lacks = LACKS[this.lacks][event] ?? this.lacks;
     this.layout = layout;
@@ -84,7 +90,7 @@ export class VersionStore {
     return this.#mode;
   }
 
-  /** The version that patches may build on. */
+  /** The version that patches may build on, with its bytes. */
   get base(): Base | null {
     return this.#base;
   }
@@ -99,7 +105,7 @@ export class VersionStore {
     return phases.flatMap((phase) => this.#live.filter((entry) => entry.phase === phase));
   }
 
-  /** Return the version of this key; null if the version is in none of these phases. */
+  /** Return the version with this key; null if it is in none of these phases. */
   find(key: Key, ...phases: Phase[]): VersionEntry | null {
     return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
   }
@@ -114,7 +120,7 @@ export class VersionStore {
     return this.#rejected.some((rejected) => sameKey(rejected, key));
   }
 
-  /** Add a version in phase `announced`; drop another version that is in this phase. */
+  /** Add an announced version, and drop an earlier version that is in this phase. */
   expect(announce: Announce): VersionEntry {
     this.move(this.at("announced"), "newer");
     const entry = new VersionRecord(announce);
@@ -122,7 +128,10 @@ export class VersionStore {
     return entry;
   }
 
-  /** Drop or restart versions for a new session, since earlier requests will not be answered. */
+  /**
+   * Begin a session of this epoch: drop announced versions and unfinished versions of other epochs.
+   * Request missing chunks again, since earlier requests will not be answered.
+   */
   reconnected(epoch: number, now: number): void {
     for (const entry of this.all("announced", "arriving", "staged")) {
       if (entry.phase === "announced" || entry.epoch !== epoch)
@@ -135,8 +144,8 @@ export class VersionStore {
   // Memory.
 
   /**
-   * Give a version a staging buffer. If all buffers are in use, record that the version lacks one,
-   * and return false.
+   * Take a staging buffer for a version. If all buffers are in use, record that the version waits
+   * for a buffer, and return false.
    *
    * @throws RangeError - if there is no memory, even after the patch base is released.
    */
@@ -181,7 +190,7 @@ export class VersionStore {
     return true;
   }
 
-  /** End a transfer's use of its base. Release the base unless its version is the running one. */
+  /** End a transfer's use of its base. Release the base unless its version still runs. */
   release(transfer: Transfer): void {
     const [base, runs] = [transfer.release(), this.at("running")];
     if (base === null || base !== this.#base || base.running === runs?.running) return;
@@ -190,7 +199,7 @@ export class VersionStore {
 
   // Phases.
 
-  /** Change the key and metadata of the running version. */
+  /** Give the running version another key and other metadata. */
   rename(entry: VersionRecord, { epoch, version }: Key, metadata: VersionEntry["metadata"]): void {
     const was = entry.running;
     const running = { epoch, version, digest: was.digest };
@@ -201,7 +210,7 @@ export class VersionStore {
     entry.metadata = metadata;
   }
 
-  /** Apply an event to the mode; return false if the mode has no transition for the event. */
+  /** Apply an event to the mode. Return false if the mode has no transition for the event. */
   changeMode(event: ModeEvent): boolean {
     const mode = MODES[this.#mode][event]; // W26
     this.#mode = mode ?? this.#mode;

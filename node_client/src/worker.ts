@@ -46,7 +46,8 @@ export interface WorkerOptions {
    */
   readonly beforeApply?: Hook | undefined;
   /**
-   * Milliseconds (60000) for a call of these functions. If a call takes longer, the version fails.
+   * Milliseconds (60000) for a call of `apply` or `beforeApply`. If a call takes longer, the
+   * version fails.
    */
   readonly applyTimeout?: number | undefined;
   /** If false, published tensors that a registered model does not have are ignored. */
@@ -58,22 +59,21 @@ export interface WorkerOptions {
   /**
    * The path of a file that `weightbus keygen` wrote, the path of its folder (then `name` selects
    * the file), or the parsed file. With keys the worker connects only to the publisher that the
-   * file names. Defaults to the environment variable WEIGHTBUS_KEYS, or else to no keys; `""`
-   * ignores the variable.
+   * file names. By default the path is the value of the environment variable WEIGHTBUS_KEYS;
+   * without that, there are no keys. `""` ignores the variable.
    */
   readonly keys?: WorkerKeys | string | undefined;
   /** The largest version to accept, in bytes. */
   readonly bytesMax?: number | undefined;
   /**
    * If false, every version is received whole. Otherwise the publisher may send patches on the
-   * running version. The worker keeps the bytes of that version, which is one more copy of
-   * registered memory.
+   * running version, for which the worker keeps one more copy of registered memory.
    */
   readonly patches?: boolean | undefined;
   /**
-   * Whether to connect to any data endpoint that the publisher names. By default the endpoint must
-   * be on the host of the control address; otherwise a publisher could make the worker connect to
-   * anything.
+   * If true, the worker connects to any data endpoint that the publisher names. By default the
+   * endpoint must be on the host of the control address: without this limit, a publisher could make
+   * the worker connect to anything.
    */
   readonly anyDataHost?: boolean | undefined;
   /** Milliseconds between pings (1000). */
@@ -85,11 +85,15 @@ export interface WorkerOptions {
 export interface WorkerEvents {
   /** The publisher of this epoch has accepted the worker. */
   joined: [epoch: number];
-  /** The publisher no longer responds. Running versions stay, and the worker reconnects. */
+  /**
+   * The publisher no longer responds. Running versions do not change, and the worker reconnects.
+   */
   lost: [];
   /** The publisher refused the worker, which keeps trying to join. */
   refused: [error: RefusedError];
-  /** A version cannot be applied; the error's `intact` says whether the previous one still runs. */
+  /**
+   * A version cannot be applied. The error's `intact` is true if the previous version still runs.
+   */
   failed: [error: ApplyError];
   /** An event that an operator may want to know about. */
   notice: [code: string, text: string];
@@ -109,8 +113,8 @@ export type State = "joining" | "joined" | "lost" | "refused" | "closed";
  * It receives versions in the background. It applies a version only while `receive()` or an
  * iteration of `for await` is pending; at any other time the weights do not change.
  *
- * A version that cannot be applied is emitted as `failed`, a refusal as `refused`. Without a
- * listener for that event, the next `receive()` throws the error.
+ * A version that cannot be applied causes the event `failed`, a refusal the event `refused`.
+ * Without a listener for that event, the next `receive()` throws the error.
  */
 export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposable {
   readonly name: string;
@@ -122,11 +126,11 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   readonly #joiners = new Waiters<void>();
   readonly #ready = new Set<string>(); // models with a ready version, the longest waiting first
   #applying = 0; // number of versions being applied, at most one per pending `receive()`
-  #updates: Update[] = []; // applied after their `receive()` had ended
+  #updates: Update[] = []; // of versions applied after their `receive()` had ended
   #errors: (ApplyError | RefusedError)[] = [];
   #refusal: RefusedError | null = null;
   #state: State = "joining";
-  #closed: unknown; // why the worker closed; undefined after `close()`
+  #closed: unknown; // the reason that the worker closed; undefined after `close()`
 
   /**
    * Start a worker and wait until the publisher has accepted it.
@@ -243,8 +247,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   /**
    * Call `use` while no version is written into the model's registered memory, and return its
-   * result. Tasks other than the receiving one need this, since a large version is written in
-   * slices, between which other tasks run. A ready version waits until `use` has returned. `use`
+   * result. Tasks other than the receiving task need this: a large version is written in slices,
+   * and other tasks run between the slices. A ready version waits until `use` has returned. `use`
    * must not call `reading`.
    *
    * @param deadline - how long to wait for an apply in progress; by default `applyTimeout`.
@@ -269,8 +273,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   }
 
   /**
-   * Send `bye` and close the connections. A write in progress is finished; user functions that have
-   * not returned are not awaited. A second call has no effect.
+   * Send `bye` and close the connections. Waits for a write in progress, but not for user functions
+   * that have not returned. A second call has no effect.
    */
   async close(): Promise<void> {
     this.#loop.close();
@@ -310,7 +314,10 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     }
   }
 
-  /** Emit an event in a later turn, so that errors of its listeners do not reach the loop. */
+  /**
+   * Emit an event in a later turn of the event loop, so that exceptions of its listeners do not
+   * reach `WorkerLoop`.
+   */
   #emit<K extends keyof WorkerEvents>(event: K, ...words: WorkerEvents[K]): void {
     process.nextTick(() => (this as EventEmitter).emit(event, ...words));
   }

@@ -10,7 +10,8 @@
 //	                  u64     u64       u64 (little-endian), of the model's id
 //
 // The publisher writes a segment under an exclusive flock, and the worker copies under a shared
-// flock. Neither waits for the other. The stamp (epoch, version, model) identifies the contents.
+// flock. Neither side waits for the lock. The stamp (epoch, version, model) identifies the
+// contents.
 package segment
 
 import (
@@ -30,7 +31,7 @@ const (
 	headerBytes = 4096
 	stampBegin  = 24
 	stampEnd    = 176
-	viewsMax    = 8 // segments to keep mapped: of a few models, each with a few arenas
+	viewsMax    = 8 // segments to keep mapped: a few for each of some models
 
 	populateRead = 22 // MADV_POPULATE_READ of Linux 5.14; on older kernels the first copy maps the pages
 )
@@ -46,7 +47,8 @@ type Cache struct {
 // NewCache returns an empty Cache.
 func NewCache() *Cache { return &Cache{} }
 
-// Open returns a segment on this host, which the caller must release after use; nil on failure.
+// Open returns a segment of another process on this host, with a data section of size bytes. The
+// caller must release it after use. Open returns nil on failure.
 func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,18 +73,18 @@ func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 	return v
 }
 
-// A view is a segment of another process, mapped for reading.
+// A view is a segment of another process, which is mapped for reading.
 type view struct {
 	token  string
 	file   *os.File
 	memory []byte
 
 	mu      sync.Mutex
-	holds   int // users, the cache included
+	holds   int // number of users, the cache included
 	copying int // copies in progress, which share the descriptor's one flock
 }
 
-// open maps the file of a segment. It returns an error if the file is no segment.
+// open maps the file of a segment. It returns an error if the file is not that segment.
 func open(shared *wbp.Shared, size int64) (*view, error) {
 	file, err := os.OpenFile(shared.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // close-on-exec by default in Go
 	if err != nil {
@@ -96,6 +98,7 @@ func open(shared *wbp.Shared, size int64) (*view, error) {
 	return v, nil
 }
 
+// mapped maps the file, after all checks that it is the segment.
 func (v *view) mapped(shared *wbp.Shared, size int64) error {
 	info, err := v.file.Stat()
 	if err != nil {
@@ -127,6 +130,7 @@ func (v *view) unmap() {
 
 func (v *view) data() []byte { return v.memory[headerBytes:] }
 
+// hold begins another use of the segment.
 func (v *view) hold() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -171,6 +175,7 @@ func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
 	return nil
 }
 
+// lock takes the shared flock for a copy, without waiting.
 func (v *view) lock() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -191,6 +196,7 @@ func (v *view) unlock() {
 	}
 }
 
+// stampOf returns the stamp of a version, as in the header of a segment.
 func stampOf(model string, key wbp.Key) string {
 	stamp := make([]byte, stampEnd-stampBegin)
 	binary.LittleEndian.PutUint64(stamp, uint64(key.Epoch))

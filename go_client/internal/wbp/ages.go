@@ -5,8 +5,8 @@ import "time"
 // ages maps an epoch to the age of its publisher, for publishers whose versions run here or may
 // still be applied.
 //
-// A publisher announces its age. The worker reports the present age to other publishers: of two
-// publishers the younger one started later, whatever their clocks show.
+// A publisher sends its age, and the worker reports the present age to other publishers. So two
+// publishers can be ordered by their starts, even if their hosts' clocks differ.
 type ages map[int64]age
 
 type age struct {
@@ -14,7 +14,8 @@ type age struct {
 	at time.Duration // when the age was ms
 }
 
-// heard records the age of an epoch's publisher; applied is the epoch of the running versions.
+// heard records the age in milliseconds of an epoch's publisher. It forgets the epochs before
+// applied, the latest epoch of applied versions.
 func (a ages) heard(epoch, ms, applied int64, now time.Duration) {
 	if known := a.of(epoch, now); known > ms {
 		ms = known
@@ -34,7 +35,7 @@ func (a ages) heard(epoch, ms, applied int64, now time.Duration) {
 	a[epoch] = age{ms, now}
 }
 
-// of returns for how many milliseconds an epoch's publisher has run at least.
+// of returns the least age in milliseconds of an epoch's publisher at now; 0 if unknown.
 func (a ages) of(epoch int64, now time.Duration) int64 {
 	known, ok := a[epoch]
 	if !ok {

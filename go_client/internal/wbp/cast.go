@@ -14,8 +14,9 @@ var floats = map[string]int{"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 func Castable(to, from string) bool { return floats[to] > 0 && floats[from] > 0 }
 
 // Cast converts little-endian values from one dtype to another, as many as fit `to`. It rounds to
-// the nearest value, ties to even, and to infinity beyond the largest finite value. NaN stays NaN,
-// and subnormals are kept. Cast returns how many finite values became infinite.
+// the nearest value, ties to even; values beyond the largest finite value become infinite. NaN
+// stays NaN, and subnormals are kept. Cast returns the number of finite values that became
+// infinite.
 func Cast(to []byte, toDType string, from []byte, fromDType string) int {
 	var values, became [1024]float64 // float64 holds every value of these dtypes
 	wide, narrow, lost := floats[fromDType], floats[toDType], 0
@@ -54,7 +55,7 @@ func reaches(values []float64, limit float64) bool {
 	return false
 }
 
-// An Overflow is the number of a tensor's finite values that became infinite.
+// An Overflow is a tensor with the number of its finite values that became infinite.
 type Overflow struct {
 	Name, DType string
 	Count       int
@@ -83,6 +84,7 @@ func OverflowText(lost []Overflow) string {
 	return strings.Join(words, "; ")
 }
 
+// widen converts the first len(values) values of this dtype to float64.
 func widen(values []float64, from []byte, dtype string) {
 	word := binary.LittleEndian
 	switch dtype {
@@ -105,6 +107,7 @@ func widen(values []float64, from []byte, dtype string) {
 	}
 }
 
+// round converts values to this dtype.
 func round(to []byte, dtype string, values []float64) {
 	word := binary.LittleEndian
 	switch dtype {
@@ -135,7 +138,7 @@ func widened(bits uint16, mantissa int) float64 {
 	sign, infinity := uint64(bits>>15)<<63, uint16(1)<<15-1<<mantissa
 	abs := bits & (1<<15 - 1)
 	switch bias := int(infinity >> (mantissa + 1)); {
-	case abs >= infinity: // or NaN, whose bits are kept
+	case abs >= infinity: // infinity, or NaN, whose bits are kept
 		return math.Float64frombits(sign | math.Float64bits(math.Inf(1)) | uint64(abs-infinity)<<(mantissa64-mantissa))
 	case abs < 1<<mantissa: // zero and subnormals
 		tiny := math.Ldexp(1, 1-bias-mantissa)

@@ -1,7 +1,7 @@
 package wbp
 
-// A Code identifies a failure (section 13 of the protocol). It is an error, so that errors.Is finds
-// it in an error that wraps it. Peers may send unknown codes.
+// A Code identifies a failure (section 13 of the protocol). A Code is an error, so that errors.Is
+// finds it in an error that wraps it. Peers may send unknown codes.
 type Code string
 
 func (c Code) Error() string { return string(c) }
@@ -38,7 +38,8 @@ const (
 	CodeApply          Code = "apply"
 )
 
-// triedAgain has the codes of failures that may pass, such as damaged bytes or a lack of memory.
+// triedAgain has the codes of failures that may not recur, such as damaged bytes or a lack of
+// memory.
 var triedAgain = map[Code]bool{
 	CodeLayoutInvalid: true, CodeUnsupported: true, CodeNoMemory: true, CodeDigestMismatch: true,
 }

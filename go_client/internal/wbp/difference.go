@@ -17,15 +17,16 @@ type Signature struct {
 
 func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
 
-// Lenience says which differences from the published tensors a target allows.
+// Lenience has the differences from the published tensors that a target allows.
 type Lenience struct {
 	Partial bool // published tensors that the target does not have
 	Cast    bool // another dtype, if values can be converted (see Castable)
 }
 
-// Difference describes how published tensors differ from those of a target; "" if they can be
-// applied. A published tensor that has aliases may be in the target under one or several of its
-// names. Memory of the target that has several names is filled if one of these names is published.
+// Difference returns a text on the differences between published tensors and the tensors of a
+// target, one a line; "" if the published ones can be applied. The target may have a published
+// tensor with aliases under any of its names. Memory of the target with several names is filled if
+// one of these names is published.
 func Difference(layout *Layout, target map[string]Signature, allowed Lenience) string {
 	var lines []string
 	covered, filled := map[*Spec]bool{}, map[string]bool{}

@@ -14,7 +14,7 @@ func TensorBytes(dtype string, shape []int64) (int64, bool) {
 	if !known || len(shape) > RankMax {
 		return 0, false
 	}
-	bits, extent := width, width // extent counts a size of 0 as 1, since other implementations multiply all sizes
+	bits, extent := width, width // extent counts a size of 0 as 1: some readers multiply the others
 	for _, size := range shape {
 		if size < 0 || size > IntegerMax {
 			return 0, false

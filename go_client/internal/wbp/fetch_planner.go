@@ -4,7 +4,8 @@ import "time"
 
 // FetchPlanner decides when to request the latest version of a model. (W4)
 //
-// A version that failed and may be retried is postponed. The delay doubles with each failure.
+// After a failure that may not recur, the version is retried after a delay, which doubles with each
+// failure.
 type FetchPlanner struct {
 	model    string
 	versions *versionStore
@@ -13,7 +14,7 @@ type FetchPlanner struct {
 	answers  time.Duration // when the last answered ping was sent
 	later    Key           // the version that is postponed
 	until    time.Duration // when that version may be retried
-	pause    time.Duration // the delay of that version
+	pause    time.Duration // the last delay of that version
 }
 
 func newFetchPlanner(model string, versions *versionStore, timing *Timing) *FetchPlanner {
@@ -41,8 +42,8 @@ func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	return a.latest(key.Epoch, now, false)
 }
 
-// latest returns a request for the latest version. Unless atOnce is true, it returns one at most
-// once per Timing.Quiet.
+// latest returns a request for the latest version. Unless atOnce is true, it returns nothing within
+// Timing.Quiet of the last request.
 func (a *FetchPlanner) latest(epoch int64, now time.Duration, atOnce bool) []Effect {
 	if now-a.latestAt < a.timing.Quiet && !atOnce { // W4
 		return nil
@@ -67,8 +68,8 @@ func (a *FetchPlanner) answered(sentAt time.Duration) {
 	}
 }
 
-// due reports whether to request a layout again. It waits longer while the answer may be on its
-// way. (W7)
+// due reports whether to request a layout again. The timeout is longer while the answer may still
+// be on its way. (W7)
 func (a *FetchPlanner) due(now time.Duration) bool {
 	patience := a.timing.Patience
 	if a.answers <= a.latestAt {
@@ -77,7 +78,7 @@ func (a *FetchPlanner) due(now time.Duration) bool {
 	return now-a.latestAt >= patience
 }
 
-// putOff postpones a version, each time for twice as long. (W36)
+// putOff postpones the retry of a version, each time for twice as long. (W36)
 func (a *FetchPlanner) putOff(key Key, now time.Duration) {
 	a.pause *= 2
 	if a.later != key {
@@ -89,7 +90,8 @@ func (a *FetchPlanner) putOff(key Key, now time.Duration) {
 	a.later, a.until = key, now+a.pause
 }
 
-// putOffNoLonger ends the delay of an unavailable version, since an older one may be the latest.
+// putOffNoLonger ends the delay of a version that is no longer available, since an older version
+// may be the latest.
 func (a *FetchPlanner) putOffNoLonger(key Key) {
 	if a.later == key {
 		a.until = 0

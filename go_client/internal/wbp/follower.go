@@ -8,14 +8,14 @@ import (
 const (
 	nothingFits = "nothing comes that fits what was announced"
 	appliesMax  = 3 // consecutive applies that fail half-way before a version is rejected
-	restartsMax = 3 // digest mismatches of one version before it is declined
+	restartsMax = 3 // digest mismatches before the version is declined
 )
 
 // A follower is the state machine of one model of a worker. It handles the model's messages and
 // moves the model's versions through their phases (phases.go).
 //
-// A newer version replaces an older one that is arriving. After such a replacement the worker
-// completes the next version, by fetching, before it starts a newer one.
+// A newer version replaces an older one that is arriving. After such a replacement, the worker
+// fetches the newer version completely before it starts another one.
 type follower struct {
 	model      string
 	opens      Opens
@@ -27,12 +27,12 @@ type follower struct {
 	patches    *Patches
 	epoch      int64   // the latest epoch of which bytes were written into the model
 	torn       int     // number of consecutive applies that failed half-way; above 0, no version runs
-	stale      Key     // the version that could not be read from shared memory: fetch it if it is announced again
+	stale      Key     // last version gone from shared memory: it is fetched
 	failure    *Failed // the last failure, until another version is started
 }
 
-// newFollower returns a follower without versions. opens and keyring may be nil. patches says whether
-// to accept patches.
+// newFollower returns a follower without versions. opens and keyring may be nil. patches is true to
+// accept patches.
 func newFollower(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
 	patches bool) *follower {
 	versions := &versionStore{mode: following}
@@ -56,8 +56,9 @@ func (s *follower) running() *Running {
 
 // Messages from the publisher.
 
-// announced processes an announcement. layout is nil if the announcement carries none. push means
-// that the publisher may push the version's chunks; otherwise they are fetched.
+// announced processes an announcement. layout has the bytes of the layout, or is nil if the
+// announcement had none. push is true if the publisher may push the version's chunks; otherwise
+// they are fetched.
 func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if v := s.versions.find(key, staged); v != nil && a.Commit == "auto" { // W5
@@ -90,7 +91,7 @@ func (s *follower) unreadable(a *Announce, code Code, wrong string, now time.Dur
 	return s.decline(s.versions.expect(a), code, wrong, now)
 }
 
-// wants reports whether to start, or restart, receiving the announced version.
+// wants reports whether to start receiving the announced version, or to start again.
 func (s *follower) wants(a *Announce, key Key) bool {
 	if !key.Newer(s.versions.newest()) || s.versions.isRejected(key) { // W5, W15
 		return false
@@ -108,7 +109,8 @@ func (s *follower) wants(a *Announce, key Key) bool {
 	return waiting == nil || !waiting.Key.Newer(key)
 }
 
-// announcedWhole processes an announcement that carries the whole version.
+// announcedWhole processes an announcement that contains the whole version, as an announcement, one
+// chunk and an end.
 func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration) []Effect {
 	chunk := piece{Key: Key{a.Epoch, a.Version}, proof: checksum(a.Whole.CRC)}
 	end := &End{Model: a.Model, Epoch: a.Epoch, Version: a.Version, Digest: a.Whole.Digest}
@@ -117,8 +119,8 @@ func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration
 	return append(effects, s.end(end, now)...)
 }
 
-// renamed gives the running version the key of a newer version with the same bytes, without a fetch
-// or apply. It has no effect while another version is ready or being applied.
+// renamed gives the running version the key of a newer version with the same bytes. Nothing is
+// fetched or applied. It has no effect while another version is ready or being applied.
 func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 	v, key := s.versions.at(running), Key{r.Epoch, r.Version} // W25
 	if v == nil || *v.running != r.Was || len(s.versions.all(ready, applying)) > 0 || !key.Newer(s.versions.newest()) {
@@ -136,7 +138,7 @@ func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 	return append([]Effect{said, Renamed{s.model, key, r.Metadata}}, s.changeMode(completed, now)...)
 }
 
-// begin starts to receive a version, or requests its layout if that is unknown.
+// begin starts to receive a version, or requests its layout if the layout is unknown.
 func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 	a := v.announce
 	if code, text := s.acceptance.fault(a); code != "" {
@@ -161,7 +163,7 @@ func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 }
 
 // reserve takes a staging buffer for a version and starts its transfer. If no buffer is free,
-// resume starts the transfer later. segment is shared memory to copy the version from, or nil.
+// resume starts the transfer later. segment is the shared memory that has the version, or nil.
 func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	if segment != nil {
 		defer segment.Release()
@@ -226,8 +228,8 @@ func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []
 	return append([]Effect{Ready{version}}, s.changeMode(completed, now)...)
 }
 
-// changeMode applies an event to the mode. On a change to following, it subscribes to pushed chunks
-// and requests the latest version. On a change to catching up, it unsubscribes.
+// changeMode applies an event to the mode. A change to following subscribes to pushed chunks and
+// requests the latest version. A change to catching up unsubscribes.
 func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	if !s.versions.changeMode(event) {
 		return nil
@@ -252,13 +254,14 @@ func (s *follower) decline(v *versionEntry, code Code, text string, now time.Dur
 
 // The parts of a version.
 
-// A piece is a received chunk. Its proof is a checksum; a sealed chunk gets its proof later.
+// A piece is a chunk of a version or a patch. Its proof is a checksum; a sealed chunk gets its
+// proof later.
 type piece struct {
 	Key
 	index  int64
 	proof  proof
 	sealed *SealedChunk
-	patch  *PatchID // the patch that it belongs to; nil for the version itself
+	patch  *PatchID // the patch of the chunk; nil for a chunk of the version itself
 }
 
 func pieceOf(c *Chunk) piece {
@@ -309,7 +312,7 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 	return append(effects, s.completed(v, now)...)
 }
 
-// end processes the message end, which has the version's digest and follows the pushed chunks.
+// end processes an end: all chunks were pushed, and this is the version's digest.
 func (s *follower) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
 	v := s.versions.find(key, arriving)
@@ -337,8 +340,8 @@ func (s *follower) advance(v *versionEntry, now time.Duration) []Effect {
 	return append(fetches(v.transfer, now), s.completed(v, now)...)
 }
 
-// completed returns nothing until all chunks and the digest have arrived. Then it verifies and
-// stages the version, or starts to decode the patch.
+// completed verifies and stages the version, or starts to decode its patch, once all chunks and the
+// digest have arrived.
 func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	t := v.transfer
 	switch { // W13
@@ -349,7 +352,7 @@ func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	case t.verify():
 		return s.arrived(v, now)
 	case t.Restarts < restartsMax:
-		return nil // the next tick fetches it again
+		return nil // the next tick fetches the version again
 	}
 	text := fmt.Sprintf("the whole did not match its digest, %d times", t.Restarts)
 	return s.decline(v, CodeDigestMismatch, text, now)
@@ -370,8 +373,8 @@ func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	return append(effects, s.changeMode(completed, now)...)
 }
 
-// decoded handles the end of a patch's decoding. It stages the version, or fetches it whole if the
-// patch is unusable.
+// decoded handles the result of decoding a patch. It stages the version or, if fault is not "",
+// fetches the whole version.
 func (s *follower) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	t, v := job.transfer, s.versions.at(arriving)
 	switch {
@@ -387,6 +390,7 @@ func (s *follower) decoded(job *Patching, fault string, took, now time.Duration)
 	return s.arrived(v, now)
 }
 
+// commit makes the staged version ready.
 func (s *follower) commit(v *versionEntry) []Effect {
 	s.versions.move(v, committed)
 	return []Effect{Ready{v.staged}}
@@ -446,8 +450,9 @@ func (s *follower) prepare(p *Prepare) {
 
 // The session.
 
-// reconnected prepares for a new session. newest is the publisher's latest version. If versions are
-// received over the network, reconnected reserves a buffer of size bytes, the expected size.
+// reconnected handles the start of a session. newest is the publisher's latest version; shared is
+// true if versions are read from shared memory. If not, reconnected reserves a buffer of size
+// bytes, the expected size of versions.
 func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Duration) []Effect {
 	if s.shared = shared; !shared && size <= s.acceptance.bytesMax {
 		s.versions.buffers.reserve(size)
@@ -466,7 +471,8 @@ func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Dur
 // taken records that an apply started.
 func (s *follower) taken(key Key) { s.versions.move(s.versions.find(key, ready), taken) }
 
-// applied records and reports that a version runs. digest is "" if the version was not hashed.
+// applied marks a version as running, and returns the report. digest is "" if the version was not
+// hashed.
 func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	v, older := s.versions.find(key, applying), s.versions.at(running) // W16
 	if v == nil {
@@ -483,13 +489,14 @@ func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	return append([]Effect{s.runs(v)}, s.resume(now)...)
 }
 
-// failed reports that a version could not be applied. If intact, the previous version still runs.
+// failed handles a version that could not be applied, and returns the report. If intact, the
+// previous version still runs.
 func (s *follower) failed(key Key, text string, intact bool, now time.Duration) []Effect {
 	v, event := s.versions.find(key, applying), declined // W24
 	if v == nil {
 		return nil
 	}
-	if !intact { // the model has parts of two versions; the next attempt is fetched, and so verified
+	if !intact { // parts of two versions; the next attempt is fetched and verified
 		s.versions.move(s.versions.at(running), torn)
 		s.versions.setPatchBase(nil, nil)
 		s.stale = key
@@ -522,7 +529,7 @@ func (s *follower) runs(v *versionEntry) Effect {
 	return sayApplied(s.model, v)
 }
 
-// reaches records that bytes of a version were written into the model.
+// reaches raises the epoch to that of a version of which bytes were written into the model.
 func (s *follower) reaches(key Key) {
 	if key.Epoch > s.epoch {
 		s.epoch = key.Epoch
@@ -537,8 +544,8 @@ func (s *follower) forgetFailure() {
 	}
 }
 
-// fail reports to the publisher and the user that a version failed. If a retry may help, it
-// postpones the version.
+// fail returns the reports of a failed version to the publisher and the user. If a retry may help,
+// it postpones the version.
 func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] {
 		s.planner.putOff(key, now)
@@ -548,7 +555,7 @@ func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Ef
 	return append(s.sayFailure(), Rejected{s.model, key, code, text})
 }
 
-// sayFailure returns a report of the last failure, or nothing if that was cleared.
+// sayFailure returns the report of the last failure, or nothing if the failure was cleared.
 func (s *follower) sayFailure() []Effect {
 	if s.failure == nil {
 		return nil
@@ -603,7 +610,7 @@ func (s *follower) tick(now time.Duration) []Effect {
 	return s.begin(v, now)
 }
 
-// repeat returns the report on each version again, in case one was lost.
+// repeat returns all current reports again, in case one was lost.
 func (s *follower) repeat() []Effect { return standing(s.model, s.versions, s.sayFailure()) } // W17
 
 // ControlTopic returns the topic of a model's announcements, ends and beacons.

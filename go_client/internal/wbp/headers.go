@@ -147,7 +147,8 @@ const (
 	optional = false
 )
 
-// fields is a parsed JSON object: the text of each value, and the first error.
+// fields is a parsed JSON object: the text of each value by key, and the first error in reading
+// fields.
 type fields struct {
 	raw map[string][]byte
 	err error
@@ -209,7 +210,7 @@ func (f *fields) has(key string) bool {
 	return ok
 }
 
-// null reports whether a value is null or missing.
+// null reports whether the value of key is null or missing.
 func (f *fields) null(key string) bool {
 	raw, ok := f.raw[key]
 	return !ok || string(raw) == "null"
@@ -301,7 +302,7 @@ func (f *fields) optionalHex(key string, digits int) *string {
 	return &text
 }
 
-// base64 returns the bytes of a required base64 string. At most `most` bytes are valid.
+// base64 returns the bytes of a required base64 string, at most `most` bytes.
 func (f *fields) base64(key string, most int) []byte {
 	text := f.text(key, HeaderBytesMax)
 	bytes, err := base64.StdEncoding.DecodeString(text)
@@ -311,7 +312,7 @@ func (f *fields) base64(key string, most int) []byte {
 	return bytes
 }
 
-// object returns a nested object; nil if its value is null or missing.
+// object returns the nested object of key; nil if the value is null or missing.
 func (f *fields) object(key string) *fields {
 	if f.null(key) {
 		return nil
@@ -459,8 +460,8 @@ func (f *fields) keys(key string, needed bool) []string {
 	return f.texts(key, needed, GroupKeysMax, "times 64 of 0-9 a-f", func(text string) bool { return isHex(text, 64) })
 }
 
-// texts returns an array of at most `most` strings, for each of which `is` is true. kind names the
-// strings in an error.
+// texts returns an array of at most `most` strings. It fails if `is` returns false for one of them.
+// kind names the strings in that error.
 func (f *fields) texts(key string, needed bool, most int, kind string, is func(string) bool) []string {
 	texts := []string{}
 	raw, ok := f.raw[key]

@@ -9,7 +9,7 @@ import (
 
 // A scanner is a strict one-pass parser of JSON (RFC 8259). encoding/json would accept field names
 // in any case, keep the last of two equal keys, replace invalid UTF-8 and lone surrogates, and nest
-// as deep as the stack, so that two readers of the same bytes could disagree.
+// as deep as the stack allows. So two readers of the same bytes could disagree.
 //
 // The text must be valid UTF-8. The caller checks that once for the whole text.
 type scanner struct {
@@ -202,7 +202,7 @@ func hexDigit(c byte) (byte, bool) {
 	return 0, false
 }
 
-// value skips one value of any type and returns its text.
+// value skips one value of any type, at this depth of nesting, and returns its text.
 func (s *scanner) value(depth int) ([]byte, error) {
 	first := s.next()
 	begin := s.at

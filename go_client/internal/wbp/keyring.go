@@ -8,12 +8,12 @@ import (
 
 // A Keyring has the group keys of a session, which decrypt sealed messages, layouts and chunks.
 //
-// During a rotation it has two keys, of which the older one expires soon. Each published message
-// except a chunk has a count, which rises from message to message under the same key. A message is
-// a replay if its count is not above that of the last message.
+// During a rotation it has two keys, and the older one expires soon. Each published message except
+// a chunk has a count, which rises with each message under the same key. A message is a replay if
+// its count is not above the count of the last message.
 type Keyring struct {
 	keys     []*GroupKey      // the newest last
-	counts   map[string]int64 // by key id: the highest count of an opened message
+	counts   map[string]int64 // by key id: the highest count of a decrypted message
 	changing bool             // a rotation is in progress
 	until    time.Duration    // when all but the newest key expire
 	lacking  bool             // a message was sealed with an unknown key
@@ -34,8 +34,8 @@ func (r *Keyring) Begin(keys []string, until time.Duration) {
 }
 
 // add adds the keys of a rotation. The previous key expires at `until`. Keys listed before a known
-// key are older and have expired: if they were accepted again, replayed messages would be, too.
-// (E6)
+// key are older and have expired: they are not added again, since then replayed messages would be
+// accepted. (E6)
 func (r *Keyring) add(keys []string, until time.Duration) {
 	var news []*GroupKey
 	for _, digits := range keys {
@@ -89,9 +89,10 @@ func (r *Keyring) find(id string) *GroupKey {
 	return nil
 }
 
-// Published returns the message in a sealed published message. A sealed chunk is returned as it is.
-// For any other message, whose sender is unknown, and for a replay Published returns nil. It marks
-// the message as seen unless counts is false, which it is before the payload is complete. (E4, E5)
+// Published returns a published message, decrypted; a sealed chunk is returned unchanged. It
+// returns nil for a message in the clear, whose sender is unknown, and for a replay. If counts is
+// true, Published records the message's count, so that the message is accepted only once; it is
+// false before the payload is complete. (E4, E5)
 func (r *Keyring) Published(message Message, payloads int, counts bool) Message {
 	sealed, ok := message.(*SealedMessage)
 	if !ok {
@@ -129,7 +130,7 @@ func (r *Keyring) chunk(of Subject, chunk *SealedChunk, size int) *Opening {
 
 // payload decrypts in place the payload of an announcement, which is a layout or a whole version.
 // If the layout is not authentic, sound is false. If the version is not authentic, plain is nil,
-// and the version is fetched, as a damaged chunk would be. (E4)
+// and the version is fetched like a damaged chunk. (E4)
 func (r *Keyring) payload(a *Announce, sealed []byte) (plain []byte, sound bool) {
 	purpose := PurposeLayout
 	if a.Whole != nil {

@@ -55,18 +55,18 @@ type Layout struct {
 	size     int              // bytes of the layout itself
 }
 
-const prefixBytes = 8 // which hold the length of the rest
+const prefixBytes = 8 // with the length of the rest
 
 // errTooManyNames means that a layout has more names than the limit allows.
 var errTooManyNames = errors.New("more names of tensors and metadata than this worker has memory for")
 
-// ByName returns the tensor of a name or an alias; nil if there is none.
+// ByName returns the tensor with this name or alias; nil if there is none.
 func (l *Layout) ByName(name string) *Spec { return l.byName[name] }
 
 // InOrder returns the tensors in the order of the publisher's source.
 func (l *Layout) InOrder() []*Spec { return l.inOrder }
 
-// ParseLayout parses a layout, its length prefix included.
+// ParseLayout parses a layout. bytes includes the 8 bytes that give its length.
 func ParseLayout(bytes []byte) (*Layout, error) { return parseLayout(bytes, math.MaxInt64) }
 
 // parseLayout parses a layout with at most namesMax names of tensors and metadata.
@@ -237,12 +237,12 @@ func (l *Layout) name() error {
 	return nil
 }
 
-// orderText is the name of the metadata entry that has the order of the names in the publisher's
-// source. The entry has one index for each name, into the list of all tensors by position followed
-// by the sorted aliases.
+// orderText is the metadata key of the order in which the publisher's model has the names. Its text
+// has one index for each name, into the list of all tensors by position followed by the sorted
+// aliases.
 const orderText = "weightbus.order"
 
-// order lists the tensors in the order of the publisher's source, or by position if there is no
+// order lists the tensors in the order of the publisher's model, or by position if there is no
 // valid order text.
 func (l *Layout) order() {
 	for i := range l.Tensors {

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	layoutsKept      = 4       // layouts cached per model, so that alternating layouts are not sent again
+	layoutsKept      = 4       // cached layouts of a model, for models that alternate
 	layoutsBytesKept = 1 << 22 // bytes of the cached layouts except the last; in memory they need some ten times as much
 	raise            = "raise its BytesMax if that is meant"
 )
@@ -17,7 +17,7 @@ type acceptance struct {
 	accepts  func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
 	bytesMax int64                       // the largest version to accept
 	longest  int64                       // size of the largest layout of the registered tensors; 0 if unknown
-	sealed   bool                        // whether versions must be sealed; if not, they must not be
+	sealed   bool                        // versions must be sealed; else in the clear
 	layouts  []*Layout
 	accepted map[string]bool // ids of known layouts that can be applied
 }
@@ -52,8 +52,8 @@ func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	return "", ""
 }
 
-// namesMax returns how many names a layout may have. The limit follows from bytesMax, since names
-// need memory, too.
+// namesMax returns the number of names that a layout may have. The limit is proportional to
+// bytesMax, since names need memory.
 func (c *acceptance) namesMax() int64 {
 	if names := c.bytesMax / NameCost; names > NamesFree {
 		return names
@@ -75,7 +75,8 @@ func (c *acceptance) keep(layout *Layout) {
 	}
 }
 
-// excess returns why a version or its layout is too large; "" if neither is.
+// excess returns the reason that a version or its layout is too large; "" if both have allowed
+// sizes.
 func (c *acceptance) excess(a *Announce) string {
 	room := c.bytesMax
 	if room < LayoutBytesFree {
@@ -93,8 +94,8 @@ func (c *acceptance) excess(a *Announce) string {
 	return ""
 }
 
-// accompanies reports whether an announcement may carry a payload of size bytes. The payload is the
-// layout or the whole version.
+// accompanies reports whether a payload of size bytes, the layout or the whole version, is allowed
+// with an announcement.
 func (c *acceptance) accompanies(a *Announce, size int) bool {
 	expected := a.LayoutBytes
 	if a.Whole != nil {
@@ -103,8 +104,8 @@ func (c *acceptance) accompanies(a *Announce, size int) bool {
 	return int64(size) == expected && c.excess(a) == ""
 }
 
-// fault returns the code and the reason why a version cannot be accepted. The code is empty if no
-// reason is known yet.
+// fault returns a code and a text with the reason that a version cannot be accepted. Both are empty
+// if no reason is known yet.
 func (c *acceptance) fault(a *Announce) (code Code, text string) {
 	layout, excess := c.layout(a), c.excess(a)
 	switch { // W6

@@ -5,8 +5,8 @@ package wbp
 
 import "time"
 
-// Limits of the protocol. A peer may send anything: these limits bound what it can make this side
-// store or allocate.
+// Limits of the protocol. A peer may send anything: these limits bound the memory that its messages
+// can use here.
 const (
 	IntegerMax      = 1<<53 - 1       // the largest integer that every JSON library represents exactly
 	HeaderBytesMax  = 65536           // a header holds names and numbers; bulk data is in payload frames
@@ -15,7 +15,7 @@ const (
 	MetadataMax     = 32              // metadata entries of one version
 	MetadataNameMax = 128             // characters of an entry's name
 	LabelMax        = 256             // characters of a client's description or a host
-	FeaturesMax     = 64              // features that one side can list
+	FeaturesMax     = 64              // features in one message
 	GroupKeysMax    = 2               // the current group key and, during a rotation, the previous one
 	ModelsMax       = 64              // models of one worker, so that a hello fits a header
 	ChunkBytesMax   = 1 << 26         // one chunk is one message, which both sides hold whole
@@ -27,11 +27,11 @@ const (
 	MessageBytesMax = 100_065_536     // the largest frame that a worker accepts
 	LayoutBytesFree = 1 << 20         // layouts up to this size are always accepted: some 10,000 tensors
 	NamesFree       = 1 << 14         // names of a layout and its metadata that are always read: some 5 MB
-	NameCost        = 512             // bytes of memory that one name counts as, with everything stored for it
+	NameCost        = 512             // bytes of memory that one name counts as
 	WindowChunks    = 16              // requested chunks that have not arrived yet
-	ProgressChunks  = 16              // chunks between two reports: a quarter of what a push runs ahead
+	ProgressChunks  = 16              // chunks between two reports: a quarter of those pushed ahead
 	BytesMaxDefault = 1 << 36         // the largest version that a worker accepts by default
-	EpochsKept      = 8               // epochs whose publisher's age is stored
+	EpochsKept      = 8               // epochs for which the publisher's age is stored
 	BuffersMax      = 2               // staging buffers of a model: one complete, one arriving
 	PatchesMax      = 8               // patches of one version, each on another base
 	TriesMax        = 5               // fetches in a row without a new chunk: half a minute on slow links

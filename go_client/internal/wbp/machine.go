@@ -8,7 +8,7 @@ import (
 
 // A Model is a WorkerMachine's configuration of one model.
 type Model struct {
-	Accepts func(layout *Layout) string // returns the reason that a layout cannot be applied; "" if it can
+	Accepts func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
 	Bytes   int64                       // expected size of a version, 0 if unknown
 
 	LayoutBytes int64 // size of the largest layout of the registered tensors, 0 if unknown
@@ -38,10 +38,10 @@ type WorkerMachine struct {
 	answeredAt      time.Duration // when the last control message was received
 	saidHelloAt     time.Duration
 	unansweredSince time.Duration // when the first unanswered hello was sent; never if there is none
-	unheardSince    time.Duration // start of a session without a published message; never once one came or Unheard was returned
+	unheardSince    time.Duration // start of a session without published messages; else never
 	pingedAt        time.Duration
 	pingEvery       time.Duration
-	spare           []byte // reusable memory for payloads of announcements, so that small versions allocate none
+	spare           []byte // reusable memory for payloads of announcements
 }
 
 const spareMax = 1 << 20 // bytes of spare
@@ -204,10 +204,9 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	return nil
 }
 
-// ignores reports whether to ignore a message. It returns true for nil, for a sealed message if
-// this worker has no keys, and for a chunk in the clear if it has keys. (E1) It also returns true
-// for a pushed sealed chunk whose version is not arriving, since the chunk's header is not
-// authenticated. (E4)
+// ignores reports whether to ignore a message: nil, a sealed message if this worker has no keys, or
+// a chunk in the clear if the worker has keys. (E1) A pushed sealed chunk of a version that is not
+// arriving is also ignored, since the chunk's header is not authenticated. (E4)
 func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 	switch message := message.(type) {
 	case nil, *SealedMessage: // Keyring.Published did not open it
@@ -227,14 +226,14 @@ func (m *WorkerMachine) arrives(chunk *SealedChunk) bool {
 	return s != nil && s.versions.find(Key{chunk.Epoch, chunk.Version}, arriving) != nil
 }
 
-// opened returns the payloads of a message, decrypted if the message is a sealed announcement. It
-// returns false if the announcement's layout is not authentic.
+// opened returns the payloads of a message, decrypted if the message is a sealed announcement.
+// sound is false if the announcement's layout is not authentic.
 func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]byte, sound bool) {
 	a, ok := message.(*Announce)
 	if !ok || m.keyring == nil || len(payloads) == 0 {
 		return payloads, true
 	}
-	if a.Encryption == nil || *a.Encryption != AES256GCM { // the follower declines the announcement
+	if a.Encryption == nil || *a.Encryption != AES256GCM { // declined later
 		if a.Whole == nil {
 			return nil, true
 		}
@@ -244,7 +243,8 @@ func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]b
 	return [][]byte{plain}, sound
 }
 
-// whole reports whether a message carries a whole version. Such a message counts as pushed.
+// whole reports whether a message contains a whole version. Such a message counts as pushed, even
+// if it came on the control channel.
 func (m *WorkerMachine) whole(message Message) bool {
 	a, ok := message.(*Announce)
 	return ok && a.Whole != nil
@@ -279,7 +279,8 @@ func subject(message Message) (epoch int64, model string) {
 	panic(fmt.Sprintf("no publisher sends a %s", message.Kind()))
 }
 
-// receive processes a message about this model. The message is of the session's epoch.
+// receive processes a message about this model, of the session's epoch. pushed: the message came on
+// the data channel, or contains a whole version.
 func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	switch message := message.(type) {
 	case *Announce:
@@ -313,6 +314,7 @@ func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now
 	return nil
 }
 
+// hearOf handles the latest version of each model, which a welcome or a pong names.
 func (m *WorkerMachine) hearOf(versions map[string]int64, now time.Duration) []Effect {
 	var effects []Effect
 	for model, version := range versions {
@@ -359,7 +361,7 @@ func (m *WorkerMachine) appliedEpoch() int64 {
 	return latest
 }
 
-// helloIfDue returns a hello, unless the last hello was sent less than HelloRetry ago.
+// helloIfDue returns a hello, or nothing if the last hello was sent less than HelloRetry ago.
 func (m *WorkerMachine) helloIfDue(now time.Duration) []Effect {
 	if now-m.saidHelloAt < m.timing.HelloRetry {
 		return nil
@@ -430,8 +432,8 @@ func ticketOf(w *Welcome) string {
 	return ""
 }
 
-// WithoutTicket must be called when the data connection lacks a ticket. It returns a hello if one
-// is due: the answer brings a ticket.
+// WithoutTicket must be called when the data connection needs a new ticket. It returns a hello if
+// one is due: the publisher's answer contains a ticket.
 func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 	if !m.inside() {
 		return nil
@@ -440,7 +442,7 @@ func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 }
 
 // ShutOut must be called when a handshake of the control channel failed, most likely because of
-// keys.
+// keys. why is the error message.
 func (m *WorkerMachine) ShutOut(why string) []Effect {
 	m.changeSession(refused) // K5
 	return []Effect{Refused{CodeKeys, why}}
@@ -474,7 +476,7 @@ func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	return m.helloIfDue(now)
 }
 
-// callAgain returns Redial if a hello was not answered for LostAfter. The connections may be dead,
+// callAgain returns Redial if a hello was not answered for LostAfter: the connections may be dead,
 // which TCP detects late.
 func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 	if m.unansweredSince == never || now-m.unansweredSince < m.timing.LostAfter {
@@ -501,8 +503,8 @@ func (m *WorkerMachine) Free() {
 	}
 }
 
-// Decoded must be called when the decoding of a patch has ended. fault is "", or says why the patch
-// is unusable; took is the duration.
+// Decoded must be called when the decoding of a patch has ended. fault is the reason that the patch
+// is unusable, or "". took is the duration of the decoding.
 func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	return m.followers[job.Model].decoded(job, fault, took, now)
 }

@@ -9,10 +9,10 @@ import (
 
 const populateMax = 1 << 30 // prefaulting more at once takes too long
 
-// allocate returns size bytes from the system, with room for a tag after them. The memory is
-// outside the Go heap, so that it does not affect the pace of garbage collection and release frees
-// it at once. If touched, the kernel prefaults the whole memory, which is several times cheaper
-// than page by page.
+// allocate returns size bytes from the system, with room for an authentication tag after them. The
+// memory is outside the Go heap: it does not affect the pace of garbage collection, and release
+// frees it at once. If touched is true, the kernel prefaults the whole memory, which is several
+// times cheaper than page by page.
 func allocate(size int64, touched bool) ([]byte, error) {
 	if size == 0 {
 		return []byte{}, nil

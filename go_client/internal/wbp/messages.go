@@ -18,13 +18,14 @@ type Shared struct {
 	Token string `json:"token"`
 }
 
-// Whole has the fields of chunk and end for an announcement that carries the whole version.
+// Whole has the checksum of the only chunk and the version's digest, in an announcement that
+// contains the whole version.
 type Whole struct {
 	CRC    uint32 `json:"crc"`
 	Digest string `json:"digest"`
 }
 
-// PatchID identifies a patch of a version: its encoding, and the version that it builds on.
+// PatchID identifies a patch by its encoding and its base, the version that it builds on.
 type PatchID struct {
 	Encoding string `json:"encoding"`
 	Epoch    int64  `json:"epoch"`
@@ -65,7 +66,7 @@ type (
 		Patch     *PatchID `json:"patch,omitempty"`
 		Unpatched string   `json:"unpatched,omitempty"` // why no offered patch is fetched
 	}
-	// Progress reports how far the worker is with a version.
+	// Progress reports the worker's progress with a version: its phase, and the received chunks.
 	Progress struct {
 		Model   string   `json:"model"`
 		Epoch   int64    `json:"epoch"`
@@ -73,7 +74,7 @@ type (
 		Chunks  int64    `json:"chunks"`
 		Phase   string   `json:"phase"`
 		Patch   *PatchID `json:"patch,omitempty"`
-		Waits   string   `json:"waits,omitempty"` // what blocks the apply, since when
+		Waits   string   `json:"waits,omitempty"` // what delays the apply, and since when
 	}
 	// Staged reports that a version is complete and verified.
 	Staged struct {
@@ -95,7 +96,7 @@ type (
 		// Note is a remark on the values in the model.
 		Note string `json:"note,omitempty"`
 	}
-	// Failed reports that the worker will not run a version, and why.
+	// Failed reports that the worker will not run a version, with the reason.
 	Failed struct {
 		Model   string `json:"model"`
 		Epoch   int64  `json:"epoch"`
@@ -138,7 +139,7 @@ type (
 		Features []string         `json:"features"`
 		Keys     []string         `json:"keys,omitempty"`
 	}
-	// Rekey brings the group keys of a rotation.
+	// Rekey has the group keys of a rotation.
 	Rekey struct {
 		Epoch int64    `json:"epoch"`
 		Keys  []string `json:"keys"`
@@ -235,7 +236,7 @@ type (
 		Epoch   int64  `json:"epoch"`
 		Version int64  `json:"version"`
 	}
-	// Refuse refuses a message, and says why.
+	// Refuse refuses the worker or one of its messages, with the reason.
 	Refuse struct {
 		Code    Code    `json:"code"`
 		Text    string  `json:"text"`

@@ -20,7 +20,7 @@ const (
 
 var errUnwanted = errors.New("nobody wants it any more")
 
-// An elementKind says how elements are coded.
+// An elementKind is the way in which a patch can treat the elements of a dtype.
 type elementKind int
 
 const (
@@ -41,7 +41,7 @@ const (
 	rawBlock
 )
 
-// A block is adjacent elements of one dtype: bytes begin to end of the data section.
+// A block is a run of adjacent elements of one dtype: bytes begin to end of the data section.
 type block struct {
 	begin, end int64
 	width      int64 // bytes of an element; 1 for packed dtypes
@@ -68,7 +68,7 @@ type Patch struct {
 	wanted       func() bool // false once the patch is cancelled
 }
 
-// ParsePatch parses a patch, with all checks that do not need the base.
+// ParsePatch parses a patch, and checks everything that can be checked without the base.
 func ParsePatch(layout *Layout, data []byte) (*Patch, error) {
 	p, err := parsePatchHeader(data)
 	if err != nil {
@@ -132,7 +132,7 @@ func stretches(layout *Layout) []block {
 	return found
 }
 
-// cut divides a block into parts of `elements` elements; the last part has the rest.
+// cut divides a block into blocks of `elements` elements; the last one may be shorter.
 func (b block) cut(elements int64) []block {
 	var parts []block
 	for begin := b.begin; begin < b.end; begin += elements * b.width {
@@ -213,10 +213,10 @@ func (b block) check(mode blockMode, size int64) error {
 	return nil
 }
 
-// Apply turns the base into the target, in place. digest is that of data, or "" if it is unknown.
-// If data is not the base, or a block is malformed, Apply returns an error and data is unchanged.
-// If the result is not the target, or the patch is cancelled, Apply returns an error and data must
-// not be used.
+// Apply changes data from the base to the target. digest is the digest of data, or "" if it is
+// unknown. If data is not the base, or a block is malformed, Apply returns an error and data is
+// unchanged. If the result is not the target, or the patch is cancelled, Apply returns an error and
+// data must not be used.
 func (p *Patch) Apply(data []byte, digest string) error {
 	if digest == "" {
 		digest = DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted)

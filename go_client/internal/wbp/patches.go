@@ -9,12 +9,12 @@ import (
 // Delta names the encoding and the feature of patches (section 19 of the protocol).
 const Delta = "delta-1"
 
-// Patches chooses whether a version of one model is received as a patch, and as which. It falls
+// Patches chooses the patch by which a version of one model is received, if one fits, and falls
 // back to the whole version.
 //
 // A patch builds on exactly the bytes of the running version. It is received into its own memory,
 // and the result is checked against the digest like any version. If a patch is unusable, the whole
-// version is fetched instead. The running version stays meanwhile.
+// version is fetched instead. The running version does not change meanwhile.
 type Patches struct {
 	model    string
 	versions *versionStore
@@ -31,8 +31,8 @@ func (p *Patches) topic() string {
 	return DataTopic(p.model)
 }
 
-// listen subscribes to the chunks of patches if the transfer receives a patch, otherwise to those
-// of versions. (D7)
+// listen subscribes to the chunks of patches if the transfer receives a patch, otherwise to the
+// chunks of whole versions: the next version is expected in the same form. (D7)
 func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 	before := p.topic()
 	p.listens = t.patch != nil
@@ -79,7 +79,7 @@ func (p *Patches) offered(a *Announce) *PatchOffer {
 	return nil
 }
 
-// unfit returns a text that says why no offered patch can be used.
+// unfit returns a text with the reason that no offered patch can be used.
 func (p *Patches) unfit(a *Announce) string {
 	here := "nothing runs here"
 	if runs := p.versions.at(running); runs != nil {
@@ -95,7 +95,7 @@ func (p *Patches) unfit(a *Announce) string {
 	return here + "; there are patches on " + strings.Join(on, ", ")
 }
 
-// decode starts to decode a complete patch, unless its decoding is in progress.
+// decode starts to decode a complete patch, unless it is being decoded.
 func (p *Patches) decode(v *versionEntry) []Effect {
 	if v.transfer.comes == decoded {
 		return nil
@@ -103,8 +103,8 @@ func (p *Patches) decode(v *versionEntry) []Effect {
 	return []Effect{DecodePatch{v.transfer.decode(v.buffer)}}
 }
 
-// refused handles a refusal: the publisher does not have the requested patch. The whole version is
-// fetched instead. (D8)
+// refused handles a refusal: the publisher no longer has the requested patch, or never had it. The
+// whole version is fetched instead. (D8)
 func (p *Patches) refused(key Key, now time.Duration) []Effect {
 	v := p.versions.find(key, arriving)
 	if v == nil || v.transfer.patch == nil || v.transfer.comes == decoded {

@@ -23,7 +23,8 @@ func (j *Patching) end() { j.unwanted.Store(true) }
 // live reports whether the job was not cancelled.
 func (j *Patching) live() bool { return !j.unwanted.Load() }
 
-// Run decodes the patch, which may take long. It returns "", or why the patch is unusable. (D5)
+// Run decodes the patch, which may take long. It returns "", or the reason that the patch is
+// unusable. (D5)
 func (j *Patching) Run() (fault string) {
 	patch, err := ParsePatch(j.base.layout, j.patch)
 	if err == nil && patch.Target != j.digest {

@@ -17,7 +17,7 @@ type State string
 // An Event may change a state.
 type Event string
 
-// A Table has, for each state, the next state by event; events that change nothing are omitted.
+// A Table maps each state and event to the next state. Events that change nothing are omitted.
 type Table map[State]map[Event]State
 
 // Phases of a version.
@@ -99,9 +99,9 @@ var arrows = Table{
 	rejected: {},
 }
 
-// These states say what an announced version lacks. A missing layout was requested. A segment or
-// memory is available at once or not at all. A buffer becomes free when another version returns its
-// buffer. The version is begun once it lacks only memory, and mapped once it lacks only a segment.
+// These states are what an announced version waits for. A missing layout was requested. A segment
+// or memory is available at once or not at all. A buffer becomes free when another version returns
+// it. The version is begun once it lacks only memory, and mapped once it lacks only a segment.
 const (
 	aLayout  State = "layout"
 	aSegment State = "segment"
@@ -122,8 +122,9 @@ var lacks = Table{
 	aBuffer:  {freed: aMemory},
 }
 
-// These states say how an arriving version is received. In state received, chunks are pushed and
-// some may be fetched. In state pulled, no more chunks are pushed and all missing ones are fetched.
+// These states are the ways in which an arriving version is received. In state received, the
+// publisher pushes chunks, and lost ones are fetched. In state pulled, all missing chunks are
+// fetched.
 const (
 	received State = "received"
 	pulled   State = "pulled"
@@ -143,9 +144,10 @@ var coming = Table{
 	decoded:  {},
 }
 
-// These states say whether a model's pushed chunks are received. A worker that dropped an arriving
-// version for a newer one completes the next version by fetching, before it starts a newer one.
-// Otherwise a worker that is slower than its publisher would never complete a version.
+// These states tell whether a model's pushed chunks are received. A worker that dropped an arriving
+// version for a newer one fetches that newer version completely before it starts another one
+// (catchingUp). Otherwise a worker that is slower than its publisher would never complete a
+// version.
 const (
 	following  State = "following"
 	catchingUp State = "catching-up"
@@ -159,8 +161,9 @@ var modes = Table{
 	catchingUp: {completed: following},
 }
 
-// These states say whether a worker has a session with its publisher. A worker that is probing has
-// none: its hello was answered, and it still tests whether it can read the publisher's memory.
+// These states tell whether a worker has a session with its publisher. A worker that is probing has
+// no session yet: its hello was answered, and it still tests whether it can read the publisher's
+// memory.
 const (
 	outside State = "outside"
 	probing State = "probing"

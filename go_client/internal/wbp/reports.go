@@ -4,7 +4,7 @@ import "time"
 
 // The worker's messages: hello, fetches, and reports, repeated with every ping. (W17)
 
-// Identity identifies a worker, and says what it accepts.
+// Identity identifies a worker, and has the features that it accepts.
 type Identity struct {
 	Name     string // unique among the connected workers of a publisher
 	Instance string // 32 random hexadecimal digits, new at each start
@@ -15,8 +15,9 @@ type Identity struct {
 	Patches  bool // the worker accepts patches, and keeps the bytes of the running version for them
 }
 
-// hello returns a hello. epoch is the latest applied epoch, and ageMS its age. maps means that the
-// worker can map shared memory.
+// hello returns a hello. models has the running version of each model. epoch is the latest applied
+// epoch, and ageMS the age of its publisher in milliseconds. maps is true if the worker can map
+// shared memory.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
 	features := []string{"renaming"} // W25; neither W34 nor W35
 	if maps {
@@ -29,7 +30,7 @@ func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bo
 		Features: features, Client: id.Client, Host: id.Host, PID: id.PID}}
 }
 
-// standing returns the reports on all versions of a model, the last failure included.
+// standing returns all current reports on a model, with failure, the report of the last failure.
 func standing(model string, versions *versionStore, failure []Effect) []Effect {
 	var effects []Effect
 	begun, busy := versions.at(arriving), versions.at(applying)

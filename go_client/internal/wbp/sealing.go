@@ -15,7 +15,7 @@ const AES256GCM = "aes-256-gcm"
 // TagBytes is the length of an authentication tag.
 const TagBytes = 16
 
-// A Purpose is the part of a nonce that says what is sealed, so that no nonce is used twice.
+// A Purpose is the part of a nonce for the kind of sealed data, so that no nonce is used twice.
 type Purpose uint32
 
 // The purposes of nonces.
@@ -50,15 +50,17 @@ func (k *GroupKey) OfMessages() []byte { return k.expand("messages") }
 // OfVersion returns the key of a version.
 func (k *GroupKey) OfVersion(s Subject) []byte { return k.expand("version" + string(s.Names())) }
 
-// expand is HKDF-Expand of RFC 5869 for one block of SHA-256, which has the length of a key.
+// expand returns a key: one block of HKDF-Expand (RFC 5869) with SHA-256.
 func (k *GroupKey) expand(info string) []byte { return mac(k.secret, append([]byte(info), 1)) }
 
+// mac returns the HMAC-SHA256 of a text.
 func mac(key, text []byte) []byte {
 	hash := hmac.New(sha256.New, key)
 	hash.Write(text)
 	return hash.Sum(nil)
 }
 
+// gcm returns AES-256-GCM with a key of 32 bytes.
 func gcm(key []byte) cipher.AEAD {
 	block, err := aes.NewCipher(key)
 	if err != nil { // never: the key has 32 bytes
@@ -85,7 +87,7 @@ func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 	return plain
 }
 
-// A Subject is a version in one encoding.
+// A Subject identifies a version in one encoding, or a patch, in keys and associated data.
 type Subject struct {
 	Model, Encoding   string
 	Key               Key
@@ -93,7 +95,8 @@ type Subject struct {
 	Bytes, ChunkBytes int64 // sizes of the data section, or of the patch, and of a chunk
 }
 
-// subjectOf returns the Subject of an announced version, or of a patch to it. (D12)
+// subjectOf returns the Subject of an announced version or, if patch is not nil, of that patch.
+// (D12)
 func subjectOf(a *Announce, patch *PatchOffer) Subject {
 	s := Subject{Model: a.Model, Encoding: a.Encoding, Key: Key{a.Epoch, a.Version}, Bytes: a.Bytes, ChunkBytes: a.ChunkBytes}
 	if patch != nil {
@@ -150,7 +153,7 @@ func newOpening(sealed cipher.AEAD, subject Subject, purpose Purpose, index, siz
 // Open decrypts a payload into `to`, which has the same size and may be the same memory. It returns
 // the CRC-32C of the plain bytes, computed while they are in the cache. If the payload is not
 // authentic, Open zeroes `to` and returns false. (E4) The cipher needs the tag directly after the
-// payload: Open restores the bytes that were there.
+// payload, so Open writes it there, and restores these bytes afterwards.
 func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
 	size := len(payload)
 	if len(to) != size {

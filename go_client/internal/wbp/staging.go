@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// ErrStale means that shared memory now holds another version, or is being written.
+// ErrStale means that the shared memory of a version was overwritten by another version, or is
+// being written.
 var ErrStale = errors.New("the segment holds another version by now")
 
 // A Key identifies a version. Keys are ordered by epoch, then by version.
@@ -36,7 +37,7 @@ type StagedVersion struct {
 	Model  string
 	Key    Key
 	Layout *Layout
-	Digest string   // "" in shared memory, where it is not hashed
+	Digest string   // "" in shared memory: not hashed yet
 	Shared bool     // the version comes from shared memory, directly or by way of a buffer
 	Patch  *PatchID // the patch by which the version was received; nil if received whole
 
@@ -82,7 +83,7 @@ func (v *StagedVersion) Copy(copy func(data []byte)) (digest string, err error) 
 // versions allocates no memory, and they are outside the Go heap.
 type buffers struct {
 	free  [][]byte
-	size  int64 // of each free buffer: that of the version started last
+	size  int64 // of each free buffer: the size of the version started last
 	taken int
 }
 
@@ -118,7 +119,7 @@ func (b *buffers) take(size int64) ([]byte, error) {
 	return buffer, err
 }
 
-// forget stops counting a buffer that became the patch base.
+// forget stops counting a buffer as taken, since the buffer has become the patch base.
 func (b *buffers) forget() { b.taken-- }
 
 // giveBack returns a buffer after use.

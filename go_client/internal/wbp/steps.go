@@ -10,12 +10,12 @@ const (
 	stepClasses   = 16
 	countBitsMax  = 19
 	riceMax       = 18
-	golombBitsMax = 16      // bits of the size of a step
-	everyLarge    = 31      // in place of the width of the count of large steps: each step has a size
+	golombBitsMax = 16      // bits of the size of a step, at most
+	everyLarge    = 31      // in place of the width of the count of large steps: all have sizes
 	peekedBits    = 57      // bits that peek returns at least, at any position in a byte
 	classWindow   = 64      // elements that are searched at once
 	noClass       = 16      // class of the places after the last element
-	noRank        = 1 << 30 // of a class without further steps
+	noRank        = 1 << 30 // the rank of a class without further steps
 )
 
 var (
@@ -65,7 +65,7 @@ func (r *bitReader) number(width int) (int, error) {
 	return int(r.take(width)), nil
 }
 
-// unary reads a unary code: a number of zeros, at most `most`, before a 1.
+// unary reads a unary code, and returns the number of zeros, at most `most`, before a 1.
 func (r *bitReader) unary(most uint32) (uint32, error) {
 	value := uint32(0)
 	for {
@@ -84,8 +84,8 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 	}
 }
 
-// positions reads count rising positions below most, and appends them to `to`. Each is encoded as
-// the gap from the one before, in a Rice code with k low bits.
+// positions reads count rising positions below most, and appends them to `to`. Each position is
+// encoded as the gap from the one before, in a Rice code with the parameter k.
 func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error) {
 	begin := len(to)
 	for i := 0; i < count; i++ {
@@ -120,7 +120,8 @@ func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
 	return to, nil
 }
 
-// golomb reads count numbers in Exp-Golomb codes of order k. The result is in the memory of `to`.
+// golomb reads count numbers in Exp-Golomb codes of order k, and returns them in the memory of
+// `to`.
 func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	to, total := to[:0], 0
 	for i := 0; i < count; i++ {
@@ -140,7 +141,7 @@ func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	return to, nil
 }
 
-// filled checks that the rest of the current byte is zero, and returns the bytes after it.
+// filled checks that the unread bits of the current byte are zero, and returns the bytes after it.
 func (r *bitReader) filled() ([]byte, error) {
 	rest := -r.at & 7
 	if r.peek()&(1<<rest-1) != 0 {
@@ -227,13 +228,15 @@ type stepDecoder struct {
 	steps               []int32
 }
 
-// A cursor marks the remaining steps of a class: those with an index from next to end.
+// A cursor marks the remaining steps of a class: those with the indices next to end. large is the
+// number of steps with a size above 1.
 type cursor struct {
 	class, next, end, large int
 	rank, seen              uint32 // rank in the class of the next changed element; number of the class's elements so far
 }
 
-// read decodes the body of a block of steps, and appends the changes.
+// read decodes the body of a block of steps, and appends the changes to `to`. base has the block's
+// bytes in the base.
 func (d *stepDecoder) read(body []byte, table *stepTable, base []byte, kind elementKind, to *changes) error {
 	reader, elements := &bitReader{data: body}, len(base)/2
 	cursors, err := counted(reader, table, elements)
@@ -339,7 +342,7 @@ func (c *changes) put(base []byte, at uint32, step int32) error {
 }
 
 // A classTable is indexed by the upper 9 bits of an element. It has the class of the element, and
-// two words with a 1 in the byte of that class.
+// two words whose only set bit counts one in the byte of that class.
 type classTable struct {
 	of   [512]uint8
 	ones [512]struct{ low, high uint64 }
@@ -369,9 +372,9 @@ func classesBy(class func(upper int) int) *classTable {
 	return table
 }
 
-// find finds the changed elements by their ranks within classes, 64 elements at a time. It counts
-// the elements of all classes at once in the bytes of two words, and looks up the class of each
-// element only if one of the 64 changes.
+// find finds the changed elements by their ranks within their classes, 64 elements at a time, and
+// appends the changes. It counts the elements of all classes at once in the bytes of two words, and
+// classifies the elements one by one only if one of the 64 changes.
 func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *changes) error {
 	classes := bf16Classes
 	if kind == f16Kind {
@@ -435,6 +438,7 @@ func (d *stepDecoder) findIn(base []byte, first int, mask uint64, c *cursor, pas
 	return nil
 }
 
+// count returns the number of elements of each class in a window.
 func (t *classTable) count(window []byte) (counts [stepClasses]uint8) {
 	var low, high uint64
 	for ; len(window) >= 8; window = window[8:] {
@@ -452,6 +456,7 @@ func (t *classTable) count(window []byte) (counts [stepClasses]uint8) {
 	return counts
 }
 
+// tellApart writes the class of each element of a window into found.
 func (t *classTable) tellApart(window []byte, found *[classWindow]uint8) {
 	for i := range found {
 		found[i] = noClass
@@ -474,8 +479,8 @@ func maskOf(found *[classWindow]uint8, class int) uint64 {
 	return mask
 }
 
-// readOverwritten reads the positions from the body of an overwrittenBlock. The new values, of
-// width bytes each, are at the end of the body.
+// readOverwritten appends the positions in the body of an overwrittenBlock to `to`. The new
+// elements, of width bytes each, are at the end of the body.
 func readOverwritten(body []byte, width, elements int, to *changes) (err error) {
 	if len(body) < 3 {
 		return errNames

@@ -24,15 +24,15 @@ const (
 
 const damagedMax = 16 // damaged chunks that are requested again without waiting for a timeout
 
-// A Lease is memory that a payload is being received into, piece by piece.
+// A Lease is memory into which a payload is received, piece by piece.
 type Lease struct {
 	view  []byte
 	count int       // bytes received so far
 	crc   uint32    // of the received bytes, computed while they are in the cache
 	seal  *Opening  // decrypts the complete payload in place; nil if the payload is not sealed
-	owner *Transfer // nil: the memory is not part of a transfer
+	owner *Transfer // nil if the memory is not part of a transfer
 	index int64     // of the chunk
-	seen  int       // count at the transfer's last check
+	seen  int       // count when wants was last called
 	over  bool      // the lease has ended: the memory must not be written
 }
 
@@ -60,7 +60,8 @@ func (l *Lease) Payload() []byte {
 	return l.view
 }
 
-// take reports whether the payload is complete and valid. It decrypts a sealed payload in place.
+// take reports whether the payload is complete and valid by the proof p, and returns its CRC-32C.
+// It decrypts a sealed payload in place.
 func (l *Lease) take(p proof) (crc uint32, sound bool) {
 	if l.count != len(l.view) {
 		return 0, false
@@ -95,15 +96,15 @@ func (l *Lease) Cancel() {
 }
 
 // A Transfer receives one version into a staging buffer. The version's chunks are pushed and
-// fetched in any order. A transfer of a patch receives the patch into memory of its own, from which
-// the version is decoded.
+// fetched in any order. A transfer of a patch receives the patch into separate memory, and the
+// version is decoded from it.
 //
 // Pushed chunks arrive in order, so a missing chunk below the highest pushed one was lost, and is
-// fetched at once. Chunks above may still be pushed: they are fetched after the end message, or
-// when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
-// chunk arrives in time, all requested chunks become missing, and the retry delay doubles until a
-// chunk arrives. The publisher answers requests and pings in order: until it answers a ping that
-// was sent after a fetch, the fetched chunks may be on their way.
+// fetched at once. Missing chunks above that one may still be pushed, and are fetched after the end
+// message, or when nothing has arrived for a while. At most a window of chunks is requested at a
+// time. If no chunk arrives in time, all requested chunks become missing, and the retry delay
+// doubles until a chunk arrives. The publisher answers requests and pings in order: until it
+// answers a ping that was sent after a fetch, the fetched chunks may be on their way.
 type Transfer struct {
 	Announce *Announce
 	Layout   *Layout
@@ -113,11 +114,11 @@ type Transfer struct {
 	Restarts int    // number of digest mismatches
 	Digest   string // from the end message; empty before
 
-	patch *PatchOffer   // received instead of the version, if not nil
-	base  *base         // on which the patch builds; until letGo
+	patch *PatchOffer   // the patch that is received; nil: the whole version
+	base  *base         // the base of the patch, until letGo
 	job   *Patching     // while the patch is being decoded
 	took  time.Duration // time to decode the patch, once decoded
-	why   string        // why no patch is received although patches are offered
+	why   string        // the reason that no offered patch is received
 	tries int           // timeouts in a row on the same connection
 
 	reportedAt time.Duration // when progress was last reported
@@ -128,7 +129,7 @@ type Transfer struct {
 	damaged    int // number of damaged chunks
 	asked      int // number of requested chunks
 	cursor     int // no chunk below it is missing
-	pushed     int // all chunks below it were pushed, and may have been lost
+	pushed     int // all chunks below it were pushed; some may have been lost
 	leases     []*Lease
 	timing     *Timing
 	heardAt    time.Duration // when the last chunk arrived
@@ -149,7 +150,7 @@ func newTransfer(announce *Announce, layout *Layout, buffer []byte, why string, 
 }
 
 // newTransferOfPatch returns a transfer of a patch into a buffer of the patch's size. on is the
-// base of the patch.
+// base on which the patch builds.
 func newTransferOfPatch(patch *PatchOffer, on *base, announce *Announce, layout *Layout, buffer []byte, now time.Duration,
 	timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
@@ -168,7 +169,7 @@ func receive(announce *Announce, layout *Layout, buffer []byte, now time.Duratio
 
 func (t *Transfer) count() int { return len(t.states) }
 
-// by returns the id of the patch that is received, or nil if the version itself is received.
+// by returns the id of the patch that is received, or nil if the whole version is received.
 func (t *Transfer) by() *PatchID {
 	if t.patch == nil {
 		return nil
@@ -176,8 +177,8 @@ func (t *Transfer) by() *PatchID {
 	return &t.patch.PatchID
 }
 
-// speaks reports whether a message belongs to this transfer. patch is the patch that the message is
-// about, or nil for the version itself. (D9)
+// speaks reports whether a message belongs to this transfer. patch is the message's patch, or nil
+// if the message is about the whole version. (D9)
 func (t *Transfer) speaks(patch *PatchID) bool {
 	if t.patch == nil || patch == nil {
 		return t.patch == nil && patch == nil
@@ -191,7 +192,8 @@ func (t *Transfer) hopeless() bool { return t.comes != decoded && t.tries >= Tri
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
 // add stores a chunk, and returns true if the chunk is new and valid. Any other chunk is ignored.
-// lease is the memory that the payload was received into, or nil if it was received elsewhere.
+// number is the chunk's index. lease is the memory that the payload was received into, or nil if
+// the payload is in other memory.
 func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now time.Duration, pushed bool) bool {
 	if number >= int64(t.count()) {
 		return false
@@ -216,8 +218,8 @@ func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now 
 	return true
 }
 
-// copy stores a payload that was received elsewhere. It returns false if the chunk is not wanted or
-// not valid.
+// copy stores a payload that is in other memory. sound is false if the chunk is not wanted or not
+// valid.
 func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound bool) {
 	if state := t.states[index]; state == here || state == lent || len(payload) == 0 {
 		return 0, false
@@ -234,14 +236,14 @@ func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound b
 	return crc, true
 }
 
-// take stops counting a chunk as requested, which makes room in the window.
+// take stops counting a chunk as requested, so that the window has room for another request.
 func (t *Transfer) take(index int) {
 	if t.states[index] == asked {
 		t.asked--
 	}
 }
 
-// fits reports whether a chunk of this index has this size.
+// fits reports whether size is the size of the chunk with this index.
 func (t *Transfer) fits(index int64, size int) bool {
 	if index >= int64(t.count()) {
 		return false
@@ -251,7 +253,7 @@ func (t *Transfer) fits(index int64, size int) bool {
 }
 
 // lend returns a lease to receive a chunk into the buffer, or nil if the chunk is not wanted. seal
-// decrypts the chunk; it is nil if the chunk is not sealed.
+// decrypts the chunk, or is nil if the chunk is not sealed.
 func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
 	if !t.fits(index, size) || t.states[index] == here || t.states[index] == lent {
 		return nil
@@ -344,10 +346,10 @@ func (t *Transfer) decode(buffer []byte) *Patching {
 	return t.job
 }
 
-// decoded records that the patch was decoded, and the duration.
+// decoded records that the patch has been decoded, and how long that took.
 func (t *Transfer) decoded(took time.Duration) { t.job, t.took = nil, took }
 
-// revoke cancels the decoding of the patch, and returns false if none was in progress.
+// revoke cancels the decoding of the patch. It returns false if no patch was being decoded.
 func (t *Transfer) revoke() bool {
 	if t.job != nil {
 		t.job.end()
@@ -355,7 +357,7 @@ func (t *Transfer) revoke() bool {
 	return t.job != nil
 }
 
-// letGo ends the transfer, so that its memory is not written any more. If the transfer has a base,
+// letGo ends all leases, so that the buffer is not written any more. If the transfer has a base,
 // letGo releases the patch's memory and returns the base.
 func (t *Transfer) letGo() *base {
 	t.takeBackAll()
@@ -367,10 +369,10 @@ func (t *Transfer) letGo() *base {
 	return b
 }
 
-// answered records that the ping sent at sentAt was answered.
+// answered records that the ping sent at sentAt, and every request before it, was answered.
 func (t *Transfer) answered(sentAt time.Duration) { t.answeredTo = sentAt }
 
-// reports returns true if a report of progress is due. (W23)
+// reports returns true if a report of progress is due, and then records that it is sent. (W23)
 func (t *Transfer) reports(now time.Duration) bool {
 	due := now-t.reportedAt >= t.timing.Report || t.Here%ProgressChunks == 0
 	if due {
@@ -390,8 +392,8 @@ func (t *Transfer) read(data []byte) {
 	t.Here, t.asked, t.cursor = int64(t.count()), 0, t.count()
 }
 
-// unread discards all chunks. It is called if the memory that read copied held another version by
-// the end, or if the digest does not match.
+// unread marks all chunks as missing. It is called if the shared memory was overwritten while read
+// copied it, or if the digest does not match.
 func (t *Transfer) unread() { t.Here, t.states, t.cursor = 0, make([]byte, t.count()), 0 }
 
 // wants returns the fetches that are due. A Fetch of 0 chunks requests the announcement and the end
@@ -410,7 +412,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		t.pull()
 	}
 	patience := t.patience
-	if t.answeredTo <= t.askedAt { // the chunks may be on their way
+	if t.answeredTo <= t.askedAt { // the chunks may still be on their way
 		patience = t.timing.PatienceMax
 	}
 	if silent >= patience { // W12, W32
@@ -468,7 +470,7 @@ func (t *Transfer) ranges(fetches []Message) []Message {
 	return fetches
 }
 
-// verify reports whether the version matches its digest. If not, it discards all chunks.
+// verify reports whether the version matches its digest. If not, it marks all chunks as missing.
 func (t *Transfer) verify() bool {
 	if t.Digest == Digest(t.Announce.Layout, t.plan.ChunkBytes, t.crcs) {
 		return true
@@ -481,7 +483,7 @@ func (t *Transfer) verify() bool {
 	return false
 }
 
-// reconnected prepares for a new session: it repeats the previous session's requests, which will
+// reconnected requests all missing chunks again, since the requests of the previous session will
 // not be answered.
 func (t *Transfer) reconnected(now time.Duration) {
 	t.askAgain(now)
@@ -489,7 +491,8 @@ func (t *Transfer) reconnected(now time.Duration) {
 	t.tries = 0
 }
 
-// askAgain marks all requested chunks as missing, and ends the leases of stalled payloads.
+// askAgain marks all requested chunks as missing, so that they are requested again, and ends all
+// leases.
 func (t *Transfer) askAgain(now time.Duration) {
 	t.takeBackAll()
 	for i, state := range t.states {

@@ -12,7 +12,7 @@ type versionEntry struct {
 	Key
 	announce *Announce
 	phase    State
-	lacks    State   // what is missing, while announced
+	lacks    State   // what the version waits for, while announced
 	layout   *Layout // once known
 	buffer   []byte
 	segment  Segment        // shared memory with its data, in place of a buffer
@@ -22,8 +22,8 @@ type versionEntry struct {
 	running  *Running       // while running
 }
 
-// updateAnnouncement accepts a repeated announcement. It returns false if the announcement
-// contradicts the previous one.
+// updateAnnouncement replaces the stored announcement with a repeated one. It returns false, and
+// changes nothing, if the two describe different bytes.
 func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	same := a.Layout == v.announce.Layout && a.Bytes == v.announce.Bytes && a.ChunkBytes == v.announce.ChunkBytes
 	if same {
@@ -35,7 +35,8 @@ func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 // knows sets the layout of the version.
 func (v *versionEntry) knows(layout *Layout) { v.layout = layout }
 
-// resolve records that something that an announced version lacks arrived, or is not available now.
+// resolve records that the layout or memory that an announced version waits for has become
+// available, or is not available now.
 func (v *versionEntry) resolve(event Event) {
 	if after := lacks[v.lacks][event]; after != "" {
 		v.lacks = after
@@ -53,7 +54,8 @@ func (v *versionEntry) copy(segment Segment) {
 // comesBy sets the transfer that receives the version.
 func (v *versionEntry) comesBy(t *Transfer) { v.transfer = t }
 
-// A base has the bytes of the running version, in their staging buffer. Patches build on them. (D3)
+// A base has the bytes of the running version, on which patches build, in their staging buffer.
+// (D3)
 type base struct {
 	running Running
 	layout  *Layout
@@ -97,7 +99,7 @@ func (h *versionStore) all(phases ...State) []*versionEntry {
 	return found
 }
 
-// find returns the version of a key, or nil if it is in none of these phases.
+// find returns the version with this key, or nil if it is in none of these phases.
 func (h *versionStore) find(key Key, phases ...State) *versionEntry {
 	for _, v := range h.all(phases...) {
 		if v.Key == key {
@@ -127,7 +129,7 @@ func (h *versionStore) isRejected(key Key) bool {
 	return false
 }
 
-// expect adds a version in phase announced. It drops another version that is in this phase.
+// expect adds an announced version, and drops an earlier version that is in this phase.
 func (h *versionStore) expect(a *Announce) *versionEntry {
 	h.move(h.at(announced), newer)
 	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
@@ -135,8 +137,8 @@ func (h *versionStore) expect(a *Announce) *versionEntry {
 	return v
 }
 
-// takeMemory gives a version a staging buffer. If all buffers are in use, it records that the
-// version lacks one, and returns false.
+// takeMemory takes a staging buffer for a version. If all buffers are in use, it records that the
+// version waits for a buffer, and returns false.
 func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	var err error
 	if v.buffer, err = h.buffers.take(v.announce.Bytes); v.buffer == nil {
@@ -170,7 +172,7 @@ func (h *versionStore) changeMode(event Event) bool {
 	return mode != ""
 }
 
-// rename changes the key of the running version.
+// rename gives the running version another key.
 func (h *versionStore) rename(v *versionEntry, key Key) {
 	was := *v.running
 	now := Running{key.Epoch, key.Version, was.Digest}
@@ -183,8 +185,9 @@ func (h *versionStore) rename(v *versionEntry, key Key) {
 	}
 }
 
-// move applies an event to a version, and returns false if the version's phase has no transition
-// for the event. Each value in by sets the version's transfer, staged version or running version.
+// move applies an event to a version. It returns false if the version's phase has no transition for
+// the event. The values in by are a new transfer, staged version or running version, which move
+// stores in the version.
 func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
 	if v == nil || arrows[v.phase][event] == "" {
 		return false
@@ -220,6 +223,7 @@ func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) boo
 	return true
 }
 
+// giveBack releases a version's segment, and returns its buffer.
 func (h *versionStore) giveBack(v *versionEntry) {
 	if v.segment != nil {
 		v.segment.Release()
@@ -228,7 +232,7 @@ func (h *versionStore) giveBack(v *versionEntry) {
 	if v.buffer == nil {
 		return
 	}
-	if !v.transfer.revoke() { // else decoded releases base and buffer
+	if !v.transfer.revoke() { // if it was being decoded, decoded releases both
 		h.release(v.transfer)
 		h.buffers.giveBack(v.buffer)
 	}
@@ -258,8 +262,7 @@ func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	return true
 }
 
-// buildOn returns the base for a new patch, and counts the patch as a user of the base until
-// release.
+// buildOn returns the base for a new patch. The patch counts as a user of the base until release.
 func (h *versionStore) buildOn() *base {
 	h.base.users++
 	return h.base

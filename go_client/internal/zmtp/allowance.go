@@ -9,7 +9,7 @@ const (
 	commandsPerSecond = 16
 )
 
-// An allowance is a token bucket of commands.
+// An allowance is the token bucket of a peer's commands.
 type allowance struct {
 	left float64
 	at   time.Time

@@ -15,11 +15,11 @@ const (
 	redialMin    = 50 * time.Millisecond // before the next attempt; doubles
 	redialMax    = time.Second
 	pingEvery    = 5 * time.Second  // pings of ZMTP, which detect a dead peer
-	silenceMax   = 30 * time.Second // longer than a chunk of 1 MiB takes at 40 kB/s
-	pingsMax     = 10 * silenceMax  // with commands alone, as from a publisher that has no version
+	silenceMax   = 30 * time.Second // longer than 1 MiB takes at 40 kB/s
+	pingsMax     = 10 * silenceMax  // silence but for commands: a publisher may have no version
 	receiveBytes = 1 << 18          // bytes to read at once, so that they are in the cache for the checksum
 	outgoingMax  = 1 << 20          // bytes to queue for a peer that does not read
-	pongsMax     = 1 << 16          // bytes in that queue up to which a PING is answered
+	pongsMax     = 1 << 16          // bytes in that queue above which a PING is an error
 )
 
 // An Owner is the user of connections. Its Lock guards the whole state of the connections. A
@@ -43,8 +43,8 @@ func (e *HungUpError) Error() string {
 // Unwrap returns the error of the network.
 func (e *HungUpError) Unwrap() error { return e.Err }
 
-// A Connection connects to an endpoint until it is closed. It dials and reads. After a failure it
-// dials again, after a pause that doubles up to a second.
+// A Connection keeps a connection to an endpoint open until Close. After a failure it dials again,
+// after a pause that doubles up to a second.
 type Connection struct {
 	owner   Owner
 	kind    Kind
@@ -57,11 +57,11 @@ type Connection struct {
 	conn    net.Conn // nil while not connected
 	topics  map[string]bool
 	ticket  []byte // the first message of the next connection
-	shows   bool   // whether each connection needs a ticket
-	barred  bool   // waiting for a ticket
+	shows   bool   // each connection needs a ticket
+	barred  bool   // the next attempt waits for a ticket
 	shown   chan struct{}
-	heardAt time.Time // when any input was received
-	spokeAt time.Time // when a message, or a piece of one, was received
+	heardAt time.Time // when bytes were last received
+	spokeAt time.Time // when a message, or a part of one, was last received
 	allowed allowance // of commands
 	pinged  time.Time
 	since   time.Time
@@ -76,7 +76,7 @@ type Connection struct {
 type Resolve func(ctx context.Context) (addresses []string, err error)
 
 // Dial starts to connect to an endpoint (network "tcp" or "unix") and returns at once. If resolve
-// is nil, package net looks the host up.
+// is nil, package net looks up the host.
 func Dial(network, address string, resolve Resolve, kind Kind, limits Limits, owner Owner) *Connection {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Connection{
@@ -111,8 +111,9 @@ func (c *Connection) Subscribe(topic string, on bool) {
 	}
 }
 
-// Show sets the ticket that the next connection sends first. Each ticket serves one connection, and
-// each later connection waits for another ticket. After Show(nil), connections need no ticket.
+// Show sets the ticket that the next connection sends first. A ticket is valid for one connection,
+// so each later connection waits for another call of Show. After Show(nil), connections need no
+// ticket.
 func (c *Connection) Show(ticket []byte) {
 	c.ticket, c.shows = ticket, ticket != nil
 	select {
@@ -124,12 +125,13 @@ func (c *Connection) Show(ticket []byte) {
 // Barred reports whether the connection waits for a ticket.
 func (c *Connection) Barred() bool { return c.barred }
 
-// Redial reconnects at once, as the current connection may be dead. Queued messages are lost.
+// Redial closes the current connection, which may be dead, and dials at once. Queued messages are
+// lost.
 func (c *Connection) Redial() { c.hangUp() }
 
-// Tick must be called about ten times a second. It sends pings when they are due, aborts a
-// connection on which nothing is received, and makes the reader read the part of a payload that has
-// arrived.
+// Tick must be called about ten times a second. It sends pings that are due, and closes a
+// connection on which nothing is received. It also makes the reader read the part of a payload that
+// has arrived.
 func (c *Connection) Tick(now time.Time) {
 	if c.conn == nil {
 		return
@@ -147,7 +149,7 @@ func (c *Connection) Tick(now time.Time) {
 	c.takeWhatIsHere()
 }
 
-// Close closes the connection after queued bytes were sent, or after linger.
+// Close closes the connection once queued bytes were sent, at the latest after linger.
 func (c *Connection) Close(linger time.Duration) {
 	deadline := time.Now().Add(linger)
 	for pause := 100 * time.Microsecond; c.unsent() && time.Now().Before(deadline); pause *= 2 {
@@ -175,7 +177,7 @@ func (c *Connection) flush() {
 	}
 }
 
-// run connects until ctx is done.
+// run dials and serves connections, one after another, until ctx ends.
 func (c *Connection) run(ctx context.Context) {
 	defer close(c.done)
 	dialer := net.Dialer{Timeout: dialTimeout}
@@ -196,7 +198,7 @@ func (c *Connection) run(ctx context.Context) {
 		if useful { // a completed handshake alone does not show that reconnecting is worth it
 			pause = redialMin
 		}
-		if attempt.Err() == nil { // else this side aborted the attempt
+		if attempt.Err() == nil { // not aborted by this side
 			c.owner.Closed(err)
 		}
 		select {
@@ -231,7 +233,7 @@ func (c *Connection) dial(ctx context.Context, dialer *net.Dialer) (conn net.Con
 func (c *Connection) attempt(ctx context.Context) context.Context {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
-	c.hangUp() // free the previous attempt's context
+	c.hangUp() // release the previous attempt's context
 	ctx, c.hangUp = context.WithCancel(ctx)
 	return ctx
 }
@@ -254,8 +256,8 @@ func (c *Connection) admitted(attempt context.Context) bool {
 	}
 }
 
-// serve uses one connection until it breaks. opened means that the handshake was completed, and
-// useful that a message was received.
+// serve uses one connection until it breaks. opened is true if the handshake was completed, useful
+// if a message was received.
 func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened, useful bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -293,7 +295,7 @@ func (c *Connection) finish() (opened, useful bool) {
 	return opened, useful
 }
 
-// write sends queued bytes until ctx is done.
+// write sends queued bytes until ctx ends.
 func (c *Connection) write(ctx context.Context, conn net.Conn) {
 	var spare []byte
 	for {
@@ -315,7 +317,7 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// received processes n bytes in the stream's room.
+// received processes n bytes that were read into the stream's Room.
 func (c *Connection) received(n int) error {
 	c.heardAt = time.Now()
 	commands, messages := c.stream.Commands, c.stream.Messages
@@ -338,8 +340,8 @@ func (c *Connection) received(n int) error {
 	return err
 }
 
-// bears returns an error if the peer sends commands above the rate limit, or does not read the
-// answers.
+// bears returns an error if the peer exceeds the rate limit with this many further commands, or
+// does not read the answers.
 func (c *Connection) bears(commands int) error {
 	switch {
 	case commands == 0:

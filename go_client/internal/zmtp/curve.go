@@ -24,8 +24,8 @@ const (
 	NoKeysHere  = Error("the other side asks for keys, and there are none here")
 )
 
-// Sizes in bytes: of WELCOME after its name, of its cookie, and of what CURVE adds to a frame:
-// name, count, authenticator, flags.
+// Sizes in bytes: of WELCOME after its name, of its cookie, and of the bytes that CURVE adds to a
+// frame (name, count, authenticator, flags).
 const (
 	welcomeBytes  = 16 + secretbox.Overhead + 32 + cookieBytes
 	cookieBytes   = 96
@@ -40,9 +40,9 @@ const (
 // inner maps the flags of a plain frame to those inside a CURVE message; outer is the reverse.
 var inner, outer = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0, flagMore, flagCommand}
 
-// A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is sealed from one
-// key pair to another. C and S are the permanent keys of client and server; C' and S' are their
-// keys of this connection.
+// A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is a text
+// encrypted with the sender's secret key and the receiver's public key. C and S are the permanent
+// keys of client and server; C' and S' are their keys of this connection.
 //
 //	HELLO      C', proof that the client knows S (C'->S)
 //	WELCOME    S', cookie (S->C')
@@ -50,11 +50,11 @@ var inner, outer = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0
 //	READY      metadata (S'->C'), or ERROR
 //	MESSAGE    flags, a frame (C'->S' or S'->C')
 //
-// Each side counts its boxes, so that repeated and reordered ones are rejected.
+// Each side counts its boxes, so that repeated and reordered boxes are rejected.
 type curve struct {
 	keys           *Keys
 	public, secret [32]byte // of this connection
-	shared         [32]byte // secret of C' and S, and from WELCOME on of C' and S'
+	shared         [32]byte // shared key of C' and S; from WELCOME on, of C' and S'
 	welcomed       bool
 	said, heard    uint64 // counts of the last sent and the last received box
 }
@@ -73,7 +73,7 @@ func (c *curve) hello() (command []byte, err error) {
 	return c.seal(command, "CurveZMQHELLO---", make([]byte, 64)), nil
 }
 
-// initiate processes WELCOME without its name, and returns the next command.
+// initiate processes the body of a WELCOME, after its name, and returns the INITIATE.
 func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 	if c.welcomed || len(welcome) != welcomeBytes {
 		return nil, Error("a WELCOME that is none")
@@ -110,7 +110,7 @@ func (c *curve) vouch(server *[32]byte) ([]byte, error) {
 	return secretbox.Seal(out, plain, longNonce("VOUCH---", out), &shared), nil
 }
 
-// ready processes READY without its name, and returns the server's metadata.
+// ready processes the body of a READY, after its name, and returns the server's metadata.
 func (c *curve) ready(in []byte) ([]byte, error) {
 	if !c.welcomed {
 		return nil, Error("READY before WELCOME")
@@ -118,7 +118,7 @@ func (c *curve) ready(in []byte) ([]byte, error) {
 	return c.open(in, "CurveZMQREADY---")
 }
 
-// message returns a frame encrypted in a MESSAGE.
+// message encrypts a frame, and returns it as a MESSAGE command.
 func (c *curve) message(flags byte, body []byte) []byte {
 	return c.seal([]byte(messageName), "CurveZMQMESSAGEC", append([]byte{inner[flags]}, body...))
 }
@@ -138,14 +138,16 @@ func (c *curve) carried(in []byte) (flags byte, body []byte, err error) {
 	return outer[plain[0]], plain[1:], nil
 }
 
-// seal appends a box, preceded by the count of the client's boxes.
+// seal appends the count of the client's boxes, and a box of plain. prefix is the beginning of its
+// nonce.
 func (c *curve) seal(to []byte, prefix string, plain []byte) []byte {
 	c.said++
 	nonce := shortNonce(prefix, c.said)
 	return secretbox.Seal(append(to, nonce[16:]...), plain, nonce, &c.shared)
 }
 
-// open decrypts a box in place and returns the plain bytes. The box is preceded by its count.
+// open decrypts a box in place and returns the plain bytes. in is the count of the box, followed by
+// the box.
 func (c *curve) open(in []byte, prefix string) ([]byte, error) {
 	if len(in) < 8+secretbox.Overhead {
 		return nil, Error("a command that was cut short")
@@ -192,7 +194,7 @@ func agreed(public, secret *[32]byte) (shared [32]byte, err error) {
 func openInPlace(box []byte, nonce *[24]byte, shared *[32]byte) ([]byte, bool) {
 	var key, once [32]byte
 	var half, counter, proof [16]byte
-	var first [64]byte // of the key stream; its first half is the authenticator's key
+	var first [64]byte // beginning of the key stream; its first half is the authenticator's key
 	copy(half[:], nonce[:16])
 	copy(counter[:], nonce[16:])
 	salsa.HSalsa20(&key, &half, shared, &salsa.Sigma)

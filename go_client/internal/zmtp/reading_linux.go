@@ -17,7 +17,7 @@ type receiver struct {
 }
 
 // read receives until the connection breaks. It waits without the owner's lock, but holds the lock
-// while it reads into a payload's memory, which therefore cannot be revoked in between.
+// while it reads into a payload's memory, so that the memory cannot be revoked meanwhile.
 func (c *Connection) read(conn net.Conn) error {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -78,8 +78,8 @@ func (c *Connection) expectBytes(fd, n int) {
 	}
 }
 
-// takeWhatIsHere makes the reader read the available part of a payload, or the next packet of it.
-// On a slow link the lease's owner can then see that the payload makes progress.
+// takeWhatIsHere makes the reader read the available part of a payload, or its next packet. So the
+// owner of a lease sees the progress of a payload on a slow link.
 func (c *Connection) takeWhatIsHere() {
 	if c.expect > 1 { // else the reader is woken for each packet anyway
 		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // this wakes the reader

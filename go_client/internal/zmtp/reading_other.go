@@ -7,8 +7,8 @@ import "net"
 // A receiver has no state on this system.
 type receiver struct{}
 
-// read receives until the connection breaks. It waits without the owner's lock, and so reads into
-// its own memory: the stream's room may be revoked meanwhile.
+// read receives until the connection breaks. It waits without the owner's lock, and reads into its
+// own memory, since the stream's Room may be revoked meanwhile.
 func (c *Connection) read(conn net.Conn) error {
 	memory := make([]byte, receiveBytes)
 	for {

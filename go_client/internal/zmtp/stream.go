@@ -1,5 +1,5 @@
 // Package zmtp implements the connecting side of ZMTP 3 (ZeroMQ RFC 23) for the two sockets of a
-// worker: a DEALER and a SUB, without security (NULL), or with that of RFC 26 (CURVE).
+// worker: a DEALER and a SUB, without encryption (NULL), or with RFC 26 (CURVE).
 //
 // A ZeroMQ library receives each message into its own memory, which costs new pages, a hand-over
 // between threads and a copy: together more time than the network. This package receives payloads
@@ -21,10 +21,10 @@ const (
 )
 
 const (
-	scratchBytes = 8192 // bytes to read ahead; at most this much of a payload is copied once more
+	scratchBytes = 8192 // bytes to read ahead; at most this much of a payload is copied again
 	framesMax    = 8    // of a message; a later protocol may have several payloads
 	commandMax   = 4096 // bytes of a command: READY with its properties is the longest
-	roomBehind   = 16   // bytes of memory after a payload, for the tag when it is decrypted
+	roomBehind   = 16   // bytes of memory after a payload, for the authentication tag
 )
 
 // A Kind is a type of socket.
@@ -49,7 +49,7 @@ var (
 // Limits are the largest frames in bytes, like ZMQ_MAXMSGSIZE.
 type Limits struct{ Header, Payload int }
 
-// A Place is memory that a payload is received into, piece by piece.
+// A Place is memory into which a payload is received, piece by piece.
 type Place interface {
 	Room() []byte    // the memory for the next bytes; nil if the payload is no longer wanted
 	Received(n int)  // n bytes were written into Room
@@ -57,7 +57,7 @@ type Place interface {
 	Cancel()         // the payload will not be completed
 }
 
-// A Message is the frames of a message, and the Place that its payload was received into, if any.
+// A Message has the frames of a message, and the Place that its payload was received into, if any.
 type Message struct {
 	Frames [][]byte
 	Place  Place
@@ -85,10 +85,10 @@ const (
 //	          │ flags │ size, 1 or 8 │    body     │
 //	          └───────┴──────────────┴──── ··· ────┘
 //
-// With CURVE a frame carries an encrypted frame with its flags (curve.go).
+// With CURVE, each frame contains an encrypted frame with its flags (curve.go).
 type Stream struct {
 	Outgoing []byte
-	Held     bool   // a payload in the scratch waits until the messages before it are processed
+	Held     bool   // more input is buffered, and waits for earlier messages
 	First    []byte // a message to send before all others
 	Commands int    // received commands
 	Messages int    // received messages and pieces of payloads
@@ -122,8 +122,8 @@ func NewStream(kind Kind, limits Limits, place func(frames [][]byte, size int) P
 	if kind.Keys != nil {
 		s.curve = &curve{keys: kind.Keys}
 	}
-	// Signature and version. The rest is sent once the peer's mechanism is known: libzmq closes the
-	// connection on a different mechanism before it has sent its own.
+	// Signature and version of the greeting. The rest is sent once the peer's security mechanism is
+	// known: libzmq closes a connection with another mechanism before it sends its own.
 	s.Outgoing = append(s.Outgoing, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0)
 	return s
 }
@@ -145,7 +145,7 @@ func (s *Stream) Send(frame []byte) {
 	}
 }
 
-// Ping sends a PING. After ttl tenths of a second without input the peer may close the connection.
+// Ping sends a PING. The peer may close the connection after ttl tenths of a second without input.
 func (s *Stream) Ping(ttl uint16) {
 	if s.state == open {
 		s.say(flagCommand, []byte{4, 'P', 'I', 'N', 'G', byte(ttl >> 8), byte(ttl)})
@@ -205,7 +205,7 @@ func (s *Stream) Room() []byte {
 	return s.scratch[:]
 }
 
-// Missing returns how many bytes are needed to make progress, at least 1.
+// Missing returns the number of bytes, at least 1, that are missing from the current frame.
 func (s *Stream) Missing() int {
 	if s.body == nil {
 		return 1
@@ -214,8 +214,9 @@ func (s *Stream) Missing() int {
 }
 
 // Received processes n bytes that were written into Room, and returns the messages that are now
-// complete. If Held is true afterwards, the caller must process these messages, and then call
-// Received with 0 before Room. After an error the connection must be closed.
+// complete. If Held is true afterwards, more input is buffered: the caller must process these
+// messages, and then call Received(0) before the next call of Room. After an error the connection
+// must be closed.
 func (s *Stream) Received(n int) (messages []Message, err error) {
 	if s.body != nil {
 		b := s.body
@@ -288,7 +289,7 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 	if end <= scratchBytes && !s.isPayload(flags) {
 		return 0, messages, nil
 	}
-	if len(messages) > 0 && s.isPayload(flags) { // these messages may decide on the payload's place
+	if len(messages) > 0 && s.isPayload(flags) { // these messages may decide on its Place
 		s.Held = true
 		return 0, messages, nil
 	}
@@ -317,6 +318,8 @@ func (s *Stream) size(flags byte, digits []byte) (int, error) {
 	return int(size), nil
 }
 
+// greet processes the peer's greeting, and queues a handshake command. It returns the number of
+// bytes processed, or 0 if more bytes are needed.
 func (s *Stream) greet(in []byte) (int, error) {
 	if len(in) < 64 {
 		return 0, nil
@@ -367,8 +370,8 @@ func (s *Stream) isPayload(flags byte) bool {
 	return flags&flagCommand == 0 && len(s.message.Frames) >= s.kind.Payload
 }
 
-// begin chooses the memory for a frame too long for the scratch. in is the received part of the
-// frame.
+// begin chooses the memory for a frame of size bytes that is too long for the scratch. in is the
+// received part of the frame.
 func (s *Stream) begin(flags byte, size int, in []byte) {
 	b := &body{flags: flags, missing: size}
 	if s.encrypted() || !s.isPayload(flags) {
@@ -496,7 +499,8 @@ func property(in []byte, name string) string {
 	}
 }
 
-// named splits bytes after a name of at most 255 bytes, which is preceded by its length.
+// named splits bytes that begin with the length of a name, in one byte, and the name. It returns
+// the name and the bytes after it.
 func named(in []byte) (name string, rest []byte, ok bool) {
 	if len(in) == 0 {
 		return "", nil, false

@@ -16,7 +16,7 @@ use std::ops::Range;
 const SAMPLES: usize = 64; // blocks that are sampled, at most
 const SAMPLE_BYTES: usize = 1 << 18; // bytes that are sampled in all of these blocks
 const STEPS: usize = 1 << 12; // number of steps whose size is sampled
-const STEP_BITS: f64 = 2.0; // of a step of size 1 with its sign; a larger one adds twice its logarithm
+const STEP_BITS: f64 = 2.0; // for size 1 and the sign; a larger size adds twice its logarithm
 const SAVED: f64 = 0.7; // share of the entropy of positions that remains with classes
 const SAMPLE_BLOCKS: usize = 2; // for measuring the encoding: a megabyte of 16-bit elements
 const CHANGED: f64 = 40.0; // cost of a changed element, relative to any element

@@ -20,7 +20,7 @@ use std::time::Duration;
 const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next is served
 pub const HOLD: Duration = Duration::from_millis(100); // how long a stalled message holds a version
 pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same if no copy fits or if outdated
-const COPY_MAX: Duration = Duration::from_secs(30); // to send a copy if others wait: 64 MiB at 2 MB/s
+const COPY_MAX: Duration = Duration::from_secs(30); // for a copy if others wait: 64 MiB at 2 MB/s
 /// The most bytes of the copies for all connections of one socket: the size of the largest chunk,
 /// so that one copy always fits.
 pub const COPIES_BYTES_MAX: usize = 1 << 26;

@@ -39,8 +39,8 @@ const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
 const PARTIAL_BYTES_MAX: usize = 1 << 20; // of incomplete messages, of all connections
 const PARTIAL_BYTES_SMALL: usize = 8192; // connections with at most this are not counted
 const WAITING_BYTES_MAX: usize = 1 << 26; // of layouts and headers queued for all connections
-const LOOK: Duration = Duration::from_millis(100); // between two checks of the memory of connections
-const SILENCE: Duration = Duration::from_secs(30); // after which a peer that accepts no data is gone
+const LOOK: Duration = Duration::from_millis(100); // between two checks of connections' memory
+const SILENCE: Duration = Duration::from_secs(30); // after which a peer that reads nothing is gone
 const KEEPALIVE_SECONDS: i32 = 10; // of silence before the first probe, and between probes
 
 /// The messages of a connection, and the public key of its owner.

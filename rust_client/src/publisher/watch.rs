@@ -74,7 +74,7 @@ impl Look {
             Ok(Some(by_key)) => self.shared.leave(Work::Grant(by_key)),
             Ok(None) => Ok(()),
             Err(error) => {
-                wrong.insert(error.to_string()); // permissions do not change until the folder can be read
+                wrong.insert(error.to_string()); // permissions stay until it can be read
                 Ok(())
             }
         };

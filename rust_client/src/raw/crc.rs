@@ -139,7 +139,7 @@ mod folding {
     /// `from` must have at least `LEAST` bytes, and `to` must have as many.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub unsafe fn stream(state: u32, from: &[u8], to: &mut [u8]) -> u32 {
-        let mut at = to.as_ptr().align_offset(16).min(15); // these stores need an aligned destination
+        let mut at = to.as_ptr().align_offset(16).min(15); // the stores need alignment
         to[..at].copy_from_slice(&from[..at]);
         let state = update(state, &to[..at]);
         let by = _mm_set_epi64x(i64::from(HIGH), i64::from(LOW));

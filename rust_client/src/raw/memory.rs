@@ -94,7 +94,7 @@ impl Home {
             let nbytes = tensors[at].bytes().len();
             // SAFETY: `begin` is within the memory, which all tensors together fill.
             let part = Raw { begin: unsafe { memory.start().add(begin) }, nbytes };
-            tensors[at].move_to(Box::new(part)); // no other tensor has this part, and the memory never moves
+            tensors[at].move_to(Box::new(part)); // no other tensor has this part; it never moves
             begins[at] = begin as u64;
             begin += nbytes;
         }

@@ -67,7 +67,7 @@ pub fn is_name(path: &Path) -> bool {
 pub fn send(socket: RawFd, parts: &[IoSlice]) -> io::Result<usize> {
     // SAFETY: zeros are a valid, empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = parts.as_ptr() as *mut libc::iovec; // std promises that an IoSlice is an iovec
+    message.msg_iov = parts.as_ptr() as *mut libc::iovec; // IoSlice is an iovec, as std promises
     message.msg_iovlen = parts.len() as _;
     // SAFETY: the parts outlive the call, which only reads them.
     let count = unsafe { libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
