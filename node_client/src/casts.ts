@@ -129,7 +129,7 @@ function toHalf(word: number): number {
   return sign | rounded(mantissa, 126 - (size >>> 23));
 }
 
-/** Shift out the last `bitsOff` bits, rounding to the nearest, ties to even. */
+/** Shift out the last `bitsOff` bits, and round to the nearest, ties to even. */
 function rounded(word: number, bitsOff: number): number {
   const odd = (word >>> bitsOff) & 1;
   return (word + 2 ** (bitsOff - 1) - 1 + odd) >>> bitsOff;

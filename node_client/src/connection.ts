@@ -31,7 +31,7 @@ export interface Handlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
   /**
-   * Returns whether to start an attempt. If not, the owner of the connection calls `dial` later.
+   * Returns true if an attempt may start. If not, the owner of the connection calls `dial` later.
    */
   readonly may?: () => boolean;
   /** Called when an attempt with this stream starts. */
@@ -42,7 +42,9 @@ export interface Handlers {
   readonly opened?: () => void;
   /** Called when the connection broke, or the attempt failed. */
   readonly broke?: (error: Error) => void;
-  /** Called once per outage, when several attempts have failed, with the reason of the last one. */
+  /**
+   * Called once in an outage, when several attempts have failed, with the last one's error text.
+   */
   readonly useless?: (reason: string) => void;
 }
 
@@ -54,8 +56,8 @@ export class Connection {
   #timer: NodeJS.Timeout | undefined; // for the next attempt, the handshake, or the next check
   #pause = REDIAL_MS;
   #error = new Error(CLOSED);
-  #heardAt = 0; // when any input was received
-  #spokeAt = 0; // when a message, or a piece of one, was received
+  #heardAt = 0; // when bytes were last received
+  #spokeAt = 0; // when a message, or a part of one, was last received
   #bucket = new TokenBucket(COMMANDS, 0); // of this connection
 
   constructor(
@@ -77,7 +79,7 @@ export class Connection {
     return this.#stream;
   }
 
-  /** Drop any connection and connect to `destination` at once; null to stay disconnected. */
+  /** Close the connection, and connect to `destination` at once. With null, stay disconnected. */
   dial(destination: Destination | null): void {
     this.#hangUp();
     this.#pause = REDIAL_MS;
@@ -85,7 +87,9 @@ export class Connection {
     if (destination !== null) this.#dial(destination);
   }
 
-  /** Send a message of one frame. Drop it while not connected, or if the peer does not read. */
+  /**
+   * Send a message of one frame. It is dropped while not connected, or if the peer does not read.
+   */
   say(body: Uint8Array): void {
     const waits = this.#socket?.writableLength ?? 0;
     if (this.open && waits + body.length <= this.options.unread) this.#stream?.say(body);
@@ -142,7 +146,7 @@ export class Connection {
     socket.on("close", () => this.#closed(socket));
   }
 
-  /** Abort the connection unless it is open after `milliseconds`. */
+  /** Abort the connection unless it is open within `milliseconds`. */
   #within(milliseconds: number, socket: Socket): void {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#silent(socket), milliseconds);
@@ -153,7 +157,7 @@ export class Connection {
   }
 
   #received(socket: Socket, stream: Stream, count: number): boolean {
-    if (socket !== this.#socket) return !socket.destroyed; // replaced, or lingering: ignore input
+    if (socket !== this.#socket) return !socket.destroyed; // ignore input of an old connection
     const { state, messages, commands } = stream;
     const now = performance.now();
     try {
@@ -173,7 +177,9 @@ export class Connection {
     return true;
   }
 
-  /** Throw if the peer does not read its answers, or sends commands above the rate limit. */
+  /**
+   * Throw if the peer does not read the answers, or exceeds the rate limit with this many commands.
+   */
   #check(socket: Socket, commands: number, now: number): void {
     if (socket.writableLength > this.options.unread) {
       const most = `at most ${this.options.unread} may wait`;
@@ -193,7 +199,7 @@ export class Connection {
     this.handlers.opened?.();
   }
 
-  /** Abort the connection if nothing, or nothing but PINGs, was received for too long. */
+  /** Abort the connection if no bytes, or only PINGs, were received for too long. */
   #listen(socket: Socket): void {
     const { silence } = this.options;
     if (silence === null) return;

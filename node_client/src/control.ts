@@ -10,7 +10,10 @@ import type { Lease } from "./transfer.js";
 import { DEALER, MechanismError } from "./zmtp.js";
 
 export interface ControlHandlers {
-  /** Returns a lease to receive a payload, given its header and size; null if it is not wanted. */
+  /**
+   * Returns a lease to receive a payload, given its header and size; null if the payload is not
+   * wanted.
+   */
   readonly place: (header: Uint8Array, size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
   /** Called when the publisher is connected. */
@@ -24,9 +27,9 @@ export interface ControlHandlers {
 }
 
 export interface Control {
-  /** Whether a publisher is connected, as far as is known. */
+  /** Whether a publisher is connected, as far as this side knows. */
   readonly connected: boolean;
-  /** Send a message to the publisher. Drop it while not connected. */
+  /** Send a message to the publisher. It is dropped while not connected. */
   send(header: string): void;
   /** Reconnect. Messages queued on the old connection are lost. */
   redial(): void;

@@ -29,9 +29,9 @@ export const BITS = {
 export type Dtype = keyof typeof BITS;
 
 /**
- * The array class for the elements of a dtype. Types that JavaScript lacks are held as bits: 16-bit
- * floats in a Uint16Array, 8-bit floats and packed dtypes in a Uint8Array. Complex numbers are
- * pairs of floats. `floats.ts` converts the floats.
+ * The array class for the elements of a dtype. Values without a JavaScript type are stored as bits:
+ * 16-bit floats in a Uint16Array, 8-bit floats and packed dtypes in a Uint8Array. Complex numbers
+ * are pairs of floats. `floats.ts` converts the floats.
  */
 const ARRAYS = {
   BOOL: Uint8Array,
@@ -58,7 +58,7 @@ const ARRAYS = {
   U64: BigUint64Array,
 } as const;
 
-/** The array that holds a tensor of dtype `D`; its memory may be shared between threads. */
+/** The array for the elements of dtype `D`. Its memory may be shared between threads. */
 export type ArrayOf<D extends Dtype> = (typeof ARRAYS)[D]["prototype"];
 export type TypedArray = ArrayOf<Dtype>;
 
@@ -97,7 +97,7 @@ export function naturalDtype(array: unknown): Dtype | undefined {
 export function tensorBytes(dtype: Dtype, shape: readonly number[]): number {
   const bits = BITS[dtype];
   let elements = 1;
-  let extent = bits; // other implementations multiply all sizes, even of an empty tensor
+  let extent = bits; // some readers multiply all sizes, even of an empty tensor
   for (const size of shape) {
     elements *= size;
     extent *= Math.max(size, 1);

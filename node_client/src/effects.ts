@@ -12,13 +12,15 @@ export type Effect =
   | { readonly do: "redial" }
   /** Subscribe to a topic, or unsubscribe if `on` is false. */
   | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
-  /** Prefault new memory while it is `unused`, so that the first version arrives faster. */
+  /** Prefault new memory while `unused` returns true, so that the first version arrives faster. */
   | { readonly do: "touch"; readonly memory: Uint8Array; readonly unused: () => boolean }
   /** Decode a patch, and pass the outcome to the machine. */
   | { readonly do: "decode"; readonly job: Patching }
   /** A version of the model is ready to be applied. */
   | { readonly do: "ready"; readonly model: string }
-  /** A version cannot be applied. If `intact`, the previous version still runs, else none runs. */
+  /**
+   * A version cannot be applied. If `intact`, the previous version still runs; otherwise none does.
+   */
   | {
       readonly do: "rejected";
       readonly model: string;

@@ -7,7 +7,7 @@ import { printable } from "./words.js";
 
 const TCP = /^tcp:\/\/(\[[^\]]*\]|[^:/\s]+):(\d{1,5})$/;
 const IPC = /^ipc:\/\/(\S+)$/;
-const IPC_PATH_MAX = 107; // bytes that fit the kernel's socket address
+const IPC_PATH_MAX = 107; // bytes of a path in the kernel's socket address
 const SHOWN_MAX = 200; // characters of a publisher's text in an error
 const LOOPBACK = new BlockList();
 LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
@@ -54,9 +54,9 @@ export function controlDestination(address: string): Destination {
 /**
  * Return the destination of the data endpoint `data`, for a worker connected to `control`.
  *
- * The endpoint must be on the host of `control`, unless `anyHost` is true: otherwise the peer at
- * the control address could make the worker connect to anything that the worker can reach. Whether
- * two names belong to one host is known only after a lookup, so connecting includes that check.
+ * The endpoint must be on the host of `control`, unless `anyHost` is true: otherwise a publisher
+ * could make the worker connect to anything that the worker can reach. Only a lookup shows whether
+ * two names belong to one host, so that check is made on connecting.
  *
  * @throws AddressError - if the endpoint is invalid, or must not be connected to.
  */
@@ -143,8 +143,8 @@ function addresses(host: string, lookup: Lookup): Promise<LookupAddress[]> {
 }
 
 /**
- * Return a destination with the addresses that both hosts have. Its `host` is one of the two that
- * is a name, since `node:net` calls `lookup` only for names.
+ * Return a destination whose addresses belong to both hosts. Its `host` is the one that is a name,
+ * since `node:net` calls `lookup` only for names.
  */
 function inBoth(said: string, own: string, found: Found, fault: () => Error) {
   const [name, other] = isIP(said) === 0 ? [said, own] : [own, said];

@@ -13,7 +13,9 @@ export class AddressError extends WeightbusError {}
 /** Keys cannot be read or are invalid, or this build has no support for keys. */
 export class KeysError extends WeightbusError {}
 
-/** A version cannot be applied. If `intact`, the previous version still runs, else none runs. */
+/**
+ * A version cannot be applied. If `intact`, the previous version still runs; otherwise none does.
+ */
 export class ApplyError extends WeightbusError {
   constructor(
     readonly model: string,
@@ -48,7 +50,7 @@ export class RefusedError extends WeightbusError {
 /** The worker is closed and receives no more versions. */
 export class ClosedError extends WeightbusError {}
 
-/** The time to wait is over: no publisher answered, or an apply did not end. */
+/** A timeout passed: no publisher answered, or an apply did not end. */
 export class TimeoutError extends WeightbusError {}
 
 /** A message breaks the protocol and is dropped. Internal: never thrown to users. */
@@ -67,5 +69,5 @@ export class LayoutError extends WeightbusError {}
 /** The layout has more names than the limit allows. */
 export class TooManyNamesError extends LayoutError {}
 
-/** The bytes are not a valid patch for the base version; the text says why. */
+/** The bytes are not a valid patch for the base; the text gives the reason. */
 export class PatchError extends WeightbusError {}

@@ -1,7 +1,7 @@
 /**
  * Decides when to request the latest version of a model. (W4)
  *
- * A version that failed and may be retried is postponed. The delay doubles with each failure.
+ * After a failure, a version is retried after a delay, which doubles with each failure.
  */
 
 import { type Effect, send } from "./effects.js";
@@ -41,7 +41,7 @@ export class FetchPlanner {
     return this.latest(key.epoch, now);
   }
 
-  /** Request the latest version, at most once per `quiet`. */
+  /** Request the latest version, at most once every `timing.quiet` milliseconds. */
   latest(epoch: number, now: number): Effect[] {
     if (now - this.#latestAt < this.timing.quiet) return []; // W4
     this.#latestAt = now;
@@ -61,14 +61,16 @@ export class FetchPlanner {
     this.versions.at("arriving")?.transfer.answered(sentAt); // W12
   }
 
-  /** Whether to request a layout again. Wait longer while the answer may be on its way. */
+  /**
+   * Whether to request a layout again. The timeout is longer while the answer may be on its way.
+   */
   due(now: number): boolean {
     const { patience, patienceMax } = this.timing;
     const passed = this.#answered > this.#latestAt; // W7
     return now - this.#latestAt >= (passed ? patience : patienceMax);
   }
 
-  /** Postpone a version, each time for twice as long. */
+  /** Postpone the retry of a version, each time for twice as long. */
   putOff(key: Key, now: number): void {
     const { patience, patienceMax } = this.timing; // W36
     this.#pause = sameKey(this.#later, key) ? Math.min(2 * this.#pause, patienceMax) : patience;
@@ -76,7 +78,7 @@ export class FetchPlanner {
     this.#until = now + this.#pause;
   }
 
-  /** End the delay of a version that became unavailable, since an older one may be the latest. */
+  /** End the delay of a version that is no longer available: an older one may be the latest. */
   putOffNoLonger(key: Key): void {
     if (sameKey(this.#later, key)) this.#until = Number.NEGATIVE_INFINITY;
   }

@@ -1,7 +1,7 @@
 /**
  * Types of header fields: each checks a JSON value and converts it.
  *
- * `read` returns undefined for a value of another type or out of bounds; JSON has no undefined.
+ * `read` returns undefined for a value of another type or out of bounds (JSON has no undefined).
  * `messages.ts` declares the messages as tables of these fields.
  */
 
@@ -138,7 +138,7 @@ export function byName<T>(
   };
 }
 
-/** An object with these fields; any others are ignored. */
+/** An object with these fields. Other fields are ignored. */
 export function object<F extends Fields>(fields: F): Field<Values<F>> {
   return {
     must: `an object with ${Object.keys(fields).join(" and ")}`,
@@ -146,7 +146,7 @@ export function object<F extends Fields>(fields: F): Field<Values<F>> {
   };
 }
 
-/** Read all fields of an object; call `wrong` with the first field that is missing or invalid. */
+/** Read all fields of an object. Call `wrong` with the first field that is missing or invalid. */
 export function readAll<F extends Fields>(
   fields: F,
   from: Readonly<Record<string, unknown>>,

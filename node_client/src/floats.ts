@@ -1,4 +1,4 @@
-/** Converts floats that have no JavaScript array type: half precision, bfloat16, 8-bit formats. */
+/** Converts floats without a JavaScript array type: half precision, bfloat16, 8-bit formats. */
 
 import type { Dtype } from "./dtypes.js";
 import type { Tensor } from "./tensor.js";

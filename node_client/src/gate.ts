@@ -1,4 +1,4 @@
-/** A readers-writer lock of a model; a waiting writer keeps new readers out. */
+/** A readers-writer lock of a model. A waiting writer has priority over new readers. */
 
 import { TimeoutError } from "./errors.js";
 import { type Deadline, Waiters } from "./waiters.js";
@@ -6,10 +6,10 @@ import { type Deadline, Waiters } from "./waiters.js";
 export class Gate {
   readonly #waiters = new Waiters<void>();
   #readers = 0;
-  #wanted = false; // a writer waits for the readers inside
+  #wanted = false; // a writer waits for the active readers
   #shut = false;
 
-  /** Lock for writing. If readers are inside, return false, and let no new readers in meanwhile. */
+  /** Lock for writing. If there are active readers, return false; new readers then have to wait. */
   shut(): boolean {
     this.#wanted = this.#readers > 0;
     this.#shut = !this.#wanted;
@@ -22,7 +22,7 @@ export class Gate {
   }
 
   /**
-   * Start to read; waits while a writer is active or waiting.
+   * Start to read. Waits while a writer is active or waiting.
    *
    * @throws TimeoutError, or the signal's reason.
    */
@@ -33,13 +33,15 @@ export class Gate {
     } else this.#readers += 1;
   }
 
-  /** Stop reading. The caller then lets a waiting writer call `shut`, before it calls `admit`. */
+  /**
+   * Stop reading. Afterwards the caller lets a waiting writer call `shut`, and then calls `admit`.
+   */
   leave(): void {
     this.#readers -= 1;
     if (this.#readers === 0) this.#wanted = false;
   }
 
-  /** Let the waiting readers in, unless a writer is active or waiting. */
+  /** Admit the waiting readers, unless a writer is active or waiting. */
   admit(): void {
     if (this.#shut || this.#wanted) return;
     for (const waiter of this.#waiters.all()) {

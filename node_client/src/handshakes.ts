@@ -1,11 +1,10 @@
 /**
- * Explains why handshakes of ZeroMQ fail. A refusal carries no text, so the reason is inferred from
- * the socket's events. (K5)
+ * Infers the reason of failed handshakes from the socket's events, since ZMTP sends no reason. (K5)
  */
 
 // Number of handshakes in a row that the peer must abort before keys are reported as the cause. A
 // publisher that stops may abort one, and an overloaded publisher several, so the aborts must also
-// have continued for a while.
+// have gone on for a while.
 const BROKEN = 3;
 
 const NOT_ALLOWED =
@@ -27,7 +26,7 @@ export class Handshakes {
   #since = 0;
 
   constructor(
-    /** Milliseconds for which the aborts must have continued before they are reported. */
+    /** Milliseconds for which the aborts must have gone on before they are reported. */
     readonly patience: number,
   ) {}
 

@@ -19,9 +19,7 @@ import {
 const DESCRIPTORS = 16; // number of file descriptors that a worker needs at most
 const TOO_MANY = new Set(["EMFILE", "ENFILE"]);
 
-/**
- * The events that count as a change. After a ZMTP error a socket emits a last one, then no more.
- */
+/** The events that count as a change. After a ZMTP error, a socket emits only one more event. */
 const CHANGES = [
   "connect:delay",
   "connect:retry",
@@ -34,7 +32,7 @@ const CHANGES = [
 ] as const;
 
 /**
- * Check that enough file descriptors are free: if ZeroMQ cannot open one, it aborts the process.
+ * Check that enough file descriptors are free: ZeroMQ aborts the process if it cannot open one.
  *
  * @throws AddressError - if fewer than `DESCRIPTORS` are free.
  */
@@ -126,7 +124,9 @@ export class KeyedControl implements Control {
     return !this.#socket.closed && this.#socket.writable;
   }
 
-  /** Pass messages to the handlers until the channel is closed. The event loop runs in between. */
+  /**
+   * Pass messages to the handlers until the channel is closed. The event loop runs between them.
+   */
   async #run(): Promise<void> {
     let since = performance.now();
     for await (const frames of this.#socket) {

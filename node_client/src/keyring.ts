@@ -1,9 +1,9 @@
 /**
  * The group keys of a worker's session, which decrypt sealed messages, layouts and chunks.
  *
- * During a rotation there are two keys, of which the older one expires soon. Each published message
- * except a chunk has a count, which rises from message to message under the same key. A message is
- * a replay if its count is not above that of the last message.
+ * During a rotation there are two keys, and the older one expires soon. Each published message
+ * except a chunk has a count, which rises with each message under the same key. A message is a
+ * replay if its count is not above the last count.
  */
 
 import { ProtocolError } from "./errors.js";
@@ -42,7 +42,7 @@ interface Seal {
  */
 export class Keyring {
   readonly #keys = new Map<string, GroupKey>(); // by id, the newest last
-  readonly #counts = new Map<string, number>(); // by key id: the highest count of an opened message
+  readonly #counts = new Map<string, number>(); // by key id: highest count of a decrypted message
   #aloneAt = Number.POSITIVE_INFINITY; // when all but the newest key expire
   #lacking = false; // a message was sealed with an unknown key
   #last = NO_SECRET; // the last version key that was derived
@@ -111,7 +111,7 @@ export class Keyring {
    * Decrypt the payload of an announcement in place. The payload is a layout or a whole version.
    *
    * If a layout is not authentic, return null. If a version is not authentic, return no bytes; the
-   * version is then fetched, as a damaged chunk would be.
+   * version is then fetched like a damaged chunk.
    */
   payload(announce: Announce, bytes: Uint8Array): Uint8Array | null {
     const purpose = announce.whole === null ? LAYOUT : CHUNK; // E4
@@ -137,10 +137,11 @@ export class Keyring {
   }
 
   /**
-   * Return the message in a sealed published message. A sealed chunk is returned as it is. Return
-   * null for any other message, whose sender is unknown, and for a replay. (E1)
+   * Return a published message, decrypted; a sealed chunk is returned unchanged. Return null for a
+   * message in the clear, whose sender is unknown, and for a replay. (E1)
    *
-   * Mark the message as seen unless `counts` is false, which it is before the payload is complete.
+   * With `counts`, a message is accepted only once. `counts` is false before the payload is
+   * complete.
    */
   published(decoded: Decoded, counts = true): Decoded | null {
     const { message, payloads } = decoded;
@@ -148,7 +149,7 @@ export class Keyring {
     return message.type === "sealed_message" ? this.#message(message, payloads, counts) : null;
   }
 
-  /** Open a sealed message; null if it is not authentic or a replay. */
+  /** Decrypt a sealed message. Return null if it is not authentic or a replay. */
   #message(sealed: SealedMessage, payloads: Decoded["payloads"], counts: boolean): Decoded | null {
     const { key: id, count } = sealed; // E5
     const key = this.#key(id);

@@ -19,9 +19,8 @@ import { LAYOUT_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX } from "./limits.js";
 export const PREFIX_BYTES = 8;
 
 /**
- * The name of the metadata entry that has the order of the names in the publisher's source. The
- * entry has one index for each name, into the list of all tensors by position followed by the
- * sorted aliases.
+ * The metadata key of the order of the names in the publisher's model. Its text has one index for
+ * each name, into the list of all tensors by position followed by the sorted aliases.
  */
 const ORDER = "weightbus.order";
 
@@ -41,17 +40,17 @@ export class Layout {
     readonly id: string,
     /** By position in the data section. */
     readonly tensors: readonly TensorSpec[],
-    /** By alias, the name of the tensor that it stands for. */
+    /** By alias: the name under which the tensor was published. */
     readonly aliases: ReadonlyMap<string, string>,
     readonly metadata: ReadonlyMap<string, string>,
     /** Bytes of the data section. */
     readonly nbytes: number,
-    /** Every tensor by its name and aliases, in the order of the source. */
+    /** Every tensor by its name and aliases, in the order of the publisher's model. */
     readonly byName: ReadonlyMap<string, TensorSpec>,
   ) {}
 
   /**
-   * Parse a layout, its length prefix included.
+   * Parse a layout. `bytes` includes the 8 bytes that give its length.
    *
    * @param namesMax - the most names of tensors and metadata to read.
    * @throws LayoutError - and no other error - if the bytes break a rule.
@@ -75,9 +74,7 @@ export class Layout {
   }
 }
 
-/**
- * Return `byName` in the order that the order entry `text` gives, or unchanged if it is invalid.
- */
+/** Return `byName` in the order that `text` gives, or unchanged if `text` is invalid. */
 function ordered(
   tensors: readonly TensorSpec[],
   aliases: ReadonlyMap<string, string>,
@@ -96,7 +93,7 @@ function ordered(
   return names.size === inFile.length ? names : byName;
 }
 
-/** Return the JSON of a layout; throws unless the prefix has the length of that JSON. */
+/** Return the JSON of a layout. Throws unless the prefix is the length of that JSON. */
 function jsonOf(bytes: Uint8Array): Uint8Array {
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const size = buffer.length < PREFIX_BYTES ? -1n : buffer.readBigUInt64LE();
@@ -110,7 +107,7 @@ function jsonOf(bytes: Uint8Array): Uint8Array {
   return buffer.subarray(PREFIX_BYTES);
 }
 
-/** Return the tensors by position; throws unless they are contiguous. */
+/** Return the tensors by position. Throws unless they are contiguous. */
 function place(entries: ReadonlyMap<string, Entry>): TensorSpec[] {
   const specs = [...entries].map(([name, entry]) => check(name, entry));
   specs.sort((a, b) => a.begin - b.begin || a.end - b.end); // L8

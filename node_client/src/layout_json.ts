@@ -112,7 +112,7 @@ class Reader {
     return this.fail(`the key ${shown(key)} stands twice`);
   }
 
-  /** Read an object; `value` is called after each key to read its value. */
+  /** Read an object. `value` is called after each key, and must read the value. */
   object(value: (key: string) => void): void {
     this.#expect(OPEN, "'{'");
     if (this.#take(CLOSE)) return;

@@ -21,7 +21,7 @@ export type Accepts = (model: string, layout: Layout) => string;
 
 /** The size limits of a worker. */
 export interface Most {
-  /** The largest version in bytes. Layouts have the same limit, but of at least 1 MiB. */
+  /** The largest version in bytes. A layout has the same limit, but at least 1 MiB. */
   readonly bytesMax: number;
   /** The largest layout of the registered tensors in bytes, if known. */
   readonly layoutBytesMax?: number | undefined;
@@ -34,7 +34,7 @@ export class Acceptance {
 
   constructor(
     readonly model: string,
-    /** Returns why a layout cannot be applied; empty if it can. */
+    /** Returns the reason that a layout cannot be applied; empty if it can. */
     readonly accepts: Accepts,
     readonly most: Most,
     /** The required encryption; null for versions in the clear. */
@@ -46,7 +46,7 @@ export class Acceptance {
     return this.#layouts.get(announce.layout)?.layout;
   }
 
-  /** Parse and store the layout of an announcement; return a fault if the layout is invalid. */
+  /** Parse and store an announced layout. Return a fault if the layout is invalid, else null. */
   learn(announce: Announce, bytes: Uint8Array): Fault | null {
     if (bytes.length !== announce.layout_bytes) {
       const text = `the layout has ${bytes.length} bytes, announced were ${announce.layout_bytes}`;
@@ -67,9 +67,7 @@ export class Acceptance {
     }
   }
 
-  /**
-   * The largest number of names in a layout. It follows from `bytesMax`: names need memory, too.
-   */
+  /** The largest number of names in a layout, in proportion to `bytesMax`: names need memory. */
   get #namesMax(): number {
     return Math.max(NAMES_FREE, Math.floor(this.most.bytesMax / NAME_COST));
   }
@@ -87,7 +85,7 @@ export class Acceptance {
     }
   }
 
-  /** Return a fault if a version or its layout is too large. */
+  /** Return a fault if a version or its layout is too large, else null. */
   excess({ nbytes, layout_bytes }: Announce): Fault | null {
     const { bytesMax, layoutBytesMax = LAYOUT_BYTES_MAX } = this.most;
     if (nbytes > bytesMax) {

@@ -1,7 +1,7 @@
 /**
  * All limits of the worker; docs/PROTOCOL.md gives the reason for each limit of the protocol.
  *
- * A peer may send anything: these limits bound what it can make this side store or allocate.
+ * A peer may send anything: these limits bound the memory that its messages can use here.
  */
 
 export const INTEGER_MAX = Number.MAX_SAFE_INTEGER; // 2^53 - 1
@@ -28,7 +28,7 @@ export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAX
 export const LAYOUT_BYTES_FREE = 2 ** 20;
 /** This many names of a layout and its metadata are always read: some 10 MB. */
 export const NAMES_FREE = 2 ** 14;
-/** Bytes of memory that one name of a layout counts as, with everything stored for it. */
+/** Bytes of memory that one name of a layout counts as, with all data stored for it. */
 export const NAME_COST = 512;
 export const LAYOUTS_KEPT = 4; // per model, so that alternating layouts are not sent again
 export const LAYOUTS_BYTES_KEPT = 2 ** 22; // of all layouts but the last; ten times that in memory
@@ -52,7 +52,7 @@ export const TRIES_MAX = 5; // fetches in a row without a new chunk: half a minu
 export const APPLIES_MAX = 3; // in a row that fail half-way before a version is rejected
 export const EPOCHS_KEPT = 8; // epochs whose publisher's age is stored
 export const APPLY_MS = 60_000; // per call of a user function, by default
-export const APPLY_MS_MAX = 86_400_000; // one day: a longer call is taken for a hang
+export const APPLY_MS_MAX = 86_400_000; // one day: a longer call is presumed to hang
 export const SLICE_MS = 2; // of work on large memory before the event loop runs
 export const BUFFERS_MAX = 2; // per model: one complete, one arriving; not counting a patch base
 export const STAGING_BYTES_MAX = 2 ** 36; // of one version, by default

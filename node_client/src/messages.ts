@@ -3,8 +3,8 @@
  * published messages.
  *
  * A header is one JSON object, `{"wbp":1,"type":"announce",...}`. The tables below are those of
- * section 6 of the protocol. Decoding validates, so the machine never sees a value out of bounds.
- * Unknown fields are ignored, so that later versions of the protocol can add fields.
+ * section 6 of the protocol. Decoding checks all values, so the machine never gets a value out of
+ * bounds. Unknown fields are ignored, so that later versions of the protocol can add fields.
  */
 
 import { ProtocolError } from "./errors.js";
@@ -20,7 +20,7 @@ import {
 const WBP = 1;
 /** The name of the feature and of the encoding of patches. */
 export const DELTA = "delta-1";
-const TICKET = /^ticket\.([0-9a-f]{32})$/; // a feature that carries a ticket
+const TICKET = /^ticket\.([0-9a-f]{32})$/; // a feature with a ticket
 
 const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };
 const WITH_DIGEST = { ...OF_VERSION, digest: f.hex64 };

@@ -1,7 +1,7 @@
 /**
  * Reports that the publisher's host name has no address, while no connection succeeds.
  *
- * ZeroMQ looks names up itself and does not report failures, so this module looks them up again.
+ * ZeroMQ does not report a failed name lookup, so this module looks up the name again.
  */
 
 import { lookup } from "node:dns/promises";
@@ -29,10 +29,10 @@ export class Names {
   }
 
   /**
-   * Start a lookup if one is due. Return the text of a report if the host is not found and a report
-   * is due, else null.
+   * Start a lookup if one is due. Return the text of a report if the host has no address and a
+   * report is due, else null.
    *
-   * @param inside - whether there is a session, so that the host was found.
+   * @param inside - whether there is a session: then the host has an address.
    */
   poll(inside: boolean, now: number): string | null {
     if (inside || this.#host === "") {

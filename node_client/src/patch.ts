@@ -3,8 +3,8 @@
  *
  * `docs/DELTA.md` at the root of the repository defines the format. A patch is checked completely
  * against its base before anything is written. Changes decoded for the check are kept for writing,
- * up to a limit; the rest is decoded twice. Long work is done by generators, whose steps take a few
- * milliseconds at most.
+ * up to a limit; the rest is decoded twice. Generators do long work in steps of at most a few
+ * milliseconds.
  */
 
 import { digesting } from "./checksum.js";
@@ -37,7 +37,7 @@ const KINDS: Partial<Record<Dtype, Kind>> = {
 const MODES = ["unchanged", "steps", "overwrite", "raw"] as const;
 type Mode = (typeof MODES)[number];
 
-/** Adjacent elements of one dtype: bytes `begin` to `end` of the data section. */
+/** A run of adjacent elements of one dtype: bytes `begin` to `end` of the data section. */
 interface Block {
   readonly begin: number;
   readonly end: number;
@@ -67,7 +67,7 @@ function stretches(layout: Layout): Block[] {
   return found;
 }
 
-/** Yield a block in parts of `elements` elements; the last part has the rest. */
+/** Yield a block in parts of `elements` elements. The last part may be shorter. */
 function* cut(whole: Block, elements: number): Generator<Block> {
   const step = elements * whole.width;
   for (let begin = whole.begin; begin < whole.end; begin += step) {
@@ -75,7 +75,7 @@ function* cut(whole: Block, elements: number): Generator<Block> {
   }
 }
 
-/** Return the result of `work`; name the block in a PatchError that it throws. */
+/** Return the result of `work`. If it throws a PatchError, add the block's position to the text. */
 function within<T>(block: Block, work: () => T): T {
   try {
     return work();
@@ -144,7 +144,7 @@ export class Patch {
     }
   }
 
-  /** Read the parts of all blocks, with all checks that do not need the base. */
+  /** Read the parts of all blocks, and check all that can be checked without the base. */
   *#read(): Generator<void, Part[]> {
     this.#at = HEADER_BYTES;
     const parts: Part[] = [];
@@ -197,10 +197,10 @@ export class Patch {
   }
 
   /**
-   * Turn the base into the target, in place. If `data` is not the base, or a block is malformed,
+   * Change `data` from the base to the target. If `data` is not the base, or a block is malformed,
    * `data` is unchanged. If the result is not the target, `data` must not be used.
    *
-   * @param digest - of the base, if it is known.
+   * @param digest - the digest of `data`, if it is known.
    * @throws PatchError - in each of these cases.
    */
   apply(data: Uint8Array, digest?: string): void {

@@ -1,9 +1,10 @@
 /**
- * Chooses whether a version is received as a patch, and as which. Falls back to the whole version.
+ * Chooses the patch by which a version is received, if one fits, and falls back to the whole
+ * version.
  *
  * A patch builds on exactly the bytes of the running version. It is received into its own memory,
  * and the result is checked against the digest like any version. If a patch is unusable, the whole
- * version is fetched instead. The running version stays meanwhile.
+ * version is fetched instead. The running version does not change meanwhile.
  */
 
 import type { Effect } from "./effects.js";
@@ -43,7 +44,7 @@ export class Patches {
 
   /**
    * Subscribe to the chunks of patches if the transfer receives a patch, otherwise to those of
-   * versions, unless the worker is catching up.
+   * whole versions, unless the worker is catching up.
    */
   listen({ patch }: Transfer): Effect[] {
     const before = this.topic; // D7
@@ -75,7 +76,7 @@ export class Patches {
     }
   }
 
-  /** Return the running version if its bytes were kept and its layout is this one; else null. */
+  /** Return the running version if its bytes were kept and its layout has this id; else null. */
   #base(layout: string): Base | null {
     const { base } = this.versions;
     const runs = base !== null && base.running === this.versions.at("running")?.running;
@@ -96,7 +97,7 @@ export class Patches {
     return new Transfer(announce, memory, now, this.timing, this.keyring, null, unpatched);
   }
 
-  /** Start to decode a complete patch, unless its decoding is in progress. */
+  /** Start to decode a complete patch, unless it is being decoded. */
   decode({ transfer, buffer }: VersionEntry): Effect[] {
     const job = transfer.decode(buffer as Uint8Array); // D5
     return job === null ? [] : [{ do: "decode", job }];

@@ -1,4 +1,4 @@
-/** Decodes a patch into its version in steps, between which the event loop runs. */
+/** Decodes a patch into its version in steps. The event loop runs between the steps. */
 
 import { PatchError } from "./errors.js";
 import { Patch } from "./patch.js";
@@ -21,7 +21,7 @@ export class Patching {
     readonly digest: string,
   ) {}
 
-  /** False after `end`: the buffer may then be in use elsewhere. */
+  /** False after `end`: then the buffer may have another use. */
   get live(): boolean {
     return this.#live;
   }
@@ -32,7 +32,9 @@ export class Patching {
   }
 }
 
-/** Decode a patch in short steps; return an empty string, or why the patch is unusable. (D5) */
+/**
+ * Decode a patch in short steps. Return an empty string, or the reason that it is unusable. (D5)
+ */
 export function* patching(job: Patching): Generator<void, string> {
   const { base, buffer, digest } = job;
   if (!job.live) return UNWANTED;

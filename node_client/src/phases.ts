@@ -38,7 +38,7 @@ export type Event =
   | "aborted"
   | "fenced"; // a session of another epoch started
 
-/** For each state, the next state by event; events that change nothing are omitted. */
+/** Maps each state and event to the next state. Events that change nothing are omitted. */
 export type Table<S extends string, E extends string> = Record<S, Partial<Record<E, S>>>;
 
 export const ARROWS: Table<Phase, Event> = {
@@ -88,9 +88,9 @@ export const ARROWS: Table<Phase, Event> = {
   rejected: {},
 };
 
-// What an announced version lacks. A missing layout was requested. A segment or memory is available
-// at once or not at all. A buffer becomes free when another version returns its buffer. The version
-// is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
+// What an announced version waits for. A missing layout was requested. A segment or memory is
+// available at once or not at all. A buffer becomes free when another version returns it. The
+// version is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
 export type Lack = "layout" | "segment" | "memory" | "buffer";
 export type LackEvent = "known" | "located" | "opened" | "full" | "freed";
 
@@ -101,8 +101,8 @@ export const LACKS: Table<Lack, LackEvent> = {
   buffer: { freed: "memory" },
 };
 
-// How an arriving version is received. In state `received`, chunks are pushed and some may be
-// fetched. In state `pulled`, no more chunks are pushed and all missing ones are fetched.
+// How an arriving version is received. In state `received`, the publisher pushes chunks, and lost
+// ones are fetched. In state `pulled`, all missing chunks are fetched.
 export type Coming = "received" | "pulled" | "copied" | "decoded";
 export type Way = "unpushed" | "lent" | "patched" | "returned";
 
@@ -114,8 +114,8 @@ export const COMING: Table<Coming, Way> = {
 };
 
 // Whether a model's pushed chunks are received. A worker that dropped an arriving version for a
-// newer one completes the next version by fetching, before it starts a newer one. Otherwise a
-// worker that is slower than its publisher would never complete a version.
+// newer one fetches that one completely before it starts another. Otherwise a worker that is slower
+// than its publisher would never complete a version.
 export type Mode = "following" | "catching-up";
 export type ModeEvent = "replaced" | "completed";
 
@@ -124,8 +124,8 @@ export const MODES: Table<Mode, ModeEvent> = {
   "catching-up": { completed: "following" },
 };
 
-// Whether a worker has a session with its publisher. A worker that is probing has none: its hello
-// was answered, and it still tests whether it can read the publisher's memory.
+// Whether a worker has a session with its publisher. A worker that is probing has none yet: its
+// hello was answered, and it still tests whether it can read the publisher's memory.
 export type Session = "outside" | "probing" | "inside";
 export type Change = "located" | "welcomed" | "unknown" | "refused" | "silent";
 
@@ -147,7 +147,8 @@ export const SESSIONS: Table<Session, Change> = {
   },
 };
 
-// Codes of refusals that end a session and are reported to the user. Their reason may pass. (W20)
+// Codes of refusals that end a session and are reported to the user. The reason may disappear.
+// (W20)
 export const TURNED_AWAY: ReadonlySet<string> = new Set([
   ...["name-taken", "stale-epoch", "limit", "protocol-version"],
   ...["wrong-name", "not-allowed", "revoked"], // K3, K4, K8

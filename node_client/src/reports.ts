@@ -19,7 +19,7 @@ export interface Identity {
 const FEATURES = ["renaming"]; // W25; neither W34 nor W35
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 
-/** Return `hello`: identity, running versions, and the latest applied epoch with its age. */
+/** Return a `hello`. `epoch` is the latest applied epoch, and `age_ms` the age of its publisher. */
 export function hello(
   identity: Identity,
   models: ReadonlyMap<string, Running | null>,
@@ -31,7 +31,7 @@ export function hello(
   return send({ type: "hello", ...identity, models, epoch, age_ms, features });
 }
 
-/** Return the reports on all versions of a model, the last failure included. */
+/** Return the reports on all versions of a model, with the last failure. */
 export function standing(
   model: string,
   versions: VersionStore,

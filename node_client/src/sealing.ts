@@ -2,9 +2,9 @@
  * Decrypts data that the publisher sealed once for all workers that have the group key. (E2, E3)
  *
  * The encryption is AES-256-GCM. HKDF-SHA256 derives a key for each version from the group key and
- * everything that names the version and its encoding. A nonce is a purpose and an index, and each
- * such pair seals only one text. Published messages other than chunks have a key of their own, and
- * a rising count in the nonce.
+ * the fields that identify the version and its encoding. A nonce is a purpose and an index, and is
+ * used for only one text. Published messages other than chunks have a separate key, and a rising
+ * count in the nonce.
  *
  *     group key ──> id                              which group key it was
  *               ├─> key of messages ──> nonce: MESSAGE, count
@@ -27,7 +27,7 @@ const PIECE_BYTES = 2 ** 16;
 export type Purpose = 1 | 2 | 3;
 export const [CHUNK, LAYOUT, MESSAGE] = [1, 2, 3] as const;
 
-/** A version in one encoding. */
+/** Identifies a version in one encoding. */
 export interface Subject {
   readonly model: string;
   readonly epoch: number;
@@ -58,7 +58,7 @@ export class GroupKey {
     return this.#derived(Buffer.concat([Buffer.from("version"), names]));
   }
 
-  /** Decrypt the message with this sequence number; return null if it is not authentic. */
+  /** Decrypt the message with the sequence number `count`. Return null if it is not authentic. */
   openMessage(count: number, sealed: Uint8Array): Uint8Array | null {
     const size = sealed.length - TAG_BYTES;
     if (size < 0) return null;
@@ -149,7 +149,7 @@ export class Opening {
     }
   }
 
-  /** Decrypt the whole payload; return the CRC-32C of the plain bytes, null if not authentic. */
+  /** Decrypt the whole payload. Return the CRC-32C of the plain bytes, or null if not authentic. */
   opens(sealed: Uint8Array, to: Uint8Array): number | null {
     let crc = 0;
     for (let begin = 0; begin < sealed.length; begin += PIECE_BYTES) {

@@ -1,4 +1,4 @@
-/** Runs long work in slices, between which the event loop runs. */
+/** Runs long work in slices. The event loop runs between them. */
 
 import { setImmediate } from "node:timers/promises";
 import { SLICE_MS } from "./limits.js";
@@ -6,7 +6,7 @@ import { SLICE_MS } from "./limits.js";
 const PAGE_BYTES = 4096;
 const PIECE_BYTES = 2 ** 20;
 
-/** Run all steps, the first one at once, in slices of time; return the iterator's result. */
+/** Run all steps in slices of time, the first one at once. Return the iterator's result. */
 export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   const each = steps[Symbol.iterator]();
   let since = performance.now();
@@ -19,7 +19,7 @@ export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   }
 }
 
-/** Run all steps without yielding; return the iterator's result. */
+/** Run all steps without a pause. Return the iterator's result. */
 export function atOnce<T>(steps: Iterable<void, T>): T {
   const each = steps[Symbol.iterator]();
   for (;;) {
@@ -33,7 +33,7 @@ export function* pieces(begin: number, end: number): Generator<readonly [number,
   for (let at = begin; at < end; at += PIECE_BYTES) yield [at, Math.min(at + PIECE_BYTES, end)];
 }
 
-/** Prefault new memory by writing to every page, as long as the memory is `unused`. */
+/** Prefault new memory by writing to every page, as long as `unused` returns true. */
 export function* touched(memory: Uint8Array, unused: () => boolean): Generator<void> {
   for (const [begin, end] of pieces(0, memory.length)) {
     if (!unused()) return;

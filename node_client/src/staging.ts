@@ -58,10 +58,10 @@ export interface Base {
 /** The staging buffers of one model. */
 export class Buffers {
   readonly #free: Uint8Array[] = [];
-  #nbytes = 0; // the size of each free buffer, that of the version started last
+  #nbytes = 0; // the size of each free buffer: that of the version started last
   #taken = 0;
 
-  /** Allocate a buffer of this size and return it; null if there is a buffer, or no memory. */
+  /** Allocate a buffer and return it. Return null if there is one already, or no memory. */
   reserve(nbytes: number): Uint8Array | null {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {
@@ -81,7 +81,7 @@ export class Buffers {
   }
 
   /**
-   * Return a buffer of this size, reused if possible; null if `BUFFERS_MAX` are in use.
+   * Return a buffer of this size, reused if possible; null if `BUFFERS_MAX` buffers are in use.
    *
    * @throws RangeError - if there is no memory for it.
    */
@@ -107,7 +107,7 @@ export class Buffers {
     if (buffer.length === this.#nbytes) this.#free.push(buffer);
   }
 
-  /** Stop counting a buffer that its holder keeps: the user, a pending read, or the patch base. */
+  /** Stop counting a buffer: the user, a pending read, or the patch base keeps it. */
   forget(): void {
     this.#taken -= 1;
   }

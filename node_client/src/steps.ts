@@ -7,7 +7,7 @@ export const BLOCK_ELEMENTS = 2 ** 18;
 export const CLASSES = 16;
 const COUNT_BITS_MAX = 19;
 const RICE_MAX = 18;
-const EVERY = 31; // in place of the width of the count of large steps: each step has a size
+const EVERY = 31; // in place of the width of the count of large steps: all have sizes
 const NEVER = 2 ** 30; // above the rank of any element
 const HEAD_BYTES = 3; // of a body in mode `overwrite`
 const LOOKED_AT = 2 ** 16; // elements per step of the generator
@@ -151,7 +151,7 @@ export class StepReader {
   readonly #left = new Int32Array(CLASSES);
   readonly #next = new Int32Array(CLASSES);
 
-  /** Decode a body in short steps; `block` holds the base's bytes. */
+  /** Decode a body in short steps, and append the changes. `block` has the base's bytes. */
   *read(
     body: Uint8Array,
     table: Table,
@@ -203,7 +203,7 @@ export class StepReader {
     }
   }
 
-  /** Find the changed elements by their ranks within classes, and add their changes. */
+  /** Find the changed elements by their ranks within their classes, and add their changes. */
   *#find(
     block: Uint8Array,
     kind: Kind,

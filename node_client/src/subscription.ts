@@ -22,7 +22,7 @@ export class Subscription {
   readonly #connection: Connection;
   #destination: Destination | null = null;
   #ticket = ""; // for the next connection
-  #ticketed = false; // whether each connection needs a ticket
+  #ticketed = false; // each connection needs a ticket
 
   constructor(handlers: SubscriptionHandlers, silence = { any: SILENCE_MS, message: PINGS_MS }) {
     const { place, message, broken: useless } = handlers;
@@ -47,8 +47,8 @@ export class Subscription {
   /**
    * Connect to `destination` in place of any other.
    *
-   * If a ticket is given, a current connection to the same destination is kept, since each
-   * connection uses up a ticket.
+   * If a ticket is given, a current connection to the same destination is kept, since a ticket is
+   * valid for only one connection.
    */
   connect(destination: Destination, ticket = ""): void {
     const same = isDeepStrictEqual(destination, this.#destination);

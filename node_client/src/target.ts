@@ -18,7 +18,7 @@ const CAST_COST = 8; // converting a byte takes at most this many times as long 
 /** Tensors by name; a typed array is a tensor of one dimension. */
 export type Registered = Readonly<Record<string, Tensor | TypedArray>>;
 
-/** Which differences between a target and the published tensors are allowed. */
+/** The differences between a target and the published tensors that are allowed. */
 export interface Tolerance {
   /** Whether each published tensor must be registered. If not, unregistered tensors are ignored. */
   readonly strict: boolean;
@@ -28,15 +28,13 @@ export interface Tolerance {
 
 /** A version that passed all checks and is ready to be written. */
 export interface Writing {
-  /** The tensors to hand to the user once all is written. */
+  /** The tensors for the user, once all pieces are written. */
   readonly tensors: ReadonlyMap<string, Tensor>;
   /** Whether to write in slices, so that the event loop is not blocked for long. */
   readonly large: boolean;
   /** Writes one piece per step. Throws if a tensor's memory is gone. */
   readonly pieces: Iterable<void>;
-  /**
-   * Return, after writing, a text on the tensors whose finite values became infinite; else empty.
-   */
+  /** Return, after writing, a text on the tensors whose finite values became infinite, if any. */
   note(): string;
 }
 
@@ -47,11 +45,9 @@ export interface Target {
   readonly layoutBytesMax: number;
   /** Whether the user's tensors use the version's memory, which must then not be reused. */
   readonly keeps: boolean;
-  /** Return why a layout cannot be applied; empty if it can. */
+  /** Return the reason that a layout cannot be applied; empty if it can. */
   fault(layout: Layout): string;
-  /**
-   * Prepare to write a version. Throws if the version cannot be written; nothing has changed then.
-   */
+  /** Prepare to write a version. Throws, with nothing changed, if the version cannot be written. */
   begin(staged: StagedVersion): Writing;
 }
 
@@ -115,7 +111,7 @@ export class RegisteredTarget implements Target {
     this.layoutBytesMax = tolerance.strict ? this.#longest(nbytes) : LAYOUT_BYTES_MAX;
   }
 
-  /** Return the size in bytes that no valid layout of these tensors exceeds. */
+  /** Return the size in bytes of the largest valid layout of these tensors. */
   #longest(nbytes: number): number {
     let longest = LAYOUT_SLACK_BYTES;
     for (const [name, { dtype, shape }] of this.#tensors) {
@@ -190,7 +186,7 @@ export class RegisteredTarget implements Target {
     const twins: (readonly [string, string])[] = [];
     for (const name of this.#tensors.keys()) {
       const spec = layout.byName.get(name);
-      if (spec === undefined) continue; // its memory is published under another name
+      if (spec === undefined) continue; // another name of its memory is published
       const other = written.get(this.#same.get(name));
       if (other === undefined) {
         written.set(this.#same.get(name), name);
@@ -290,7 +286,7 @@ function asTensor(name: string, value: Tensor | TypedArray): Tensor {
 }
 
 /**
- * Return for each name the first name of the same memory.
+ * Map each name to the first name of the same memory.
  *
  * @throws TypeError - if two different tensors overlap in memory.
  */
@@ -315,7 +311,7 @@ function sameMemory(tensors: ReadonlyMap<string, Tensor>): ReadonlyMap<string, s
 }
 
 /**
- * Whether a tensor has the same memory as the tensor before it; throws TypeError if the two only
+ * Whether a tensor has the same memory as the tensor before it. Throws TypeError if the two only
  * overlap.
  */
 function isOne(first: string, last: Tensor, name: string, own: Tensor): boolean {

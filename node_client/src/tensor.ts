@@ -21,7 +21,7 @@ export interface Tensor {
  * Return a tensor that shares the memory of a typed array.
  *
  * The default shape has one dimension, the default dtype is that of the array. Pass a dtype for
- * elements that are held as bits, as in `tensor(new Uint16Array(6), [2, 3], "BF16")`.
+ * elements that are stored as bits, as in `tensor(new Uint16Array(6), [2, 3], "BF16")`.
  *
  * @throws TypeError - if the array cannot hold the dtype, or its size does not match the shape.
  */

@@ -18,7 +18,7 @@ export class TokenBucket {
     this.#left = rate.burst;
   }
 
-  /** Take `count` tokens. Return false if the bucket had fewer; the bucket then has a debt. */
+  /** Take `count` tokens. Return false if the bucket had fewer; the missing ones become a debt. */
   take(count: number, now: number): boolean {
     const { burst, perSecond } = this.rate;
     this.#left = Math.min(burst, this.#left + ((now - this.at) / 1000) * perSecond) - count;

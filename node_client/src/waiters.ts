@@ -21,7 +21,7 @@ export class Waiters<T> {
     return this.#waiting.size;
   }
 
-  /** Queue a waiter and return its promise. On a timeout `late` is called and must settle it. */
+  /** Queue a waiter and return its promise. On a timeout, `late` must resolve or reject it. */
   wait({ timeout, signal }: Deadline, late: (waiter: Waiter<T>) => void): Promise<T> {
     if (timeout !== undefined && !(timeout >= 0)) {
       throw new RangeError(`timeout ${timeout}; milliseconds are not negative`);

@@ -29,8 +29,8 @@ const WORDS_MAX = 200; // characters of an ERROR to show
 const NOTHING = Buffer.alloc(0);
 
 const MECHANISM = "NULL";
-// Signature and version. The rest is sent once the peer's mechanism is known: libzmq closes the
-// connection on a different mechanism before it has sent its own.
+// Signature and version. The rest is sent once the peer's security mechanism is known: libzmq
+// closes a connection with another mechanism before it sends its own.
 const GREETING = Buffer.from("ff00000000000000007f0300", "hex");
 const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
 
@@ -70,8 +70,8 @@ export interface Handlers {
 }
 
 /**
- * A frame body that is being received. A payload is received into `lease`, or discarded if that is
- * null; any other body is received into `memory`.
+ * A frame body that is being received. A payload is received into `lease`, or discarded if `lease`
+ * is null. Any other body is received into `memory`.
  */
 interface Body {
   readonly flags: number;
@@ -176,8 +176,8 @@ export class Stream {
   }
 
   /**
-   * Return the length of a frame's head. It follows from the flags, which were received already, or
-   * are the byte `next`.
+   * Return the length of a frame's head, by its flags: these were received already, or are the byte
+   * `next`.
    */
   #headBytes(next: number): number {
     const flags = this.#have > 0 ? (this.#head[0] as number) : next;
