@@ -53,7 +53,7 @@ pub struct Functions {
     pub timeout: Duration,
 }
 
-/// A running call of a user's function, with the failure to report if it exceeds its deadline.
+/// A running call of a user's function, with the failure to report if it is late.
 pub struct Calling {
     pub model: String,
     pub key: Key,

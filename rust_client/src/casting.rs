@@ -39,7 +39,6 @@ pub fn cast(from: Dtype, source: &[u8], to: Dtype, target: &mut [u8]) {
     }
 }
 
-/// Converts each value of N bytes to one of M bytes.
 fn each<const N: usize, const M: usize>(
     source: &[u8],
     target: &mut [u8],

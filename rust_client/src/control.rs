@@ -42,9 +42,8 @@ const RECEIVE_BYTES: usize = 1 << 18; // bytes of such a frame read at once
 const TURN_BYTES: usize = 1 << 22; // read before other work continues
 const UNSENT_BYTES_MAX: usize = 1 << 20; // while the publisher does not read; more is dropped
 
-// Size of a greeting up to its version. This side sends the rest, with the security mechanism,
-// after the peer has sent its mechanism: libzmq closes a connection with another mechanism before
-// it sends its own.
+// Size of a greeting up to its version. The rest is sent after the peer has sent its mechanism:
+// libzmq closes a connection with another mechanism before it sends its own.
 const VERSION_BYTES: usize = 12;
 const COMMAND_BYTES_MAX: usize = 1024; // in a handshake
 
@@ -151,8 +150,8 @@ impl Control {
         })
     }
 
-    /// Dials, writes, and closes a connection whose handshake takes too long. Returns the
-    /// descriptor to poll for input. The bool is true if it must be polled for output, too.
+    /// Dials, writes, and ends late handshakes. Returns the descriptor to poll for input, and true
+    /// if it must be polled for output, too.
     pub fn process_events(&mut self, now: Time) -> Option<(RawFd, bool)> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
@@ -269,7 +268,6 @@ impl Control {
         self.news.push(Event::Dialled);
     }
 
-    /// Starts to use a new connection, unless a later attempt has begun.
     fn adopt(&mut self, dialled: Dialled, now: Time) {
         self.dialling = false;
         if dialled.generation != self.generation || self.line.is_some() {
@@ -324,7 +322,6 @@ impl Line {
         }
     }
 
-    /// True if the handshake takes too long.
     fn is_late(&self, now: Time) -> bool {
         self.state != State::Open && now.saturating_sub(self.since) >= HANDSHAKE
     }
@@ -381,7 +378,6 @@ impl Line {
         Ok(())
     }
 
-    /// Queues a frame for the publisher, encrypted if there are keys.
     fn say(&mut self, flags: u8, body: &[u8]) {
         match &mut self.curve {
             None => frame(&mut self.outgoing, flags, body),
@@ -474,8 +470,7 @@ impl Line {
         Ok(bytes.len())
     }
 
-    /// Handles the publisher's greeting and sends a handshake command. Returns the number of bytes
-    /// handled, or 0 if more bytes are needed.
+    /// Handles a greeting. Returns the number of bytes handled; 0: more are needed.
     fn greet(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let its = match greeted(bytes)? {
             Some(its) => its,
@@ -494,7 +489,6 @@ impl Line {
         Ok(GREETING_BYTES)
     }
 
-    /// Handles a command of the handshake.
     fn shake_hands(&mut self, flags: u8, body: &[u8]) -> io::Result<()> {
         if flags & COMMAND == 0 {
             return fault("a message before the handshake was over");

@@ -1,5 +1,5 @@
-//! CURVE (ZeroMQ RFC 26), the encryption of connections, without sockets: the code that both sides
-//! share, and the client's side. The server's side is in `publisher/curve.rs`.
+//! CURVE (ZeroMQ RFC 26), without sockets: the code that both sides share, and the client's side.
+//! The server's side is in `publisher/curve.rs`.
 //!
 //! A box is a text encrypted with the sender's secret key and the receiver's public key. C and S
 //! are the permanent keys of client and server; C' and S' are their keys for one connection.
@@ -203,7 +203,6 @@ impl Client {
     }
 }
 
-/// Returns the key that both sides derive from a public and a secret key.
 fn agreed(public: &Key, secret: &Key) -> io::Result<Key> {
     sodium::shared(public, secret).map_or_else(|| fault("a public key that is none"), Ok)
 }
@@ -265,7 +264,6 @@ pub fn long_box(key: &Key, prefix: &[u8; 8], plain: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// Decrypts what `long_box` returned; `None` if it is not authentic.
 pub fn open_long(key: &Key, prefix: &[u8; 8], sealed: &[u8]) -> Option<Vec<u8>> {
     let (random, sealed) = sealed.split_at(16);
     sodium::open(key, &long_nonce(prefix, random), sealed)

@@ -134,7 +134,6 @@ fn fnuz(bits: u32, exponent_bits: u32, fraction_bits: u32) -> f32 {
     finite(bits, exponent_bits, fraction_bits, 1 << (exponent_bits - 1))
 }
 
-/// Returns the value of a float that is neither infinite nor NaN.
 fn finite(bits: u32, exponent_bits: u32, fraction_bits: u32, bias: i32) -> f32 {
     let exponent = (bits >> fraction_bits & ((1 << exponent_bits) - 1)) as i32;
     let fraction = (bits & ((1 << fraction_bits) - 1)) as f32 / (1 << fraction_bits) as f32;

@@ -94,7 +94,6 @@ fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().map_or(false, |ip| ip.is_loopback())
 }
 
-/// True for a host that stands for all addresses of a host.
 fn is_any(host: &str) -> bool {
     matches!(host, "*" | "0.0.0.0" | "::")
 }

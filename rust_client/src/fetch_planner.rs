@@ -72,8 +72,6 @@ impl FetchPlanner {
         vec![self.fetch(key, true)]
     }
 
-    /// Returns a request for the announcement of a version (0: the latest), with its layout if
-    /// `layout`.
     fn fetch(&self, (epoch, version): Key, layout: bool) -> Effect {
         let (model, patch, unpatched) = (self.model.clone(), None, String::new());
         let fetch = Fetch { model, epoch, version, first: 0, count: 0, layout, patch, unpatched };

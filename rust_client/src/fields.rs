@@ -232,7 +232,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns the error text for a field with a value of the wrong type.
 fn wrong(field: &str, found: &Value, wanted: &str) -> Fault {
     format!("{:?} must be {}, not {}", field, wanted, found.kind())
 }

@@ -26,7 +26,6 @@ use std::time::Duration;
 /// again after a pause.
 const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", "unsupported"];
 
-/// Phases of a version that waits for a user's thread, or is being applied.
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
 
 /// State of a model. Versions are pairs of epoch and number.
@@ -147,8 +146,8 @@ impl Follower {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// Handles an announcement. `layout`: the bytes of its layout, if they came with it. `pushed`:
-    /// it came over the data connection, so chunks may be pushed, too.
+    /// Handles an announcement, with its layout if that came too. `pushed`: it came over the data
+    /// connection, so chunks may be pushed.
     pub fn announced(
         &mut self,
         announce: Announce,
@@ -479,7 +478,6 @@ impl Follower {
         self.planner.answered(&mut self.versions, sent_at);
     }
 
-    /// Handles a chunk or an `end` of a version that is not arriving.
     fn stray(&mut self, (epoch, version): Key, now: Time) -> Vec<Effect> {
         match self.versions.at(Phase::Announced) {
             Some(_) => Vec::new(), // its layout was requested
@@ -487,7 +485,6 @@ impl Follower {
         }
     }
 
-    /// Returns the requests that are due for missing chunks of this version.
     fn pull(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.versions.arriving(key).map_or_else(Vec::new, |transfer| reports::fetches(transfer, now))
     }
@@ -682,7 +679,6 @@ impl Follower {
         self.failure().into_iter().chain([rejected]).collect()
     }
 
-    /// Stores a failure as the last one.
     fn note(&mut self, (epoch, version): Key, code: &str, text: &str) {
         let text = text.chars().take(TEXT_MAX).collect();
         let (model, code, intact) = (self.model.clone(), code.to_owned(), true);

@@ -23,7 +23,7 @@ pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     greeting
 }
 
-/// Returns the name of the security mechanism, padded with zeros: CURVE if `keyed`, otherwise NULL.
+/// Returns the name of the security mechanism: CURVE if `keyed`, else NULL.
 pub fn mechanism(keyed: bool) -> [u8; 20] {
     let (mut mechanism, name): (_, &[u8]) = ([0; 20], if keyed { b"CURVE" } else { b"NULL" });
     mechanism[..name.len()].copy_from_slice(name);
@@ -40,7 +40,6 @@ pub fn greeted(bytes: &[u8]) -> io::Result<Option<&[u8]>> {
     Ok(bytes.get(..GREETING_BYTES).map(|greeting| &greeting[12..32]))
 }
 
-/// Appends the flags and the size of a frame.
 pub fn frame_head(to: &mut Vec<u8>, flags: u8, size: usize) {
     if size > 255 {
         to.push(flags | LONG);
@@ -50,7 +49,6 @@ pub fn frame_head(to: &mut Vec<u8>, flags: u8, size: usize) {
     }
 }
 
-/// Appends a frame.
 pub fn frame(to: &mut Vec<u8>, flags: u8, body: &[u8]) {
     frame_head(to, flags, body.len());
     to.extend_from_slice(body);
@@ -63,8 +61,7 @@ pub struct FrameHead {
     pub size: usize, // bytes of the body
 }
 
-/// Returns the head of a frame; `None` if the head is incomplete. Returns an error if the body has
-/// more than `size_max` bytes.
+/// Returns the head of a frame; `None` if it is incomplete. The body may have `size_max` bytes.
 pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
     let flags = match bytes.first() {
         Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {

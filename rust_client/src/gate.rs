@@ -28,7 +28,7 @@ impl Call {
         Call { by, fate: Mutex::new(Fate::UnderWay) }
     }
 
-    /// Returns the state of the call; a call that is under way at its deadline becomes overdue.
+    /// Returns the state of the call, which becomes overdue at its deadline.
     pub fn fate(&self) -> Fate {
         let late = Instant::now() >= self.by;
         self.settle(if late { Fate::Overdue } else { Fate::UnderWay })
@@ -39,7 +39,6 @@ impl Call {
         self.settle(Fate::Returned) == Fate::Returned
     }
 
-    /// Sets the state of a call that is under way. Returns the state.
     fn settle(&self, now: Fate) -> Fate {
         let mut fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         if *fate == Fate::UnderWay {
@@ -77,7 +76,6 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
     }
 
-    /// Waits for a change of the state, or until the time `until`.
     fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Option<Instant>) -> MutexGuard<'a, State> {
         match until {
             Some(until) => {

@@ -70,13 +70,11 @@ impl Keyring {
         self.lacking
     }
 
-    /// Forgets all but the newest `count` keys.
     fn keep(&mut self, count: usize) {
         self.held.drain(..self.held.len().saturating_sub(count));
         self.last = None; // the key in `last` may be derived from a forgotten one
     }
 
-    /// Returns the index of the key with this id.
     fn find(&mut self, id: &str) -> Option<usize> {
         let found = self.held.iter().position(|held| held.key.id == id);
         self.lacking |= found.is_none();
@@ -118,8 +116,8 @@ impl Keyring {
         published.then_some(message)
     }
 
-    /// Returns the `Opening` that decrypts a chunk of `size` bytes. `subject` is the version or
-    /// patch of the chunk. Returns `None` if the chunk's key is not known.
+    /// Returns the `Opening` of a chunk of the version or patch `subject`; `None` if the key is not
+    /// known.
     pub fn opening(&mut self, subject: &Subject, chunk: &SealedChunk, size: usize) -> Option<Opening> {
         self.payload(subject, (CHUNK, chunk.index), size, &chunk.key, &chunk.tag)
     }

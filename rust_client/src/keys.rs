@@ -131,7 +131,6 @@ pub(crate) fn object_of<T>(
     }
 }
 
-/// Returns an error unless the public key belongs to the secret key.
 pub(crate) fn check_pair(public: &str, secret: &str, whose: &str) -> Result<(), Error> {
     if curve::public_of(secret).as_deref() == Some(public) {
         return Ok(());

@@ -51,8 +51,8 @@ pub const UNREAD_BYTES_MAX: usize = 1 << 16; // queued answers that the publishe
 /// LAYOUT_MEMORY`: a parsed layout takes several times the memory of its bytes.
 pub const LAYOUT_BYTES_FREE: u64 = 1 << 20;
 pub const LAYOUT_MEMORY: u64 = 16;
-/// Number of tensors that any worker accepts. A worker accepts more if its own model has more than
-/// half as many. The largest models, with a tensor for each expert, have half as many.
+/// Number of tensors that any worker accepts. A worker with a large model accepts more. The largest
+/// models, with a tensor for each expert, have half as many.
 pub const TENSORS_UNKNOWN_MAX: usize = 1 << 18;
 
 /// The intervals and timeouts of a worker.

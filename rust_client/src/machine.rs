@@ -1,9 +1,9 @@
 //! The worker's state machine, without sockets, threads or clocks.
 //!
-//! A worker is in a session or outside it. Just before a session, it may probe the publisher's
-//! shared memory (`phases::SESSIONS`). In a session, each message goes to the follower of its
-//! model. Outside a session, staged and running versions stay as they are, and the worker repeats
-//! `hello`, so that it rejoins a restarted publisher.
+//! A worker is in a session or outside, and may probe shared memory before a session
+//! (`phases::SESSIONS`). In a session, each message goes to the follower of its model. Outside,
+//! staged and running versions stay as they are, and the worker repeats `hello`, so that it rejoins
+//! a restarted publisher.
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
@@ -64,10 +64,8 @@ pub struct WorkerMachine {
     host: Arc<dyn Host>,
     keyring: Option<Keyring>, // opens sealed versions; None: versions come in the clear
     ages: Ages,
-    /// Data endpoint of the last welcome.
     data: String,
     subscribed: bool,
-    /// Time of the publisher's last message in this session.
     heard_at: Time,
     said_hello_at: Option<Time>,
     answered_at: Time,              // last message on the control channel
@@ -328,7 +326,6 @@ impl WorkerMachine {
         }
     }
 
-    /// Handles the latest version of each model, which a welcome or a pong names.
     fn hear_of(&mut self, epoch: u64, models: &BTreeMap<String, u64>, now: Time) -> Vec<Effect> {
         let heard = models.iter().map(|(model, &version)| {
             self.follower_mut(model).map_or_else(Vec::new, |follower| follower.hear_of(epoch, version, now))
@@ -495,7 +492,6 @@ impl WorkerMachine {
         self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
 
-    /// Ends the session, if there is one, and dials the publisher again.
     fn call_again(&mut self) -> Vec<Effect> {
         (self.unanswered_since, self.redial_at) = (None, None);
         if self.change_session(Change::Silent) {

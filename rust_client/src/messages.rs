@@ -387,7 +387,6 @@ fn crc(fields: &Fields, field: &str) -> Result<u32, Fault> {
     fields.within(field, 0..=u64::from(u32::MAX)).map(|crc| crc as u32)
 }
 
-/// True for 0: such a field is not sent.
 pub(crate) fn is_zero(number: &u64) -> bool {
     *number == 0
 }

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The content of the queue. `closed` is the reason that the queue was closed.
 #[derive(Default)]
 struct Left {
     ready: VecDeque<StagedVersion>,
@@ -63,7 +62,7 @@ impl ReadyQueue {
         self.waker.as_raw_fd()
     }
 
-    /// Makes the descriptor readable, or not, as `take` would return at once or wait.
+    /// Makes the descriptor readable if `take` would not wait.
     fn wake(&self, left: &Left) {
         if self.heard.load(Ordering::Relaxed) {
             self.waker.drain(); // at most one byte is pending
@@ -73,12 +72,10 @@ impl ReadyQueue {
         }
     }
 
-    /// Locks the content.
     fn open(&self) -> MutexGuard<'_, Left> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner) // no change here panics half-way
     }
 
-    /// Changes the content, and wakes the threads that wait for it.
     fn change(&self, change: impl FnOnce(&mut Left)) {
         let mut left = self.open();
         change(&mut left);

@@ -29,9 +29,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns a hello. `models`: the running version of each model. `epoch`: the greatest epoch of
-    /// applied versions; `age_ms`: milliseconds since its publisher started. `patches`: patches are
-    /// accepted.
+    /// Returns a hello. `models`: the running versions. `epoch`: the greatest epoch of applied
+    /// versions, and `age_ms` the age of its publisher.
     pub fn hello(
         &self,
         models: BTreeMap<String, Option<Running>>,

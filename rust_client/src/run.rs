@@ -32,9 +32,7 @@ const BATCH: usize = 16; // messages read from one socket before the other is re
 /// The report of a user's thread on a ready version, or of the decoder on a patch.
 #[derive(Debug)]
 pub enum Outcome {
-    /// A user's thread has begun to apply the version.
     Taken,
-    /// The version could not be applied yet, and is in the ready queue again.
     PutBack,
     Applied {
         digest: String,
@@ -46,9 +44,7 @@ pub enum Outcome {
         text: String,
         intact: bool,
     },
-    /// The version is gone from shared memory.
     Stale,
-    /// A newer version replaced this one before it was applied.
     Dropped,
     /// The user's function has returned after its deadline. The failure was reported at the
     /// deadline.
@@ -274,8 +270,8 @@ impl Loop {
         *self.shared.state.lock().unwrap_or_else(PoisonError::into_inner) = self.machine.state();
     }
 
-    /// Waits at most `time` for events. Returns which sockets have something to read. With
-    /// `writable`, an open control connection ends the wait, since a hello is due.
+    /// Waits for events. Returns which sockets have input. With `writable`, an open control
+    /// connection ends the wait, since a hello is due.
     fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Found> {
         let now = self.now();
         let data = self.data.process_events(now, &mut self.machine);
@@ -298,7 +294,6 @@ impl Loop {
         Ok(Found { control, data })
     }
 
-    /// Handles up to `BATCH` messages of the control socket.
     fn take_control(&mut self) {
         for _ in 0..BATCH {
             let frames = match self.control.receive(self.begun.elapsed()) {
@@ -312,7 +307,6 @@ impl Loop {
         }
     }
 
-    /// Handles up to `BATCH` published messages.
     fn take_published(&mut self) {
         for _ in 0..BATCH {
             let now = self.now();
@@ -325,7 +319,6 @@ impl Loop {
         }
     }
 
-    /// Handles the outcomes that the user's threads and the decoder have reported.
     fn do_work(&mut self) {
         loop {
             let mut outcomes = self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -426,8 +419,6 @@ impl Loop {
         }
     }
 
-    /// Connects the data socket to the endpoint `told` that the publisher names, if that is
-    /// allowed.
     fn connect(&mut self, told: &str, ticket: String) {
         match self.control.data_endpoint(told) {
             Ok(endpoint) => self.data.connect(endpoint, ticket, &mut self.machine),
@@ -443,7 +434,6 @@ impl Loop {
         self.data.redial(&mut self.machine);
     }
 
-    /// Reports a rejected version, unless the last report was the same.
     fn rejected(&mut self, model: String, key: Key, code: &'static str, text: String) {
         let told = Some((model.clone(), key, code));
         if self.told == told {

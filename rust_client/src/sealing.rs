@@ -1,6 +1,5 @@
-//! Sealed (encrypted and authenticated) payloads and messages: keys, nonces, and associated data
-//! (protocol, 14.1). The publisher encrypts in `publisher/sealer.rs`, and a worker decrypts in
-//! `keyring.rs`.
+//! Sealed (encrypted) payloads and messages: keys, nonces, and associated data (protocol, 14.1).
+//! See `publisher/sealer.rs` and a worker's `keyring.rs`.
 //!
 //! ```text
 //! group key ──> id                              which group key it was
@@ -75,8 +74,7 @@ impl GroupKey {
         expand(&self.secret, &[b"version", &subject.names()])
     }
 
-    /// Returns a message encrypted under this sequence number (`count`), with its tag at the end.
-    /// Returns `None` if this build cannot encrypt.
+    /// Returns an encrypted message with its tag at the end; `None` if this build cannot encrypt.
     pub fn seal_message(&self, count: u64, plain: &[u8]) -> Option<Vec<u8>> {
         let bound = bound_to_message(count, plain.len()); // E5
         let mut sealed = Vec::with_capacity(plain.len() + TAG_BYTES);

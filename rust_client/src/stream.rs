@@ -20,7 +20,6 @@ struct Between {
     unwanted: bool,
 }
 
-/// Hands items from the thread to the stream.
 #[derive(Default)]
 struct Meeting {
     between: Mutex<Between>,

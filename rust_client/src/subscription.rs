@@ -231,7 +231,6 @@ impl<T: Copy> Subscription<T> {
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
     }
 
-    /// Starts to use a new connection, unless it is to an earlier endpoint.
     fn adopt(&mut self, dialled: Dialled, now: Time) {
         self.dialling = false;
         if dialled.generation != self.generation || self.connection.is_some() {

@@ -146,7 +146,6 @@ pub struct Transfer {
     plan: ChunkPlan,
     states: Vec<State>,
     crcs: Vec<u32>,
-    /// Number of chunks in the state `Asked`.
     asked: usize,
     cursor: usize, // no chunk below this index is missing
     pushed: usize, // every chunk below this index was pushed, or lost on the way
@@ -157,7 +156,6 @@ pub struct Transfer {
     answered: Option<Time>, // send time of the last ping that was answered
     patience: Duration,
     gap: Duration, // longest recent time between two chunks
-    /// True if the `end` was requested and has not arrived.
     end_asked: bool,
     comes: Coming,
     lease: Option<Lease>,
@@ -337,9 +335,8 @@ impl Transfer {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
-    /// Returns a transfer of the whole version in place of its patch, into the buffer `version` or,
-    /// if `None`, into the buffer for the decoded version. Returns `None` if the decoder has that
-    /// buffer.
+    /// Returns a transfer of the whole version in place of its patch, into `version` or else the
+    /// buffer for the decoded version. Returns `None` if the decoder has that.
     pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
         let version = version.or_else(|| Some(self.patched?.waits?.1))?;
         let mut whole = Transfer::new(self.announce, self.layout, version, why, now, self.timing);
@@ -582,7 +579,6 @@ impl Transfer {
         self.tries = 0;
     }
 
-    /// Adds requests for missing chunks to `wants`, up to a window of chunks.
     fn ask_for_ranges(&mut self, wants: &mut Vec<Want>) {
         let limit = if self.comes == Coming::Pulled { self.states.len() } else { self.pushed };
         while self.asked < WINDOW_CHUNKS {
@@ -617,7 +613,6 @@ impl Transfer {
         }
     }
 
-    /// Marks a requested chunk as missing.
     fn forget_asked(&mut self, index: usize) {
         if self.states[index] == State::Asked {
             self.states[index] = State::Missing;
@@ -634,7 +629,6 @@ impl Transfer {
         self.heard_at = now;
     }
 
-    /// Marks all requested chunks as missing, so that they are requested again.
     fn ask_again(&mut self, now: Time) {
         for state in self.states.iter_mut().filter(|state| **state == State::Asked) {
             *state = State::Missing;

@@ -98,8 +98,8 @@ impl VersionEntry {
         same
     }
 
-    /// Begins the transfer of the whole version in place of a patch. `version`: the version's
-    /// buffer, if the decoder has returned it. `why`: the reason that the patch is not used.
+    /// Begins the transfer of the whole version in place of a patch, into `version` if the decoder
+    /// had that buffer.
     pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
         self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
         self.transfer.as_mut()
@@ -261,8 +261,8 @@ impl VersionStore {
     }
 
     /// Sets the digest, the note and the patch base of the version that runs now. At most one
-    /// buffer is kept as a patch base (D3): `base` is ignored if it is a buffer while the arriving
-    /// version still needs an earlier one.
+    /// buffer is kept as a patch base (D3): no second one while the arriving version needs the
+    /// first.
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {

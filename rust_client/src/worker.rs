@@ -435,7 +435,6 @@ struct Applied {
 /// Result of an attempt to apply a version.
 enum Attempt {
     Applied(Box<Applied>),
-    /// This version or a newer one was applied before.
     NotNewer,
     /// The model was being read until the deadline, or the worker was closed.
     InUse,
@@ -637,7 +636,6 @@ impl Worker {
         attempt
     }
 
-    /// Writes a version to the model's memory, and lets it run unless a user's function rejects it.
     fn apply_in_place(&self, model: &Model, writing: &Writing, mut staged: StagedVersion) -> Attempt {
         let (key, layout) = (staged.key, staged.layout.clone());
         if writing.version() >= Some(key) {
@@ -700,9 +698,9 @@ impl Worker {
         Attempt::Applied(Box::new(Applied { update, base, lost: Vec::new() }))
     }
 
-    /// Calls the user's function, if there is one. Returns the failed attempt if the function
-    /// rejects the version or exceeds its time limit. With `writing`, the function sees the model's
-    /// memory, and readers wait. `intact`: after a rejection the previous version still runs.
+    /// Calls the user's function, if any, which may reject the version. With `writing`, the
+    /// function sees the model's memory, and readers wait. `intact`: after a rejection the previous
+    /// version still runs.
     fn decide(
         &self,
         function: &Option<Decide>,
@@ -778,8 +776,8 @@ enum Unwritten {
     Differs(String),
 }
 
-/// Makes a snapshot of a version. Bytes in a buffer become the snapshot's without a copy. Bytes in
-/// shared memory are copied and, if the publisher requires it, hashed into `staged.digest`.
+/// Makes a snapshot of a version. Bytes in a buffer are not copied. Bytes in shared memory are
+/// copied and, if required, hashed into `staged.digest`.
 fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot, Attempt> {
     let stamp = stamp_of(staged);
     let data = match &mut staged.source {
@@ -832,7 +830,6 @@ struct Written {
     lost: Vec<Overflow>,
 }
 
-/// Writes a version's bytes to the model's memory, from its buffer or from shared memory.
 fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwritten> {
     let (stamp, layout) = (stamp_of(staged), &staged.layout);
     match &mut staged.source {
@@ -869,7 +866,7 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwri
     }
 }
 
-/// Returns the digest of the bytes in chunks of `hash_chunks` bytes; empty if `hash_chunks` is 0.
+/// Returns the digest of the bytes; empty if `hash_chunks` is 0.
 fn hashed(memory: &Reading, layout: &Layout, hash_chunks: u64) -> String {
     if hash_chunks == 0 {
         String::new()
@@ -898,7 +895,6 @@ impl Iterator for Updates<'_> {
     }
 }
 
-/// Returns the time at which `timeout`, cut to a century, ends.
 fn far(timeout: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + timeout.min(CENTURY)

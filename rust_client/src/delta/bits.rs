@@ -47,7 +47,6 @@ impl<'a> Reader<'a> {
         value as u32
     }
 
-    /// Returns an error if fewer than `bits` bits are unread.
     fn need(&self, bits: usize) -> Result<(), Fault> {
         if bits <= self.left() {
             Ok(())
@@ -108,8 +107,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads `count` numbers in Exp-Golomb codes with the parameter `k`, and replaces the content
-    /// of `out` with them.
+    /// Reads `count` numbers in Exp-Golomb codes into `out`, in place of its content.
     pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.clear();
         let mut bits = 0;

@@ -58,7 +58,7 @@ pub fn encode(
 /// An encoded block.
 type Coded = (Mode, Vec<u8>);
 
-/// Encodes the blocks of a group, with their table, in as few bytes as possible.
+/// Encodes a group in as few bytes as possible.
 fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8> {
     let pair = |block: &Block| (&base[block.begin..block.end], &target[block.begin..block.end]);
     let mut group =
@@ -97,8 +97,8 @@ struct Group<'a> {
 type Stepped = (usize, Vec<Steps>);
 
 impl Group<'_> {
-    /// Returns the bytes of the group: entries, table and bodies. A block is coded by steps if it
-    /// is in `found` and steps take the fewest bytes.
+    /// Returns entries, table and bodies. A block is coded by steps if it is in `found` and steps
+    /// are best.
     fn coded(&mut self, found: Vec<Stepped>) -> Vec<u8> {
         let (table, bodies) = self.stepped(found);
         let mut bodies = bodies.into_iter().peekable();
@@ -118,8 +118,7 @@ impl Group<'_> {
         out
     }
 
-    /// Returns the table of the blocks for which steps take the fewest bytes, and the bodies of
-    /// these blocks, each with its index.
+    /// Returns the table and the bodies of the blocks for which steps are best.
     ///
     /// A block for which steps are not best even with a table of its own does not influence this
     /// table.
@@ -152,7 +151,6 @@ impl Group<'_> {
         (format::pack_table(&table), bodies)
     }
 
-    /// True if coding the block by steps, in `nbytes`, takes the fewest bytes.
     fn is_best(&mut self, index: usize, nbytes: usize, changes: usize) -> bool {
         let block = self.blocks[index];
         nbytes < block.nbytes()

@@ -75,7 +75,6 @@ impl<'a> Patch<'a> {
         Ok(patch)
     }
 
-    /// Parses the group at `at`, and advances `at`.
     fn parse_group(&mut self, group: &[Block], data: &'a [u8], at: &mut usize) -> Result<(), PatchError> {
         let mut entries = Vec::with_capacity(group.len());
         for block in group {

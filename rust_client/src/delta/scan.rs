@@ -21,8 +21,8 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Adds the step of a changed element. `rank` counts the elements of its class before it;
-    /// `next` is the rank after the previous changed element.
+    /// Adds the step of the element with this rank. `next` is the rank after the previous changed
+    /// element.
     fn push(&mut self, rank: u32, step: i32, next: &mut u32) {
         self.gaps.push(rank - *next);
         self.steps.push(step);
@@ -40,7 +40,6 @@ pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> (Steps, Vec<Steps>) {
     }
 }
 
-/// Returns the steps in one class.
 fn flat(base: &[u8], target: &[u8]) -> Steps {
     let (mut found, mut next) = (Steps::default(), 0);
     for ((old, new), begin) in base.chunks(SIDE).zip(target.chunks(SIDE)).zip((0..).step_by(WINDOW)) {
@@ -54,7 +53,6 @@ fn flat(base: &[u8], target: &[u8]) -> Steps {
     found
 }
 
-/// Returns the steps in one class, and the steps by class.
 fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> (Steps, Vec<Steps>) {
     let (mut all, mut all_next) = (Steps::default(), 0);
     let mut found: Vec<Steps> = (0..CLASSES).map(|_| Steps::default()).collect();

@@ -98,8 +98,7 @@ fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(us
 }
 
 impl Scratch {
-    /// Reads the `count` steps of a class, of which `large` have a size above 1, and the ranks of
-    /// the changed elements within the class.
+    /// Reads the steps of a class, and the ranks of the changed elements within the class.
     fn read_class(
         &mut self,
         reader: &mut Reader,
@@ -194,7 +193,6 @@ impl Classes {
         self.of[usize::from(element >> 7)].into()
     }
 
-    /// Returns the class of each element of a window.
     fn told_apart(&self, window: &[u8]) -> [u8; WINDOW] {
         let mut found = [NO_CLASS; WINDOW];
         for (class, bytes) in found.iter_mut().zip(window.chunks_exact(2)) {

@@ -37,7 +37,6 @@ pub fn table(blocks: &[&[Steps]]) -> Table {
     Table { classes, rows: (0..classes).filter_map(of).collect() }
 }
 
-/// Returns the best codes for the steps of a class; `None` if there are no steps.
 fn row(class: usize, blocks: &[&Steps]) -> Option<Row> {
     let counts = || blocks.iter().map(|block| block.gaps.len());
     let (count, most) = (counts().sum::<usize>(), counts().max()?);

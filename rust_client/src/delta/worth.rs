@@ -53,7 +53,7 @@ pub fn chosen(nbytes: f64, would: &Estimate, rate: f64, encode: Pair, decode: Pa
     (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: would.work })
 }
 
-/// True if a patch without changes would arrive before the whole version over a link of this rate.
+/// True if a patch without changes would save time over a link of this rate.
 pub fn may_pay(rate: f64, encode: Pair, decode: Pair) -> bool {
     chosen(1.0, &Estimate { sizes: [0.0; 2], work: 1.0 }, rate, encode, decode).is_some()
 }

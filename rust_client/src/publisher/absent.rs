@@ -241,7 +241,6 @@ impl PersistentCondition {
     }
 }
 
-/// Returns the subject of a sentence about these workers, with the verb `one` or `many`.
 fn named(names: &[String], one: &str, many: &str) -> String {
     if names.len() == 1 {
         return format!("worker {} {}", names[0], one);

@@ -64,7 +64,6 @@ pub enum Progress {
     Speaks,
 }
 
-/// A queued message: its header, and its payload.
 struct Waiting {
     header: Vec<u8>,
     tail: Tail,
@@ -326,7 +325,6 @@ impl Accepted {
         Ok(GREETING_BYTES)
     }
 
-    /// Handles a command of the handshake.
     fn shake_hands(&mut self, command: &[u8], may_come: MayCome) -> io::Result<()> {
         let (curve, own) = match &mut self.curve {
             Some((curve, own)) => (curve, own.clone()),

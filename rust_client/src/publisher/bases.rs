@@ -215,8 +215,8 @@ impl Bases {
         self.kept.iter().map(|base| base.plan.nbytes).sum()
     }
 
-    /// Returns the bases to make patches from, as workers report them, and their contents. The base
-    /// that most workers run comes first.
+    /// Returns the bases to make patches from, and their contents. The base that most workers run
+    /// comes first.
     fn bases_of(
         &self,
         content: &Content,

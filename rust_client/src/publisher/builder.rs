@@ -276,7 +276,6 @@ impl Restored {
         found
     }
 
-    /// Makes the restored versions available to workers.
     fn offer(&mut self, machine: &mut PublisherMachine) {
         for (stored, content) in self.stored.drain(..).zip(self.contents.drain(..)) {
             machine.offer(&stored.model, content, stored.names.into_iter().collect());
@@ -398,7 +397,6 @@ fn drawing_keys() -> io::Result<sealer::DrawKey> {
     }))
 }
 
-/// Returns 32 random hexadecimal digits; `None` if there are no random bytes.
 fn draw() -> Option<String> {
     let mut bytes = [0; 16];
     random(&mut bytes).ok()?;

@@ -1,7 +1,7 @@
 //! The open calls of publish, which workers' reports resolve.
 //!
-//! A call stays open until its result is known. A call whose workers apply the version together
-//! also stays open until the commit or the abort, even if its caller no longer waits.
+//! A call stays open until its result is known. A call that commits together also stays open until
+//! the commit or abort, even if its caller no longer waits.
 
 use super::absent::why_nobody;
 use super::effects::{Effect, WorkerEventKind};
@@ -42,7 +42,7 @@ impl Calls {
         self.open.values().find(|c| c.key == key && c.model == model && !c.decision.is(Decision::Commit))
     }
 
-    /// Records how a version arrived at the worker `name`: its encoding, and the number of bytes.
+    /// Records the encoding and size in which a version arrived at a worker.
     pub(super) fn carried(&mut self, name: &str, model: &str, key: Key, encoding: &'static str, nbytes: u64) {
         for call in self.open.values_mut().filter(|call| call.key == key && call.model == model) {
             call.carried(name, encoding, nbytes);
@@ -125,7 +125,6 @@ impl PublisherMachine {
         waiting
     }
 
-    /// Marks a worker as lost in all calls. `gone` is true if it has no connection.
     pub(super) fn calls_lost(&mut self, name: &str, detail: &str, gone: bool, now: Time) {
         for id in self.calls.ids() {
             if let Some(call) = self.calls.open.get_mut(&id) {
@@ -147,7 +146,6 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a `failed` report in the calls of its version.
     pub(super) fn calls_failed(&mut self, name: &str, said: &Failed, now: Time) {
         let mut detail = format!("{}: {}", escaped(&said.code), escaped(&said.text));
         if !said.intact {
@@ -218,7 +216,6 @@ impl PublisherMachine {
         }
     }
 
-    /// Sends the commit or the abort that a call has decided on.
     fn decided(&mut self, call: &Publication) {
         let (model, number) = (&call.model, call.key.1);
         let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost());

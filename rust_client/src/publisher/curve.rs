@@ -62,7 +62,6 @@ impl Curve {
         }
     }
 
-    /// Handles a HELLO. Returns the WELCOME.
     fn welcome(&mut self, own: &Pair, hello: &[u8]) -> io::Result<Vec<u8>> {
         if hello.len() != HELLO_BYTES || hello[HELLO.len()..HELLO.len() + 2] != [1, 0] {
             return fault("a HELLO that is none");
@@ -85,7 +84,6 @@ impl Curve {
         Ok(welcome)
     }
 
-    /// Handles an INITIATE. `said` is its body.
     fn initiated(&mut self, own: &Pair, client: &Key, cookie_key: &Key, said: &[u8]) -> io::Result<Answer> {
         if said.len() < COOKIE_BYTES + COUNT_BYTES + PROOF_BYTES + 32 + VOUCH_BYTES {
             return fault("an INITIATE that is none");

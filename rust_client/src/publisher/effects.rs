@@ -95,11 +95,11 @@ pub enum Effect {
     Broadcast { topic: String, message: FromPublisher, payload: Payload },
     /// Drop the queued messages of a model: they are outdated.
     Withdraw { model: String },
-    /// Store a version, which is now the latest for all workers. `names` are the earlier (epoch,
-    /// version) pairs of its bytes.
+    /// Store a version, with its earlier (epoch, version) pairs: it is now the latest for all
+    /// workers.
     Settled { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
-    /// End a call of publish. `achieved`: it reached its requirement. `missing`: a text on the
-    /// expected workers that never joined; empty if there are none.
+    /// End a call of publish. `missing` is a text on the expected workers that never joined; empty
+    /// if none.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
     /// Close the data connections of workers without permission, and rotate the group key.
     Screen,

@@ -67,7 +67,7 @@ impl PublisherMachine {
         self.admit(from, key, hello, now);
     }
 
-    /// Admits the worker to the roster, pings the live instance of its name, or refuses the worker.
+    /// Admits or refuses a worker, or pings the live instance of its name.
     fn admit(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         let admission = self.roster.admit(from, key, hello, now, self.timing.lost_after);
         match admission {
@@ -113,7 +113,6 @@ impl PublisherMachine {
         )
     }
 
-    /// Sends a welcome, and handles the versions that the worker already runs.
     fn welcome(&mut self, name: &str, admission: Admission, now: Time) {
         self.absent.joined(name);
         if admission == Admission::New {
@@ -247,7 +246,6 @@ impl PublisherMachine {
         ))
     }
 
-    /// Returns the error text for a worker that runs a version of another publisher.
     fn stale(&self, hello: &Hello) -> String {
         let chosen = match self.age {
             None => "its epoch was chosen, and stays",

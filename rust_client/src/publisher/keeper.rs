@@ -34,7 +34,6 @@ struct Offered {
     names: BTreeSet<Key>,
 }
 
-/// The work for the thread, and its results.
 #[derive(Default)]
 struct Desk {
     offered: BTreeMap<String, Offered>, // by model

@@ -155,7 +155,6 @@ impl PublisherMachine {
         }
     }
 
-    /// Sends a message without a payload to a worker.
     pub(super) fn say(&mut self, name: &str, message: FromPublisher) {
         self.send(name, message, Payload::None);
     }
@@ -166,7 +165,7 @@ impl PublisherMachine {
         versions.map_or(false, |versions| versions.get(number).is_some())
     }
 
-    /// Sends a `refuse` to a connection; `fetch` is the refused request, if any.
+    /// Refuses a connection, or its request `fetch`.
     pub(super) fn refuse(&mut self, to: &[u8], code: &str, text: &str, fetch: Option<&Fetch>) {
         let refuse = Refuse {
             code: code.to_owned(),
@@ -179,8 +178,8 @@ impl PublisherMachine {
         self.out.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
     }
 
-    /// Drops versions that are no longer needed, and then returns the collected effects. The order
-    /// matters: a caller whose publish ends may publish again at once, and needs the memory.
+    /// Drops unneeded versions, then returns the effects. The order matters: a caller whose publish
+    /// ends may publish again at once.
     pub(super) fn finish(&mut self) -> Vec<Effect> {
         self.store.prune();
         let store = &self.store;
@@ -265,7 +264,6 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker's message by its type.
     fn heed(&mut self, name: &str, message: FromWorker, now: Time) {
         match message {
             FromWorker::Fetch(fetch) => self.fetch(name, &fetch, now),
@@ -327,7 +325,6 @@ impl PublisherMachine {
         Some(self.beacon(model))
     }
 
-    /// Returns the beacon of a model, with its latest version, or 0 without one.
     fn beacon(&self, model: &str) -> FromPublisher {
         let latest = self.store.models.get(model).and_then(|versions| versions.latest());
         FromPublisher::Beacon(Beacon {

@@ -236,8 +236,7 @@ impl Publisher {
         self.publish_later(model, tensors, options)?.wait()
     }
 
-    /// Publishes like `publish`, but returns as soon as the tensors are copied. `Publishing::wait`
-    /// returns the receipt.
+    /// Publishes like `publish`, but returns as soon as the tensors are copied.
     ///
     /// A newer version overtakes an older one that is still being delivered. A worker that goes
     /// straight to the newer version counts as `Skipped` for the older one, which is success.
@@ -323,7 +322,6 @@ impl Publisher {
         lock(&self.thread).as_ref().map(|thread| thread.thread().id()) == Some(thread::current().id())
     }
 
-    /// Checks the options of a publish, and returns them with the defaults filled in.
     fn asked(&self, model: &str, options: &PublishOptions) -> Result<PublishTerms, Error> {
         let wrong = |text: String| Err(Error::Setup(text));
         if !is_name(model) {
@@ -463,7 +461,6 @@ fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
-/// Returns the error of a publish that waited too long for another publish of the model.
 fn late(model: &str, waited: Duration) -> Error {
     if waited.is_zero() {
         let text =

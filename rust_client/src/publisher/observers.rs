@@ -36,8 +36,7 @@ pub const NO_OBSERVER: &str =
 /// Returns the milliseconds since 1970.
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
-/// The last state of a model at a worker that was recorded for observers: the running version, the
-/// arriving version with phase and chunks, and the failed version with its error.
+/// The last recorded state of a model at a worker: the running, arriving and failed versions.
 type Told = (Key, Option<(u64, Doing, u64)>, Option<(u64, String)>);
 
 /// Data about a worker that only observers are sent, by model.
@@ -115,8 +114,7 @@ impl Observers {
     }
 }
 
-/// What a worker's message may change for observers: whether broadcasts reach it (`Road`), or the
-/// state of a model.
+/// What a worker's message may change for observers.
 pub(super) enum News {
     Nothing,
     Road,

@@ -14,8 +14,7 @@ pub struct VersionPatch {
     pub content: Arc<Content>,
     /// True if the patch may be coded by class, which takes longer to decode.
     pub classes: bool,
-    /// The cost of decoding the patch, as the number of bytes of an unchanged version with the same
-    /// cost; 0 if unknown.
+    /// The cost of decoding the patch, as bytes of an unchanged version; 0 if unknown.
     pub work: f64,
     base: Running, // as workers report it
 }

@@ -43,8 +43,8 @@ impl PublisherMachine {
         found
     }
 
-    /// Records how a version arrived at a worker, whole or as a patch, from the report `said`
-    /// (D11). `applied` is true for an `applied` report, false for `staged`.
+    /// Records how a version arrived at a worker, whole or as a patch (D11). `applied`: `said` is
+    /// an `applied` report.
     pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));

@@ -1,9 +1,9 @@
 //! The output of a data connection (`subscriber.rs`) or control connection (`accepted.rs`), as
 //! frames of ZMTP 3.
 //!
-//! The queue has weak references to versions: a peer that reads nothing, such as a suspended
-//! process, keeps no memory that the next version needs. If a partly sent message makes no
-//! progress, the rest of the message is copied, and the version is released.
+//! The queue has weak references to versions: a peer that reads nothing, such as a stopped process,
+//! keeps no memory that the next version needs. If a partly sent message makes no progress, its
+//! rest is copied.
 
 use super::content::{Content, Header};
 use super::effects::Payload;

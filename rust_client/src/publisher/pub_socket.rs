@@ -215,7 +215,6 @@ impl PubSocket {
     }
 }
 
-/// Sets the options of a connection.
 fn tune(connection: &TcpStream) -> io::Result<()> {
     let near = match (connection.local_addr(), connection.peer_addr()) {
         (Ok(ours), Ok(theirs)) => {

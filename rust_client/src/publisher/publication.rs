@@ -225,7 +225,6 @@ impl Publication {
         }
     }
 
-    /// Returns the outcomes that count as success.
     fn there(&self) -> &'static [Outcome] {
         match self.terms.wait {
             Wait::Staged => &[Outcome::Applied, Outcome::Skipped, Outcome::Staged],
@@ -233,7 +232,6 @@ impl Publication {
         }
     }
 
-    /// Returns the number of targets with one of these outcomes.
     fn count(&self, outcomes: &[Outcome]) -> usize {
         outcomes.iter().map(|&outcome| self.counts[outcome as usize]).sum()
     }
@@ -255,7 +253,6 @@ impl Publication {
         self.terms.require == Require::All && self.targets.len() == self.left()
     }
 
-    /// Returns the number of targets that must succeed.
     fn needed(&self) -> usize {
         match self.terms.require {
             Require::All => self.targets.len() - self.left() + self.missing(),
@@ -263,8 +260,8 @@ impl Publication {
         }
     }
 
-    /// Returns the number of workers that the call still waits for although they are not here:
-    /// missing expected workers, and lost targets in their grace period.
+    /// Returns the number of absent workers that the call waits for: missing expected workers, and
+    /// lost targets in their grace period.
     fn may_come(&self, now: Time) -> usize {
         let waited = |target: &&Recipient| target.away_until.map_or(false, |until| until > now);
         let lost = self.counts[Outcome::Lost as usize] > 0;

@@ -100,8 +100,6 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the names of the workers that a publish is for. Returns an error message if it names
-    /// a worker that has never joined.
     fn targets(&self, model: &str, asked: &PublishTerms) -> Result<Vec<String>, String> {
         let workers = match &asked.workers {
             None => return Ok(self.roster.wanting(model)),
@@ -212,7 +210,6 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the content of an `end` or a `commit` of a version.
     pub(super) fn of_version(&self, model: &str, number: u64, content: &Content) -> OfVersion {
         OfVersion {
             model: model.to_owned(),
@@ -223,7 +220,6 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the message before the bytes of a chunk of a version, or of one of its patches.
     pub(super) fn chunk(
         &self,
         (model, number, patch): (&str, u64, Option<PatchId>),
@@ -270,7 +266,6 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Broadcasts the chunks of a push that are due, or its end.
     pub(super) fn step(&mut self, topic: &str, now: Time) {
         let quiet = self.timing.quiet;
         let push = match self.pushes.get_mut(topic) {

@@ -58,12 +58,10 @@ impl Push {
         }
     }
 
-    /// True if only the end is still to be sent.
     fn ending(&self) -> bool {
         self.stalled || self.next == self.content.plan.count()
     }
 
-    /// Returns the index of the first chunk that may not be sent yet.
     fn limit(&self) -> u64 {
         self.content.plan.count().min(self.reported.saturating_add(PUSH_CHUNKS))
     }

@@ -91,7 +91,6 @@ impl RateLimits {
         self.noted(allowed, now)
     }
 
-    /// Records the time of a refusal. Returns `allowed`.
     fn noted(&mut self, allowed: bool, now: Time) -> bool {
         self.refused_at = if allowed { self.refused_at } else { Some(now) };
         allowed

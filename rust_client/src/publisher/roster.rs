@@ -412,7 +412,6 @@ impl Roster {
         Admission::Contested
     }
 
-    /// Moves a known worker to a new connection.
     fn readmit(&mut self, identity: &[u8], hello: &Hello, now: Time) {
         if let Some(peer) = self.peers.get_mut(&hello.name) {
             self.models = self.models + hello.models.len() - peer.hello.models.len();
@@ -440,7 +439,6 @@ impl Roster {
         self.fits(hello)
     }
 
-    /// True if the roster with this worker is within its bounds.
     fn fits(&self, hello: &Hello) -> bool {
         let before = self.get(&hello.name).map(|peer| peer.hello.models.len());
         let workers = self.peers.len() + usize::from(before.is_none());

@@ -151,10 +151,9 @@ impl Router {
         }
     }
 
-    /// If too many connections have sent no message yet, closes one of them: of this host if it has
-    /// too many, otherwise of the host with the most. Closes the connection with the least progress
-    /// in its handshake, and the oldest of several. So a peer that knows the publisher's key can
-    /// connect, however many other peers try to.
+    /// If too many connections have sent no message yet, closes one of this host, or of the host
+    /// with most: the one with the least progress in its handshake, and of these the oldest. So a
+    /// peer that knows the publisher's key can connect, however many others try to.
     fn make_room(&mut self, host: &Host) {
         let mut of: BTreeMap<&Host, usize> = BTreeMap::new();
         self.unfinished.values().for_each(|host| *of.entry(host).or_default() += 1);
@@ -250,8 +249,8 @@ impl Router {
         COPIES_BYTES_MAX.saturating_sub(self.each.values().map(|accepted| accepted.copied()).sum())
     }
 
-    /// Closes connections that are late in the handshake, make no progress, or need too much
-    /// memory. Must be called a few times a second.
+    /// Closes connections that are late, make no progress, or need too much memory. Called a few
+    /// times a second.
     pub fn tick(&mut self, now: Time) {
         if now < self.look_at {
             return;
@@ -326,7 +325,6 @@ impl Router {
     }
 }
 
-/// Returns the key pair of a secret key in Z85.
 fn pair_of(secret: &str) -> Result<Pair, Error> {
     let odd = || Error::Keys("the publisher's secret key is none".to_owned());
     let public = public_of(secret).ok_or_else(odd)?;

@@ -62,7 +62,6 @@ pub enum Work {
 
 pub type Answer = Result<Receipt, Error>;
 
-/// The queue of submitted work, and whether the thread is ending or has ended.
 #[derive(Default)]
 struct Desk {
     work: VecDeque<Work>,
@@ -134,7 +133,6 @@ pub struct Loop {
     pub listener: Option<Listener>,
     /// Encrypts what is sent; `None` without keys.
     pub sealer: Option<Sealer>,
-    /// The callers that wait for a receipt, by the id of their publish.
     open: HashMap<u64, Sender<Answer>>,
     ids: u64,
     speaking: u64, // the control connection whose message is being handled
@@ -346,8 +344,7 @@ impl Loop {
         }
     }
 
-    /// Handles a subscriber's messages: its ticket, its subscriptions (confirmed to this subscriber
-    /// alone), and its reports.
+    /// Handles a subscriber's messages. Confirms subscriptions to this subscriber alone.
     fn take_heard(&mut self, id: u64, readable: bool) {
         let heard = self.data.process_events(id, readable, self.now());
         if let Some(ticket) = heard.ticket {
@@ -371,7 +368,6 @@ impl Loop {
         }
     }
 
-    /// Does the work that other threads have submitted.
     fn do_work(&mut self) {
         loop {
             let work = self.shared.desk().work.pop_front();
@@ -417,7 +413,6 @@ impl Loop {
         }
     }
 
-    /// Carries out effects, after the epoch was recorded.
     fn perform(&mut self, effects: Vec<Effect>) {
         self.record();
         self.perform_all(effects);
@@ -524,7 +519,6 @@ impl Loop {
         self.perform_all(vec![Effect::Tell(WorkerEvent { kind, worker, text })]);
     }
 
-    /// Sends the result of a publish to its caller.
     fn resolve(&mut self, id: u64, receipt: Receipt, achieved: bool, missing: String) {
         if let Some(answer) = self.open.remove(&id) {
             let result = if achieved {

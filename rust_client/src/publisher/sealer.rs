@@ -199,8 +199,8 @@ impl Sealer {
         Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed)))
     }
 
-    /// Returns the chunk `index` of a subject, encrypted. `plain` are its bytes, and `of` is their
-    /// content. The result is reused while the content is in memory.
+    /// Returns an encrypted chunk. Each chunk is encrypted once while its content `of` is in
+    /// memory.
     fn piece(
         &mut self,
         subject: Subject,
@@ -237,8 +237,8 @@ impl Sealer {
         Some(sealed)
     }
 
-    /// Drops the encrypted bytes of versions for which `is_there` returns false: these are not
-    /// available any more, although their plain bytes may be kept as bases of patches.
+    /// Drops the encrypted bytes of versions that are no longer available. Their plain bytes may be
+    /// kept as bases of patches.
     pub fn tick(&mut self, is_there: impl Fn(&Subject) -> bool) {
         self.versions.retain(|version| version.of.strong_count() > 0 && is_there(&version.subject));
     }
@@ -250,8 +250,8 @@ impl Memory {
     }
 }
 
-/// Returns the memory for the encrypted bytes of a version: that of the model's previous version if
-/// both have the same size. A patch gets separate memory.
+/// Returns the memory for a version: that of the previous version if both have the same size. A
+/// patch gets separate memory.
 fn memory_of(known: &mut BTreeMap<String, Arc<Memory>>, subject: &Subject) -> Arc<Memory> {
     if subject.base != (0, 0) {
         return Memory::new(0);

@@ -100,14 +100,13 @@ impl PublisherMachine {
         self.calls_lost(name, &detail, event != PeerEvent::Silent, now);
     }
 
-    /// Returns a text on what a worker is doing with newer versions; empty if nothing.
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
         let incoming = self.roster.get(name).into_iter().flat_map(|peer| &peer.incoming);
         let each = incoming.map(|(model, its)| phase_of(model, its, &self.store, &self.timing, now));
         each.collect::<Vec<_>>().join("; ")
     }
 
-    /// Forgets the deliveries of a worker that is gone, and releases the versions kept for it.
+    /// Drops the data kept for a worker that is gone.
     fn forget(&mut self, name: &str) {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.forget();

@@ -84,7 +84,6 @@ impl Stored {
         format!("{}@{}-{}{}", self.model, self.epoch, self.version, SUFFIX)
     }
 
-    /// True if every field is within its bounds.
     fn is_sound(&self) -> bool {
         let positive = |number| (1..=INTEGER_MAX).contains(&number);
         let named = |&(epoch, version): &Key| epoch <= INTEGER_MAX && positive(version);

@@ -51,8 +51,7 @@ impl Queued {
     }
 }
 
-/// The messages of a subscriber since the last read: `topics` are new subscriptions, `words` are
-/// reports.
+/// The messages of a subscriber since the last read.
 #[derive(Default)]
 pub struct SubscriberInput {
     /// The ticket, which is sent before all other messages.
@@ -262,7 +261,6 @@ impl SubscriberConnection {
         Ok(())
     }
 
-    /// Handles a message: a ticket, a report, or a subscription.
     fn take(&mut self, mut body: Vec<u8>, heard: &mut SubscriberInput) -> io::Result<()> {
         if self.ticketed && !std::mem::replace(&mut self.shown, true) {
             let ticket = body.strip_prefix(&[TICKET]).filter(|ticket| ticket.len() == TICKET_BYTES);

@@ -1,9 +1,9 @@
 //! Verifies, on an observer's request, whether a worker's weights equal the published ones (P24).
 //!
-//! The worker sends checksums of its tensors, name by name. The publisher computes the checksums of
-//! the version in slices, once for each version, compares both, and answers with the tensors that
-//! differ. At most one request is open at a worker. If the worker does not answer in time, the
-//! publisher answers the observer without it. No version is kept for a verification.
+//! The worker sends checksums of its tensors, name by name. The publisher computes its own in
+//! slices, once for each version, compares both, and reports the tensors that differ. At most one
+//! request is open at a worker. If the worker does not answer in time, the publisher answers the
+//! observer. No version is kept for this.
 //!
 //! ```text
 //! verify ──> check ──> checked ──> compared, slice by slice ──> verified
@@ -122,7 +122,6 @@ impl Comparison {
         Some(sum)
     }
 
-    /// Records whether the checksums of the current tensor differ.
     fn compare(&mut self, published: u32, runs: u32) {
         if published == runs {
             return;
@@ -153,8 +152,7 @@ impl Comparison {
 }
 
 impl PublisherMachine {
-    /// Handles an observer's request: sends a check to the worker, or answers with the reason that
-    /// the worker cannot be verified.
+    /// Handles an observer's request: sends the worker a check, or answers with a reason.
     pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
         if !self.may_look_on(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -281,7 +279,6 @@ impl PublisherMachine {
         self.unverified(observer, asked, "gone", format!("version {} was replaced meanwhile", key.1));
     }
 
-    /// Answers an observer that a worker was not verified.
     fn unverified(&mut self, observer: &[u8], asked: &Verify, code: &str, text: String) {
         let verified = Verified { code: Some(code.to_owned()), text, ..Verified::of(asked) };
         self.perform(Effect::Answer { to: observer.to_vec(), header: encode(&verified) });

@@ -86,7 +86,6 @@ impl Opening {
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 
-    /// Calls `run` while this thread holds the lock.
     fn hold<T>(&self, run: impl FnOnce() -> T) -> T {
         struct Held<'a>(&'a Opening);
         impl Drop for Held<'_> {
@@ -101,7 +100,6 @@ impl Opening {
     }
 }
 
-/// Registers the fork handlers, once.
 fn tell_the_system() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {

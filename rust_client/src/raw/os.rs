@@ -34,9 +34,8 @@ pub fn give_memory_back() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn give_memory_back() {}
 
-/// Returns an error if too few descriptors are free for a worker or a publisher. Opens
-/// `DESCRIPTORS` of them, and closes them again. libzmq would end the process if there were no
-/// descriptor for a new socket.
+/// Returns an error if too few descriptors are free for a worker or a publisher: libzmq ends the
+/// process if there is none for a new socket.
 pub fn check_descriptors() -> io::Result<()> {
     let mut taken = Vec::new();
     while taken.len() < DESCRIPTORS {

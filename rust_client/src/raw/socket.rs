@@ -16,8 +16,8 @@ pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, value, size) }).map(drop)
 }
 
-/// Returns a Unix socket for a name in Linux's abstract namespace, which ZeroMQ writes as `@name`.
-/// If `listens`, the socket listens at the name; otherwise it is connected to it.
+/// Returns a Unix socket that listens at, or is connected to, a name in Linux's abstract namespace,
+/// which ZeroMQ writes as `@name`.
 #[cfg(target_os = "linux")]
 pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
     const AHEAD: usize = std::mem::size_of::<libc::sa_family_t>();
