@@ -110,8 +110,7 @@ func elsewhere(data, control string) error {
 		"Options.AnyDataHost", data, control)
 }
 
-// resolve returns a function that looks up the addresses to dial, or nil if package net can look up
-// the host itself. find looks up one host.
+// resolve returns a function that looks up the addresses to dial; nil if package net can do that.
 func (e endpoint) resolve(find lookUp) func(ctx context.Context) ([]string, error) {
 	if e.within == "" {
 		return nil

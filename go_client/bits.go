@@ -60,8 +60,7 @@ func (t Tensor) Float32s() ([]float32, error) {
 	return values, nil
 }
 
-// converter returns the size of an element in bytes and the function that converts it; nil if there
-// is none for the dtype.
+// converter returns the size of an element in bytes, and the function that converts it or nil.
 func (t Tensor) converter() (width int, convert func(b []byte) float32) {
 	word := binary.LittleEndian
 	switch t.dtype {

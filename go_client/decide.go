@@ -41,8 +41,7 @@ func (w *Worker) waitForLate(m *model) {
 	}
 }
 
-// applyIfWanted applies a version that is newer than the running one, unless a user function
-// rejects it.
+// applyIfWanted applies a newer version, unless a user function rejects it.
 func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
 	if !w.isNews(v) {
 		return

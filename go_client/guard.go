@@ -66,7 +66,7 @@ func (g *guard) wait(ctx context.Context, enter func() bool) error {
 	}
 }
 
-// leave calls what, which changes the state, under the mutex, and wakes all waiting goroutines.
+// leave changes the state by what, and wakes all waiting goroutines.
 func (g *guard) leave(what func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -118,7 +118,6 @@ func (l *loop) close() {
 
 // Calls from the transport.
 
-// connected handles a completed handshake of the control connection.
 func (l *loop) connected() {
 	l.door.opened()
 	l.perform(l.machine.Connected(true, l.now()))
@@ -143,7 +142,6 @@ func (l *loop) broke(err error) {
 	l.tell(Event{Kind: Disconnected, Text: wbp.Printable(err.Error(), 0)})
 }
 
-// turnedAway handles a failed handshake.
 func (l *loop) turnedAway(err error) {
 	l.Lock()
 	defer l.Unlock()

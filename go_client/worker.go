@@ -292,7 +292,6 @@ func (w *Worker) Receive(ctx context.Context) (Update, error) {
 // Receive then waits for the next version or result.
 var errNotApplied = errors.New("not applied")
 
-// apply writes a version into the model's memory, for a worker without user functions.
 func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error) {
 	m := w.models[v.Model]
 	if err := m.guard.lockWrite(ctx); err != nil { // readers use the model: apply the version later

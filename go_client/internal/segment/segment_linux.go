@@ -47,8 +47,8 @@ type Cache struct {
 // NewCache returns an empty Cache.
 func NewCache() *Cache { return &Cache{} }
 
-// Open returns a segment of another process on this host, with a data section of size bytes. The
-// caller must release it after use. Open returns nil on failure.
+// Open returns a segment on this host with a data section of size bytes, which the caller must
+// release after use; nil on failure.
 func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +98,6 @@ func open(shared *wbp.Shared, size int64) (*view, error) {
 	return v, nil
 }
 
-// mapped maps the file, after all checks that it is the segment.
 func (v *view) mapped(shared *wbp.Shared, size int64) error {
 	info, err := v.file.Stat()
 	if err != nil {
@@ -130,7 +129,6 @@ func (v *view) unmap() {
 
 func (v *view) data() []byte { return v.memory[headerBytes:] }
 
-// hold begins another use of the segment.
 func (v *view) hold() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -175,7 +173,6 @@ func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
 	return nil
 }
 
-// lock takes the shared flock for a copy, without waiting.
 func (v *view) lock() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -196,7 +193,6 @@ func (v *view) unlock() {
 	}
 }
 
-// stampOf returns the stamp of a version, as in the header of a segment.
 func stampOf(model string, key wbp.Key) string {
 	stamp := make([]byte, stampEnd-stampBegin)
 	binary.LittleEndian.PutUint64(stamp, uint64(key.Epoch))

@@ -84,7 +84,6 @@ func OverflowText(lost []Overflow) string {
 	return strings.Join(words, "; ")
 }
 
-// widen converts the first len(values) values of this dtype to float64.
 func widen(values []float64, from []byte, dtype string) {
 	word := binary.LittleEndian
 	switch dtype {
@@ -107,7 +106,6 @@ func widen(values []float64, from []byte, dtype string) {
 	}
 }
 
-// round converts values to this dtype.
 func round(to []byte, dtype string, values []float64) {
 	word := binary.LittleEndian
 	switch dtype {

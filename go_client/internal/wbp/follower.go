@@ -390,7 +390,6 @@ func (s *follower) decoded(job *Patching, fault string, took, now time.Duration)
 	return s.arrived(v, now)
 }
 
-// commit makes the staged version ready.
 func (s *follower) commit(v *versionEntry) []Effect {
 	s.versions.move(v, committed)
 	return []Effect{Ready{v.staged}}

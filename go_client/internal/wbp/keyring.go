@@ -90,9 +90,8 @@ func (r *Keyring) find(id string) *GroupKey {
 }
 
 // Published returns a published message, decrypted; a sealed chunk is returned unchanged. It
-// returns nil for a message in the clear, whose sender is unknown, and for a replay. If counts is
-// true, Published records the message's count, so that the message is accepted only once; it is
-// false before the payload is complete. (E4, E5)
+// returns nil for a message in the clear, whose sender is unknown, and for a replay. With counts,
+// the message is accepted only once; counts is false before the payload is complete. (E4, E5)
 func (r *Keyring) Published(message Message, payloads int, counts bool) Message {
 	sealed, ok := message.(*SealedMessage)
 	if !ok {

@@ -279,8 +279,7 @@ func subject(message Message) (epoch int64, model string) {
 	panic(fmt.Sprintf("no publisher sends a %s", message.Kind()))
 }
 
-// receive processes a message about this model, of the session's epoch. pushed: the message came on
-// the data channel, or contains a whole version.
+// receive processes a message about this model, of the session's epoch.
 func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	switch message := message.(type) {
 	case *Announce:
@@ -314,7 +313,6 @@ func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now
 	return nil
 }
 
-// hearOf handles the latest version of each model, which a welcome or a pong names.
 func (m *WorkerMachine) hearOf(versions map[string]int64, now time.Duration) []Effect {
 	var effects []Effect
 	for model, version := range versions {

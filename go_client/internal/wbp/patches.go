@@ -31,8 +31,8 @@ func (p *Patches) topic() string {
 	return DataTopic(p.model)
 }
 
-// listen subscribes to the chunks of patches if the transfer receives a patch, otherwise to the
-// chunks of whole versions: the next version is expected in the same form. (D7)
+// listen subscribes to the chunks of patches if the transfer receives a patch, otherwise to those
+// of whole versions. (D7)
 func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 	before := p.topic()
 	p.listens = t.patch != nil

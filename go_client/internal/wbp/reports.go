@@ -15,9 +15,8 @@ type Identity struct {
 	Patches  bool // the worker accepts patches, and keeps the bytes of the running version for them
 }
 
-// hello returns a hello. models has the running version of each model. epoch is the latest applied
-// epoch, and ageMS the age of its publisher in milliseconds. maps is true if the worker can map
-// shared memory.
+// hello returns a hello. models has the running versions. epoch is the latest applied epoch, and
+// ageMS the age of its publisher. maps is true if the worker can map shared memory.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
 	features := []string{"renaming"} // W25; neither W34 nor W35
 	if maps {

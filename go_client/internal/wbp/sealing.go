@@ -53,14 +53,12 @@ func (k *GroupKey) OfVersion(s Subject) []byte { return k.expand("version" + str
 // expand returns a key: one block of HKDF-Expand (RFC 5869) with SHA-256.
 func (k *GroupKey) expand(info string) []byte { return mac(k.secret, append([]byte(info), 1)) }
 
-// mac returns the HMAC-SHA256 of a text.
 func mac(key, text []byte) []byte {
 	hash := hmac.New(sha256.New, key)
 	hash.Write(text)
 	return hash.Sum(nil)
 }
 
-// gcm returns AES-256-GCM with a key of 32 bytes.
 func gcm(key []byte) cipher.AEAD {
 	block, err := aes.NewCipher(key)
 	if err != nil { // never: the key has 32 bytes
@@ -87,7 +85,7 @@ func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 	return plain
 }
 
-// A Subject identifies a version in one encoding, or a patch, in keys and associated data.
+// A Subject identifies a version in one encoding.
 type Subject struct {
 	Model, Encoding   string
 	Key               Key

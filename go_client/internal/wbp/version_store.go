@@ -223,7 +223,7 @@ func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) boo
 	return true
 }
 
-// giveBack releases a version's segment, and returns its buffer.
+// giveBack releases a version's memory.
 func (h *versionStore) giveBack(v *versionEntry) {
 	if v.segment != nil {
 		v.segment.Release()

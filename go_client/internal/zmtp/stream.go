@@ -318,8 +318,7 @@ func (s *Stream) size(flags byte, digits []byte) (int, error) {
 	return int(size), nil
 }
 
-// greet processes the peer's greeting, and queues a handshake command. It returns the number of
-// bytes processed, or 0 if more bytes are needed.
+// greet processes a greeting. It returns the number of bytes processed; 0: more are needed.
 func (s *Stream) greet(in []byte) (int, error) {
 	if len(in) < 64 {
 		return 0, nil
