@@ -50,7 +50,7 @@
 // Like WB_ENCODING_DELTA, but in more bytes, which take less time to encode and decode.
 #define WB_ENCODING_DELTA_FLAT 2
 
-// The one of these three that is likely to arrive soonest.
+// Whichever of these three is likely to arrive first.
 #define WB_ENCODING_AUTO 3
 
 // The result of a call.
@@ -187,9 +187,9 @@ typedef struct {
   // Decides before any byte of a model changes. After a rejection the previous version still
   // runs.
   wb_decide before_apply;
-  // Time limit of each call of these two, at most a day; 0: 60 s. After that the version is
-  // rejected, whatever the function returns later, and its model applies no other one until the
-  // function has returned.
+  // Time limit of each call of these two functions, at most a day; 0: 60 s. After that the
+  // version is rejected, whatever the function returns later, and no other version of its model
+  // is applied until the function has returned.
   uint32_t apply_timeout_ms;
   // True: versions may have tensors that the models here lack. These tensors are ignored.
   bool partial;
@@ -207,8 +207,8 @@ typedef struct {
   // `cast`, patches need a second copy of the running version.
   bool whole_only;
   // Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
-  // on the host of the address, or at its path with a suffix; else all is fetched, which is
-  // slower.
+  // on the host of the address, or at its path with a suffix; otherwise the worker fetches all
+  // versions, which is slower.
   uint64_t any_data_host;
 } wb_options;
 
@@ -238,8 +238,8 @@ typedef struct {
   const char *text;
 } wb_text;
 
-// The state of a worker. The running version is current, the rest may be a moment old. A number is
-// 0 if it does not exist.
+// The state of a worker. The running version is current, and the rest may be slightly out of date.
+// A number is 0 if there is no such session or version.
 typedef struct {
   // Epoch of the session.
   uint64_t epoch;
@@ -251,7 +251,7 @@ typedef struct {
   bool torn;
   uint64_t running_epoch;
   uint64_t running_version;
-  // The arriving version, how many of its chunks have arrived, and how many it has.
+  // The arriving version, the number of its chunks that have arrived, and the number of all.
   uint64_t arriving_epoch;
   uint64_t arriving_version;
   uint64_t chunks_here;
@@ -286,7 +286,7 @@ typedef struct {
   uint32_t lost_after_ms;
   // A folder that keeps the epoch and the latest version of each model. A publisher that is
   // started with it later, in this language or in Python, offers these versions again. NULL:
-  // none. Freeing waits up to 10 s for what is to be written there.
+  // none. Freeing waits up to 10 s until all is written there.
   const char *state;
   // Least number of workers that "all" stands for, in a publish that does not set it.
   size_t expect;
@@ -319,12 +319,12 @@ typedef struct {
   // Names of the workers to publish to. If there are 0 names: all that subscribe to the model.
   const char *const *workers;
   size_t workers_count;
-  // How many workers must succeed; 0: all that it is published to.
+  // Number of workers that must succeed; 0: all workers that the version is published to.
   size_t at_least;
   // WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
   uint32_t wait;
-  // True: no worker applies the version before the required number has staged it; none does if
-  // too few stage it in time.
+  // True: no worker applies the version before the required number has staged it. If too few
+  // stage it in time, none applies it.
   bool together;
   // Time limit of the whole publish; 0: 60 s.
   uint32_t timeout_ms;
@@ -357,7 +357,7 @@ typedef struct {
   const char *outcome;
   // Time from the call to the outcome; 0 while it is "behind".
   uint64_t nanoseconds;
-  // Explanation for a person; empty if the outcome says all.
+  // Explanation for a person; empty if the outcome needs none.
   const char *detail;
   // How the version arrived: "raw" (whole) or "delta-1" (a patch on the version that ran
   // before); empty if unknown.
@@ -407,8 +407,8 @@ wb_code wb_connect(const wb_options *options, wb_worker **worker);
 // Returns the name of a worker, which is valid as long as the worker; empty for NULL.
 const char *wb_name(const wb_worker *worker);
 
-// Waits until the publisher admits the worker, and sets `epoch` to the publisher's; it may be
-// NULL.
+// Waits until the publisher admits the worker, and sets `epoch`, unless it is NULL, to the
+// publisher's.
 wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch);
 
 // Applies the newest version that has arrived, and waits for one if necessary. 0 ms: does not
@@ -417,7 +417,8 @@ wb_code wb_receive(const wb_worker *worker, uint32_t timeout_ms, wb_update *upda
 
 // Returns the publisher's metadata of a version, to be freed by wb_metadata_free(): of the running
 // version, by the number that wb_look(), wb_read() and wb_latest() give now (a restarted publisher
-// may rename it), or of one of the last few that wb_receive() returned. Of others: WB_NOTHING.
+// may rename it), or of one of the last few that wb_receive() returned. Returns WB_NOTHING for
+// others.
 wb_code wb_metadata_of(const wb_worker *worker,
                        const char *model,
                        uint64_t epoch,
@@ -464,10 +465,10 @@ wb_code wb_bind(const wb_publisher_options *options, wb_publisher **publisher);
 // Returns the address that workers need, which is valid as long as the publisher; empty for NULL.
 const char *wb_address(const wb_publisher *publisher);
 
-// Publishes a new version of a model, and waits until the workers have it. The tensors are
-// borrowed until they are copied, before this waits for workers. `options` and `receipt` may be
-// NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING, with nothing published, if
-// other calls were publishing the model until the timeout.
+// Publishes a new version of a model, and waits until the workers have it (see `wait`). The
+// tensors are borrowed until they are copied, which is before the wait. `options` and `receipt`
+// may be NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING, with nothing
+// published, if other calls were publishing the model until the timeout.
 wb_code wb_publish(const wb_publisher *publisher,
                    const char *model,
                    const wb_tensor *tensors,

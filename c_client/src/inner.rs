@@ -81,7 +81,7 @@ pub fn quietly<T>(otherwise: T, act: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or(otherwise)
 }
 
-/// Writes a new handle of `value` to the caller's place.
+/// Makes a handle of `value`, and writes it to `place`.
 ///
 /// # Safety
 ///
@@ -95,7 +95,7 @@ pub unsafe fn out<T>(place: *mut *mut T, value: T) -> Result<wb_code, Fault> {
     Ok(wb_code::WB_OK)
 }
 
-/// Writes a value to the caller's place, unless that is NULL.
+/// Writes a value to `place`, unless that is NULL.
 ///
 /// # Safety
 ///
@@ -119,7 +119,7 @@ pub unsafe fn free<T>(handle: *mut T) {
     }
 }
 
-/// Returns a text of the caller's. If `length` is 0, the text ends at its first zero byte.
+/// Returns a text of the C program. If `length` is 0, the text ends at its first zero byte.
 ///
 /// # Safety
 ///
@@ -136,7 +136,7 @@ pub unsafe fn text_of<'a>(text: *const c_char, length: usize, what: &str) -> Res
     std::str::from_utf8(bytes).map_err(|_| invalid(&format!("the {} is not UTF-8", what)))
 }
 
-/// Returns an array of the caller's, which may be NULL if it is empty.
+/// Returns an array of the C program, which may be NULL if it is empty.
 ///
 /// # Safety
 ///
@@ -168,7 +168,7 @@ pub unsafe fn model_of(tensors: *const wb_tensor, count: usize) -> Result<Model,
     Ok(Model::new(made.collect::<Result<Vec<Tensor>, Fault>>()?)?)
 }
 
-/// Returns the name, the dtype and the shape of a tensor of the caller's.
+/// Returns the name, the dtype and the shape of a tensor of the C program.
 ///
 /// # Safety
 ///
@@ -184,7 +184,8 @@ pub unsafe fn described<'a>(tensor: &wb_tensor) -> Result<(&'a str, Dtype, &'a [
     Ok((name, dtype, shape))
 }
 
-/// Makes a model of zeros in our own memory, and writes the address and size of each to `tensors`.
+/// Makes a model of zeros in this library's memory, and writes the address and size of each tensor
+/// to `tensors`.
 ///
 /// # Safety
 ///
@@ -240,7 +241,7 @@ pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault
 }
 
 /// Returns a copy of a caller's options. The caller may have been compiled when there were fewer
-/// fields, or more. The first header had `least` bytes of them.
+/// fields, or more. `least` is their size in the first header.
 ///
 /// # Safety
 ///
@@ -332,8 +333,8 @@ impl AllSaid {
     }
 }
 
-/// Returns the metadata of a version: one that `wb_receive` returned, or the running one, which may
-/// have been renamed since.
+/// Returns the metadata of a version that `wb_receive` returned, or of the running version, which
+/// may have been renamed since.
 ///
 /// # Safety
 ///
@@ -445,7 +446,7 @@ pub fn decide(
     }
 }
 
-/// Returns the caller's place for an update, filled with zeros.
+/// Returns the update at `place`, filled with zeros.
 ///
 /// # Safety
 ///
@@ -461,7 +462,7 @@ pub unsafe fn blank<'a>(place: *mut wb_update) -> Result<&'a mut wb_update, Faul
     }
 }
 
-/// Writes a text into a place of zeros. The last zero stays: a longer text is cut.
+/// Writes a text into an array of zeros. The last zero stays: a longer text is cut.
 pub fn put(text: &str, place: &mut [c_char]) {
     let room = place.len() - 1;
     for (to, from) in place.iter_mut().zip(text.bytes().take(room)) {

@@ -143,9 +143,9 @@ pub struct wb_options {
     /// Decides before any byte of a model changes. After a rejection the previous version still
     /// runs.
     pub before_apply: wb_decide,
-    /// Time limit of each call of these two, at most a day; 0: 60 s. After that the version is
-    /// rejected, whatever the function returns later, and its model applies no other one until the
-    /// function has returned.
+    /// Time limit of each call of these two functions, at most a day; 0: 60 s. After that the
+    /// version is rejected, whatever the function returns later, and no other version of its model
+    /// is applied until the function has returned.
     pub apply_timeout_ms: u32,
     /// True: versions may have tensors that the models here lack. These tensors are ignored.
     pub partial: bool,
@@ -163,8 +163,8 @@ pub struct wb_options {
     /// `cast`, patches need a second copy of the running version.
     pub whole_only: bool,
     /// Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
-    /// on the host of the address, or at its path with a suffix; else all is fetched, which is
-    /// slower.
+    /// on the host of the address, or at its path with a suffix; otherwise the worker fetches all
+    /// versions, which is slower.
     pub any_data_host: u64, // 64 bits: not in padding, where older programs may have anything
 }
 
@@ -198,8 +198,8 @@ pub struct wb_update {
     pub patched: bool, // in padding of programs that were compiled without it
 }
 
-/// The state of a worker. The running version is current, the rest may be a moment old. A number is
-/// 0 if it does not exist.
+/// The state of a worker. The running version is current, and the rest may be slightly out of date.
+/// A number is 0 if there is no such session or version.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_state {
@@ -213,7 +213,7 @@ pub struct wb_state {
     pub torn: bool,
     pub running_epoch: u64,
     pub running_version: u64,
-    /// The arriving version, how many of its chunks have arrived, and how many it has.
+    /// The arriving version, the number of its chunks that have arrived, and the number of all.
     pub arriving_epoch: u64,
     pub arriving_version: u64,
     pub chunks_here: u64,
@@ -265,7 +265,7 @@ pub struct wb_publisher_options {
     pub lost_after_ms: u32,
     /// A folder that keeps the epoch and the latest version of each model. A publisher that is
     /// started with it later, in this language or in Python, offers these versions again. NULL:
-    /// none. Freeing waits up to 10 s for what is to be written there.
+    /// none. Freeing waits up to 10 s until all is written there.
     pub state: *const c_char,
     /// Least number of workers that "all" stands for, in a publish that does not set it.
     pub expect: usize,
@@ -305,7 +305,7 @@ pub const WB_ENCODING_RAW: u32 = 0;
 pub const WB_ENCODING_DELTA: u32 = 1;
 /// Like WB_ENCODING_DELTA, but in more bytes, which take less time to encode and decode.
 pub const WB_ENCODING_DELTA_FLAT: u32 = 2;
-/// The one of these three that is likely to arrive soonest.
+/// Whichever of these three is likely to arrive first.
 pub const WB_ENCODING_AUTO: u32 = 3;
 
 /// Settings of one publish. Zeros are the defaults. Everything is borrowed for the call.
@@ -317,12 +317,12 @@ pub struct wb_publish_options {
     /// Names of the workers to publish to. If there are 0 names: all that subscribe to the model.
     pub workers: *const *const c_char,
     pub workers_count: usize,
-    /// How many workers must succeed; 0: all that it is published to.
+    /// Number of workers that must succeed; 0: all workers that the version is published to.
     pub at_least: usize,
     /// WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
     pub wait: u32,
-    /// True: no worker applies the version before the required number has staged it; none does if
-    /// too few stage it in time.
+    /// True: no worker applies the version before the required number has staged it. If too few
+    /// stage it in time, none applies it.
     pub together: bool,
     /// Time limit of the whole publish; 0: 60 s.
     pub timeout_ms: u32,
@@ -345,7 +345,7 @@ pub struct wb_outcome {
     pub outcome: *const c_char,
     /// Time from the call to the outcome; 0 while it is "behind".
     pub nanoseconds: u64,
-    /// Explanation for a person; empty if the outcome says all.
+    /// Explanation for a person; empty if the outcome needs none.
     pub detail: *const c_char,
     /// How the version arrived: "raw" (whole) or "delta-1" (a patch on the version that ran
     /// before); empty if unknown.
@@ -522,8 +522,8 @@ pub unsafe extern "C" fn wb_name(worker: *const wb_worker) -> *const c_char {
     unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.as_ptr())
 }
 
-/// Waits until the publisher admits the worker, and sets `epoch` to the publisher's; it may be
-/// NULL.
+/// Waits until the publisher admits the worker, and sets `epoch`, unless it is NULL, to the
+/// publisher's.
 #[no_mangle]
 pub unsafe extern "C" fn wb_joined(worker: *const wb_worker, timeout_ms: u32, epoch: *mut u64) -> wb_code {
     answer(|| {
@@ -569,7 +569,8 @@ pub unsafe extern "C" fn wb_receive(
 
 /// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(): of the running
 /// version, by the number that wb_look(), wb_read() and wb_latest() give now (a restarted publisher
-/// may rename it), or of one of the last few that wb_receive() returned. Of others: WB_NOTHING.
+/// may rename it), or of one of the last few that wb_receive() returned. Returns WB_NOTHING for
+/// others.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_of(
     worker: *const wb_worker,
@@ -727,10 +728,10 @@ pub unsafe extern "C" fn wb_address(publisher: *const wb_publisher) -> *const c_
     unsafe { publisher.as_ref() }.map_or(b"\0".as_ptr().cast(), |publisher| publisher.1.as_ptr())
 }
 
-/// Publishes a new version of a model, and waits until the workers have it. The tensors are
-/// borrowed until they are copied, before this waits for workers. `options` and `receipt` may be
-/// NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING, with nothing published, if
-/// other calls were publishing the model until the timeout.
+/// Publishes a new version of a model, and waits until the workers have it (see `wait`). The
+/// tensors are borrowed until they are copied, which is before the wait. `options` and `receipt`
+/// may be NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING, with nothing
+/// published, if other calls were publishing the model until the timeout.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publish(
     publisher: *const wb_publisher,

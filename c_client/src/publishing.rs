@@ -243,8 +243,7 @@ fn outcome_name(outcome: weightbus_core::Outcome) -> *const c_char {
     name.as_ptr().cast()
 }
 
-/// Sets the caller's receipt to NULL, so that after a failure no old receipt is taken for the
-/// result.
+/// Sets the receipt at `place` to NULL, so that a failed call leaves no old receipt there.
 ///
 /// # Safety
 ///
@@ -256,8 +255,7 @@ pub unsafe fn clear(place: *mut *mut wb_receipt) {
     }
 }
 
-/// Writes a receipt to the caller's place, whether or not the requirement was met. Returns the
-/// code.
+/// Writes a receipt to `place`, whether or not the requirement was met. Returns the code.
 ///
 /// # Safety
 ///

@@ -1,21 +1,21 @@
 // A publisher of the weight bus for C++17: it copies a model, sends it to every worker that
-// connects, and reports what each worker did with it.
+// connects, and reports the outcome at each worker.
 //
-// Like weightbus.hpp, which defines tensors and results, it is a layer over libweightbus.
+// It is a layer over libweightbus, like weightbus.hpp, which defines tensors and results.
 #pragma once
 
 #include <weightbus/weightbus.hpp>
 
 namespace weightbus {
 
-// What one worker did with a version.
+// The outcome of a publish at one worker.
 struct Outcome {
-  // "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (it runs a newer version).
+  // "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (a newer version runs).
   std::string outcome;
   std::chrono::nanoseconds after{0};  // from the call to the outcome; 0 while it is behind
   std::string detail;                 // for a person; empty if the outcome needs none
-  // How the version arrived: "raw" (whole) or "delta-1" (a patch on what ran there), and the bytes
-  // of that; empty if unknown.
+  // How the version arrived: "raw" (whole) or "delta-1" (a patch on the version that ran before),
+  // and the size of that in bytes; empty if unknown.
   std::string encoding;
   std::uint64_t nbytes = 0;
 };
@@ -25,31 +25,31 @@ struct Receipt {
   std::uint64_t epoch = 0, version = 0, nbytes = 0;
   std::chrono::nanoseconds took{0};
   std::string digest;
-  std::map<std::string, Outcome> workers;  // by name, every worker that it was published to
-  bool achieved = false;                   // as many workers succeeded as were required
-  std::string text;                        // the whole receipt, for a person
+  std::map<std::string, Outcome> workers;  // by name: each worker that the version was published to
+  bool achieved = false;                   // the required number of workers succeeded
+  std::string text;                        // the receipt as a text for a person
 };
 
 // The options of one publish.
 struct PublishOptions {
-  std::vector<std::string> workers;  // names of the workers; empty: all that want the model
-  std::size_t at_least = 0;          // how many of them must succeed; 0: all
+  std::vector<std::string> workers;  // names of the workers; empty: all that subscribe to the model
+  std::size_t at_least = 0;          // number of workers that must succeed; 0: all
   // The state that a worker must reach.
   enum class Wait { applied, staged, nobody } wait = Wait::applied;
-  bool together = false;  // none applies the version before as many as required have staged it
+  bool together = false;  // no worker applies the version before the required number has staged it
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  std::size_t expect = 0;  // the least number that counts as all; 0: that of the publisher
-  // How the version is sent to workers that accept patches: whole, or as what has changed since the
-  // version that they run; `delta_flat` has more bytes, which are faster to encode and decode;
-  // `automatic` chooses what is likely to arrive first.
+  std::size_t expect = 0;  // least number that "all" stands for; 0: the publisher's
+  // How the version is sent to workers that accept patches: whole, or as a patch on the version
+  // that they run. `delta_flat` has more bytes, which are faster to encode and decode. `automatic`
+  // chooses the one that is likely to arrive first.
   enum class Encoding { raw, delta, delta_flat, automatic } encoding = Encoding::raw;
-  // Text by name that is sent with the version: a step, a reward. At most 32 entries, and 4 KiB in
-  // all.
+  // Texts by name that are sent with the version, such as a step or a reward. At most 32 entries,
+  // and 4 KiB in all.
   std::map<std::string, std::string> metadata;
 };
 
 struct PublisherOptions {
-  std::string data, advertise;    // where the data socket binds, and its address as sent to workers
+  std::string data, advertise;    // address of the data socket, and the one sent to workers
   std::uint64_t epoch = 0;        // 0: milliseconds since 1970
   std::uint64_t chunk_bytes = 0;  // 0: 2^20
   std::chrono::milliseconds ping = std::chrono::seconds(1);        // between two pings
@@ -58,17 +58,17 @@ struct PublisherOptions {
   // The next publisher with that folder, in this language or in Python, offers these versions
   // again.
   std::string state;
-  std::size_t history = 0;  // how many older versions of each model are kept there
-  std::size_t expect = 0;   // the least number of workers that counts as all
+  std::size_t history = 0;  // number of older versions of each model kept there
+  std::size_t expect = 0;   // least number of workers that "all" stands for
   bool insecure = false;    // without keys, allow an address that other hosts can reach
-  // How many versions of each model are kept in memory as bases of patches, at most 8, and their
-  // total size in bytes; 0: 2 versions of any size.
+  // Number of versions of each model kept in memory as bases of patches, at most 8, and the bytes
+  // that they may take together; 0: 2 versions of any size.
   std::size_t bases = 0;
   std::uint64_t bases_bytes_max = 0;
 
   // A folder made by `weightbus keygen`: only workers with a key that it allows can connect, and
-  // everything that is published is encrypted. The folder is checked repeatedly. Not given: the
-  // folder in the environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
+  // all published data is encrypted. The folder is checked repeatedly. Not given: the folder in the
+  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
   std::optional<std::string> keys;
   std::chrono::milliseconds rekey{0};  // the lifetime of a group key; 0: a day
 
@@ -124,8 +124,8 @@ class Publisher {
   std::string address() const { return wb_address(raw_.get()); }
 
   // Publishes a new version of a model, and waits until the workers have it. `tensors` are copied
-  // before the wait begins, and not written to. If less was achieved than required, the result is a
-  // receipt, too.
+  // before the wait begins, and not written to. If fewer workers succeeded than required, the
+  // result is also a receipt.
   Result<Receipt> publish(const std::string& model, const std::vector<Tensor>& tensors,
                           const PublishOptions& options = {}) {
     std::vector<wb_tensor> raw;
@@ -148,7 +148,7 @@ class Publisher {
     });
   }
 
-  // Waits until at least `count` workers want the model; returns whether that happened in time.
+  // Waits until at least `count` workers subscribe to the model. Returns true if they did in time.
   Result<bool> wait_for_workers(const std::string& model, std::size_t count,
                                 std::chrono::milliseconds timeout) {
     const wb_code code =
@@ -157,7 +157,7 @@ class Publisher {
     return detail::error_of(code);
   }
 
-  // Closes the publisher: calls of publish() return what was achieved so far.
+  // Closes the publisher: calls of publish() return with the outcomes so far.
   void close() { wb_publisher_close(raw_.get()); }
 
  private:
@@ -223,7 +223,7 @@ class Publisher {
     return told;
   }
 
-  OnEvent on_event_;  // outlives the next, here and in a move assignment
+  OnEvent on_event_;  // outlives `raw_`, here and in a move assignment
   detail::Handle<wb_publisher, wb_publisher_free> raw_;
 };
 

@@ -5,7 +5,6 @@
 // themselves, values in place of borrowed memory, and a thread for applying versions in the
 // background. Nothing throws for an ordinary outcome, and no exception of a user function enters
 // the library.
-// throws gets into the library.
 #pragma once
 
 #include <weightbus.h>
@@ -36,15 +35,15 @@
 
 namespace weightbus {
 
-// Why a call failed. The code is the protocol's (section 13: "layout-mismatch", "name-taken",
-// "apply", ...) or, for errors on this side alone, "invalid", "torn", "closed", "timeout",
-// "not-found", "system" or "panic".
+// The error of a failed call. The code is one of the protocol (section 13: "layout-mismatch",
+// "name-taken", "apply", ...) or, for errors on this side alone, "invalid", "torn", "closed",
+// "timeout", "not-found", "system" or "panic".
 struct Error {
   std::string code;
   std::string text;
 };
 
-// A value, or why there is none.
+// A value, or an error.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -148,7 +147,7 @@ inline float to_float(Float16 from) { return detail::widen(from.bits, 5, 10, fal
 inline float to_float(Float8E4M3 from) { return detail::widen(from.bits, 4, 3, true); }
 inline float to_float(Float8E5M2 from) { return detail::widen(from.bits, 5, 2, false); }
 
-// Converts many values; `to` has room for as many.
+// Converts many values; `to` must have room for all.
 template <class Small>
 void to_floats(Span<const Small> from, float* to) {
   for (const Small one : from) *to++ = to_float(one);
@@ -189,8 +188,8 @@ inline constexpr const char* dtype_of = DtypeOf<T>::value;
 
 using Shape = std::vector<std::uint64_t>;  // row-major; {} is a scalar
 
-// Caller-owned memory, dense and row-major, into which versions are copied. It must stay in place
-// for as long as the worker lives.
+// Caller-owned memory, dense and row-major, into which versions are copied. It must stay valid, at
+// the same address, for as long as the worker lives.
 struct Tensor {
   std::string name, dtype;
   Shape shape;
@@ -249,7 +248,7 @@ inline Error error_of(wb_code code, std::string of_protocol = {}) {
   return {std::move(of_protocol), wb_error()};
 }
 
-// Makes a model of tensors, and stores in them where their memory is.
+// Makes a model of tensors, and stores the address and size of their memory in them.
 template <class Make>
 Result<std::shared_ptr<const wb_model>> model_of(std::vector<Tensor>& tensors, Make make) {
   std::vector<wb_tensor> raw;
@@ -271,15 +270,15 @@ Result<std::shared_ptr<const wb_model>> model_of(std::vector<Tensor>& tensors, M
 
 }  // namespace detail
 
-// Tensors in the library's own memory, zeros at first. The memory lives as long as this, or a
-// worker that uses it. A version of 2 MiB or more that arrives over the network is placed there by
-// an exchange of pages, without a copy. Do not fork while a version is applied, and do not register
-// this memory with a device or a network card (cudaHostRegister, ibv_reg_mr, io_uring), which would
-// go on using the old pages; mlock, madvise and mbind move with pages, too. For such uses, call
-// `in_place` with your own memory.
+// Tensors in the library's own memory, zeros at first. The memory is valid as long as this object
+// or a worker that uses it exists. A version of 2 MiB or more that arrives over the network is
+// placed there by an exchange of pages, without a copy. Do not fork while a version is applied, and
+// do not register this memory with a device or a network card (cudaHostRegister, ibv_reg_mr,
+// io_uring), which would keep using the old pages. The effects of mlock, madvise and mbind move
+// with the pages, too. For such uses, call `in_place` with your own memory.
 class Resident {
  public:
-  // Of tensors only names, dtypes and shapes count: `tensor<float>("w", nullptr, {4, 3})`.
+  // Only the names, dtypes and shapes of `tensors` are used: `tensor<float>("w", nullptr, {4, 3})`.
   static Result<Resident> of(std::vector<Tensor> tensors) {
     auto model = detail::model_of(tensors, wb_model_resident);
     if (!model) return model.error();
@@ -329,8 +328,8 @@ class TensorView {
   wb_tensor raw_;
 };
 
-// One version of a model that is received as snapshots. It never changes; its memory is reused once
-// it is released.
+// One version of a model that is received as snapshots. It never changes. Its memory is reused
+// after its release.
 class Snapshot {
  public:
   explicit Snapshot(const wb_update& told)
@@ -339,7 +338,7 @@ class Snapshot {
         version(told.version),
         raw_(told.snapshot, wb_snapshot_free) {}
 
-  // Of an offer, which owns it during the call.
+  // The snapshot of an offer, which owns it during the call.
   explicit Snapshot(const wb_offer& offer)
       : model(offer.model),
         epoch(offer.epoch),
@@ -384,10 +383,10 @@ struct Update {
   std::string model;
   std::uint64_t epoch = 0, version = 0, nbytes = 0;
   std::string digest;  // as reported to the publisher; empty if it was read from shared memory
-  double seconds = 0;  // how long the copy took
+  double seconds = 0;  // duration of the copy
   std::shared_ptr<const Snapshot> snapshot;  // of a model received as snapshots
   bool patched = false;                      // it arrived as a patch on the version that ran before
-  std::map<std::string, std::string> metadata;  // given by the publisher: a step, a reward
+  std::map<std::string, std::string> metadata;  // from the publisher, such as a step
 };
 
 // A version, whole and verified, that a user function accepts or rejects.
@@ -413,9 +412,9 @@ using Version = std::pair<std::uint64_t, std::uint64_t>;  // epoch, number
 
 struct ModelState {
   std::optional<Version> running, arriving, staged, ready;
-  std::uint64_t chunks_here = 0, chunks = 0;  // of the version that is arriving
-  bool torn = false;                          // it holds parts of two versions, and no version runs
-  // The publisher's metadata of the version that runs, under its current name.
+  std::uint64_t chunks_here = 0, chunks = 0;  // of the arriving version
+  bool torn = false;                          // has parts of two versions, and no version runs
+  // The publisher's metadata of the running version, under its current number.
   std::map<std::string, std::string> metadata;
 };
 
@@ -429,17 +428,17 @@ struct State {
 struct Options {
   std::string name;  // unique among the publisher's workers; empty: host, process, a random suffix
   bool shared_memory = true;    // copy versions out of a local publisher's memory
-  std::uint64_t bytes_max = 0;  // the largest version to take; 0: 64 GiB
+  std::uint64_t bytes_max = 0;  // size of the largest version to accept; 0: 64 GiB
 
   bool partial = false;  // ignore tensors that the models here lack
   bool cast = false;     // convert values where dtypes differ, among F64, F32, F16 and BF16
-  // Accept patches on the version that runs, if the publisher offers them. With `partial` or `cast`
-  // that costs a copy of what runs.
+  // Accept patches on the running version, if the publisher offers them. With `partial` or `cast`,
+  // that needs a second copy of the running version.
   bool patches = true;
 
-  // Connect to any data address that the publisher sends. Otherwise it must be on the same host as
-  // the publisher's address, or a path beside it; if it is not, all data is fetched, which is
-  // slower.
+  // Connect to any data address that the publisher sends. Otherwise it must be on the host of the
+  // publisher's address, or at its path with a suffix; if it is not, the worker fetches all
+  // versions, which is slower.
   bool any_data_host = false;
 
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
@@ -452,15 +451,15 @@ struct Options {
   std::function<void(const Event&)> on_event;
 
   // Accepts or rejects a version, once, in the thread that applies it, before any reader sees it
-  // and before it is reported. After a rejection, the previous snapshot stays; a model in place
-  // already holds the new version (read it without reading()), and is torn.
+  // and before it is reported. After a rejection, the previous snapshot stays. A model in place
+  // already has the new version (read it without reading()), and is torn after a rejection.
   Decide apply;
 
-  // The same, before a byte of a model changes: after a rejection the previous version runs on.
+  // Decides before any byte of a model changes: after a rejection the previous version still runs.
   Decide before_apply;
 
-  // The time limit of each call of these two functions, at most a day. After it the version counts
-  // as rejected, and its model accepts no other version until the function has returned.
+  // The time limit of each call of these two functions, at most a day. After that the version is
+  // rejected, and its model accepts no other version until the function has returned.
   std::chrono::milliseconds apply_timeout = std::chrono::seconds(60);
 
   // Versions of this model are copied into these tensors.
@@ -490,7 +489,7 @@ class Reading {
  public:
   Reading(wb_reading* raw, Version of) : version(of), raw_(raw) {}
 
-  const Version version;  // the version that the model holds; {0, 0} before the first
+  const Version version;  // the version in the model; {0, 0} before the first
 
  private:
   detail::Handle<wb_reading, wb_read_end> raw_;
@@ -527,8 +526,8 @@ class Worker {
   // to `on_event`.
   void start() { core_->start(); }
 
-  // Keeps a model unchanged while the result is held. Fails ("torn") if the model holds parts of
-  // two versions.
+  // Keeps a model unchanged while the result is held. Fails ("torn") if the model has parts of two
+  // versions.
   Result<Reading> reading(const std::string& model) const {
     const wb_model* const its = core_->find(model);
     if (its == nullptr) return Error{"invalid", "model '" + model + "' has no memory here"};
@@ -552,7 +551,7 @@ class Worker {
     return core_->look(model.c_str()).second.running;
   }
 
-  // Waits until a model runs this version or a newer one; returns whether it does.
+  // Waits until a model runs this version or a newer one. Returns true if it does.
   bool wait_for_version(const std::string& model, std::uint64_t version, Duration timeout) const {
     std::unique_lock guard(core_->mutex);
     return core_->applied.wait_until(guard, Core::after(timeout), [&] {
@@ -587,8 +586,8 @@ class Worker {
   // owns it.
   int fd() const { return wb_fd(core_->raw.get()); }
 
-  // Leaves with a `bye`, as the destructor does. Waiting calls of receive() return "closed". A
-  // function that decides on a version may call it, and its decision still counts.
+  // Sends a `bye` and ends, as the destructor does. Waiting calls of receive() return "closed". A
+  // function that decides on a version may call close(), and its decision is still used.
   void close() { core_->close(); }
 
  private:
@@ -721,7 +720,7 @@ class Worker {
     std::function<void(const Event&)> on_event;
     Decide apply, before_apply;
     std::map<std::string, std::shared_ptr<const wb_model>> models;
-    detail::Handle<wb_worker, wb_worker_free> raw;  // ends before what it uses
+    detail::Handle<wb_worker, wb_worker_free> raw;  // destroyed before the members that it uses
     std::mutex mutex;
     std::condition_variable applied;
     std::thread background;

@@ -7,22 +7,22 @@ import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.function.Consumer;
 
-/** User functions as the library calls them. No exception leaves them (JNA prints it). */
+/** Wraps user functions for the library. No exception leaves them (JNA prints it). */
 final class Callbacks {
   private Callbacks() {}
 
-  /** Calls a function with each event, in the library's thread. */
+  /** Returns a callback for a function that gets each event, in the library's thread. */
   static Lib.OnEvent listening(Consumer<Event> to) {
     Lib.OnEvent call = (raw, user) -> {
       to.accept(new Event(raw.kind, raw.model, raw.epoch, raw.version, raw.code, raw.text));
     };
-    // A daemon: it ends with the worker, and no program waits for it.
+    // A daemon thread: it ends with the worker, and the program's exit does not wait for it.
     Native.setCallbackThreadInitializer(
         call, new CallbackThreadInitializer(true, false, "weightbus-worker"));
     return call;
   }
 
-  /** Calls a function that decides, in the thread that receives. */
+  /** Returns a callback for a function that decides, in the thread that receives. */
   static Lib.OnOffer deciding(Decide function) {
     return (raw, text, room, user) -> {
       try (Snapshot snapshot = raw.snapshot == null ? null : new Snapshot(raw)) {

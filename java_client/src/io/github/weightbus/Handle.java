@@ -21,8 +21,8 @@ final class Handle {
   private boolean closed;
 
   /**
-   * @param what its name in error messages
-   * @param keeps what the library uses until the handle is freed
+   * @param what name of the object in error messages
+   * @param keeps an object that the library uses until the handle is freed
    */
   Handle(String what, Pointer pointer, Consumer<Pointer> free, Object keeps) {
     this.what = what;
@@ -34,7 +34,7 @@ final class Handle {
     });
   }
 
-  /** A handle that the library owns, for this thread alone, until it is closed. */
+  /** Makes a handle that the library owns, for this thread alone, until it is closed. */
   Handle(String what, Pointer pointer) {
     this.what = what;
     this.pointer = pointer;

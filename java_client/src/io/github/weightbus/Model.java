@@ -6,8 +6,8 @@ import com.sun.jna.ptr.PointerByReference;
 import java.util.List;
 
 /**
- * Memory into which the library alone writes versions of a model. It lives as long as this, a
- * worker, a tensor or a buffer that uses it can be reached.
+ * Memory into which the library alone writes versions of a model. It is valid as long as this
+ * model, or a worker, a tensor or a buffer that uses it, can be reached.
  */
 public final class Model {
   private final Handle handle;
@@ -21,8 +21,8 @@ public final class Model {
   /**
    * Makes a model of caller-owned memory: each tensor is {@link Tensor#in} a buffer.
    *
-   * @throws WeightbusException a buffer has another size than its dtype and shape say, or is
-   *     missing ("invalid")
+   * @throws WeightbusException a buffer is missing, or its size does not fit the dtype and the
+   *     shape ("invalid")
    */
   public static Model of(Tensor... tensors) {
     List<Tensor> all = List.of(tensors);
@@ -92,7 +92,7 @@ public final class Model {
         WeightbusException.made(status, made), this, epoch.getValue(), version.getValue());
   }
 
-  /** The handle that a worker uses for as long as it lives. */
+  /** Returns the handle, which a worker uses until it is freed. */
   Handle handle() {
     return handle;
   }

@@ -21,12 +21,12 @@ public final class Reading implements AutoCloseable {
     return model;
   }
 
-  /** Returns the epoch of what the model holds; 0 before the first version. */
+  /** Returns the epoch of the version in the model; 0 before the first. */
   public long epoch() {
     return epoch;
   }
 
-  /** Returns the number of the version that the model holds; 0 before the first. */
+  /** Returns the number of the version in the model; 0 before the first. */
   public long version() {
     return version;
   }

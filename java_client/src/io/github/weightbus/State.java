@@ -3,8 +3,8 @@ package io.github.weightbus;
 import java.util.Map;
 
 /**
- * The state of a worker, and of one of its models. What runs is current; the rest may be a moment
- * old.
+ * The state of a worker, and of one of its models. The running version is current, and the rest may
+ * be slightly out of date.
  *
  * @param epoch of the session; 0 outside one
  * @param malformed messages dropped because they broke the protocol
@@ -12,11 +12,11 @@ import java.util.Map;
  * @param torn an apply failed half-way, and no version runs
  * @param running the version that runs, or null
  * @param arriving the version that arrives, or null
- * @param chunksHere how many of its chunks have arrived
- * @param chunks how many chunks it has
+ * @param chunksHere number of its chunks that have arrived
+ * @param chunks number of its chunks
  * @param staged the version that waits for a commit, or null
  * @param ready the version that waits for {@link Worker#receive} or is being applied, or null
- * @param metadata the publisher's metadata of the version that runs, under its current name
+ * @param metadata the publisher's metadata of the running version, under its current number
  */
 public record State(long epoch, long malformed, boolean shared, boolean torn, Version running,
     Version arriving, long chunksHere, long chunks, Version staged, Version ready,

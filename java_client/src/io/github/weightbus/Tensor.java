@@ -49,7 +49,7 @@ public final class Tensor {
 
   /**
    * Returns this tensor in caller-owned memory, for {@link Model#of}: the remaining bytes of a
-   * direct buffer, as many as dtype and shape say.
+   * direct buffer, whose number must fit the dtype and the shape.
    *
    * @throws WeightbusException the buffer is not direct, or is read-only ("invalid")
    */
@@ -142,8 +142,8 @@ public final class Tensor {
   }
 
   /**
-   * Copies bytes from an offset on, as many as it has and as fit into the buffer, and returns how
-   * many. Keeps no memory: this is the way to read large snapshots in pieces.
+   * Copies bytes from an offset on, up to the end of the tensor or of the buffer, and returns their
+   * number. Keeps no memory: use this to read large snapshots in pieces.
    */
   public int copyTo(ByteBuffer to, long offset) {
     look(offset, 0);
@@ -171,7 +171,7 @@ public final class Tensor {
     return values;
   }
 
-  /** Returns a part of its bytes, for the duration of the call. */
+  /** Calls a function with a part of its bytes, which are valid during the call. */
   private void show(long offset, int count, Consumer<ByteBuffer> to) {
     if (memory != null) {
       to.accept(inOrder(memory.slice((int) offset, count)));

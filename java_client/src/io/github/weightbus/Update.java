@@ -15,9 +15,9 @@ import java.util.TreeMap;
  *
  * @param nbytes its size in bytes
  * @param digest its digest, as reported to the publisher; "" if it was read from shared memory
- * @param took how long the copy took
- * @param snapshot of a model received as snapshots, otherwise null; close it
- * @param metadata text by name, given by the publisher: a step, a reward
+ * @param took duration of the copy
+ * @param snapshot the snapshot, if the model is received as snapshots, otherwise null; close it
+ * @param metadata texts by name from the publisher, such as a step or a reward
  */
 public record Update(String model, long epoch, long version, long nbytes, String digest,
     Duration took, Snapshot snapshot, Map<String, String> metadata) {

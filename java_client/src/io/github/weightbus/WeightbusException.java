@@ -3,7 +3,7 @@ package io.github.weightbus;
 import com.sun.jna.Pointer;
 import com.sun.jna.ptr.PointerByReference;
 
-/** Why a call failed: a code for programs, and the library's text for people. */
+/** The error of a failed call: a code for programs, and the library's text for people. */
 public final class WeightbusException extends RuntimeException {
   private static final long serialVersionUID = 1;
   private static final String[] CODES = {"ok", "timeout", "rejected", "refused", "closed", "torn",
@@ -39,7 +39,7 @@ public final class WeightbusException extends RuntimeException {
     return place.getValue();
   }
 
-  /** Of a version that was rejected, or a worker that was refused. */
+  /** Returns the exception for a rejected version, or a refused worker. */
   static WeightbusException of(int status, Lib.RawUpdate told) {
     String code = Lib.RawUpdate.text(told.code);
     return new WeightbusException(code.isEmpty() ? nameOf(status) : code, Lib.LIB.wb_error(),
@@ -51,7 +51,7 @@ public final class WeightbusException extends RuntimeException {
   }
 
   /**
-   * Returns the protocol's code (its section 13: "layout-mismatch", "name-taken", "apply", ...) or,
+   * Returns a code of the protocol (section 13: "layout-mismatch", "name-taken", "apply", ...) or,
    * for errors on this side alone, "invalid", "torn", "closed", "timeout", "not-found", "system" or
    * "panic".
    */

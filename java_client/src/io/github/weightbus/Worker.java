@@ -29,7 +29,7 @@ public final class Worker implements AutoCloseable {
     this.handle = new Handle("worker \"" + name + "\"", raw, Lib.LIB::wb_worker_free, core);
   }
 
-  /** What the library calls and writes to until the worker is freed. */
+  /** The objects that the library uses until the worker is freed. */
   private static final class Core {
     final Map<String, Model> models = new LinkedHashMap<>();
     Lib.OnEvent onEvent;
@@ -62,13 +62,13 @@ public final class Worker implements AutoCloseable {
       return this;
     }
 
-    /** Receives versions of a model in place, in this memory. */
+    /** Receives versions of a model in the memory of {@code model}. */
     public Builder inPlace(String id, Model model) {
       models.put(id, model);
       return this;
     }
 
-    /** Receives versions of a model as a {@link Snapshot} each, whatever their layout. */
+    /** Receives each version of a model as a {@link Snapshot}, with any layout. */
     public Builder snapshots(String id) {
       models.put(id, null);
       return this;
@@ -109,9 +109,9 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Connects to any data address that the publisher sends. Otherwise it must be on the same host
-     * as the publisher's address, or a path beside it; if it is not, all data is fetched, which is
-     * slower.
+     * Connects to any data address that the publisher sends. Otherwise it must be on the host of
+     * the publisher's address, or at its path with a suffix; if it is not, the worker fetches all
+     * versions, which is slower.
      */
     public Builder anyDataHost() {
       raw.any_data_host = 1;
@@ -139,7 +139,8 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * The same, before a byte of a model changes: after a rejection the previous version runs on.
+     * Sets a function that decides before any byte of a model changes: after a rejection the
+     * previous version still runs.
      */
     public Builder beforeApply(Decide function) {
       beforeApply = function;
@@ -148,7 +149,7 @@ public final class Worker implements AutoCloseable {
 
     /**
      * Sets the time limit of each call of these two functions, at most a day. Default: 60 s. After
-     * it the version counts as rejected, and its model accepts no other until the function has
+     * that the version is rejected, and its model accepts no other version until the function has
      * returned.
      */
     public Builder applyTimeout(Duration timeout) {
@@ -292,8 +293,8 @@ public final class Worker implements AutoCloseable {
   }
 
   /**
-   * Leaves with a bye and ends the worker's thread. Waiting calls of {@link #receive}, and all
-   * later calls, throw "closed". Closing it twice has no effect.
+   * Sends a bye and ends the worker's thread. Waiting calls of {@link #receive}, and all later
+   * calls, throw "closed". Closing it twice has no effect.
    *
    * @throws WeightbusException this is {@code onEvent}, in the thread that is to end ("invalid")
    */
