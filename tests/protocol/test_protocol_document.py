@@ -135,40 +135,35 @@ def shown(number: int) -> str:
     return str(number)
 
 
-def described(kind: msgspec.inspect.Type) -> tuple[str, str]:
-    """Return JSON type and bounds of a field as the document writes them."""
+def described(kind: msgspec.inspect.Type) -> str:
+    """Return the type of a field, with its bounds, as the document writes it."""
     match kind:
         case msgspec.inspect.IntType(ge=int(least), le=most, lt=above):
             greatest = most if above is None else above - 1
             assert greatest is not None
-            return "integer", f"{shown(least)} to {shown(greatest)}"
+            return f"{shown(least)} to {shown(greatest)}"
         case msgspec.inspect.StrType(pattern=messages.NAME_PATTERN):
-            return "string", "name"
+            return "name"
         case msgspec.inspect.StrType(pattern=str(pattern)):
             digits = re.fullmatch(r"\^(\()?\[0-9a-f\]\{(\d+)\}(?(1)\)\?)\\Z", pattern)
             assert digits is not None, pattern
-            return "string", f"{digits[2]} hex digits" + (" or empty" if digits[1] else "")
+            return f"{digits[2]} hex digits" + (" or empty" if digits[1] else "")
         case msgspec.inspect.StrType(max_length=int(longest)):
-            return "string", f"at most {longest} characters"
+            return f"at most {longest} characters"
         case msgspec.inspect.BytesType(max_length=longest):
-            return "string", f"base64 of at most {longest} bytes"
+            return f"base64 of at most {longest} bytes"
         case msgspec.inspect.BoolType():
-            return "boolean", "true, false"
+            return "boolean"
         case msgspec.inspect.LiteralType(values=values):
-            return "string", ", ".join(f"`{value}`" for value in values)
+            return ", ".join(f"`{value}`" for value in values)
         case msgspec.inspect.UnionType(types=(inner, msgspec.inspect.NoneType())):
-            json_type, bounds = described(inner)
-            return f"{json_type} or null", bounds
+            return f"{described(inner)} or null"
         case msgspec.inspect.StructType(cls=cls):
-            return "object", cls.__name__.lower()
+            return cls.__name__.lower()
         case msgspec.inspect.ListType(item_type=item, max_length=longest):
-            json_type, bounds = described(item)
-            null = " or null" if json_type.endswith(" or null") else ""
-            return "array", f"at most {longest}: {bounds}{null}"
+            return f"array, at most {longest}: {described(item)}"
         case msgspec.inspect.DictType(key_type=key, value_type=value, max_length=longest):
-            json_type, bounds = described(value)
-            entry = bounds + (" or null" if json_type.endswith(" or null") else "")
-            return "object", f"at most {longest}: {described(key)[1]} → {entry}"
+            return f"object, at most {longest}: {described(key)} → {described(value)}"
         case other:
             raise AssertionError(f"say here how the document writes {other}")
 
@@ -187,20 +182,20 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Row]:
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     return [
-        (f"`{field.encode_name}`", *described(field.type), default_of(field))
+        (f"`{field.encode_name}`", described(field.type), default_of(field))
         for field in info.fields
         if field.name != "wbp"
     ]
 
 
 # Three fields that most messages begin with, which a table names in one row.
-NAMES_A_VERSION = ("`model`, `epoch`, `version`", "version fields", "", "required")
+NAMES_A_VERSION = ("`model`, `epoch`, `version`", "version fields", "required")
 VERSION_FIELDS = [
-    ("`model`", "string", "name", "required"),
-    ("`epoch`", "integer", "0 to 2^53-1", "required"),
-    ("`version`", "integer", "1 to 2^53-1", "required"),
+    ("`model`", "name", "required"),
+    ("`epoch`", "0 to 2^53-1", "required"),
+    ("`version`", "1 to 2^53-1", "required"),
 ]
-FIELDS = ("field", "JSON type", "bounds", "default", "meaning")
+FIELDS = ("field", "type", "default", "meaning")
 ADDED = rows_of("message", *FIELDS)
 
 
@@ -210,7 +205,7 @@ def described_fields(title: str) -> list[Row]:
     assert head == FIELDS
     fields: list[Row] = []
     for row in rows:
-        fields += VERSION_FIELDS if row[:4] == NAMES_A_VERSION else [row[:4]]
+        fields += VERSION_FIELDS if row[:3] == NAMES_A_VERSION else [row[:3]]
     return fields
 
 
@@ -242,7 +237,7 @@ def test_the_tables_of_a_message_are_what_the_code_checks(kind: str) -> None:
     if not fields:
         assert "No fields." in section(f"`{kind}`")
         return
-    found = described_fields(f"`{kind}`") + [row[1:5] for row in ADDED if row[0] == f"`{kind}`"]
+    found = described_fields(f"`{kind}`") + [row[1:4] for row in ADDED if row[0] == f"`{kind}`"]
     assert sorted(found) == sorted(fields)
 
 
@@ -356,7 +351,7 @@ def sentences() -> str:
     text = re.sub(r"[\d,]+(?: s)? \(`[A-Z_]+`\)", "", text)
     numbered = {FIELDS, ("message", *FIELDS), ("limit", "value", "meaning"), RATES}
     numbered |= {("time", "default", "side", "meaning"), ("what", "value")}
-    numbered |= {("bounds in the tables", "meaning"), ("offset", "bytes", "what")}
+    numbered |= {("type in the tables", "the value in JSON"), ("offset", "bytes", "what")}
     kept: list[str] = []
     for part in re.split(r"((?:^ *\|.*\n)+)", text, flags=re.MULTILINE):
         head = next(tables(part), ((), []))[0] if part.lstrip().startswith("|") else ()
