@@ -62,12 +62,24 @@ LEFT_OUT = {
     *("wbp", "model", "instance", "data", "ping_ms", "lost_ms", "age_ms"),
     *("layout", "layout_bytes", "nbytes", "chunk_bytes", "encoding"),
 }
+WITHIN = "epoch", "encoding"  # fields of objects that are left out
 NAMES_EPOCHS = {"hello", "welcome", "rename"}  # messages that are about more than one
 BLOCK = re.compile(
     r"^( *)<!-- transcript: (\w+) -->\n\1```\n(.*?)^\1```$", re.MULTILINE | re.DOTALL
 )
 LEVEL_1 = (ROOT / "examples" / "level1_worker.py").read_text().partition("\nworker = Worker(")[0]
 """The example's source, without the lines that start it."""
+
+
+def without(value: Any, *names: str) -> Any:
+    """Return a JSON value without the fields of these names, at any depth."""
+    match value:
+        case dict():
+            return {n: without(v, *names) for n, v in value.items() if n not in names}
+        case list():
+            return [without(each, *names) for each in value]
+        case _:
+            return value
 
 
 class OverError(Exception):
@@ -121,6 +133,8 @@ class Scene:
             out = LEFT_OUT | (set() if fields["type"] in NAMES_EPOCHS else {"epoch"})
             usual = {"commit": "auto", "acknowledge": "applied"}.items()
             fields = {n: v for n, v in fields.items() if n not in out and (n, v) not in usual}
+            if fields["type"] not in NAMES_EPOCHS:
+                fields = {n: without(v, *WITHIN) for n, v in fields.items()}
             if len(fields.get("text", "")) > TEXT_MAX:
                 fields["text"] = fields["text"][:TEXT_MAX] + "..."
         text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
