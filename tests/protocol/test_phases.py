@@ -18,7 +18,7 @@ from weightbus.bus.worker.version_store import IN_MEMORY, VersionEntry, VersionS
 from weightbus.tests.vectors import levels, phase_cases
 
 ROOT = Path(__file__).parents[2]
-WORKER = levels.section("worker", "The states of a version")
+WORKER = phase_cases.worker_tables()
 PUBLISHER = levels.section("publisher", "States")
 EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
 Table = Mapping[Any, Mapping[Any, str]]

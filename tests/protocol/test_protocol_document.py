@@ -174,7 +174,7 @@ def described(kind: msgspec.inspect.Type) -> str:
 
 def default_of(field: msgspec.inspect.Field) -> str:
     if field.required:
-        return "required"
+        return ""
     default: Any = field.default
     if default is msgspec.NODEFAULT:
         assert callable(field.default_factory)
@@ -193,11 +193,11 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Row]:
 
 
 # Three fields that most messages begin with, which a table names in one row.
-NAMES_A_VERSION = ("`model`, `epoch`, `version`", "version fields", "required")
+NAMES_A_VERSION = ("`model`, `epoch`, `version`", "version fields", "")
 VERSION_FIELDS = [
-    ("`model`", "name", "required"),
-    ("`epoch`", "integer", "required"),
-    ("`version`", "1 to 2^53-1", "required"),
+    ("`model`", "name", ""),
+    ("`epoch`", "integer", ""),
+    ("`version`", "1 to 2^53-1", ""),
 ]
 FIELDS = ("field", "type", "default", "meaning")
 ADDED = rows_of("message", *FIELDS)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from weightbus.tests.vectors.levels import highest, section
 from weightbus.tests.vectors.parts import Json
@@ -36,9 +37,19 @@ RULES = {  # of the events that the document explains in a sentence; a table has
 }
 
 
+def worker_tables() -> str:
+    """Return the protocol's section of a worker's tables, and the tables that it does not require.
+
+    The latter stand in the README of the vectors.
+    """
+    readme = (Path(__file__).parent / "README.md").read_text()
+    more = readme.split("\n## Two more tables of phases\n")[1].split("\n## ")[0]
+    return section("worker", "The states of a version") + more
+
+
 def worker_cases() -> Iterator[Json]:
     """Yield those of `phases.json`."""
-    yield from _cases(section("worker", "The states of a version"), WORKER)
+    yield from _cases(worker_tables(), WORKER)
 
 
 def publisher_cases() -> Iterator[Json]:

@@ -56,10 +56,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "protocol"
 EPOCH, MODEL = 1795336664798, "policy"
 DELAY, TICK = 0.001, 0.01  # seconds
-TEXT_MAX = 32  # characters of a text that are shown
 NOISE = {"ping", "pong", "beacon"}
 LEFT_OUT = {
-    *("wbp", "model", "instance", "data", "ping_ms", "lost_ms", "age_ms"),
+    *("wbp", "model", "instance", "text", "data", "ping_ms", "lost_ms", "age_ms"),
     *("layout", "layout_bytes", "nbytes", "chunk_bytes", "encoding"),
 }
 WITHIN = "epoch", "encoding"  # fields of objects that are left out
@@ -135,8 +134,6 @@ class Scene:
             fields = {n: v for n, v in fields.items() if n not in out and (n, v) not in usual}
             if fields["type"] not in NAMES_EPOCHS:
                 fields = {n: without(v, *WITHIN) for n, v in fields.items()}
-            if len(fields.get("text", "")) > TEXT_MAX:
-                fields["text"] = fields["text"][:TEXT_MAX] + "..."
         text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
         text = re.sub(r"([0-9a-f]{4})[0-9a-f]{12,}", r"\1...", text)
         text = re.sub(r'("sealed":"[\w+/]{4})[\w+/=]+', r"\1...", text)
