@@ -193,7 +193,7 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Row]:
 
 
 # Three fields that most messages begin with, which a table names in one row.
-NAMES_A_VERSION = ("`model`, `epoch`, `version`", "version fields", "")
+NAMES_A_VERSION = ("`model`, `epoch`, `version`", "", "")
 VERSION_FIELDS = [
     ("`model`", "name", ""),
     ("`epoch`", "integer", ""),

@@ -56,7 +56,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "protocol"
 EPOCH, MODEL = 1795336664798, "policy"
 DELAY, TICK = 0.001, 0.01  # seconds
-NOISE = {"ping", "pong", "beacon"}
+NOISE = {"ping": 1, "pong": 0, "beacon": 1}  # how many of a sender are shown
 LEFT_OUT = {
     *("wbp", "model", "instance", "text", "data", "ping_ms", "lost_ms", "age_ms"),
     *("layout", "layout_bytes", "nbytes", "chunk_bytes", "encoding"),
@@ -89,7 +89,7 @@ class Scene:
     """A clock, a network, and what was sent.
 
     Args:
-        brief: Leave out pings, pongs and beacons of each sender after the first, and the fields
+        brief: Leave out pongs, pings and beacons of each sender after the first, and the fields
             `LEFT_OUT`.
     """
 
@@ -126,7 +126,7 @@ class Scene:
         fields = json.loads(bytes(header))
         kind = f"{who}{arrow}{fields['type']}"
         self._seen[kind] += 1
-        if self.brief and fields["type"] in NOISE and self._seen[kind] > 1:
+        if self.brief and fields["type"] in NOISE and self._seen[kind] > NOISE[fields["type"]]:
             return
         if self.brief:
             out = LEFT_OUT | (set() if fields["type"] in NAMES_EPOCHS else {"epoch"})
@@ -530,7 +530,7 @@ def pull() -> Scene:
     scene = Scene(brief=False)
     trainer = Trainer(scene)
     trainer.publish(flat(40), bytes_of(1, 40))
-    stage = Stage(scene, trainer, {}, 1.007)
+    stage = Stage(scene, trainer, {}, 0.5)
     stage.play()
     return scene
 
