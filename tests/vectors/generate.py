@@ -21,6 +21,7 @@ from weightbus.tests.vectors import (
     levels,
     message_cases,
     phase_cases,
+    publisher_sequence_cases,
     sealing_cases,
     segment_cases,
     sequence_cases,
@@ -95,6 +96,7 @@ def files() -> dict[str, bytes]:
     in_sequence = (*sequence_cases.sequence_cases(), *arrow_cases.cases())
     sequences = [_sequence(out, case) for case in in_sequence]
     out.table("sequences.json", cases=sequences)
+    out.table("publisher_sequences.json", cases=publisher_sequence_cases.sequence_cases())
     out.table("phases.json", cases=phase_cases.worker_cases())
     out.table("publisher_phases.json", cases=phase_cases.publisher_cases())
     out.table(

@@ -11,8 +11,6 @@ use crate::transfer::Time;
 /// Whether subscribers of a model need the whole version, or can use its first patch (D6).
 #[derive(Default)]
 pub(super) struct Listeners {
-    /// True if there is a subscriber.
-    pub any: bool,
     /// True if a subscriber needs the whole version.
     pub whole: bool,
     /// True if a subscriber runs the base of the first patch.
@@ -36,7 +34,6 @@ impl PublisherMachine {
         let mut found = Listeners::default();
         for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.subscribed && peer.wants(model)) {
             let patch = patches.iter().position(|patch| patch.is_for(peer, model));
-            found.any = true;
             found.whole |= patch.is_none();
             found.first |= patch == Some(0);
         }

@@ -140,8 +140,8 @@ impl PublisherMachine {
     }
 
     /// Broadcasts an announcement, and begins to push the version. A small version is sent in the
-    /// announcement instead. If every subscriber can use a patch, the whole version is not pushed.
-    /// The first patch is pushed if subscribers can use it (D6).
+    /// announcement instead. If every subscriber can use a patch, the whole version is not pushed, and
+    /// no `end` of it follows (S9). The first patch is pushed if subscribers can use it (D6).
     fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
         self.end_pushes(model);
         let versions = self.store.versions(model);
@@ -165,10 +165,6 @@ impl PublisherMachine {
         }
         let topic = control_topic(model);
         self.perform(Effect::Broadcast { topic, message: FromPublisher::Announce(announce), payload });
-        if !listeners.any {
-            // Nothing is pushed: a subscriber that gets the end fetches the version.
-            self.broadcast_end(model, number, &content);
-        }
     }
 
     fn broadcast_end(&mut self, model: &str, number: u64, content: &Content) {

@@ -78,11 +78,7 @@ impl PublisherMachine {
             _ => return,
         }
         if !self.plausible(&said.model, &running) {
-            let versions = self.store.of(&said.model, said.epoch);
-            if versions.map_or(false, |versions| versions.had(said.version)) {
-                self.wrong_digest(name, &said, now); // P15
-            }
-            return;
+            return self.wrong_digest(name, &said, now); // P15
         }
         let key = (said.epoch, said.version);
         if self.roster.get(name).map_or(false, |peer| peer.runs(&said.model) < key) {
@@ -145,15 +141,15 @@ impl PublisherMachine {
             Some(key) => key,
             None => return,
         };
-        let versions = self.store.models.get(&said.model);
-        let published = versions.and_then(|versions| versions.known_digest(said.version));
+        let versions = self.store.of(&said.model, said.epoch);
+        let published = versions.and_then(|versions| versions.known_digest(said.version)).map(str::to_owned);
         let text = format!(
             "worker {} reports digest {:?} for version {} of {}; published was {}",
             name,
             said.digest,
             said.version,
             said.model,
-            published.unwrap_or("no such version")
+            published.as_deref().unwrap_or("no such version")
         );
         self.tell_of(WorkerEventKind::WrongDigest, name, &key, text, now);
     }

@@ -27,6 +27,9 @@ impl PublisherMachine {
         }
         self.told(name, fetch, number, now);
         if fetch.count == 0 {
+            if let Some(versions) = self.store.find(&fetch.model) {
+                versions.left(name, number); // the worker moves on to this version (P9)
+            }
             return self.describe(name, &fetch.model, number, fetch.layout);
         }
         if fetch.version == 0 || fetch.first + fetch.count > content.plan.count() {
