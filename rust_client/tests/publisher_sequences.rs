@@ -320,7 +320,7 @@ fn default(name: &str) -> Option<Value> {
     Some(match name {
         "models" => Value::Object(Map::new()),
         "features" | "patches" | "differences" => json!([]),
-        "patch" => Value::Null,
+        "patch" | "whole" => Value::Null,
         "token" | "first" | "since" | "age_ms" | "differing" | "epoch" | "version" => json!(0),
         "keep" | "more" | "follows" => json!(false),
         "commit" => json!("auto"),

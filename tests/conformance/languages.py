@@ -89,6 +89,7 @@ NO_CHECKING = {"checking.json": "without the feature `checking`: it cannot be ve
 OF_CLIENTS = (  # whose own tests play them: a driver is a worker without memory
     "ties.json",
     "publisher_phases.json",
+    "publisher_sequences.json",
 )
 RUST_INSIDE = {
     table.name: "the Rust client inside, whose driver answers them"

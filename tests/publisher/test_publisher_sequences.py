@@ -180,7 +180,9 @@ def offer_of(call: Case) -> VersionOffer:
     nbytes = call["nbytes"]
     data = (call["seed"] * 16 + np.arange(nbytes)).astype(np.uint8)
     layout = Layout.plan([("w", "U8", (nbytes,))])
-    offer = VersionOffer.of(call.get("model", "m"), layout, call["chunk_bytes"], PlainSnapshot(data))
+    offer = VersionOffer.of(
+        call.get("model", "m"), layout, call["chunk_bytes"], PlainSnapshot(data)
+    )
     hash_all(offer)
     offer.keep = call.get("keep", False)
     offer.patches = tuple(
@@ -230,9 +232,25 @@ def contains(value: object, wanted: object) -> bool:
 
 
 DEFAULTS: Case = {  # of fields that a header may leave out
-    **{"models": {}, "features": [], "patches": [], "patch": None, "token": 0, "first": 0},
-    **{"epoch": 0, "version": 0, "keep": False, "more": False, "follows": False, "since": 0, "age_ms": 0, "commit": "auto"},
-    **{"acknowledge": "applied", "encoding": "raw", "differing": 0, "differences": []},
+    "models": {},
+    "features": [],
+    "patches": [],
+    "patch": None,
+    "whole": None,
+    "token": 0,
+    "first": 0,
+    "epoch": 0,
+    "version": 0,
+    "keep": False,
+    "more": False,
+    "follows": False,
+    "since": 0,
+    "age_ms": 0,
+    "commit": "auto",
+    "acknowledge": "applied",
+    "encoding": "raw",
+    "differing": 0,
+    "differences": [],
 }
 
 
@@ -259,11 +277,12 @@ def faults(player: Player, expect: Case) -> Iterator[str]:
         if expect.get(name, False if name != "owner" else None) != value:
             yield f"{name}: {value}"
     for name, status in expect.get("status", {}).items():
-        found = player.status(name)
-        if (status is None) != (found is None):
-            yield f"{name} is {found}"
-        elif found is not None and not found | status == found:
-            yield f"{name} is {found}, not {status}"
+        seen = player.status(name)
+        if seen is None or status is None:
+            if seen is not status:
+                yield f"{name} is {seen}"
+        elif seen | status != seen:
+            yield f"{name} is {seen}, not {status}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

@@ -10,9 +10,9 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+from weightbus.tests.vectors import parts
 from weightbus.tests.vectors.layout_cases import info
 from weightbus.tests.vectors.levels import highest
-from weightbus.tests.vectors import parts
 from weightbus.tests.vectors.parts import Json, digest, padded, spans
 
 EPOCH, CHUNK_BYTES, NBYTES = 7, 16, 40
@@ -21,7 +21,7 @@ START_MS = 20 * 366 * DAY_MS  # of the publisher, by its wall clock
 AGE_MS = 10_000  # of the publisher, when the first event comes
 LEAP_MS = 366 * DAY_MS  # `EPOCH_LEAP_MAX_MS`
 WINDOW = 64  # `PUSH_CHUNKS`
-FIRST, SECOND, THIRD = ("%d" % n * 32 for n in range(3))  # instances of one worker
+FIRST, SECOND = "0" * 32, "1" * 32  # instances of one worker
 WRONG = "f" * 64
 DELTA = "delta-1"
 
@@ -39,7 +39,7 @@ class Data:
     model: str = "m"
 
     @property
-    def bytes(self) -> bytes:
+    def content(self) -> bytes:
         """What the generator and each player compute from number and size."""
         return bytes((self.version * 16 + index) % 256 for index in range(self.nbytes))
 
@@ -56,7 +56,7 @@ class Data:
     @property
     def digest(self) -> str:
         """The digest of layout and chunks."""
-        crcs = [crc32c(self.bytes[a:b]) for a, b in spans(self.nbytes, self.chunk_bytes)]
+        crcs = [crc32c(self.content[a:b]) for a, b in spans(self.nbytes, self.chunk_bytes)]
         return digest(hashlib.sha256(self.layout).hexdigest(), self.chunk_bytes, crcs)
 
     @property
@@ -68,10 +68,10 @@ class Data:
 
     def announce(self, to: str = "m/ctl", layout: bool = False, **fields: Any) -> Json:
         """An announcement, with or without the layout."""
-        size = {"nbytes": self.nbytes, "chunk_bytes": self.chunk_bytes, "encoding": "raw"}
+        size: Json = {"nbytes": self.nbytes, "chunk_bytes": self.chunk_bytes, "encoding": "raw"}
         name = {"layout": hashlib.sha256(self.layout).hexdigest()}
         known = {**self.named, **name, "layout_bytes": len(self.layout), **size}
-        modes = {"commit": "auto", "acknowledge": "applied"}
+        modes: Json = {"commit": "auto", "acknowledge": "applied", "whole": None}
         payload = {"payload": len(self.layout) if layout else 0}
         return {"to": to, "type": "announce", **known, **modes, **payload, **fields}
 
@@ -79,7 +79,7 @@ class Data:
         """Chunks in a row, which count as one message."""
         count = self.count - first if count is None else count
         begin, end = first * self.chunk_bytes, (first + count) * self.chunk_bytes
-        part = self.bytes[begin:end]
+        part = self.content[begin:end]
         some = {"first": first, "count": count, "crc": crc32c(part), "payload": len(part)}
         return {"to": to, "type": "chunk", **self.named, "patch": None, **some}
 
@@ -220,7 +220,7 @@ class Case:
         expect = {key: rest.pop(key) for key in known if key in rest}
         if rest.pop("free", False):
             expect |= FREE
-        size = {"nbytes": data.nbytes, "chunk_bytes": data.chunk_bytes, "seed": data.version}
+        size: Json = {"nbytes": data.nbytes, "chunk_bytes": data.chunk_bytes, "seed": data.version}
         call = {"model": data.model, **size, **rest}
         return self.step({"publish": call}, None if "sends" in expect else sends, expect)
 
@@ -248,7 +248,16 @@ def sequence_cases() -> Iterator[Json]:
     """Yield all sequences."""
     parts = (
         *(_joining(), _names(), _epochs(), _sessions(), _announcing(), _pushing(), _fetching()),
-        *(_keeping(), _deciding(), _reporting(), _lost(), _patches(), _extras(), _limits()),
+        *(
+            _keeping(),
+            _deciding(),
+            _reporting(),
+            _receipts(),
+            _lost(),
+            _patches(),
+            _extras(),
+            _limits(),
+        ),
         *(_observing(), _verifying(), _keys()),
     )
     for case in chain.from_iterable(parts):
@@ -286,15 +295,23 @@ def _joining() -> Iterator[Case]:
     case.says("w", hello(models={"m": ONE.runs()}, epoch=6), refuse("w", "malformed"))
     case.says("w", hello(models={"m": ONE.runs()}, epoch=7), refuse("w", "stale-epoch"))
     case.published(ONE).says("w", hello(models={"m": TWO.runs()}, epoch=7), STALE, status=NO_W)
+    for message in (
+        hello(models={"n": ONE.runs(digest="")}, epoch=7, age_ms=10**9),
+        hello(models={"m": TWO.runs()}, epoch=50, age_ms=10**9),
+    ):
+        case.says("w", message, STALE, status=NO_W)
+    case.says(
+        "w", hello(models={"m": Data(1, epoch=50).runs()}, epoch=49), refuse("w", "malformed")
+    )
     case.says("w", hello(models={"m": Data(9, epoch=6).runs()}, epoch=6), welcome("w", {"m": 1}))
     case.says("v", hello("v", models={"m": ONE.runs()}, epoch=7), welcome("v", {"m": 1}))
     at = {"w": running(6, 9), "v": running(7, 1)}
     yield case.does({"stop": True}, status=at)
     case = Case("digests of a hello", "P12")
     case.published(ONE).says("w", hello(models={"m": ONE.runs()}, epoch=7), welcome("w", {"m": 1}))
-    for at, digest_ in (({}, WRONG), ({}, "")):
-        more = hello(models={"m": ONE.runs(digest=digest_)}, epoch=7)
-        case.says("w", more, welcome("w", {"m": 1}), status={"w": {"running": at}}, tells=[])
+    for other in (WRONG, ""):
+        more = hello(models={"m": ONE.runs(digest=other)}, epoch=7)
+        case.says("w", more, welcome("w", {"m": 1}), status={"w": running(0, 0)}, tells=[])
     yield case
     case = Case("a hello names the version of an open call", "P12 P15")
     case.joins().published(ONE)
@@ -351,8 +368,10 @@ def _names() -> Iterator[Case]:
     case.joins().says("2", other, asked("w")).says("3", hello(), welcome("3"))
     yield case.closed("3", status={"w": {"state": "live"}})
     case = Case("a connection takes another name", "P3 P18")
-    case.joins().says("w", hello("v"), welcome("w"), tells=["left w", "joined v"])
-    yield case.says("w", ping(), pong("w"), status=NO_W)
+    case.joins().published(ONE)
+    ends = [done(w="left")]
+    case.says("w", hello("v"), welcome("w", {"m": 1}), tells=["left w", "joined v"], ends=ends)
+    yield case.says("w", ping(), pong("w", m=1), status=NO_W)
 
 
 def _epochs() -> Iterator[Case]:
@@ -386,7 +405,9 @@ def _epochs() -> Iterator[Case]:
             case.wait(5000, tells=None)
             age += 5000
         epoch += 1 + 10**6 - -(-1001 * age // 1000)
-        case.says("v", later, sends=None, ends=None).says("x", hello("x"), welcome("x", epoch=epoch))
+        case.says("v", later, sends=None, ends=None).says(
+            "x", hello("x"), welcome("x", epoch=epoch)
+        )
         case.says("x", {"type": "bye"})
         pause = 2 * pause or 1
     yield case.does({"stop": True})
@@ -449,12 +470,14 @@ def _sessions() -> Iterator[Case]:
 
 
 def _announcing() -> Iterator[Case]:
-    case = Case("a version for all", "P2 P6 P7")
+    case = Case("a version for all", "P6 P7")
     case.joins().joins("v", subscribed=False).joins("x", models={"n": None})
     case.publish(ONE, ONE.announce(layout=True), ONE.announce("v"), ONE.chunks(), ONE.end())
     case.publish(TWO, TWO.announce(), TWO.announce("v"), TWO.chunks(), TWO.end())
     three = Data(3, 50)
-    case.publish(three, three.announce(layout=True), three.announce("v"), three.chunks(), three.end())
+    case.publish(
+        three, three.announce(layout=True), three.announce("v"), three.chunks(), three.end()
+    )
     case.says("w", hello(), welcome("w", {"m": 3}))
     four = Data(4, 50)
     case.publish(four, four.announce(), four.announce("v"), four.announce("w"))
@@ -472,8 +495,10 @@ def _announcing() -> Iterator[Case]:
     yield case.says("w", zero.fetch(), TWO.announce("w"), TWO.end("w"))
     case = Case("what a call waits for", "P6 P15")
     case.joins(subscribed=False).joins("v", subscribed=False)
-    mode = {"acknowledge": "staged"}
-    case.publish(ONE, ONE.announce(layout=True, **mode), ONE.announce("w", **mode), AT_V, wait="staged")
+    mode: Json = {"acknowledge": "staged"}
+    case.publish(
+        ONE, ONE.announce(layout=True, **mode), ONE.announce("w", **mode), AT_V, wait="staged"
+    )
     case.says("w", ONE.staged(), ONE.commit("w"))
     case.says("v", ONE.staged(), ONE.commit("v"), ends=[done(w="staged", v="staged")])
     ends = [done(w="behind", v="behind")]
@@ -493,7 +518,7 @@ def _pushing() -> Iterator[Case]:
     first, second, large = Data(1, 16), Data(2, 16), Data(1, 100 * CHUNK_BYTES)
     case = Case("a version of one chunk", "P7")
     case.joins().publish(first, first.announce(layout=True), first.chunks(), first.end())
-    crc = crc32c(second.bytes)
+    crc = crc32c(second.content)
     whole = {"crc": crc, "digest": second.digest}
     case.publish(second, second.announce(whole=whole, payload=16))
     case.says("w", second.applied(), ends=[done(w="skipped"), done(w="applied")])
@@ -504,12 +529,17 @@ def _pushing() -> Iterator[Case]:
     for n, nbytes in enumerate(sizes):
         one, two = (Data(2 * n + v, nbytes, 2**19) for v in (1, 2))
         case.publish(one, one.announce(layout=True), one.chunks(), one.end())
-        crc = crc32c(two.bytes)
+        crc = crc32c(two.content)
         if n:
             case.publish(two, two.announce(), two.chunks(), two.end())
         else:
             whole = {"crc": crc, "digest": two.digest}
             case.publish(two, two.announce(whole=whole, payload=nbytes))
+    yield case
+    case = Case("a version without bytes", "P7").joins()
+    for version in (1, 2):
+        empty = Data(version, 0)
+        case.publish(empty, empty.announce(layout=version == 1), empty.end())
     yield case
     case = Case("a push follows the fastest worker", "P7 P14")
     case.joins().joins("v").publish(large, large.announce(layout=True), large.chunks(count=WINDOW))
@@ -529,7 +559,9 @@ def _pushing() -> Iterator[Case]:
     case.publish(two, two.announce(), two.chunks(count=WINDOW)).says("w", large.progress(40))
     yield case.says("w", two.progress(36), two.chunks(first=WINDOW), two.end())
     case = Case("an abort ends a push", "P7 P10")
-    case.joins().publish(large, *_together(large), large.chunks(count=WINDOW), commit="together", wait="staged")
+    case.joins().publish(
+        large, *_together(large), large.chunks(count=WINDOW), commit="together", wait="staged"
+    )
     case.says("w", large.failed(), large.abort("w"), ends=[done(False, w="failed")])
     yield case.says("w", large.progress(40)).wait(600, sends=[])
     case = Case("a version for named workers does not end a push", "P7")
@@ -540,7 +572,7 @@ def _pushing() -> Iterator[Case]:
 
 
 def _together(data: Data, *names: str, layout: bool = True) -> list[Json]:
-    modes = {"commit": "together", "acknowledge": "staged"}
+    modes: Json = {"commit": "together", "acknowledge": "staged"}
     return [data.announce(layout=layout, **modes), *(data.announce(n, **modes) for n in names)]
 
 
@@ -550,7 +582,9 @@ def _fetching() -> Iterator[Case]:
     case.joins(subscribed=False).says("w", ONE.fetch(0, 1), gone("w", ONE)).published(ONE)
     case.says("w", ONE.fetch(), ONE.announce("w"), ONE.end("w"))
     case.says("w", ONE.fetch(layout=True), ONE.announce("w", layout=True), ONE.end("w"))
-    case.says("w", ONE.fetch(0, 3), ONE.chunks("w")).says("w", ONE.fetch(1, 1), ONE.chunks("w", 1, 1))
+    case.says("w", ONE.fetch(0, 3), ONE.chunks("w")).says(
+        "w", ONE.fetch(1, 1), ONE.chunks("w", 1, 1)
+    )
     case.says("w", zero.fetch(), ONE.announce("w"), ONE.end("w"))
     case.says("w", zero.fetch(layout=True), ONE.announce("w", layout=True), ONE.end("w"))
     for version, first, count in ((0, 0, 1), (1, 0, 4), (1, 3, 1), (1, 2, 2), (1, 2**19, 1)):
@@ -570,7 +604,7 @@ def _fetching() -> Iterator[Case]:
     case.says("v", zero.fetch(), ONE.announce("v"), ONE.end("v"))
     case.says("v", TWO.fetch(0, 1), TWO.chunks("v", 0, 1))
     case.published(THREE, commit="together", wait="staged")
-    modes = {"commit": "together", "acknowledge": "staged"}
+    modes: Json = {"commit": "together", "acknowledge": "staged"}
     case.says("w", zero.fetch(), TWO.announce("w"), TWO.end("w"))
     case.says("w", THREE.fetch(), THREE.announce("w", **modes), THREE.end("w"))
     case.says("w", THREE.staged()).says("v", THREE.staged(), sends=None, ends=None)
@@ -641,7 +675,9 @@ def _deciding() -> Iterator[Case]:
     case.says("v", ONE.staged(), *commits, ONE.commit("v"), ends=ends)
     yield case.says("w", ONE.staged(), ONE.commit("w")).says("w", ping(), pong("w", m=1))
     case = begun("enough have staged a version", "P10 P11", require=1)
-    case.says("w", ONE.staged(), ONE.commit("w"), ONE.commit("w"), ends=[done(w="staged", v="behind")])
+    case.says(
+        "w", ONE.staged(), ONE.commit("w"), ONE.commit("w"), ends=[done(w="staged", v="behind")]
+    )
     yield case.says("v", ONE.staged(), ONE.commit("v"))
     case = begun("a worker fails an undecided version", "P10 P13")
     case.says("w", ONE.staged()).says("v", {"type": "bye"}, ONE.commit("w"), **LEFT)
@@ -653,7 +689,9 @@ def _deciding() -> Iterator[Case]:
     case.says("w", ONE.staged(), ONE.abort("w")).says("w", ONE.fetch(), gone("w", ONE))
     yield case.says("w", ping(), pong("w")).published(TWO).says("w", ping(), pong("w", m=2))
     case = begun("a failed worker stages before the decision", "P10 P13", require=1)
-    case.says("w", ONE.failed()).says("w", ONE.staged(), ONE.commit("w"), ONE.commit("w"), **STAGED_W)
+    case.says("w", ONE.failed()).says(
+        "w", ONE.staged(), ONE.commit("w"), ONE.commit("w"), **STAGED_W
+    )
     yield case
     case = begun("a deadline before the decision", "P10", timeout_ms=1000)
     case.says("w", ONE.staged()).wait(900)
@@ -689,7 +727,9 @@ def _deciding() -> Iterator[Case]:
     case = Case("a decision for workers that apply", "P10 P12").joins().joins("v")
     case.publish(ONE, *_together(ONE), ONE.chunks(), ONE.end(), commit="together")
     case.says("w", ONE.staged()).says("v", ONE.staged(), *commits, ONE.commit("v"))
-    yield case.says("w", ONE.applied()).says("v", ONE.applied(), ends=[done(w="applied", v="applied")])
+    yield case.says("w", ONE.applied()).says(
+        "v", ONE.applied(), ends=[done(w="applied", v="applied")]
+    )
 
 
 LEFT = {"ends": [done(w="staged", v="left")]}
@@ -699,10 +739,14 @@ STAGED_W = {"ends": [done(w="staged", v="behind")]}
 def _reporting() -> Iterator[Case]:
     case = Case("digests of reports", "P11 P12 P15")
     case.joins().published(ONE).says("w", ONE.staged(digest=WRONG), tells=["wrong-digest w"])
-    case.says("w", ONE.staged(digest=WRONG), tells=[]).says("w", ONE.applied(digest=WRONG), tells=[])
+    case.says("w", ONE.staged(digest=WRONG), tells=[]).says(
+        "w", ONE.applied(digest=WRONG), tells=[]
+    )
     case.says("w", ONE.applied(digest=""), status={"w": running(0, 0)})
     case.says("w", TWO.applied(), tells=["wrong-digest w"], status={"w": running(0, 0)})
-    case.says("w", Data(1, epoch=8).applied(), tells=["wrong-digest w"], status={"w": running(0, 0)})
+    case.says(
+        "w", Data(1, epoch=8).applied(), tells=["wrong-digest w"], status={"w": running(0, 0)}
+    )
     case.says("w", Data(1, epoch=8).staged()).says("w", Data(1, model="n").staged())
     case.says("w", TWO.staged(), TWO.abort("w"))
     case.says("w", ONE.applied(), ends=[done(w="applied")], status={"w": running(7, 1)})
@@ -739,7 +783,9 @@ def _reporting() -> Iterator[Case]:
     case = Case("a worker is stuck", "P14")
     case.joins(subscribed=False).published(ONE).says("w", ONE.progress(1)).wait(4000, **FREE)
     case.says("w", ONE.progress(1)).wait(900, **FREE)
-    case.wait(200, tells=["stuck w"], status={"w": {"state": "stuck"}}).says("w", ping(), sends=None)
+    case.wait(200, tells=["stuck w"], status={"w": {"state": "stuck"}}).says(
+        "w", ping(), sends=None
+    )
     case.wait(1000, tells=[]).says("w", ONE.progress(2), tells=None)
     case.wait(200, tells=["back w"], status={"w": {"state": "live"}})
     yield case.wait(4000, **FREE).says("w", ping(), sends=None).wait(1000, tells=["stuck w"])
@@ -755,7 +801,9 @@ def _reporting() -> Iterator[Case]:
         yield case.wait(1500, tells=[], status={"w": {"state": "live"}})
     for words, message in (("stages", ONE.staged()), ("fetches", ONE.fetch(0, 1))):
         case = Case(f"a worker {words} and no more", "P14").joins(subscribed=False)
-        case.published(ONE).says("w", message, **FREE).wait(4000, **FREE).says("w", ping(), sends=None)
+        case.published(ONE).says("w", message, **FREE).wait(4000, **FREE).says(
+            "w", ping(), sends=None
+        )
         yield case.wait(1500, tells=["stuck w"], status={"w": {"state": "stuck"}})
     case = Case("a call ends at its deadline", "P15").joins().joins("v")
     case.published(ONE, timeout_ms=1000).says("w", ONE.applied()).wait(900)
@@ -765,6 +813,58 @@ def _reporting() -> Iterator[Case]:
         case.published(Data(number, 16, 16), timeout_ms=100_000)
     last = Data(257, 16, 16)
     yield case.publish(last, sends=None, ends=[done(False, w="behind")])
+
+
+RECEIPTS = {  # what a worker does with a version, and the state in the receipt
+    "applied": "applied",
+    "applied failed": "applied",
+    "applied lost": "applied",
+    "newer": "skipped",
+    "newer bye": "skipped",
+    "failed": "failed",
+    "failed applied": "applied",
+    "failed bye": "left",
+    "failed lost": "failed",
+    "failed newer": "skipped",
+    "failed staged": "staged",
+    "staged": "staged",
+    "staged applied": "applied",
+    "staged bye": "left",
+    "staged failed": "failed",
+    "staged lost": "lost",
+    "staged newer": "skipped",
+    "lost": "lost",
+    "lost applied": "applied",
+    "lost bye": "left",
+    "lost hello": "behind",
+    "bye": "left",
+    "bye hello": "behind",
+    "bye hello applied": "applied",
+}
+
+
+def _receipts() -> Iterator[Case]:
+    reports: dict[str, Json] = {
+        "applied": ONE.applied(),
+        "newer": TWO.applied(),
+        "failed": ONE.failed(),
+        "staged": ONE.staged(),
+        "bye": {"type": "bye"},
+        "hello": hello(),
+    }
+    for words, state in RECEIPTS.items():
+        case = Case(f"the receipt of a worker: {words}", "P11 P12 P13 P15 P18")
+        case.joins(subscribed=False).joins("v", subscribed=False).published(ONE)
+        newer = "newer" in words
+        if newer:
+            case.published(TWO, workers=["v"])
+        for word in words.split():
+            if word == "lost":
+                case.wait(3000, sends=None).says("v", ping(), sends=None).wait(3000, tells=None)
+            else:
+                case.says("w", reports[word], **FREE)
+        ends = [done(False, w=state, v="behind"), *([done(False, v="behind")] if newer else [])]
+        yield case.does({"stop": True}, ends=ends)
 
 
 def _lost() -> Iterator[Case]:
@@ -793,17 +893,22 @@ def _lost() -> Iterator[Case]:
     case.wait(1900, tells=[]).closed("w").wait(1900, tells=[])
     yield case.wait(200, tells=["lost w"])
     case = Case("a lost worker on another connection", "P4 P18")
-    case.joins().closed("w").wait(2100, tells=["lost w"]).says("2", ping(), refuse("2", "unknown-worker"))
+    case.joins().closed("w").wait(2100, tells=["lost w"]).says(
+        "2", ping(), refuse("2", "unknown-worker")
+    )
     yield case.says("2", hello(), welcome("2"), tells=["back w"])
     case = Case("a worker that was lost before a call", "P18")
     case.joins().wait(5100, tells=["lost w"]).publish(ONE, ONE.announce(layout=True), ends=[done()])
-    yield case.says("w", ping(), pong("w", m=1)).says("w", ONE.applied(), status={"w": running(7, 1)})
+    yield case.says("w", ping(), pong("w", m=1)).says(
+        "w", ONE.applied(), status={"w": running(7, 1)}
+    )
     case = Case("a loss ends what the worker was at", "P14 P18")
     case.joins().published(ONE, timeout_ms=100).says("w", ONE.progress(1)).wait(5100, **FREE)
     case.says("w", ping(), pong("w", m=1)).wait(4500, sends=None).says("w", ping(), sends=None)
     yield case.wait(1000, tells=[])
     case = Case("expected workers", "P15 P18").joins()
     case.published(ONE, expect=2).says("w", ONE.applied(), ends=[])
+    case.joins("n", models={"n": None})
     case.says("v", hello("v"), welcome("v", {"m": 1})).says("x", hello("x"), welcome("x", {"m": 1}))
     yield case.says("v", ONE.applied(), ends=[done(w="applied", v="applied")])
     case = Case("an expected worker is missing", "P15").joins()
@@ -812,12 +917,12 @@ def _lost() -> Iterator[Case]:
 
 
 def _patches() -> Iterator[Case]:
-    size = {"nbytes": 1600}
+    size: Json = {"nbytes": 1600}
     one, two = (Data(n, **size) for n in (1, 2))
 
     def begun(name: str, rules: str, workers: tuple[tuple[str, bool, int], ...]) -> Case:
         case = Case(name, rules)
-        for who, patched, runs in workers:
+        for who, patched, _ in workers:
             features = [DELTA] if patched else []
             case.joins(who, features=features)
         case.published(one, keep=True)
@@ -842,9 +947,11 @@ def _patches() -> Iterator[Case]:
 
     announced = two.announce(keep=True, patches=[named(100)])
     end = {**two.end("m/dlt"), "patch": base}
-    case = begun("a patch that fits all", "D2 D6", (("w", True, 1), ("v", True, 1)))
-    yield case.publish(two, announced, part(two, "m/dlt", 100, 0, 7), end, keep=True, patches=[patch(100)])
-    case = begun("a patch that fits some", "D2 D6 D9", (("w", True, 1), ("v", False, 1)))
+    case = begun("a patch that fits all", "D6", (("w", True, 1), ("v", True, 1)))
+    yield case.publish(
+        two, announced, part(two, "m/dlt", 100, 0, 7), end, keep=True, patches=[patch(100)]
+    )
+    case = begun("a patch that fits some", "D6", (("w", True, 1), ("v", False, 1)))
     more = two.chunks(count=WINDOW), part(two, "m/dlt", 1200, 0, WINDOW)
     announced = two.announce(keep=True, patches=[named(1200)])
     case.publish(two, announced, *more, keep=True, patches=[patch(1200)])
@@ -852,7 +959,6 @@ def _patches() -> Iterator[Case]:
     case.says("v", two.progress(3), two.chunks(first=WINDOW, count=3))
     case.says("w", two.progress(40, patch={**base, "version": 2}))
     case.says("v", two.applied(), ends=None)
-    by = {"encoding": DELTA, "nbytes": 1200}
     yield case.says("w", two.applied(patch=base), ends=[done(w="applied", v="applied")])
     case = begun("a patch that fits no subscriber", "D6", (("w", True, 0), ("v", False, 1)))
     announced = two.announce(keep=True, patches=[named(100)])
@@ -872,11 +978,11 @@ def _patches() -> Iterator[Case]:
         no = refuse("w", "no-patch", **data.named)
         case.says("w", data.fetch(first, count, patch=of), no)
     three = Data(3, **size)
-    latest = {"keep": True, "patches": [named(100)]}
+    latest: Json = {"keep": True, "patches": [named(100)]}
     sends = gone("w", three), two.announce("w", **latest), two.end("w")
     case.says("w", three.fetch(0, 1, patch=base), *sends)
     yield case.says("w", two.fetch(0, 2), two.chunks("w", 0, 2))
-    case = begun("patches end with their epoch", "D2 P3", (("w", True, 1),))
+    case = begun("patches end with their epoch", "D8 P3", (("w", True, 1),))
     case.published(two, keep=True, patches=[patch(100)])
     new = 900 + 90_000 - 10_010
     case.says("v", hello("v", epoch=900, age_ms=90_000), sends=None)
@@ -890,7 +996,9 @@ TOKENS = [f"{n:032x}" for n in range(4)]
 
 def _extras() -> Iterator[Case]:
     old = Data(40, epoch=5)
-    offered = {"offer": {"seed": 1, "nbytes": NBYTES, "chunk_bytes": CHUNK_BYTES, "names": [[5, 40]]}}
+    offered = {
+        "offer": {"seed": 1, "nbytes": NBYTES, "chunk_bytes": CHUNK_BYTES, "names": [[5, 40]]}
+    }
     for words, running_, features, renamed in (
         ("its digest", ONE.runs(epoch=6, version=3), ["renaming"], True),
         ("its name", old.runs(digest=""), ["renaming"], True),
@@ -907,7 +1015,7 @@ def _extras() -> Iterator[Case]:
             case.published(TWO).says("w", TWO.applied(), ends=None)
         yield case
     case = Case("a report on the data connection", "P22 P12")
-    features = {"features": ["upstream"]}
+    features: Json = {"features": ["upstream"]}
     token, other = TOKENS[:2]
     case.says("w", hello(**features), welcome("w", features=[f"upstream.{token}"]))
     case.says("v", hello("v"), welcome("v", features=[])).published(ONE)
@@ -920,7 +1028,9 @@ def _extras() -> Iterator[Case]:
     yield case.says("w", {"type": "bye"}).reports(token, ONE.applied(), forged=True)
     case = Case("a report on the data connection of a torn model", "P22 P13")
     case.joins(**features).published(ONE).published(TWO).reports(token, ONE.applied(), ends=None)
-    case.says("w", TWO.failed(intact=False), **FREE).reports(token, ONE.applied(), status={"w": running(0, 0)})
+    case.says("w", TWO.failed(intact=False), **FREE).reports(
+        token, ONE.applied(), status={"w": running(0, 0)}
+    )
     case.says("w", ONE.applied(), status={"w": running(7, 1)})
     yield case.reports(token, TWO.applied(), status={"w": running(7, 2)}, ends=None)
     case = Case("a report on the data connection of a worker that is away", "P18 P22")
@@ -987,13 +1097,14 @@ def _observing() -> Iterator[Case]:
     case = Case("too many observers", "P23")
     case.says("%", {"type": "observe"}, times=16, sends=None)
     case.says("x", {"type": "observe"}, refuse("x", "limit"))
+    case.says("0", {"type": "observe"}, to("0", "roster"))
     case.wait(5000).says("3", {"type": "observe"}, sends=None)
     case.wait(5100).says("x", {"type": "observe"}, to("x", "roster"))
     yield case
 
 
 def _verifying() -> Iterator[Case]:
-    checking = {"features": ["checking"]}
+    checking: Json = {"features": ["checking"]}
     verify = {"type": "verify", "worker": "w", "model": "m"}
     check = to("w", "check", **ONE.named, first=0)
 
@@ -1005,9 +1116,13 @@ def _verifying() -> Iterator[Case]:
 
     case = Case("a worker is verified", "P24").joins(**checking).published(ONE)
     case.says("w", ONE.applied(), ends=None).says("o", verify, check)
-    sum_, result = crc32c(ONE.bytes), {**_of(ONE), "count": 1, "names": 1}
+    sum_ = crc32c(ONE.content)
+    result: Json = {**_of(ONE), "count": 1, "names": 1}
     case.says("w", answer(sums=[sum_]), verified(**result, differing=0))
     case.says("w", answer(sums=[sum_])).says("o", verify, check)
+    unlike: Json = {**result, "unlike": 1, "differing": 0}
+    case.says("w", answer(sums=[None]), verified(**unlike)).says("o", verify, check)
+    case.joins("v", **checking).says("v", answer(sums=[5]))
     differ = [{"name": "w", "published": sum_, "runs": 5}]
     case.says("w", {**answer(sums=[5]), "version": 2}).says("w", {**answer(sums=[5]), "first": 1})
     case.says("w", answer(sums=[5]), verified(**result, differing=1, differences=differ))
@@ -1059,12 +1174,14 @@ def _keys() -> Iterator[Case]:
     case.says("w", ping(), refuse("w", "revoked"), key="w").does({"allow": keys}, tells=[])
     yield case.says("w", ping(), refuse("w", "unknown-worker"), key="w")
     case = Case("a connection is that of its key", "K10", {"keys": {**keys, "v": ["w", "worker"]}})
-    join(case).says("w", ping(), key="v", closes=True).says("w", {"type": "bye"}, key="g", closes=True)
+    join(case).says("w", ping(), key="v", closes=True).says(
+        "w", {"type": "bye"}, key="g", closes=True
+    )
     case.says("2", hello(), asked("w"), key="v").wait(100)
     case.says("w", ping(), pong("w"), key="w")
     yield case.says("2", hello(), refuse("2", "name-taken"), key="v")
     case = Case("tickets", "K6 K9", dict(keyed))
-    upstream = {"features": ["upstream"]}
+    upstream: Json = {"features": ["upstream"]}
     ticket = [f"ticket.{each}" for each in TOKENS]
     case.says("w", hello(**upstream), welcome("w", features=ticket[:1]), key="w")
     case.does({"ticket": TOKENS[1]}, owner=None).does({"ticket": TOKENS[0]}, owner=["w", "w"])
