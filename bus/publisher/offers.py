@@ -17,8 +17,6 @@ from ..messages import (
     Fetch,
     Whole,
     control_topic,
-    data_topic,
-    patch_topic,
 )
 from ..sealer import Sealer
 from .effects import (
@@ -143,12 +141,6 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
         patch=chunked.patch,
     )
     return chunk, payload
-
-
-def chunks_topic(chunked: Chunked) -> bytes:
-    """Return the topic on which the chunks of a version or of a patch are pushed."""
-    topic = data_topic if chunked.patch is None else patch_topic
-    return topic(chunked.target.model)
 
 
 def hash_all(version: Version) -> Iterator[int]:

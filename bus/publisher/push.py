@@ -13,9 +13,9 @@ A version that is still arriving from another publisher is pushed up to its firs
 """
 
 from ..limits import PUSH_CHUNKS
-from ..messages import control_topic
+from ..messages import control_topic, data_topic, patch_topic
 from .effects import Broadcast, BroadcastChunk, Effect
-from .offers import chunks_topic, end_of
+from .offers import end_of
 from .version import Chunked
 
 BURST_BYTES = 2**22  # bytes that are pushed in one step, between other work
@@ -26,7 +26,8 @@ class Push:
 
     def __init__(self, version: Chunked, now: float, patience: float, queue: int) -> None:
         self.version = version
-        self.topic = chunks_topic(version)
+        topic_of = data_topic if version.patch is None else patch_topic
+        self.topic = topic_of(version.target.model)
         self.next, self._count = 0, version.plan.count
         self.done = False
         self.stalled = False  # no worker reports progress: the push ends once the digest is known

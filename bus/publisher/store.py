@@ -247,7 +247,7 @@ class Versions:
         for version in [*self._versions.values()]:
             if version not in kept:
                 self._move(version, "newer")
-                if not (version.gone or version.receivers):
+                if version.phase == "old" and not version.receivers:
                     self._move(version, "unread")
 
     def _move(self, version: Version, event: VersionEvent) -> None:
