@@ -282,9 +282,10 @@ def _answer_to(value: Any, deadline: float) -> "Future[CallResult]":
     if pending := references(value):
         _follow(pending, answer, promised=True)
         return answer
+    if isinstance(value, Failure):
+        answer.set_exception(value.error)
+        return answer
     try:
-        if isinstance(value, Failure):
-            raise value.error
         keep(value, deadline - time.monotonic())
         answer.set_result(CallResult("applied"))
     except Exception as error:

@@ -33,6 +33,7 @@ from weightbus.python_client.observing.metrics import (
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30.0  # far more than anything here takes
 
+
 def receipt_of(model: str) -> Receipt:
     return Receipt(model, 1, 1, 7, 0.1, "", {})
 
