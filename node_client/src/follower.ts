@@ -95,14 +95,14 @@ export class Follower {
     now: number,
     pushed: boolean,
   ): Effect[] {
-    const large = this.#acceptance.excess(announce) !== null; // `#begin` declines the version
-    const fault = layout === undefined || large ? null : this.#acceptance.learn(announce, layout);
-    if (fault !== null) return this.#unreadable(announce, fault, now);
     const staged = this.versions.at("staged");
     if (staged !== null && sameKey(staged, announce) && announce.commit === "auto") {
       return this.#commit(staged, now); // W5
     }
     if (!this.#wants(announce)) return [];
+    const large = this.#acceptance.excess(announce) !== null; // `#begin` declines the version
+    const fault = layout === undefined || large ? null : this.#acceptance.learn(announce, layout);
+    if (fault !== null) return this.#unreadable(announce, fault, now);
     const entry = this.versions.expect(announce);
     const effects = this.#begin(entry, now); // W6 to W8
     if (entry.phase !== "arriving" || pushed) return effects;
@@ -113,8 +113,7 @@ export class Follower {
   /** Decline a version whose layout is invalid or too large, or retry it later if that may help. */
   #unreadable(announce: Announce, fault: Fault, now: number): Effect[] {
     if (!TRANSIENT.has(fault[0])) {
-      const wanted = this.#wants(announce);
-      return wanted ? this.#decline(this.versions.expect(announce), ...fault, now) : [];
+      return this.#decline(this.versions.expect(announce), ...fault, now);
     }
     // The version may wait for this layout.
     this.versions.move(this.versions.find(announce, "announced"), "failed");
@@ -125,10 +124,14 @@ export class Follower {
   #wants(announce: Announce): boolean {
     const arriving = this.versions.at("arriving"); // W5, W8, W26
     if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
-    if (arriving === null) return true;
-    // If the two announcements differ, one of them was damaged.
-    if (sameKey(arriving, announce)) return !arriving.updateAnnouncement(announce);
-    return newer(announce, arriving) && this.versions.mode === "following";
+    if (arriving !== null && sameKey(arriving, announce)) {
+      // If the two announcements differ, one of them was damaged.
+      if (arriving.updateAnnouncement(announce)) return false;
+    } else if (arriving !== null) {
+      if (!newer(announce, arriving) || this.versions.mode !== "following") return false;
+    }
+    const waiting = this.versions.at("announced");
+    return waiting === null || !newer(waiting, announce);
   }
 
   /** Handle a rename: the running version gets the key of a newer version with the same bytes. */

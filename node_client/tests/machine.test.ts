@@ -65,6 +65,16 @@ test("a third version waits for a buffer", () => {
   assert.equal(versions?.at("arriving")?.lacks, "memory", "which it has now");
 });
 
+test("an older announcement does not replace a newer one", () => {
+  const bench = new Bench();
+  bench.publish(version(2).announce(false)); // it waits for its layout
+  assert.deepEqual(kinds(bench.publish(version(1).announce())), []);
+  const [announce = header("announce")] = version(1).announce(false);
+  assert.deepEqual(sent(bench.publish([announce, Buffer.from("no layout")]), "failed"), []);
+  const waiting = bench.machine.followers.get("m")?.versions.at("announced");
+  assert.equal(waiting?.version, 2);
+});
+
 test("a payload is received in its place, and the place is given back", () => {
   const bench = new Bench();
   const one = version(1);
