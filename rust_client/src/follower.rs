@@ -156,14 +156,6 @@ impl Follower {
         pushed: bool,
     ) -> Vec<Effect> {
         let key = (announce.epoch, announce.version);
-        let learnt = layout.map(|header| self.acceptance.learn(&announce, header));
-        // A version that is too large is declined in `begin`, and not fetched again (W15).
-        if let Some(Err(fault)) = learnt.filter(|learnt| !matches!(learnt, Err(("too-large", _)))) {
-            // A version may have waited for this layout.
-            self.versions
-                .tell_those(Event::Failed, |entry| entry.key() == key && entry.phase() == Phase::Announced);
-            return self.fail(key, fault, now);
-        }
         let staged = self.versions.at(Phase::Staged).map(VersionEntry::key); // W5, W14
         if staged == Some(key) && announce.commit == CommitMode::Auto {
             return self.commit();
@@ -179,6 +171,17 @@ impl Follower {
             if key < arriving.key() || (catching_up && key != arriving.key()) {
                 return Vec::new(); // W8, W26
             }
+        }
+        if self.versions.at(Phase::Announced).map_or(false, |waiting| key < waiting.key()) {
+            return Vec::new(); // W5
+        }
+        let learnt = layout.map(|header| self.acceptance.learn(&announce, header));
+        // A version that is too large is declined in `begin`, and not fetched again (W15).
+        if let Some(Err(fault)) = learnt.filter(|learnt| !matches!(learnt, Err(("too-large", _)))) {
+            // A version may have waited for this layout.
+            self.versions
+                .tell_those(Event::Failed, |entry| entry.key() == key && entry.phase() == Phase::Announced);
+            return self.fail(key, fault, now);
         }
         let follows = announce.whole.is_some() || (pushed && !self.shared); // W31, S8
         self.versions.expect(announce);
@@ -764,7 +767,37 @@ impl Follower {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::layout_id;
     use crate::tests::AnyLayout;
+
+    #[test]
+    fn an_older_announcement_does_not_replace_a_newer_one() {
+        let json = r#"{"w":{"dtype":"U8","shape":[10],"data_offsets":[0,10]}} "#;
+        let layout = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
+        let announce = |version: u64| {
+            let header = format!(
+                r#"{{"wbp":1,"type":"announce","model":"m","epoch":7,"version":{},"layout":"{}","layout_bytes":64,
+                "nbytes":10,"chunk_bytes":4,"commit":"auto","acknowledge":"applied","encoding":"raw"}}"#,
+                version,
+                layout_id(&layout)
+            );
+            match from_publisher(header.as_bytes(), 0) {
+                Ok(FromPublisher::Announce(announce)) => announce,
+                other => panic!("{:?}", other),
+            }
+        };
+        let mut follower = Follower::new("m", Arc::new(AnyLayout), 100, Timing::default());
+        assert_eq!(
+            follower.announced(announce(2), None, Time::ZERO, true).len(),
+            1,
+            "the fetch of its layout"
+        );
+        for payload in [&layout[..], &b"no layout"[..]] {
+            let effects = follower.announced(announce(1), Some(payload), Time::ZERO, true);
+            assert!(effects.is_empty(), "{:?}", effects);
+        }
+        assert_eq!(follower.versions.at(Phase::Announced).map(VersionEntry::key), Some((7, 2)));
+    }
 
     #[test]
     fn that_nothing_runs_is_said_of_a_failure_only_as_long_as_it_is_so() {
