@@ -41,18 +41,20 @@ impl Absent {
     /// is bounded, because a peer can use any number of names.
     pub(super) fn note(&mut self, hello: &Hello, code: &str, text: &str, now: Time) -> bool {
         let recent = |absence: &Absence| now.saturating_sub(absence.at) < ABSENT_AGAIN;
-        match self.0.get(&hello.name) {
-            Some(before) if before.code == code && recent(before) => return false,
-            None if self.0.len() >= ABSENT_MAX => {
-                let oldest = self.0.iter().min_by_key(|(_, absence)| absence.at);
-                match oldest.filter(|(_, absence)| !recent(absence)).map(|(name, _)| name.clone()) {
-                    Some(name) => self.0.remove(&name),
-                    None => return false,
-                };
-            }
-            _ => {}
-        }
         let models = hello.models.keys().cloned().collect();
+        if let Some(before) = self.0.get_mut(&hello.name) {
+            if before.code == code && recent(before) {
+                before.models = models;
+                before.text = text.to_owned();
+                return false;
+            }
+        } else if self.0.len() >= ABSENT_MAX {
+            let oldest = self.0.iter().min_by_key(|(_, absence)| absence.at);
+            match oldest.filter(|(_, absence)| !recent(absence)).map(|(name, _)| name.clone()) {
+                Some(name) => self.0.remove(&name),
+                None => return false,
+            };
+        }
         let absence = Absence { models, code: code.to_owned(), text: text.to_owned(), at: now };
         self.0.insert(hello.name.clone(), absence);
         true
@@ -223,13 +225,12 @@ impl PersistentCondition {
         let mut told = Vec::new();
         for model in self.unreported(found.keys(), TOLD_MAX) {
             let mut names = found.remove(&model).unwrap_or_default();
-            let mut began = now;
+            let mut began = now; // also if no worker of the previous check is left
             if let Some((since, before)) = kept.remove(&model) {
-                began = since;
-                names.retain(|name| before.contains(name));
-            }
-            if names.is_empty() {
-                continue; // no worker met the condition at both checks
+                if names.iter().any(|name| before.contains(name)) {
+                    began = since;
+                    names.retain(|name| before.contains(name));
+                }
             }
             self.since.insert(model.clone(), (began, names.iter().cloned().collect()));
             if now.saturating_sub(began) >= patience {
@@ -317,6 +318,7 @@ fn in_common(a: &[u8], b: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::{from_worker, FromWorker};
 
     #[test]
     fn what_is_meant_by_a_name() {
@@ -336,6 +338,24 @@ mod tests {
     }
 
     #[test]
+    fn the_latest_reason_of_an_absence_is_kept_and_reported_no_more_often() {
+        let hello = |model: &str| {
+            let fields = r#""wbp":1,"type":"hello","name":"w","epoch":0,"instance":"00000000000000000000000000000000""#;
+            let header = format!(r#"{{{},"models":{{"{}":null}}}}"#, fields, model);
+            match from_worker(header.as_bytes(), 0) {
+                Ok(FromWorker::Hello(hello)) => hello,
+                other => panic!("{:?}", other),
+            }
+        };
+        let (mut absent, first) = (Absent::default(), Duration::from_secs(100));
+        assert!(absent.note(&hello("a"), "limit", "it is full", first));
+        assert!(!absent.note(&hello("b"), "limit", "it is full of others", first + ABSENT_AGAIN / 2));
+        assert_eq!(absent.of("a").count(), 0);
+        assert_eq!(absent.of("b").collect::<Vec<_>>(), ["it is full of others"]);
+        assert!(absent.note(&hello("b"), "limit", "it is full", first + ABSENT_AGAIN));
+    }
+
+    #[test]
     fn what_lasts_is_told_once_and_what_passes_is_not() {
         let second = Duration::from_secs(1);
         let so = |names: &[&str]| {
@@ -346,9 +366,8 @@ mod tests {
         assert!(held_since.held_since(so(&["a"]), 2 * second, Time::ZERO).is_empty());
         assert!(held_since.held_since(so(&["b"]), 2 * second, second).is_empty(), "another");
         assert!(held_since.held_since(so(&["a", "b"]), 2 * second, 2 * second).is_empty(), "begun anew");
-        assert!(held_since.held_since(so(&["a", "b"]), 2 * second, 3 * second).is_empty());
-        let told = held_since.held_since(so(&["a", "b"]), 2 * second, 4 * second);
-        assert_eq!(told, [("m".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
+        let told = held_since.held_since(so(&["a", "b"]), 2 * second, 3 * second);
+        assert_eq!(told, [("m".to_owned(), vec!["b".to_owned()])]);
         assert!(held_since.held_since(so(&["a", "b"]), 2 * second, 9 * second).is_empty(), "once");
     }
 }
