@@ -158,24 +158,6 @@ def test_nothing_is_left_of_what_ran_before() -> None:
         assert [held.key for held in holds.all(*holds.at)] == [(EPOCH, number)]
 
 
-def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
-    bench, v = Bench(), version(1)
-    [fetch] = sent(bench.announce(v, header=False), Fetch)
-    assert (fetch.version, fetch.count, fetch.layout) == (1, 0, True)
-    assert bench.follower.versions.at["arriving"] is None, "nothing is allocated yet"
-    for bench.now in (1.0, 15.9):
-        assert not bench.follower.tick(bench.now), "it may be on its way"
-        assert not bench.follower.planner.hear_of(EPOCH, 1, bench.now), "which is no news"
-    bench.now = 16.0
-    assert sent(bench.follower.tick(bench.now), Fetch)
-    bench.now = 16.9
-    bench.follower.planner.answered(16.5)
-    assert not bench.follower.tick(bench.now)
-    bench.now = 17.0
-    assert sent(bench.follower.tick(bench.now), Fetch)
-    assert sent(bench.follower.planner.hear_of(EPOCH, 2, 18.0), Fetch)[0].layout
-
-
 def test_a_layout_is_remembered_and_judged_once() -> None:
     bench = Bench()
     one, two = version(1), version(2)
@@ -195,16 +177,6 @@ def test_layouts_are_forgotten_in_the_order_they_came() -> None:
     again = version(100, nbytes=1)
     assert sent(bench.announce(again, header=False), Fetch)[0].layout
     assert not sent(bench.announce(version(101, nbytes=2), header=False), Fetch)
-
-
-def test_a_layout_that_is_not_the_announced_one_is_not_learnt() -> None:
-    bench, v = Bench(), version(1)
-    wrong = version(1, nbytes=21)
-    effects = bench.follower.announced(announcement(v), wrong.layout.header, 0.0)
-    [failed] = sent(effects, Failed)
-    assert failed.code == "layout-invalid"
-    assert bench.follower.versions.at["arriving"] is None
-    assert ready(bench.deliver(v)), "damage on the way is no verdict on the version"
 
 
 @pytest.mark.parametrize(
@@ -271,20 +243,6 @@ def test_why_a_version_is_not_taken_is_said_whatever_letters_it_has() -> None:
 
 
 # Verifying.
-
-
-def test_a_whole_that_does_not_match_is_fetched_anew_a_few_times() -> None:
-    bench, v = Bench(), version(1)
-    bench.announce(v)
-    for _ in range(RESTARTS_MAX - 1):
-        effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
-        assert not ready(effects)
-        assert not sent(effects, Failed)
-    effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
-    [failed] = sent(effects, Failed)
-    assert failed.code == "digest-mismatch"
-    assert bench.follower.versions.at["arriving"] is None
-    assert ready(bench.deliver(v)), "and it may come again"
 
 
 # The latest wins.
@@ -364,14 +322,6 @@ def test_news_are_asked_for_once_in_a_while() -> None:
     assert bench.follower.planner.hear_of(EPOCH, 1, 0.25)
 
 
-def test_a_later_epoch_is_newer_whatever_its_version() -> None:
-    bench = Bench()
-    bench.deliver(version(9))
-    bench.apply(version(9))
-    later = version(1, epoch=EPOCH + 1)
-    assert [s.key for s in ready(bench.deliver(later))] == [(EPOCH + 1, 1)]
-
-
 def test_what_was_rejected_does_not_hide_an_older_version_that_was_missed() -> None:
     bench, missed = Bench(), version(2)
     bench.follower.announced(announcement(version(3), nbytes=2000), None, 0.0)
@@ -422,31 +372,6 @@ def test_buffers_are_used_again() -> None:
 
 
 # Together.
-
-
-def test_nothing_is_given_out_before_the_commit() -> None:
-    bench, v = Bench(), version(1)
-    effects = bench.deliver(v, commit="together")
-    assert not ready(effects)
-    assert sent(effects, Staged)[0].digest == v.digest
-    assert [s.key for s in ready(bench.follower.committed(commit(v)))] == [v.key]
-    assert not ready(bench.follower.committed(commit(v))), "once"
-
-
-@pytest.mark.parametrize(
-    "fields", [{"version": 2}, {"epoch": EPOCH + 1}, {"digest": "0" * 64}], ids=str
-)
-def test_a_commit_of_something_else_commits_nothing(fields: dict[str, Any]) -> None:
-    bench, v = Bench(), version(1)
-    bench.deliver(v, commit="together")
-    assert not bench.follower.committed(commit(v, **fields))
-    assert bench.follower.versions.at["staged"] is not None
-
-
-def test_a_commit_that_comes_as_an_announcement_counts() -> None:
-    bench, v = Bench(), version(1)
-    bench.deliver(v, commit="together")
-    assert ready(bench.announce(v))
 
 
 def test_an_abort_is_of_one_version_and_gives_its_buffer_back() -> None:
@@ -508,20 +433,6 @@ def test_reports_are_repeated_until_they_are_out_of_date() -> None:
     assert sent([repeated], Applied)[0].digest == v.digest
 
 
-def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
-    bench = Bench()
-    bench.deliver(version(1))
-    bench.apply(version(1))
-    bench.deliver(version(2))
-    [failed] = sent(bench.fail(version(2), "no room"), Failed)
-    assert (failed.code, failed.text) == ("apply", "no room")
-    assert bench.follower.running is not None
-    assert bench.follower.running.version == 1
-    assert sent(bench.follower.repeat(), Failed)
-    bench.announce(version(3))
-    assert not sent(bench.follower.repeat(), Failed), "another version is begun"
-
-
 def _no_room(bench: Bench) -> list[Effect]:
     bench.deliver(version(1))
     bench.report((EPOCH, 1), "taken")
@@ -535,28 +446,9 @@ def _no_memory(bench: Bench) -> list[Effect]:
     return effects
 
 
-def _no_match(bench: Bench) -> list[Effect]:
-    v = version(1)
-    bench.announce(v)
-    return [e for _ in range(RESTARTS_MAX) for e in bench.feed(v) + bench.end(v, "0" * 64)]
-
-
-def _no_fit(bench: Bench) -> list[Effect]:
-    v = version(1)
-    bench.announce(v, header=False)
-    return bench.done(bench.follower.announced(announcement(v), b"{}", bench.now))
-
-
-def _unknown(bench: Bench) -> list[Effect]:
-    return bench.announce(version(1), encoding="another")
-
-
 FAILS: dict[str, Callable[[Bench], list[Effect]]] = {
     "no room": _no_room,
     "no-memory": _no_memory,
-    "digest-mismatch": _no_match,
-    "layout-invalid": _no_fit,
-    "unsupported": _unknown,
 }
 
 
@@ -631,36 +523,6 @@ def test_what_was_not_ready_cannot_have_been_applied() -> None:
 
 
 # Coming back.
-
-
-def test_what_is_gone_is_given_up_and_the_latest_asked_for() -> None:
-    bench = Bench()
-    bench.announce(version(1))
-    effects = bench.follower.gone(EPOCH, 1, bench.now)
-    assert bench.follower.versions.at["arriving"] is None
-    assert sent(effects, Fetch)[0].version == 0
-
-
-def test_the_same_epoch_goes_on_where_it_was() -> None:
-    bench, v = Bench(), version(1)
-    bench.announce(v)
-    bench.end(v)
-    bench.feed(v, 0)
-    bench.follower.reconnected(EPOCH, 1, bench.now, shared=False)
-    assert transfer(bench).chunks.here == 1
-    [fetch] = sent(bench.follower.tick(bench.now), Fetch)
-    assert (fetch.first, fetch.count) == (1, 2)
-
-
-def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
-    bench, v = Bench(), version(1)
-    bench.deliver(v, commit="together")
-    assert sent(bench.follower.repeat(), Staged)[0].digest == v.digest
-    assert sent(bench.follower.reconnected(EPOCH, 0, bench.now, shared=False), Staged), (
-        "to the same epoch"
-    )
-    bench.abort(v)
-    assert not sent(bench.follower.repeat(), Staged)
 
 
 @pytest.mark.parametrize("end", ["newer", "abort"])

@@ -79,14 +79,6 @@ def test_pushed_in_order_nothing_is_fetched() -> None:
     assert np.array_equal(road.buffer, road.data)
 
 
-def test_a_gap_in_what_was_pushed_is_fetched_at_once() -> None:
-    road = Road(10)
-    for index in (0, 1, 5):
-        road.add(index, 0.0, pushed=True)
-    assert road.wants(0.0) == [2, 3, 4]
-    assert road.wants(0.0) == [], "and once"
-
-
 def test_what_may_still_be_pushed_is_not_fetched_before_the_end_or_silence() -> None:
     ended, silent = Road(10), Road(10)
     for road in (ended, silent):
@@ -127,46 +119,6 @@ def test_silence_repeats_the_question_and_patience_doubles() -> None:
     gaps = [b - a for a, b in zip([0.0, *repeated], repeated, strict=False)]
     assert gaps[:5] == pytest.approx([1.0, 2.0, 4.0, 8.0, 16.0])
     assert max(gaps) == pytest.approx(TIMING.patience_max)
-
-
-def test_patience_is_short_again_once_something_arrives() -> None:
-    road = Road(4)
-    road.transfer.end(road.digest)
-    road.wants(0.0)
-    for now in (1.0, 3.0):
-        assert road.wants(now) == [0, 1, 2, 3]
-    road.add(0, 3.1)
-    assert road.wants(4.0) == []
-    assert road.wants(4.1 + 0.01) == [1, 2, 3]
-
-
-def test_what_is_still_on_its_way_is_not_asked_again() -> None:
-    """A chunk takes 12 s, and a ping is answered after all earlier requests."""
-    road = Road(20)
-    road.transfer.end(road.digest)
-    asked, sent, tenths = len(road.wants(0.0, answered=False)), 0.0, 0
-    for index in range(20):
-        for _ in range(120):
-            tenths += 1
-            asked += len(road.wants(tenths / 10, answered=False))
-        assert road.add(index, tenths / 10)
-        if index % 8 == 7:  # the ping before the next requests
-            road.transfer.answered(sent)
-            sent = tenths / 10 - 0.1
-        asked += len(road.wants(tenths / 10, answered=False))
-    assert asked == 20, "no chunk was asked for twice"
-
-
-def test_what_was_lost_is_asked_again_once_a_later_ping_is_answered() -> None:
-    road = Road(4)
-    road.transfer.end(road.digest)
-    assert road.wants(5.0, answered=False) == [0, 1, 2, 3]
-    road.transfer.answered(4.9)
-    assert road.wants(6.5, answered=False) == []
-    road.transfer.answered(5.9)
-    assert road.wants(6.6, answered=False) == [0, 1, 2, 3]
-    assert road.wants(6.6 + TIMING.patience_max - 0.01, answered=False) == []
-    assert road.wants(6.6 + TIMING.patience_max, answered=False) == [0, 1, 2, 3], "pongs get lost"
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.9, 64), (3.0, 64 + 2 * WINDOW_CHUNKS)])
@@ -225,28 +177,6 @@ def test_doubled_chunks_and_chunks_out_of_range_change_nothing() -> None:
     assert not road.transfer.store(2, 0, b"", 0.0, pushed=True)
     assert road.chunks.here == 1
     assert bytes(road.buffer[:CHUNK]) == road.pieces[0]
-
-
-def test_a_wrong_digest_starts_over() -> None:
-    road = Road(3)
-    for index in range(3):
-        road.add(index, 0.0, pushed=True)
-    road.transfer.end("0" * 64)
-    assert road.complete
-    assert not road.chunks.proves("0" * 64)
-    road.transfer.restart()
-    assert not road.complete
-    assert road.transfer.restarts == 1
-    assert road.wants(0.0) == [-1, 0, 1, 2]
-
-
-def test_a_new_connection_is_asked_anew() -> None:
-    road = Road(4)
-    road.transfer.end(road.digest)
-    assert road.wants(0.0) == [0, 1, 2, 3]
-    road.add(2, 0.1)
-    road.transfer.reconnected(0.2)
-    assert road.wants(0.2) == [0, 1, 3]
 
 
 @given(st.integers(0, 60), st.integers(0, 2**32), st.floats(0.0, 0.7))

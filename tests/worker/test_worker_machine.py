@@ -235,13 +235,6 @@ def test_a_refusal_ends_the_session_and_is_told(code: str) -> None:
     assert sent(bench.machine.connected(bench.now), Hello), "it goes on asking"
 
 
-def test_a_publisher_that_forgot_us_is_greeted_at_once() -> None:
-    bench = Bench()
-    bench.now += 1.0
-    assert sent(bench.tell(Refuse(code="unknown-worker", text="")), Hello)
-    assert not bench.machine.inside
-
-
 def test_a_refusal_that_is_not_known_is_for_the_operator() -> None:
     bench = Bench()
     assert bench.tell(Refuse(code="of-the-future", text="why")) == [
@@ -389,31 +382,6 @@ def applied(bench: Bench, effects: list[Effect]) -> list[Message]:
     return reports
 
 
-def test_a_version_that_comes_whole_is_ready_at_once() -> None:
-    bench = Bench()
-    bench.publish(announce(), LAYOUT.header)
-    applied(bench, bench.publish(whole(1), DATA))
-    effects = bench.publish(whole(2), DATA)
-    assert applied(bench, effects) == [
-        Applied(model="a", epoch=EPOCH, version=2, digest=WHOLE.digest)
-    ]
-    assert not sent(effects, Fetch)
-    assert not bench.publish(whole(2), DATA), "it is known"
-
-
-@pytest.mark.parametrize(
-    ("said", "data"),
-    [(Whole(crc=7, digest=WHOLE.digest), DATA), (WHOLE, DATA[:3]), (WHOLE, b"\1\2\3\5")],
-    ids=["another checksum", "too short", "damaged"],
-)
-def test_a_damaged_whole_version_is_fetched(said: Whole, data: bytes) -> None:
-    bench = Bench()
-    bench.publish(announce(), LAYOUT.header)
-    effects = bench.publish(whole(2, said), data)
-    assert not applied(bench, effects)
-    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, first=0, count=1)]
-
-
 class Memory:
     """A segment that must not be copied from yet."""
 
@@ -542,12 +510,6 @@ def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:
     effects = bench.publish(whole(2), DATA)
     assert applied(bench, effects)
     assert not sent(effects, Fetch)
-
-
-def test_a_whole_version_of_unknown_layout_is_asked_for() -> None:
-    bench = Bench()
-    effects = bench.publish(whole(2), DATA)
-    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, layout=True)]
 
 
 def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> None:
