@@ -8,6 +8,7 @@ import pytest
 from weightbus import Http
 from weightbus.bus.trust.grants import Grant
 from weightbus.bus.trust.keys import PublisherKeys, WorkerKeys
+from weightbus.codecs.sealing import KEY_BYTES, GroupKey
 from weightbus.python_client.cli.bridge import BridgeOptions
 from weightbus.python_client.cli.publish import PageOptions
 from weightbus.python_client.serving.calls import CallError, Server
@@ -25,8 +26,9 @@ SECRET = "hunter2hunter2"  # noqa: S105
         lambda: BridgeOptions(
             [], "vllm", Path(), None, None, None, None, 1.0, SECRET, unchecked=False
         ),
+        lambda: GroupKey(SECRET.encode().ljust(KEY_BYTES)),
     ],
-    ids=["publisher", "worker", "page", "command", "bridge"],
+    ids=["publisher", "worker", "page", "command", "bridge", "group"],
 )
 def test_no_secret_is_in_a_repr(make: Callable[[], object]) -> None:
     assert SECRET not in repr(make())
