@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import queue
 import re
 import signal
@@ -712,39 +711,6 @@ def test_a_call_cancelled_at_any_moment(scene: Scene, monkeypatch: pytest.Monkey
     with pytest.raises(CancelledError):
         future.result(0)
     assert publisher.publish("m", model(SMALL, 1)).workers == {}, "the thread lives"
-
-
-# Forking.
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_neither_side_survives_a_fork(scene: Scene) -> None:
-    publisher = scene.publisher()
-    subscriber = scene.subscriber(publisher, model(SMALL, 0), name="w").start()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # no assertion here: pytest must not go on in this process
-        said: list[str] = []
-        for call in (
-            lambda: publisher.publish("m", model(SMALL, 1)),
-            lambda: subscriber.receive(0),
-        ):
-            try:
-                call()
-            except ClosedError as error:
-                said.append(str(error))
-        publisher.close()
-        subscriber.close()
-        os.write(writing, json.dumps(said).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = json.loads(pipe.read())
-    os.waitpid(child, 0)
-    assert len(said) == 2
-    assert all("do not survive a fork" in text for text in said)
-    publisher.wait_for_workers(1, SECONDS)
-    assert publisher.publish("m", model(SMALL, 1), timeout=SECONDS).in_state("applied") == ["w"]
 
 
 def test_a_version_survives_a_publisher_that_is_killed(scene: Scene, tmp_path: Path) -> None:

@@ -183,14 +183,6 @@ def test_what_is_damaged_is_not_offered_and_reported(
         publisher.publish("m", weights(3))
 
 
-def test_a_folder_is_for_one_publisher(tmp_path: Path) -> None:
-    with Publisher(state=tmp_path) as publisher:
-        with pytest.raises(StateFolderError, match="belongs to a publisher of this process: close"):
-            Publisher(state=tmp_path)
-        publisher.publish("m", weights(1))
-    Publisher(state=tmp_path).close()
-
-
 def test_the_epoch_rises_whatever_the_clock_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
