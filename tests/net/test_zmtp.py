@@ -15,25 +15,15 @@ from weightbus.bus.net.zmtp import (
     FRAMES_MAX,
     GREETING,
     LONG,
-    MORE,
     SCRATCH_BYTES,
     SINK,
     Stream,
     ZmtpError,
 )
+from weightbus.tests.net.hostile import frame, message
 from weightbus.tests.simulation.placing import Placed, frames_of
 
 HELLO = GREETING + b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04XPUB"
-
-
-def frame(body: bytes, flags: int = 0) -> bytes:
-    if len(body) < 256:
-        return bytes([flags, len(body)]) + body
-    return bytes([flags | LONG]) + struct.pack(">Q", len(body)) + body
-
-
-def message(*frames: bytes) -> bytes:
-    return b"".join(frame(f, MORE * (i < len(frames) - 1)) for i, f in enumerate(frames))
 
 
 class Side:
