@@ -1,6 +1,5 @@
 """The table of `cells.py` with a real `vllm serve`, which answers as transformers does."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from functools import cache
 from typing import Any
@@ -12,7 +11,7 @@ from weightbus.codecs.dtypes import name_of_torch
 from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.serving.cells import CELLS, Seen, check
 from weightbus.tests.serving.faulty import Fault, Proxy
-from weightbus.tests.serving.real.served import LIMIT, Served, answer_of, saved, trained
+from weightbus.tests.serving.real.served import LIMIT, Served, answer_of, trained
 from weightbus.vllm import VllmServers
 
 SECONDS = 12.0  # that a version, or a pause, may take
@@ -34,17 +33,6 @@ def answer(seed: int) -> list[int]:
 def weights(value: float) -> dict[str, Any]:
     found: dict[str, Any] = model(int(value)).state_dict()
     return found
-
-
-@pytest.fixture(name="served", scope="module")
-def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    made = Served(saved(folder / "model", model(1)), folder / "log")
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize(("call", "fault"), CELLS)

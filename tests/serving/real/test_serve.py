@@ -46,17 +46,6 @@ class Deadly(VllmServers):
         super().finish_weight_update(weight_version)
 
 
-@pytest.fixture(name="served", scope="module")
-def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    made = Served(saved(folder / "model", trained(1)), folder / "log")
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.fixture(name="publisher")
 def _publisher() -> Iterator[weightbus.Publisher]:
     with weightbus.Publisher() as publisher:

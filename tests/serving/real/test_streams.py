@@ -77,17 +77,6 @@ def model(seed: int) -> Any:
     return trained(seed)
 
 
-@pytest.fixture(name="served", scope="module")
-def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    made = Served(saved(folder / "model", model(1)), folder / "log")
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
 def of_no_version(words: list[int], seeds: list[int]) -> int:
     """Count the tokens that no version has chosen, in their order."""
     choices, at, lost = {seed: chosen(model(seed), words) for seed in seeds}, 0, 0
