@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from weightbus import Publisher, Subscriber
+from weightbus.python_client.files.file_target import FileTarget
 
 SECONDS = 60.0
 TOKENS = torch.tensor([[1, 7, 3, 11]])
@@ -118,3 +120,28 @@ def test_modules_agree_with_ties_on_either_side(
         publisher.wait_for_workers(1, SECONDS)
         publisher.publish("m", source, timeout=SECONDS)
     assert torch.equal(logits(target), logits(source))
+
+
+@pytest.mark.parametrize("untied", [False, True], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("made", "embeddings"),
+    [(qwen2, "model.embed_tokens.weight"), (gpt2, "transformer.wte.weight")],
+)
+def test_from_pretrained_reads_what_a_worker_wrote(
+    made: Any, embeddings: str, untied: bool, tmp_path: Path
+) -> None:
+    model = made(0)
+    model.config.save_pretrained(tmp_path)
+    target = FileTarget(tmp_path / "model.safetensors", untied=untied)
+    with Publisher() as publisher, Subscriber(publisher.address, {"m": target}) as worker:
+        worker.start()
+        assert worker.wait_joined(SECONDS)
+        publisher.publish("m", model, timeout=SECONDS)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names, metadata = set(file.keys()), file.metadata()
+    assert metadata["format"] == "pt", "transformers 4 reads no file without it"
+    assert embeddings in names
+    assert ("lm_head.weight" in names) == untied
+    read, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not [*told["missing_keys"], *told["unexpected_keys"]]
+    assert torch.equal(logits(read.eval()), logits(model))
