@@ -49,8 +49,9 @@ from .strategy import Format
 from .vintage import WeightSyncScheme, read, tell
 
 LOOPBACK = "tcp://127.0.0.1:0"
-LOOK_SECONDS = 0.02  # seconds between two checks of which workers have joined
-MARGIN = 0.2  # part of a send's time that is not spent waiting for workers to join
+LOOK_SECONDS = 0.02  # seconds between two checks whether all workers have joined
+# fraction of a send's timeout that is kept for publishing, after waiting for workers to join
+MARGIN = 0.2
 
 
 class ZMQWeightSyncScheme(WeightSyncScheme):
@@ -97,7 +98,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self.bind, self.address, self.advertise = address, address, advertise
         self.num_workers, self.shared_memory, self.liveness = num_workers, shared_memory, liveness
         self.keyed, self.insecure = keyed, insecure
-        self._keys: WorkerKeys | None = None  # the keys that receivers need
+        # the keys that receivers need; None: no encryption, or not yet a sender
+        self._keys: WorkerKeys | None = None
 
     def init_on_sender(
         self, model_id: str | None = None, context: Any = None, **kwargs: Any
@@ -206,7 +208,7 @@ class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
 
 
 class MPTransport(WorkerTransport):
-    """The transport to the worker at the other end of `pipe`, with a `timeout`."""
+    """The transport to the worker at the other end of `pipe`; `timeout`: seconds per call."""
 
     def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
         if not hasattr(pipe, "send_bytes"):  # a queue, which TorchRL's later MPTransport takes
@@ -312,7 +314,7 @@ def _check_sources(
 
 
 class _BusSender(Transport):
-    """Sends over a publisher: to `num_workers` workers, or if None to all that have joined."""
+    """Sends with a publisher: to `num_workers` workers; None: to all that have joined."""
 
     def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:
         self._publisher, self._count = publisher, num_workers
@@ -321,8 +323,8 @@ class _BusSender(Transport):
         self._seen: set[str] = set()  # names of all workers that ever joined
         self._first = 0  # the number of the first receiver: 0 or 1
         self._firsts: dict[int, Weights] = {}  # first weights of workers that have not joined yet
-        self._order = threading.Lock()  # orders publishes, so that later weights are newer
-        # Record a worker when it joins, since it may leave before the next look at the publisher.
+        self._order = threading.Lock()  # held while publishing: later weights get a later version
+        # Record a worker when it joins: it may leave again before the next call of `workers()`.
         publisher.on_worker(lambda event: self._note([event.worker]))
 
     def workers(self) -> Sequence[int]:
@@ -343,13 +345,14 @@ class _BusSender(Transport):
         with self._order:
             for worker, name in names.items():
                 if reached is None or name in reached:
-                    self._firsts.pop(worker, None)  # this send is newer
+                    self._firsts.pop(worker, None)  # this send has newer weights
             published = self._publisher.publish_async(
                 model,
                 weights.tensors,
                 workers=reached,
                 timeout=deadline - time.monotonic(),
-                # Without grace, the receipt reports a lost worker at once: no wait for a restart.
+                # Without grace, the receipt reports a lost worker at once: the send waits for no
+                # restart.
                 settings=Settings(grace=0.0),
             )
         answer: Future[Receipt] = Future()
@@ -366,7 +369,8 @@ class _BusSender(Transport):
     def _await_joined(self, ids: Sequence[int], deadline: float) -> frozenset[str]:
         """Wait until each worker has joined once; return the names of all connected workers."""
         while True:
-            before = frozenset(self._seen)  # read first: `there` lacks workers that join later
+            # read before `there`, which lacks workers that join and leave
+            before = frozenset(self._seen)
             there = frozenset(self._publisher.workers())
             self._note(there)
             all_came = (before | there).issuperset(self._names(ids).values())
@@ -374,16 +378,17 @@ class _BusSender(Transport):
                 return there
 
     def _note(self, there: Iterable[str]) -> None:
+        # Add the names of workers that joined; detect whether receivers count from 1.
         self._seen.update(there)
         if self._count is not None and str(self._count) in self._seen:
             self._first = 1
 
     def _names(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return the names of workers on the bus, by worker id."""
+        """Return each worker's name on the bus, by worker id."""
         return {worker: str(worker + self._first) for worker in ids}
 
     def _renamed(self, receipt: Receipt, model_id: str, names: Mapping[int, str]) -> Receipt:
-        """Return a copy of `receipt` with a row for each worker id, also of missing workers."""
+        """Return a copy of `receipt` with a row for each worker id, also for missing workers."""
         workers: dict[str, WorkerReceipt] = {}
         for worker, name in names.items():
             row = receipt.workers.get(name)
@@ -412,7 +417,7 @@ class _BusSender(Transport):
             greet.start()
 
     def _greet_each(self, share: float) -> None:
-        """Publish each worker's first weights when it joins, unless a send has replaced them."""
+        """Publish each worker's first weights when it joins, if no send replaced them."""
         while self._firsts and not self._closed.wait(LOOK_SECONDS):
             there = self._publisher.workers().keys()
             for worker, name in self._names([*self._firsts]).items():
@@ -462,7 +467,7 @@ class _BusTarget(MemoryTarget):
 
 
 class _BusReceiver(Receiver):
-    """Receives over a subscriber, which `connect()` makes by calling `join`."""
+    """Receives with a subscriber, which `connect()` makes by calling `join`."""
 
     def __init__(
         self,

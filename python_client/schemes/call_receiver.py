@@ -1,4 +1,4 @@
-"""Receives versions by calls (torch RPC, Ray): the receivers of this process, and their versions.
+"""Receives versions by calls (torch RPC, Ray): registers this process's receivers.
 
 `init_on_receiver()` registers a receiver here, by a weak reference. A version that arrives before
 the receiver's `connect()` is kept for that call. A greeting (the sender's first version) is also
@@ -27,19 +27,20 @@ from .model import POLICY, CallResult, Outcome, hand_over, model_in, weights_of
 from .passes import ForwardPasses
 from .receiver import Destination
 
-MARGIN = 0.8  # part of the sender's timeout that a worker may use, so that its answer is in time
+MARGIN = 0.8  # fraction of the sender's timeout in which a worker must answer
 
 
 class Call(NamedTuple):
-    """The description of a version in a call, as plain values."""
+    """What a call says about the version that it carries, as plain values."""
 
-    key: str  # of the sender's scheme and its copies
+    key: str  # key of the sender's scheme and of all its copies
     model_id: str
-    worker: int
+    worker: int  # id of the worker that is called
     epoch: int
     version: int
-    seconds: float  # time limit of the worker
-    greeting: bool  # whether this is the sender's first version, which may be kept
+    seconds: float  # seconds that the worker may take
+    # whether this is the sender's first version, which is kept if no receiver exists yet
+    greeting: bool
     strategy: str  # "tensordict" or "state_dict"
 
 
@@ -56,7 +57,10 @@ class IncomingVersion:
 
     @classmethod
     def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "IncomingVersion":
-        """Return a call's version; `waits`: whether the call's thread may wait for a receiver."""
+        """Return the version that `call` carries.
+
+        `waits`: whether the thread that runs the call may wait for a receiver to be registered.
+        """
         patience = call.seconds if waits and not call.greeting else 0.0
         return cls(call, header, data, patience, call.seconds)
 
@@ -85,7 +89,7 @@ class CallReceiver(Receiver):
         self.key, self.copied, self.worker = key, copied, worker
         self.model_id = destination.subject.model_id or POLICY
         self._destination, self._background = destination, background
-        self._turn = threading.Lock()  # held while a version is applied
+        self._turn = threading.Lock()  # held by the thread that applies a version
         self._changed = threading.Condition()
         self._connected = False
         self._waiting: IncomingVersion | None = None
@@ -114,7 +118,7 @@ class CallReceiver(Receiver):
             self._apply(early)
 
     def receive(self, timeout: float) -> Update | None:
-        """Return the newest update; unless `background`, first apply the waiting version."""
+        """Return the newest update or None; unless `background`, apply a waiting version."""
         if self._background:
             return self._destination.arrivals.take(timeout)
         with self._changed:
@@ -130,7 +134,7 @@ class CallReceiver(Receiver):
         return self._destination.reading(timeout)
 
     def close(self) -> None:
-        """Deregister, and let a waiting version fail."""
+        """Unregister this receiver, and report that a waiting version failed."""
         registry.leave(self)
         with self._changed:
             version, self._waiting = self._waiting, None
@@ -146,8 +150,9 @@ class CallReceiver(Receiver):
                 return _stale(version, self._number)
             if not self._connected:
                 return self._put_aside(version, version.patience, "connect")
-            # In the polling thread, waiting for `receive()` would deadlock. But that thread does
-            # not run the model now, so apply the version.
+            # If the thread that calls `connect()` and `receive()` runs this call, waiting for
+            # `receive()` would deadlock. But that thread does not run the model now, so the version
+            # can be applied here.
             if not self._background and self._poller != threading.get_ident():
                 if fault := self._destination.fault(self._parsed(version)):
                     return CallResult("failed", fault)
@@ -172,6 +177,7 @@ class CallReceiver(Receiver):
         return version.answer or CallResult("staged", staged)
 
     def _apply(self, version: IncomingVersion) -> None:
+        # Apply a version that is newer than the applied one; store the result.
         with self._turn:
             if version.number <= self._number:
                 answer = _stale(version, self._number)
@@ -189,11 +195,13 @@ class CallReceiver(Receiver):
         self._settle(version, answer)
 
     def _settle(self, version: IncomingVersion, answer: CallResult) -> None:
+        # Store the result of a version, and wake the threads that wait for the result.
         with self._changed:
             version.answer = answer
             self._changed.notify_all()
 
     def _parsed(self, version: IncomingVersion) -> Layout:
+        # Return the layout of a version; parse the header only if it changed.
         if self._layout is None or self._layout.header != version.header:
             self._layout = Layout.parse(version.header)
         return self._layout
@@ -220,7 +228,7 @@ class Registry:
             self._receivers = [r for r in self._receivers if r() not in (None, receiver)]
 
     def find(self, version: IncomingVersion, timeout: float) -> CallReceiver | None:
-        """Return a version's receiver; wait at most `timeout` seconds for its registration."""
+        """Return a version's receiver; None if none is registered within `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._search(version.call) is not None, timeout)
             return self._search(version.call)
@@ -253,8 +261,8 @@ class Registry:
     def _search(self, call: Call) -> CallReceiver | None:
         """Return the receiver that a call is for; None if no receiver matches, or several.
 
-        Receivers of the call's model match: first those that also have the call's key, then all.
-        If several match, the call's worker id decides.
+        Candidates are the receivers of the call's model that also have the call's key; if there are
+        none, all receivers of the model. Among several candidates, the call's worker id decides.
         """
         known = [r for r in (ref() for ref in self._receivers) if r is not None]
         of_model = [r for r in known if r.model_id == call.model_id]
@@ -270,6 +278,7 @@ registry = Registry()
 
 
 def _stale(version: IncomingVersion, newer: tuple[int, int]) -> CallResult:
+    # Return the result for a version that is not newer than `newer` (epoch and version).
     if (epoch := version.call.epoch) < newer[0]:
         text = f"the worker follows a newer sender, of epoch {newer[0]}; this one has epoch {epoch}"
         return CallResult("failed", f"{text}: let one sender serve a model")
@@ -288,8 +297,8 @@ def deliver(
 
     Args:
         version: The version.
-        other: Returns the object that was called; used if there is no receiver.
-        hand: Calls a method of that object with weights.
+        other: Returns the called object, which gets the weights if no receiver is registered.
+        hand: Calls a method of that object with the weights; see `hand_over`.
     """
     try:
         return _delivered(version, other, hand)
@@ -323,8 +332,9 @@ def _delivered(
     return receiver.accept(version)
 
 
-# Methods that get the weights if no receiver is registered; the first that an object has is called.
-# Values: its strategy (None: any), the names of its argument, and whether it takes a TensorDict.
+# Methods of a called object that get the weights if no receiver is registered. The first method
+# that the object has is called. Values: the strategy that the method needs (None: any), the
+# possible names of its parameter for the weights, and whether it takes a TensorDict.
 METHODS = {
     "_update_weights_tensordict": ("tensordict", ("params",), True),
     "_update_weights_state_dict": ("state_dict", ("state_dict",), False),
@@ -333,7 +343,7 @@ METHODS = {
 
 
 def _documented(owner: object | None, strategy: str) -> str | None:
-    """Return the name of the object's method in `METHODS` for the strategy, or None."""
+    """Return the first method in `METHODS` that the object has for this strategy, or None."""
     for name, (wanted, _, _) in METHODS.items():
         if wanted in (None, strategy) and callable(getattr(owner, name, None)):
             return name
@@ -343,6 +353,7 @@ def _documented(owner: object | None, strategy: str) -> str | None:
 def _handed_over(
     version: IncomingVersion, owner: object, method: str, hand: Callable[..., Outcome]
 ) -> Outcome:
+    # Call the owner's method `method` with the weights, between forward passes of its model.
     wanted, names, nested = METHODS[method]
     weights = weights_of(version.header, version.data, nested=nested)
     several = wanted is None and version.call.model_id != POLICY  # the collectors' default

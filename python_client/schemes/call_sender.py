@@ -5,7 +5,7 @@ Subclasses of `Peers` (torch_rpc.py, ray.py) make the calls and interpret their 
 
 `Answers` collects the results. The receipt is complete when all workers have answered, or at the
 deadline. A worker that has not answered by then is `behind`, whether it is stopped, cut off or
-busy. No thread waits: callbacks record the answers, and a timer fires at the deadline.
+busy. No thread waits: callbacks record the answers, and a timer ends the wait at the deadline.
 """
 
 import itertools
@@ -30,19 +30,19 @@ from .receiver import Destination
 
 
 class Answers:
-    """Collects the answers of the workers to one version, and makes a receipt by the deadline.
+    """Collects the workers' answers to one version, and completes a receipt by the deadline.
 
     Args:
-        begun: The receipt, still without workers.
+        begun: The receipt to complete; its `workers` are still empty.
         calls: The future of each worker's call, by the worker's name.
         started: The time on the monotonic clock at which the send began, in seconds.
         timeout: Seconds from `started` to the deadline.
-        explain: Returns the result to report for a worker whose call raised.
-        ended: Called when the last call is over, also after the deadline. The argument is True if
-            none raised.
+        explain: Returns the result of a worker (name) whose call raised an error.
+        ended: Called when the last call is over, even after the deadline. The argument is True if
+            no call raised.
 
     Attributes:
-        receipt: A future of the receipt, which has the result of each worker. It never raises.
+        receipt: A future of the complete receipt, which never raises.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Answers:
             self._settle()
 
     def _answered(self, name: str, call: "Future[CallResult]") -> None:
+        # Record one worker's answer, or the error of its call, in the receipt.
         error, seconds = call.exception(), time.monotonic() - self._started
         answer = call.result() if error is None else self._explain(name, error)
         behind = answer.state == "behind"
@@ -97,32 +98,32 @@ class Answers:
 
 
 class Payload(Protocol):
-    """A copy of a version in a form that calls can carry."""
+    """A copy of a version in a form that calls can transmit."""
 
     @property
     def layout(self) -> Layout: ...
 
     def done(self, clean: bool, /) -> None:
-        """Release the copy, after the last call. Unless `clean`, a call may still be reading it."""
+        """Release the copy, after the last call. If not `clean`, a call may still read the copy."""
 
 
 class Peers(ABC):
-    """Makes calls to the processes of `workers` (actors, or RPC workers)."""
+    """Makes calls to the worker processes; `workers` are their actors or RPC workers."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self.workers = workers
 
     @abstractmethod
     def pack(self, state: State) -> Payload:
-        """Return a copy of a state in a form that `call` accepts as `payload`."""
+        """Return a copy of a state that `call` accepts as `payload`."""
 
     @abstractmethod
     def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[CallResult]":
-        """Call `deliver` in a worker with `what` and `payload`; return a future of the result."""
+        """Call `deliver` in worker number `worker`; return a future of the result."""
 
     @abstractmethod
     def explain(self, worker: int, error: BaseException) -> CallResult:
-        """Return the result to report for a worker whose call raised `error`."""
+        """Return the result of a worker whose call raised `error`."""
 
 
 class Channel:
@@ -136,18 +137,18 @@ class Channel:
         self._count = itertools.count(1)
 
     def begin(self) -> None:
-        """Set the sender's epoch, once: all carriers of a scheme share epoch and version count."""
+        """Set the sender's epoch at the first call; all transports of a scheme share the epoch."""
         self._epoch = self._epoch or time.time_ns() // 1_000_000
 
     def receiver(
         self, destination: Destination, *, worker_idx: int | None, background: bool, **_: Any
     ) -> CallReceiver:
-        """Return a receiver of the versions sent by this scheme, or if a copy, its original."""
+        """Return a receiver of this scheme's versions (of a copy: those of the original scheme)."""
         own = destination, self.key, self._copied
         return CallReceiver(*own, worker=worker_idx, background=background)
 
     def number(self) -> tuple[int, int]:
-        """Return the next epoch and version."""
+        """Return the epoch, and the next version number."""
         return self._epoch, next(self._count)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,7 +161,8 @@ class CallSender(Transport):
     def __init__(self, channel: Channel, peers: Peers, strategy: str) -> None:
         channel.begin()
         self._channel, self._peers, self._strategy = channel, peers, strategy
-        # By worker: the newest version that was written, even in part, and whether it runs.
+        # By worker: the newest version that was written, at least partly, and whether the worker
+        # runs it.
         self._newest: dict[int, tuple[tuple[int, int], bool]] = {}
         self._lock = threading.Lock()
 
@@ -182,7 +184,7 @@ class CallSender(Transport):
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Send the first weights to every worker, and wait for the answers.
 
-        A worker that has no receiver yet keeps the weights until then, and counts as reached.
+        A worker without a receiver keeps the weights until it has one, and counts as reached.
 
         Raises:
             PublishError: Some workers were not reached; the error names them.
@@ -204,6 +206,7 @@ class CallSender(Transport):
     def _send(
         self, weights: Weights, workers: Sequence[int] | None, timeout: float, *, greeting: bool
     ) -> "Future[Receipt]":
+        # Call each of `workers` with a copy of the weights; return a future of the receipt.
         started, number = time.monotonic(), self._channel.number()
         payload = self._peers.pack(weights.state())
         calls: dict[str, Future[CallResult]] = {}
@@ -223,6 +226,7 @@ class CallSender(Transport):
         ).receipt
 
     def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[CallResult]":
+        # Start the call to one worker; if that raises, return a future of the error.
         try:
             return self._peers.call(worker, payload, what, left)
         except Exception as error:  # must not prevent the calls to the other workers
@@ -231,6 +235,7 @@ class CallSender(Transport):
             return failed
 
     def _note(self, worker: int, number: tuple[int, int], call: "Future[CallResult]") -> None:
+        # Record the version that a worker runs after a call.
         answer = CallResult("failed") if call.exception() else call.result()
         runs = answer.state == "applied"
         if runs or not answer.intact:

@@ -6,7 +6,7 @@ checks receipts. A scheme for another transport overrides two methods:
     _make_carrier(...) -> Transport        on the sender, at init_on_sender()
     _make_receiver(...) -> Receiver      on the receiver, at init_on_receiver()
 
-A carrier sends `Weights` to workers and returns receipts. A receiver passes each version to its
+A transport sends `Weights` to workers and returns receipts. A receiver passes each version to its
 `Destination` (receiver.py), which validates, applies and announces the version.
 """
 
@@ -33,7 +33,7 @@ TIMEOUT = 60.0  # seconds that a call waits by default
 class Weights:
     """The weights of one model, by dotted name, ready to send.
 
-    The tensors share the trainer's memory; a carrier copies them before its `send` returns.
+    The tensors share the trainer's memory; a transport copies them before its `send` returns.
     """
 
     model_id: str
@@ -65,10 +65,10 @@ Prepared: TypeAlias = Weights | Mapping[int, Weights]  # for all workers, or by 
 class Transport:
     """The sender's end of a transport: sends weights to the workers."""
 
-    anybody = False  # whether this transport accepts any number as a worker id
+    anybody = False  # whether every number is accepted as a worker id
 
     def workers(self) -> Sequence[int]:
-        """Return 0 to n-1 if the number n of workers is known, else the ids of joined workers."""
+        """Return the worker ids: 0 to n-1 for a known number n, else those of joined workers."""
         raise NotImplementedError
 
     def send(
@@ -78,12 +78,12 @@ class Transport:
 
         Args:
             weights: The weights to send.
-            workers: Some of `workers()`; None: all of them.
+            workers: The ids of some of `workers()`; None: all of them.
             timeout: Seconds until the future must be done, whatever the workers do.
 
         Returns:
-            A future of the receipt, which has a row under `str(id)` for every requested worker,
-            also for one that failed. The failure of a worker does not make the future raise.
+            A future of the receipt, whose rows are named `str(id)`: one for every requested worker,
+            even if that worker failed. The failure of a worker does not make the future raise.
 
         Raises:
             StateError: The weights cannot be sent; nothing was sent.
@@ -91,7 +91,7 @@ class Transport:
         raise NotImplementedError
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Offer the first weights to the workers; do not wait for absent workers.
+        """Offer the first weights to the workers, without waiting for absent workers.
 
         The sender's `connect()` calls this. `weights` is None if there are no first weights.
         """
@@ -108,16 +108,16 @@ class Receiver:
     """The receiver's end of a transport: receives weights."""
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Join as worker `worker_idx`. The scheme's `connect()` calls this; it must not block."""
+        """Join as worker `worker_idx`. Called by the scheme's `connect()`; must not block."""
 
     def receive(self, timeout: float) -> Update | None:
         """Return the newest update that was not returned before; None after `timeout` seconds.
 
-        With `background`, a version is applied before this call, otherwise in this call.
+        With `background`, a version was applied before this call, otherwise this call applies it.
         """
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
-        """Return a context in which no version is applied."""
+        """Return a context manager during which no version is applied."""
         del timeout
         return nullcontext()
 
@@ -139,7 +139,7 @@ def merged(receipts: Sequence[Receipt]) -> Receipt:
     )
 
 
-# The schemes of `from_backend`, by the name of their transport.
+# The schemes that `from_backend` can make, by the name of their transport.
 
 # fmt: off
 WeightSyncBackend = Literal[
@@ -165,7 +165,7 @@ Scheme = TypeVar("Scheme", bound=type)
 
 
 def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
-    """Return a decorator that registers a scheme class as `backend`, a name for `from_backend`."""
+    """Return a decorator that registers a scheme class under `backend`, for `from_backend`."""
 
     def register(scheme: Scheme) -> Scheme:
         _registered[backend] = scheme

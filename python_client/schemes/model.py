@@ -39,7 +39,7 @@ class ModelReference:
         self.model_id = model_id
         self.given: object | None = None  # the model, if the user passed the model itself
         self.weights: Any = None  # on a sender: weights that were passed without a model
-        self.worker_idx: int | None = None  # on a receiver: the id of this worker
+        self.worker_idx: int | None = None  # the id of this worker; None on a sender
         self._context: Callable[[], object | None] = _nothing
 
     @property
@@ -53,7 +53,7 @@ class ModelReference:
 
     @property
     def forsaken(self) -> bool:
-        """Whether the context was garbage-collected."""
+        """Whether there was a context, and it was garbage-collected."""
         return self._context is not _nothing and self._context() is None
 
     def model(self) -> object | None:
@@ -96,7 +96,7 @@ class ModelReference:
 
 
 def model_in(context: object, model_id: str) -> object:
-    """Return the model at the attribute path `model_id` of a context, or from its `get_model()`.
+    """Return a context's model: at attribute path `model_id`, or what its `get_model()` returns.
 
     Raises:
         AttributeError: The context has no such model.
@@ -117,7 +117,7 @@ def model_in(context: object, model_id: str) -> object:
 
 
 def own_weights(subject: ModelReference, model_id: str, context: Any) -> Any:
-    """Return a subject's weights or model, else those of the context; None if there are none."""
+    """Return the weights or the model of `subject`, else those of the context, else None."""
     if subject.weights is not None:
         return subject.weights
     if subject.given is not None or context is None:
@@ -135,7 +135,7 @@ def own_weights(subject: ModelReference, model_id: str, context: Any) -> Any:
 
 
 def is_torchrl(context: object) -> bool:
-    """Return whether a context is a TorchRL collector: a scheme must not use its pipes or cache."""
+    """True if a context is a TorchRL collector, whose pipes and cache a scheme must not use."""
     return hasattr(context, "policy_device")
 
 
@@ -163,6 +163,7 @@ def resolve(context: object, path: str) -> object:
 
 
 def _step(found: object, step: re.Match[str], path: str) -> object:
+    # Return the object that one step of the path leads to: an attribute, or an item.
     attribute, key = step["attribute"], step["key"]
     if attribute is not None:
         try:
@@ -186,10 +187,11 @@ class CallResult(NamedTuple):
 
     state: State
     detail: str = ""
-    intact: bool = True  # False: the apply failed half-way, and the model is not usable
+    # False: the apply failed after it began to write, and the model is not usable
+    intact: bool = True
 
 
-Outcome: TypeAlias = CallResult | list[Any]  # an answer, or Ray references that resolve to one
+Outcome: TypeAlias = CallResult | list[Any]  # a result, or Ray references that resolve to a result
 
 
 def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
@@ -205,7 +207,9 @@ def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
 def hand_over(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
 ) -> CallResult:
-    """Call a method with weights (see `arguments`) and `others`; wait for its awaitable, if any.
+    """Call a method with weights, and wait for the awaitable that it returns, if any.
+
+    The arguments are those of `arguments`, and `others`.
 
     Raises:
         TimeoutError: The awaitable that the method returned was not done in time.
@@ -236,7 +240,7 @@ def arguments(
 
 
 def keep(promised: Any, timeout: float) -> None:
-    """Wait for `promised` if it is an awaitable or a list of awaitables; raise the first error."""
+    """Wait for an awaitable, or for a list of awaitables; raise the first error that occurs."""
     deadline = time.monotonic() + timeout
     if isinstance(promised, (list, tuple)):
         for one in cast("Sequence[Any]", promised):
@@ -288,19 +292,21 @@ def together(coroutines: list[Coroutine[Any, Any, Any]], timeout: float) -> list
 
 
 def references(value: Any) -> list[Any]:
-    """Return the Ray references in a value: the value itself, or items of a list."""
+    """Return the Ray references in a value, which is one reference or a list that has some."""
     kind: Any = getattr(sys.modules.get("ray"), "ObjectRef", None)  # None during Ray's own import
     listed = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
     return [] if kind is None else [one for one in listed if isinstance(one, kind)]
 
 
 def _future_of(promised: Any) -> Any:
+    # Return a future with callbacks for a value that has one; None for other values.
     if references(promised):
         return promised.future()
     return promised if hasattr(promised, "add_done_callback") else None
 
 
 async def _within(promised: Any, timeout: float) -> Any:
+    # Await `promised`; raise a TimeoutError that names its type after `timeout` seconds.
     try:
         return await asyncio.wait_for(promised, timeout)
     except TimeoutError:
@@ -308,6 +314,7 @@ async def _within(promised: Any, timeout: float) -> Any:
 
 
 def _broken(promised: Any, timeout: float) -> TimeoutError:
+    # Return the error for an awaitable that was not done in time.
     return TimeoutError(
         f"it returned a {type(promised).__name__}, which was not done within {timeout:.3g} s"
     )

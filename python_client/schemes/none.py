@@ -12,7 +12,7 @@ from .vintage import TransportBackend, WeightSyncScheme
 
 
 class _Nothing(Transport, Receiver):
-    """A carrier, a receiver and a transport that do nothing."""
+    """A sender's transport, a receiver and a worker's transport, all of which do nothing."""
 
     anybody = True
 
@@ -56,7 +56,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         This may be called more than once.
 
         Raises:
-            RuntimeError: The worker's model is on the meta device: it has no weights, and this
+            RuntimeError: The worker's model is on the meta device, so it has no weights, and this
                 scheme never sends any.
         """
         if "weights" in nothing:

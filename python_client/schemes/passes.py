@@ -25,13 +25,14 @@ from ..applying.reading import READING_SECONDS, Holder, Reading, ReadingLock
 
 log = logging.getLogger("weightbus.schemes")
 
-EARLIER_SECONDS = 1.0  # longest wait for passes that began before the hooks were registered
+# longest wait for passes that began before the hooks were registered, in seconds
+EARLIER_SECONDS = 1.0
 
 _nothing = nullcontext().__exit__  # accepts any arguments and returns None
 
 
 def _none() -> None:
-    """Return None: a forward pass does not use the number of the version that it reads."""
+    """Return None, as the running version: a forward pass does not need the version's number."""
 
 
 class _Hook(partial[None]):
@@ -58,23 +59,25 @@ class ForwardPasses:
 
     def __init__(self, lock: ReadingLock, timeout: float = READING_SECONDS) -> None:
         self.lock, self._timeout = lock, timeout
-        self._inside: dict[int, list[Reading[None]]] = {}  # the running passes, by thread
-        self._own = threading.local()  # `last`: the reader that this thread can use again
-        self._called: list[weakref.ref[Any]] = []  # the modules that have the hooks
+        # the lock's readers of the running passes, by thread id
+        self._inside: dict[int, list[Reading[None]]] = {}
+        self._own = threading.local()  # `last`: a reader that this thread can reuse
+        self._called: list[weakref.ref[Any]] = []  # the modules on which hooks are registered
         self._handles: list[Any] = []
         self._turn = threading.Lock()
 
     def guard(self, model: object) -> None:
         """Register hooks on a module, remove the previous hooks, and wait for running passes.
 
-        No hooks are registered if the model is not a module or TorchRL is not imported: then only
-        the user's own code calls the model, and can use `reading()`.
+        Without TorchRL, or if the model is no module, no hooks are registered: then only the user's
+            own code calls the model, and that code can use `reading()`.
         """
         with self._turn:
             guarded = is_module(model) and "torchrl" in sys.modules
             called = [*_called(model)] if guarded else []
             if [module() for module in self._called] == called:
-                return  # TorchRL wraps a transform in a new object each time, around the same parts
+                # TorchRL wraps a transform in a new object at each access, around the same modules
+                return
             self._release()
             _keep_from_compiler()
             before, after = self._before, self._after
@@ -101,14 +104,16 @@ class ForwardPasses:
     # Runs in the thread that calls the module.
 
     def _before(self, _module: object, _args: object) -> None:
+        # Run before a forward pass: take the lock as a reader.
         me = threading.get_ident()
         last: Reading[None] | None = getattr(self._own, "last", None)
         free = me not in self._inside and _get_running_loop() is None
-        if last is not None and free and last.again():  # half the price of a new reader
+        # reusing a reader costs half as much as a new one
+        if last is not None and free and last.again():
             self._inside[me] = [last]
             return
         if self._inside.setdefault(me, []):
-            # Either this pass is nested in an earlier pass of this thread, or the earlier pass is
+            # Either this pass is nested in an earlier pass of this thread, or that earlier pass is
             # over: torch calls no hook after a KeyboardInterrupt, so end such passes here.
             self._end_lost(self._passes_of(inspect.currentframe()) - 1)
         alive = self._is_under_way
@@ -117,6 +122,7 @@ class ForwardPasses:
         self._inside.setdefault(me, []).append(begun)
 
     def _after(self, _module: object, _args: object, _result: object) -> None:
+        # Run after a forward pass: release its reader.
         me = threading.get_ident()
         begun = self._inside.get(me)
         if not begun:
@@ -131,6 +137,7 @@ class ForwardPasses:
             del self._inside[me]
 
     def _end_lost(self, under_way: int) -> None:
+        # End all but `under_way` passes of this thread: torch did not call their post-hook.
         me = threading.get_ident()
         for _ in range(under_way, len(self._inside.get(me, ()))):
             self._after(None, None, None)
@@ -180,10 +187,11 @@ def _stacks() -> dict[int, FrameType]:
 
 
 def _called(model: Any) -> Iterator[Any]:
-    """Yield the modules to register hooks on: the model, or the parts of a mere container.
+    """Yield the modules to register hooks on: the model, or the parts of a container.
 
-    Containers are lists of modules, and environments and transforms, which have other methods than
-    `forward` for each step. If a class has its own `__call__`, hooks go on the model and on its
+    Containers are lists of modules. Environments and transforms also count as containers, since
+    they have other methods than `forward` for each step. If a class has its own `__call__`, hooks
+    go on the model and on its
     parts, since that `__call__` may call torch's (which calls the model's hooks) or only the parts.
     """
     envs, nn = sys.modules.get("torchrl.envs"), sys.modules["torch"].nn

@@ -53,10 +53,12 @@ class RayWeightSyncScheme(WeightSyncScheme):
     `actor_refs`), or from a context with `remote_collectors`. Their positions are the worker ids.
 
     An actor becomes a receiver by calling `init_on_receiver` and `connect` in one of its methods;
-    versions are applied between its tasks. Of other actors, `update_policy_weights_` is called.
+    versions are applied between its tasks. Other actors get the weights in
+    `update_policy_weights_`.
     """
 
-    _waits_for_first = False  # an actor that waits cannot be called, so it would get no weights
+    # an actor that waits cannot be called, so it would never get the weights
+    _waits_for_first = False
 
     def __init__(self, strategy: Format = "tensordict", backend: str = "gloo", **kwargs: Any):
         """Construct a scheme. Arguments are described in the class."""
@@ -85,7 +87,7 @@ class RayTransport(WorkerTransport):
 
     Args:
         remote_collector: The actor, or an object that has it as `_actor`.
-        tensor_transport: Accepted for compatibility; the object store carries the weights.
+        tensor_transport: Accepted for compatibility; weights always go through the object store.
         scheme: Provides the strategy that extracts weights from models, and the timeout.
     """
 
@@ -129,7 +131,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         self._ray_transform: Any = None
 
     def _set_transform(self, ray_transform: Any) -> None:
-        """Set the transform whose module gets the weights. TorchRL calls this method."""
+        """Set the transform whose module gets the weights. Called by TorchRL."""
         self._ray_transform = ray_transform
 
     def _make_carrier(self, **kwargs: Any) -> Transport:
@@ -187,7 +189,7 @@ class RayActorTransport(RayTransport):
 
 
 class _ModuleSender(CallSender):
-    """Sends to actors; first makes actors that have a `HOOK` method receivers."""
+    """Sends to actors. First turns actors that have a method `HOOK` into receivers."""
 
     def __init__(self, scheme: RayModuleTransformScheme, channel: Channel, actors: list[Any]):
         super().__init__(channel, _Actors(actors), scheme.strategy_str)
@@ -195,7 +197,7 @@ class _ModuleSender(CallSender):
         self._actors = [actor for actor in map(actor_of, actors) if hasattr(actor, HOOK)]
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Make actors with a `HOOK` method receivers, then send all actors the first weights."""
+        """Turn actors with a method `HOOK` into receivers, then send all actors the weights."""
         scheme = self._scheme()
         made = [
             getattr(actor, HOOK).remote(scheme=scheme, model_id=scheme and scheme.model_id)
@@ -216,7 +218,7 @@ class _ModuleSender(CallSender):
 
 
 def _actors_in(context: Any, kwargs: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
-    """Return the actors listed under the first of `names` that is a keyword or in the context."""
+    """Return the actors under the first of `names` that is in `kwargs` or in the context."""
     found = (kwargs.get(name) or getattr(context, name, None) for name in names)
     return list(next((actors for actors in found if actors), ()))
 
@@ -229,6 +231,7 @@ def actor_of(owner: Any) -> Any:
     return owner if isinstance(owner, handle) else getattr(owner, "_actor", owner)
 
 
+# Calls to Ray actors.
 class _Actors(Peers):
     def __init__(self, actors: list[Any]) -> None:
         super().__init__([actor_of(actor) for actor in actors])
@@ -248,7 +251,7 @@ class _Actors(Peers):
 
 
 def _deliver(actor: Any, what: Call, version: tuple[bytes, Bytes]) -> Outcome:
-    """Receive a version. (Runs in the actor.)"""
+    """Receive a version in the actor's process; return the result."""
     return deliver(IncomingVersion.of(what, *version, waits=False), lambda: actor, taken)
 
 
@@ -294,9 +297,9 @@ def _answer_to(value: Any, deadline: float) -> "Future[CallResult]":
 
 
 def _follow(pending: list[Any], answer: "Future[CallResult]", *, promised: bool) -> None:
-    """Complete `answer` when all references, and those that they resolve to, are resolved.
+    """Complete `answer` when all `pending` references, and the references in their values, resolve.
 
-    The answer is "applied" if `promised`, otherwise the value of the only reference.
+    The result is "applied" if `promised`, otherwise the value of the only reference.
     """
     first, *rest = pending
 
@@ -317,7 +320,7 @@ def _follow(pending: list[Any], answer: "Future[CallResult]", *, promised: bool)
 def taken(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
 ) -> Outcome:
-    """Call a method of the actor with weights. (Runs in the actor.)
+    """Call a method of the actor with weights, in the actor's process; return the result.
 
     Ray runs an `async def` method in the actor's event loop, and waiting here would block that
     loop. For such a method, return a reference that the caller must wait for.
@@ -338,7 +341,7 @@ def explain(actor: Any, error: BaseException) -> CallResult:
     task_error: Any = RayTaskError
 
     if isinstance(error, RayActorError):
-        words = str(error).split("\tclass_name:")[0]  # without Ray's page of details
+        words = str(error).split("\tclass_name:")[0]  # cut off Ray's long description of the actor
         return CallResult("lost", f"{actor!r}: {' '.join(words.split())}")
     if isinstance(error, task_error):
         error = cast("Any", error).cause
@@ -372,7 +375,7 @@ class AsWeights:
 
 
 class Store:
-    """Puts states into the object store: writes them into one buffer, which `ray.put` copies."""
+    """Puts states into the object store. Writes a state into one buffer, which `ray.put` copies."""
 
     def __init__(self) -> None:
         self._writer: Writer | None = None

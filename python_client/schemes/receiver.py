@@ -1,8 +1,9 @@
-"""The receiver's side of a scheme: applies versions, completely or not at all, and announces them.
+"""The receiver's side of a scheme: applies versions completely or not at all, and announces them.
 
-A receiver passes versions to its `Destination` in one of two ways. A receiver that has only a
+A receiver passes versions to its `Destination` in one of two ways. A receiver that only has a
 layout and bytes calls `deliver()`, which validates, locks, writes and announces. A receiver that
-decides itself when to apply (the bus) calls `fault()`, `write()` and `commit()`, in this order, and
+decides itself when to apply (that of the bus) calls `fault()`, `write()` and `commit()`, in this
+order, and
 takes its own lock.
 """
 
@@ -36,8 +37,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.newest: Update | None = None  # of the version that the model runs
-        self._fresh = False
+        self.newest: Update | None = None  # the update of the version that the model runs
+        self._fresh = False  # whether `take` has not yet returned `newest`
         self._closed = False
 
     def put(self, update: Update) -> None:
@@ -46,7 +47,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Update | None:
-        """Return the newest update unless it was returned before; None after `timeout` seconds."""
+        """Wait for an update that was not returned yet; None after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._fresh or self._closed, max(0.0, timeout))
             if not self._fresh:
@@ -69,8 +70,8 @@ class Destination:
     ) -> None:
         self.subject, self.strategy = subject, strategy
         self.arrivals = Arrivals()
-        self.refusal = ""  # why the last version cannot be applied; empty if it can
-        self._filling = False  # while `write` fills a model that was on the meta device
+        self.refusal = ""  # why the last version could not be applied; empty if it could
+        self._filling = False  # True while `write` fills a model that was on the meta device
         self._strict, self._cast = strict, cast
         self.lock = ReadingLock()  # taken by `deliver`
         self.passes: ForwardPasses | None = None
@@ -80,7 +81,7 @@ class Destination:
     def deliver(
         self, epoch: int, version: int, layout: Layout, data: Memory, *, timeout: float
     ) -> Update:
-        """Validate a version, apply it in place, and announce it.
+        """Validate a version, apply it in place, and announce it; return its update.
 
         Waits at most `timeout` seconds for readers of the model.
 
@@ -114,7 +115,7 @@ class Destination:
         return update
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
-        """Return a context in which `deliver` does not write."""
+        """Return a context manager during which `deliver` does not write."""
         return self.lock.reading(timeout)
 
     # Forward passes of the model.
@@ -124,27 +125,27 @@ class Destination:
 
         Args:
             lock: The lock, which an apply takes exclusively.
-            timeout: Seconds that a pass waits for an apply; `READING_SECONDS` if that is longer.
+            timeout: Seconds that a pass waits for an apply, but at least `READING_SECONDS`.
         """
         self.unguard()
         self.passes = ForwardPasses(lock, max(timeout, READING_SECONDS))
         self.look_again()
 
     def look_again(self) -> None:
-        """Guard the current model in place of the previous one, if the model was replaced."""
+        """If the model was replaced, register the hooks on the new model."""
         if self.passes is not None:
             with suppress(AttributeError):  # the context has no model yet
                 self.passes.guard(self.subject.model())
 
     def unguard(self) -> None:
-        """Stop guarding forward passes."""
+        """Remove the hooks from the model."""
         if self.passes is not None:
             self.passes.release()
 
     # For receivers that decide themselves when to apply.
 
     def fault(self, layout: Layout) -> str:
-        """Return why a layout cannot be applied, or "" if it can. Does not change the model."""
+        """Return why a version with this layout cannot be applied, or "" if it can."""
         model, strict = self.model(), self._strict
         lines = self.strategy.faults(layout, model, strict=strict, cast=self._cast)
         self.refusal = "\n".join(trimmed(lines))
@@ -155,7 +156,7 @@ class Destination:
 
         Raises:
             StateError: The version does not fit, and the model is unchanged. The message says why.
-            Exception: Any other failure. If `reader.begun` is true, the model is partly written.
+            Exception: Any other failure. The model is partly written if `reader.begun` is true.
         """
         self._filling = self.unfilled()
         self.look_again()
@@ -171,7 +172,7 @@ class Destination:
         """Announce a written version to the context and to `receive()`.
 
         Raises:
-            Exception: The context rejected the version. The apply then fails, because a context may
+            Exception: The context rejected the version. The apply then fails, since a context may
                 forward the weights to workers of its own, and these still run the old weights.
         """
         if update.nbytes:  # a policy without weights, such as a random one, needs no update
@@ -202,13 +203,13 @@ class Destination:
         return self.strategy.extract_weights(self.model())
 
     def unfilled(self) -> bool:
-        """Return whether the model is on the meta device, or is now getting its first values."""
+        """Whether the model has no values yet: it is on the meta device, or being filled."""
         if self._filling:
             return True
         return self._found() is not None and self.strategy.on_meta(self.model())
 
     def _found(self) -> object | None:
-        """Return the model; build one if a collector has only a factory of policies.
+        """Return the model, or None. Build the model if a collector only has factories of policies.
 
         A collector whose workers build their own policies has no policy itself. The policy built
         here checks whether versions fit, and holds the weights that the collector forwards.
@@ -233,7 +234,7 @@ class ReceiverSide:
     connected: bool = False
 
     def connect(self, timeout: float, *, fill: bool) -> None:
-        """Connect; with `fill`, wait for the first weights if the model is on the meta device."""
+        """Connect; with `fill`, wait until a model on the meta device has its first weights."""
         self.connected = True
         try:
             self.receiver.connect(self.destination.subject.worker_idx, timeout)
@@ -244,6 +245,7 @@ class ReceiverSide:
             raise
 
     def _await_first(self, timeout: float) -> None:
+        # Wait until the model has its first weights, at most `timeout` seconds.
         destination, worker = self.destination, self.destination.subject.worker_idx
         deadline = time.monotonic() + timeout
         while destination.unfilled() and not destination.refusal and time.monotonic() < deadline:
@@ -272,14 +274,14 @@ class ReceiverSide:
         return None if update is None else self.destination.weights()
 
     def apply(self, weights: Any, inplace: bool, *, strict: bool, timeout: float) -> None:
-        """Apply weights from another source, while no version is applied."""
+        """Apply weights that the user passed, while no version is applied."""
         destination = self.destination
         model = destination.model()
         with self._alone(timeout) if self.connected else nullcontext():
             destination.strategy.apply_weights(model, weights, inplace, strict=strict)
 
     def _alone(self, timeout: float) -> AbstractContextManager[object]:
-        """Return a context in which no version is applied and no other thread runs the model."""
+        """Return a context manager that keeps out applies, and forward passes of other threads."""
         passes = self.destination.passes
         if passes is None or passes.lock.held:
             return self.receiver.reading(timeout)
@@ -323,7 +325,7 @@ class WeightReceiver:
 
 
 class ReceiverTransport:
-    """Receives weights from the sender; `named`: as `(model_id, weights)`, as in the older API."""
+    """Receives weights; if `named`, as pairs `(model_id, weights)`, as in the older API."""
 
     def __init__(self, scheme: "Scheme", *, named: bool = False) -> None:
         self._scheme, self._named = scheme, named
@@ -341,7 +343,7 @@ class ReceiverTransport:
         return self._scheme.model_id, received
 
     def send_ack(self, message: str = "updated") -> None:
-        """Do nothing: a version is acknowledged when it is applied."""
+        """Do nothing: the receiver acknowledges a version when it applies it."""
         del message
 
     def check_connection(self) -> bool:

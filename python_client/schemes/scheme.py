@@ -1,4 +1,4 @@
-"""The base of all schemes: keeps one model equal on a sender and its workers.
+"""The base class of all schemes. A scheme keeps one model equal on a sender and its workers.
 
 A scheme becomes a sender or a receiver, and then connects:
 
@@ -13,7 +13,7 @@ To send weights over another transport, derive from `WeightSyncScheme` and overr
 
     _make_carrier(**kwargs)                the sender's side (carrier.Transport)
     _make_receiver(destination, **kwargs)  the receiver's side (carrier.Receiver)
-    carrier_to(pipe_or_context)            a carrier to one worker (id 0), for `create_transport`
+    carrier_to(pipe_or_context)            a transport to one worker (id 0), for `create_transport`
     _waits_for_first                       False: a receiver's connect() must not wait for weights
 
 `kwargs` are the keywords of `init_on_sender` and `init_on_receiver` that the base does not use,
@@ -23,7 +23,7 @@ keywords: collectors pass more keywords than any scheme needs.
 `_side` and `_subject` hold everything that belongs to one process. Pickling a scheme copies only
 its configuration. So in a worker that gets a scheme by pickling or by forking, the scheme is
 uninitialised and can become a receiver. Subclasses therefore store only plain values in a scheme,
-and keep sockets in the carrier or the receiver.
+and keep sockets in the transport or the receiver.
 """
 
 import multiprocessing
@@ -45,7 +45,7 @@ from .strategy import Format, WeightStrategy, check_weights, has_names, strategy
 if TYPE_CHECKING:
     from .vintage import TransportBackend
 
-# Attributes that belong to one process and are not pickled.
+# Attributes that belong to one process, and are left out of pickles.
 OWN = {"_side", "_subject", "_pid", "_open", "_close", "_made_sender", "_made_receiver"}
 
 
@@ -79,15 +79,15 @@ class Scheme:
         return f"<{type(self).__name__} of {self.model_id!r}: {now}>"
 
     def _make_carrier(self, **kwargs: Any) -> Transport:
-        """Return the carrier that sends weights to the workers. `init_on_sender` calls this."""
+        """Return the transport that sends weights to the workers. Called by `init_on_sender`."""
         raise NotImplementedError
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
-        """Return the receiver that writes to `destination`. `init_on_receiver` calls this."""
+        """Return the receiver that writes to `destination`. Called by `init_on_receiver`."""
         raise NotImplementedError
 
     def carrier_to(self, pipe_or_context: Any) -> Transport:
-        """Return a carrier to one worker, with id 0: the worker behind `pipe_or_context`."""
+        """Return a transport to the one worker behind `pipe_or_context`; its worker id is 0."""
         raise NotImplementedError
 
     # The sender.
@@ -136,8 +136,8 @@ class Scheme:
         thread sends, this waits, within its timeout.
 
         Raises:
-            PublishError: The workers that the error names do not have the weights; all others do.
-            RuntimeError: This is no connected sender, or a `send_async` is still pending.
+            PublishError: Some workers do not have the weights. The error names them; all others do.
+            RuntimeError: This scheme is not a connected sender, or a `send_async` is still pending.
             ValueError: No worker has that id.
             TypeError: The argument contains no weights; nothing was sent.
             StateError: The weights cannot be sent; nothing was sent.
@@ -149,7 +149,7 @@ class Scheme:
             else:
                 sending.send_async(self, weights, worker_ids, timeout, after=True)
         except NothingToSendError as error:
-            # As in TorchRL's schemes, no error if a collector has no policy in this process.
+            # As in TorchRL's schemes, a collector without a policy in this process is no error.
             if weights is not None or not is_torchrl(self.context):
                 raise
             log.warning("nothing was sent: %s", error)
@@ -157,14 +157,14 @@ class Scheme:
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Start a `send`, and return once the caller may change the weights.
+        """Start to send weights; return as soon as the caller may change them.
 
         Arguments are those of `send`.
         """
         self._connected().send_async(self, weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Wait until the weights of `send_async` are applied; errors are those of `send`.
+        """Wait until workers have applied the weights of `send_async`; raise the errors of `send`.
 
         Raises:
             RuntimeError: No send is pending.
@@ -173,6 +173,7 @@ class Scheme:
         self._connected().wait(timeout)
 
     def _connected(self) -> Sending:
+        # Return the sender's side; raise RuntimeError unless this is a connected sender.
         side = self._as_sender
         if side is None:
             raise RuntimeError("Must be initialized on sender before sending weights")
@@ -187,7 +188,7 @@ class Scheme:
         return None if side is None else side.receipt
 
     def versions(self) -> Mapping[int, int]:
-        """Return the last version that each worker acknowledged and runs, by worker id."""
+        """Return the number of the version that each worker runs, by worker id."""
         side = self._as_sender
         return {} if side is None else dict(side.carrier.versions())
 
@@ -202,7 +203,7 @@ class Scheme:
     # Preparing weights.
 
     def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
-        """Return the weights to send: one set for all workers, or one set per worker.
+        """Return the weights to send: for all workers, or by worker id.
 
         Every send calls this method.
 
@@ -219,6 +220,7 @@ class Scheme:
         return self._weights_of(weights, model_id)
 
     def _weights_of(self, weights: Any, model_id: str | None) -> Weights:
+        # Return one set of weights; `weights` None: those of the model.
         name, context = model_id or self.model_id or POLICY, self.context
         if type(self).prepare_weights is Scheme.prepare_weights:
             source = self._source(weights, name, context)
@@ -254,7 +256,7 @@ class Scheme:
         return strategy.extract_weights(source)
 
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
-        """Return the object that a send extracts weights from; None if no object has any."""
+        """Return the object whose weights a send extracts; None if there is none."""
         if weights is None:
             return own_weights(self._subject, model_id, context)
         if not isinstance(weights, str):
@@ -269,7 +271,7 @@ class Scheme:
     # The receiver.
 
     def init_on_receiver(self, *, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Become a receiver. In a forked process, this first discards the sender's state.
+        """Become a receiver. In a forked process, first discard the state of the parent's side.
 
         Args:
             model_id: The model's id. If there is a context, also the path of the model in it.
@@ -295,7 +297,7 @@ class Scheme:
         self._take(ReceiverSide(destination, receiver))
 
     def receive(self, timeout: float | None = None) -> Any | None:
-        """Return the newest weights that were applied since the last call.
+        """Return the newest weights that were applied since the last call, or None.
 
         By default versions are applied in the background, and this method only waits until one is
         applied. With `background=False`, versions are applied in this call.
@@ -307,7 +309,7 @@ class Scheme:
             The model's weights; None if no new version was applied.
 
         Raises:
-            RuntimeError: This is no connected receiver.
+            RuntimeError: This scheme is not a connected receiver.
             ApplyError: With `background=False`: a version does not fit; the weights are unchanged.
                 If there is a context, the error is only logged, so that a polling server goes on.
         """
@@ -326,7 +328,7 @@ class Scheme:
             inplace: Whether to write into the model's tensors; otherwise the model gets new ones.
 
         Raises:
-            RuntimeError: This is no receiver.
+            RuntimeError: This scheme is not a receiver.
             ValueError: There is no model.
             DestinationError: The weights do not fit, and the model is unchanged. The message says
                 why.
@@ -339,11 +341,11 @@ class Scheme:
         side.apply(weights, inplace, strict=self.strict, timeout=self.timeout)
 
     def reading(self, timeout: float | None = None) -> AbstractContextManager[object]:
-        """Return a context in which the receiver's weights do not change, for a forward pass.
+        """Return a context manager during which the weights do not change, for a forward pass.
 
         Raises:
             TimeoutError: An apply took longer than `timeout` seconds.
-            RuntimeError: This is no connected receiver.
+            RuntimeError: This scheme is not a connected receiver.
         """
         side = self._as_receiver
         if side is None or not side.connected:
@@ -363,9 +365,10 @@ class Scheme:
     ) -> None:
         """Connect this side, without waiting for the other side.
 
-        On the sender, `weights` (None: the model's) become the first version, which every worker
-        gets that has joined or joins later. On a receiver, `worker_idx` is the worker's id. Only a
-        receiver whose model is on the meta device waits, at most `timeout` seconds, for weights.
+        On the sender, `weights` (None: the model's) become the first version. Every worker that has
+        joined or joins later gets that version. On a receiver, `worker_idx` is the worker's id. A
+        receiver whose model is on the meta device waits for weights, at most `timeout` seconds; no
+        other receiver waits.
 
         Raises:
             RuntimeError: The scheme is not initialised, is already connected, or got an argument
@@ -396,7 +399,7 @@ class Scheme:
         side.connect(limit, fill=self._waits_for_first)
 
     def shutdown(self) -> None:
-        """End the session and release everything. Calling it twice is fine."""
+        """End the session and release all resources. Calling it twice is fine."""
         self._here()
         self._close()
         self._subject.weights = self._subject.worker_idx = None
@@ -404,7 +407,7 @@ class Scheme:
 
     @property
     def shared_transport(self) -> "TransportBackend | None":
-        """None, always: `sender_transports` has a transport for each worker."""
+        """Always None: each worker has its own transport, see `sender_transports`."""
         return None
 
     @shared_transport.setter
@@ -417,11 +420,13 @@ class Scheme:
 
     @property
     def _as_sender(self) -> Sending | None:
+        # The sender's side; None unless this is a sender.
         side = self._here()
         return side if isinstance(side, Sending) else None
 
     @property
     def _as_receiver(self) -> ReceiverSide | None:
+        # The receiver's side; None unless this is a receiver.
         side = self._here()
         return side if isinstance(side, ReceiverSide) else None
 
@@ -501,12 +506,13 @@ class Scheme:
         self._look_again()
 
     def _look_again(self) -> None:
+        # Move the hooks to the model, if it was replaced.
         if (side := self._as_receiver) is not None:
             side.destination.look_again()
 
     @property
     def weights(self) -> Any | None:
-        """The weights that were given, else the model's current ones; None without a model."""
+        """The weights that the user passed, else the model's current ones; None without a model."""
         if self._subject.weights is not None:
             return self._subject.weights
         model = self.model
@@ -530,33 +536,36 @@ class Scheme:
     # The state of one process.
 
     def _start_anew(self, model_id: str | None = None) -> None:
+        # Become a scheme of this process, without a side.
         self._pid = os.getpid()
         self._subject = ModelReference(model_id)
         self._renew()
         _accept(type(self))
 
     def _renew(self) -> None:
-        """Become uninitialised.
+        """Become uninitialised: no sender, and no receiver.
 
-        A side that the scheme takes later is closed by `shutdown`, when the scheme is
-        garbage-collected, or when the interpreter exits.
+        A side that is set later is closed by `shutdown`, when the scheme is garbage-collected, or
+        when the interpreter exits.
         """
         self._side: Sending | ReceiverSide | None = None
         self._open = ExitStack()
         self._close = weakref.finalize(self, self._open.close)
 
     def _take(self, side: Sending | ReceiverSide) -> None:
+        # Set the side, which `shutdown` closes.
         self._side = side
         self._open.callback(side.close)
 
     def _here(self) -> Sending | ReceiverSide | None:
-        """Return this process's side, or None; after a fork, first become uninitialised."""
+        """Return this process's side, or None. In a forked process, first become uninitialised."""
         if self._pid != os.getpid():
             self._close.detach()
             self._start_anew(self.model_id)
         return self._side
 
     def _begin(self, model_id: str | None, context: Any, model: Any) -> None:
+        # End the previous session, and set the model and its context.
         _accept(type(self))
         self.shutdown()
         self._subject.model_id = model_id or self.model_id or POLICY

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from .scheme import Scheme
     from .vintage import WeightSyncScheme
 
-# A carrier's answer counts if it comes at most this much after the deadline: a part of the timeout,
-# plus seconds.
+# A transport may answer this much after the deadline: a fraction of the timeout, plus seconds.
 LATE_PART, LATE_SECONDS = 0.1, 0.25
 
 
@@ -38,7 +37,7 @@ class NothingToSendError(WeightBusError, LookupError):
 
 
 class Sending:
-    """The pending send of a carrier, and the receipt of the last one.
+    """The pending send of a transport, and the receipt of the last send.
 
     A scheme that is a sender has a `Sending` as its side, from `init_on_sender` to `shutdown`.
     """
@@ -48,9 +47,10 @@ class Sending:
         self.receipt: Receipt | None = None
         self._future: Future[Receipt] | None = None
         self._deadline = self._timeout = 0.0
-        self._asked: tuple[str, Sequence[int]] = "", ()  # model and workers of the pending send
+        # model id and worker ids of the pending send
+        self._asked: tuple[str, Sequence[int]] = "", ()
         self._turn = threading.RLock()
-        self._awaited = False  # whether the pending send is a `send`, which waits for the result
+        self._awaited = False  # whether the thread that started the pending send waits for its end
 
     def connect(self, first: Prepared | None, timeout: float) -> None:
         """Offer the first weights to every worker that has joined or joins later."""
@@ -64,21 +64,21 @@ class Sending:
             raise
 
     def close(self) -> None:
-        """Close the carrier."""
+        """Close the transport."""
         with suppress(Exception):
             self.carrier.close()
 
     @property
     def pending(self) -> bool:
-        """Whether a send is pending that no thread waits for."""
+        """Whether a `send_async` is pending, for whose end no thread waits."""
         return self._future is not None and not self._awaited
 
     @contextmanager
     def turn(self, scheme: "Scheme", timeout: float | None) -> Generator[float]:
-        """Return a context in which no other thread sends; it yields the seconds left of `timeout`.
+        """Return a context manager that keeps other threads from sending; yields the seconds left.
 
         Raises:
-            PublishError: Another thread was sending during all of `timeout`; nothing was sent.
+            PublishError: Other threads were sending during all of `timeout`; nothing was sent.
             TimeoutError: The same, if there are no workers.
         """
         timeout = scheme.timeout if timeout is None else timeout
@@ -132,7 +132,7 @@ class Sending:
         *,
         after: bool = False,
     ) -> None:
-        """Wait until no other thread sends, then start to send.
+        """Wait until no other thread sends, then start to send weights.
 
         If a send is pending: with `after`, finish that send first; otherwise raise RuntimeError.
         Arguments are those of `send`.
@@ -144,13 +144,13 @@ class Sending:
             self.start(scheme.prepared(weights, model_id), worker_ids, left)
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Wait for the send that `send_async` started; raise RuntimeError if none is pending."""
+        """Return the receipt of the pending `send_async`; raise RuntimeError if none is pending."""
         if not self.pending:
             raise RuntimeError("No async send is pending. Call send_async() first.")
         return self.finish(timeout)
 
     def _check_idle(self, call: Literal["send", "send_async"]) -> None:
-        """Raise RuntimeError if a send is pending that no thread waits for."""
+        """Raise RuntimeError if a `send_async` is pending. `call` is the new call's name."""
         if self.pending:
             again = {"send": "while an async send", "send_async": "again while a previous send"}
             raise RuntimeError(
@@ -158,10 +158,10 @@ class Sending:
             )
 
     def start(self, weights: Prepared, worker_ids: WorkerIds, timeout: float) -> None:
-        """Start to send; return as soon as the trainer may change its weights.
+        """Start to send weights; return as soon as the trainer may change them.
 
         Raises:
-            RuntimeError: All workers are to get the weights, but there are no workers.
+            RuntimeError: `worker_ids` is None (all workers), but there are no workers.
             ValueError: A worker does not exist, or no weights were given for it; nothing was sent.
             StateError: The weights cannot be sent; nothing was sent.
         """
@@ -181,7 +181,7 @@ class Sending:
         self._future = _send_each(self.carrier, {w: weights[w] for w in chosen}, timeout)
 
     def finish(self, timeout: float | None = None) -> Receipt:
-        """Wait until the send is over.
+        """Wait until the pending send is over; return its receipt.
 
         Raises:
             PublishError: Some workers lack the weights; the error names them and has the receipt.
@@ -205,11 +205,13 @@ class Sending:
         return self.receipt
 
     def _over(self, future: "Future[Receipt]") -> None:
+        # Forget the send of this future, if it is the pending one.
         # Another thread that waited for the same send may have started the next one already.
         if self._future is future:
             self._future = None
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
+        # Raise ValueError if one of `workers` is not a worker of the transport.
         if self.carrier.anybody:
             return
         known = self.carrier.workers()
@@ -241,10 +243,11 @@ def check(receipt: Receipt) -> None:
 def _send_each(
     carrier: Transport, weights: Mapping[int, Weights], timeout: float
 ) -> "Future[Receipt]":
-    """Copy each worker's own weights, start to send them, and return a future of one receipt.
+    """Send each worker its own weights, in a thread; return a future of one receipt for all.
 
-    A thread sends to one worker after another, each within a share of the timeout: a carrier holds
-    only a few versions of a model, and if all were sent at once, newer would replace older ones.
+    The thread sends to one worker after another, each within a share of the timeout: a transport
+        holds only a few versions of a model, and if all were sent at once, newer would replace
+        older ones.
 
     Raises:
         StateError: Some of the weights cannot be sent; nothing was sent.
@@ -270,11 +273,12 @@ def _send_each(
 
 
 def _late(timeout: float) -> float:
+    # Return the seconds after the deadline within which an answer still counts.
     return timeout * LATE_PART + LATE_SECONDS
 
 
 def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
-    """Return the future's receipt, or that of its PublishError; None after `timeout` seconds."""
+    """Return the receipt of a publish, even if it failed; None after `timeout` seconds."""
     try:
         return future.result(max(0.0, timeout))
     except PublishError as error:
@@ -288,7 +292,7 @@ def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
 def _unanswered(
     model: str, workers: Sequence[int], timeout: float, detail: str | None = None
 ) -> Receipt:
-    """Return a receipt for a send that the carrier did not finish: all workers are "behind"."""
+    """Return a receipt in which all workers are "behind", for a send that did not end in time."""
     silent = f"no answer within {timeout:.3g} s; what carries the weights is busy, or stuck"
     detail = detail or silent
     rows = {str(worker): WorkerReceipt(str(worker), "behind", None, detail) for worker in workers}

@@ -33,7 +33,7 @@ EXTRA_KEY, EXTRA_NAME = "__extra_state__", "_extra_state"
 
 
 class DestinationError(StateError, KeyError):
-    """The weights do not fit the receiving model, which is unchanged."""
+    """The weights do not fit the receiving model. The model is unchanged."""
 
 
 class WeightStrategy:
@@ -65,7 +65,7 @@ class WeightStrategy:
         return hash(self.extract_as)
 
     def extract_weights(self, source: Any) -> Any:
-        """Return the weights of a model (`source`): a TensorDict or dict that shares its memory."""
+        """Return the weights of a model, as a TensorDict or dict that shares the model's memory."""
         tensors = self.tensors_of(source)
         return tensors if self.extract_as == "state_dict" else nested(tensors)
 
@@ -83,7 +83,7 @@ class WeightStrategy:
         Raises:
             DestinationError: The weights do not fit, and the model is unchanged. The message says
                 why.
-            ValueError: `weights` is no module, TensorDict or dict.
+            ValueError: `weights` is neither a module, a TensorDict nor a dict.
         """
         if weights is None:
             return
@@ -95,7 +95,8 @@ class WeightStrategy:
             raise ValueError("Cannot update state_dict out of place")
         state = state_of(self.tensors_of(weights))
         layout = state.layout()
-        data = np.empty(layout.nbytes, np.uint8)  # weights and destination may share memory: copy
+        # copy, since weights and destination may share memory
+        data = np.empty(layout.nbytes, np.uint8)
         write_into(state, layout, data)
         self.write(Reader(layout, data), destination, strict=strict, cast=True, inplace=inplace)
 
@@ -104,8 +105,8 @@ class WeightStrategy:
     def formed(self, weights: Any) -> Any:
         """Return `weights` in the strategy's form: for "tensordict", a dict becomes a TensorDict.
 
-        A dict is returned as it is if no TensorDict can hold its entries: because they are arrays,
-        or one name is a prefix of another.
+        A dict stays a dict if no TensorDict can hold its entries: if they are arrays, or if one
+        name is a prefix of another name.
         """
         if self.extract_as == "state_dict" or not isinstance(weights, dict):
             return weights
@@ -145,7 +146,7 @@ class WeightStrategy:
         return nested(parts_by(model, "tensordict").tensors)
 
     def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
-        """Return the reasons why a layout cannot be applied to a model; empty if it can.
+        """Return the reasons why a version does not fit a model; an empty list if it fits.
 
         Args:
             layout: The layout of a version.
@@ -199,7 +200,8 @@ class WeightStrategy:
             for name in layout.names()
             if parts.part_of(name) is not None
         }
-        # Before any tensor is written, since this runs the user's code, which may raise.
+        # Set the extra state before any tensor is written, since this runs the user's code, which
+        # may raise.
         torch_modules.put_extra(parts, extra)
         reader.copy_into(parts.tensors, strict=False, cast=cast)
         if (loading := parts.loading) is None:
@@ -210,7 +212,7 @@ class WeightStrategy:
             loading.load(reader.values(parts.tensors), strict=strict)
 
     def on_meta(self, model: object) -> bool:
-        """Return whether a `model` has tensors on the meta device; its first version fills them."""
+        """Return whether a model has tensors on the meta device, which the first version fills."""
         if not is_module(model):
             return False
         from ...codecs.torch_modules import on_meta
@@ -219,13 +221,14 @@ class WeightStrategy:
 
 
 def strategy_named(name: Format) -> WeightStrategy:
+    # Return the strategy with this name.
     if name not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {name}. Must be 'tensordict' or 'state_dict'.")
     return WeightStrategy(name)
 
 
 def nested(tensors: "Mapping[str, Leaf] | Mapping[str, torch.Tensor]") -> Any:
-    """Return named tensors as a nested TensorDict, or as a dict if tensordict is not installed."""
+    """Return tensors, by dotted name, as a nested TensorDict; without tensordict, as a dict."""
     try:
         from tensordict import TensorDict
     except ImportError:
@@ -241,6 +244,7 @@ def nested(tensors: "Mapping[str, Leaf] | Mapping[str, torch.Tensor]") -> Any:
 
 
 def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: bool) -> list[str]:
+    # Return the reasons why a version does not fit a module, whose tensors are `parts`.
     from ...codecs.torch_modules import extra_of
     from ...codecs.torch_tensors import target_fault
 

@@ -1,8 +1,8 @@
 """`RPCWeightSyncScheme`: sends weights to the workers of a `torch.distributed.rpc` group.
 
 Versions are sent in pieces, which the worker joins. RPC receives every tensor into new memory. The
-allocator returns large blocks to the system, so a large tensor would cost a page fault per page in
-each version, which takes several times as long as the copy. Blocks of a few MiB are reused.
+allocator returns large blocks to the system, so for each version a large tensor would cost one page
+fault per page, several times the duration of the copy. Blocks of a few MiB are reused.
 """
 
 import threading
@@ -27,8 +27,8 @@ from .strategy import Format
 from .vintage import TransportBackend, WeightSyncScheme
 
 PIECE_BYTES = 2 * 2**20  # the fastest of 1, 2, 4 and 8 MiB, by a small margin
-KEPT_MAX = 2  # most buffers kept for reuse: while one is being sent, the other gets a new version
-_TIMED_OUT = "RPC ran for more than set timeout"  # the start of torch's error text for a timeout
+KEPT_MAX = 2  # most buffers kept for reuse: one may be in use while the other gets the next version
+_TIMED_OUT = "RPC ran for more than set timeout"  # how torch's error text for a timeout begins
 
 
 class RPCWeightSyncScheme(WeightSyncScheme):
@@ -105,7 +105,7 @@ class RPCTransport(WorkerTransport):
 
 
 def _peer(given: Any) -> tuple[Any, Any]:
-    """Return (worker, reference to its collector or None), given such a tuple or the worker."""
+    """Return the pair (worker, reference to its collector or None); `given` may be either."""
     if issubclass(type(given), tuple) and not hasattr(given, "name"):  # a WorkerInfo has a name
         parts = [*given, None]
         return parts[0], parts[1]
@@ -115,6 +115,7 @@ def _peer(given: Any) -> tuple[Any, Any]:
 # On the sender.
 
 
+# Calls to the workers of a torch RPC group.
 class _Peers(Peers):
     def __init__(self, workers: list[tuple[Any, Any]]) -> None:
         super().__init__(workers)
@@ -141,7 +142,7 @@ class _Peers(Peers):
 
 
 def _promised(future: Any) -> "Future[CallResult]":
-    """Return a Python future that gets the result or the error of a torch future."""
+    """Return a Python future with the result or error of a torch future."""
     promised: Future[CallResult] = Future()
 
     def done(ended: Any) -> None:
@@ -156,14 +157,14 @@ def _promised(future: Any) -> "Future[CallResult]":
 
 @dataclass(eq=False)
 class Pieces:
-    """A version in pieces, which RPCs read until `done` is called."""
+    """A version, cut into tensors that RPCs read until `done` is called."""
 
     layout: Layout
     pieces: list[torch.Tensor]
     owner: "Snapshots"
 
     def done(self, clean: bool) -> None:
-        """Give the memory back for reuse, unless an RPC that timed out may still be reading it."""
+        """Let the memory be reused, unless an RPC that timed out may still read it."""
         if clean:
             self.owner.take_back(self)
 
@@ -188,7 +189,7 @@ class Snapshots:
             begins = range(0, layout.nbytes, PIECE_BYTES)
             parts = [flat[begin : begin + PIECE_BYTES] for begin in begins]
             if not self._free:
-                # Clone, since RPC would copy a view of a larger tensor again for every worker.
+                # Clone: RPC would copy a view of a larger tensor again for every worker.
                 return Pieces(layout, [part.clone() for part in parts], self)
             kept = self._free.pop()
             for piece, part in zip(kept.pieces, parts, strict=True):
@@ -207,7 +208,7 @@ class Snapshots:
 
 
 def _deliver(call: Call, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Outcome:
-    """Receive a version. (Runs in a thread of the RPC agent.)"""
+    """Receive a version in a thread of the RPC agent; return the result."""
     data = _staging.join(pieces)
     version = IncomingVersion.of(call, header, data, waits=True)
     answer = deliver(version, lambda: None if rref is None else rref.local_value())
@@ -217,7 +218,7 @@ def _deliver(call: Call, header: bytes, pieces: list[torch.Tensor], rref: Any) -
 
 
 class Staging:
-    """Joins pieces, in memory that is reused from one version to the next."""
+    """Joins the pieces of a version, in memory that is reused for later versions."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -232,11 +233,11 @@ class Staging:
         if pieces:  # join with numpy, because torch would start a thread pool in each RPC thread
             np.concatenate([piece.numpy() for piece in pieces], out=data)
         joined = data.view()
-        joined.flags.writeable = False  # so that the user's code copies a part that it keeps
+        joined.flags.writeable = False  # so that user code must copy a part that it keeps
         return joined
 
     def free(self, joined: Bytes) -> None:
-        """Keep the memory of a `joined` array, which is no longer in use, for the next version."""
+        """Reuse the memory of an array that `join` returned; the array is not in use any more."""
         data = joined.base
         with self._lock:
             if isinstance(data, np.ndarray):

@@ -31,13 +31,15 @@ from .ray import AsWeights, Store, answers_to, call, explain, taken
 from .sender import check
 from .strategy import WeightStrategy, nested
 
-NAMES = "policy_weights", "policy_or_weights"  # the argument's names in collectors' methods
+# names of the weights' parameter in collectors' methods
+NAMES = "policy_weights", "policy_or_weights"
 
 
 class WeightUpdaterBase(abc.ABC):
-    """Pushes weights to workers. Subclasses implement `_sync_weights_with_worker`.
+    """Pushes weights to workers. Subclasses implement the push to one worker.
 
-    Calling an updater pushes. If TorchRL is imported, its collectors accept this class.
+    To push, call the updater, or `push_weights`. If TorchRL is imported, its collectors accept this
+    class.
     """
 
     _post_hooks: list[Callable[[], Any]] | None = None
@@ -57,13 +59,13 @@ class WeightUpdaterBase(abc.ABC):
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing. A collector calls this before its first batch, with `args` and `kwargs`."""
+        """Do nothing. Collectors call this before their first batch."""
         del args, kwargs
 
     # The collector.
 
     def register_collector(self, collector: Any) -> None:
-        """Register the `collector`, of which this updater keeps a weak reference.
+        """Register the collector. This updater keeps a weak reference to it.
 
         Raises:
             RuntimeError: Another collector is already registered.
@@ -87,7 +89,7 @@ class WeightUpdaterBase(abc.ABC):
         return None if self._collector is None else [self._collector()]
 
     def increment_version(self) -> None:
-        """Make the collector count a new policy version.
+        """Tell the collector to count a new policy version.
 
         Raises:
             RuntimeError: No collector is registered.
@@ -130,7 +132,7 @@ class WeightUpdaterBase(abc.ABC):
             policy_or_weights: The weights to push; None: the updater's weights.
             worker_ids: The workers; None: all.
 
-        If some workers miss the push, the hooks are called before the PublishError is raised,
+        If the push fails for some workers, the hooks are called before the PublishError is raised,
         because the other workers run new weights.
         """
         missed: PublishError | None = None
@@ -151,7 +153,8 @@ class WeightUpdaterBase(abc.ABC):
         given = policy_or_weights
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
         ids = self.all_worker_ids() if worker_ids is None else listed(worker_ids)
-        due: list[dict[str, Any]] = [{}]  # one call without an id, if workers have none
+        # the keywords of each call; one call if workers have no ids
+        due: list[dict[str, Any]] = [{}]
         if ids is not None:
             due = [{"worker_id": worker} for worker in ids if not self._skip_update(worker)]
         sync = self._sync_weights_with_worker
@@ -162,7 +165,7 @@ class WeightUpdaterBase(abc.ABC):
         return None
 
     def _skip_update(self, worker_id: Any) -> bool:
-        """Return whether this push skips a worker."""
+        """Return whether this push leaves out a worker."""
         del worker_id
         return False
 
@@ -188,7 +191,7 @@ class WeightUpdaterBase(abc.ABC):
 
     @abc.abstractmethod
     def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
-        """Send weights to a worker. If this returns an awaitable, the push waits for it."""
+        """Send weights to one worker. If the result is an awaitable, the push waits for it."""
 
 
 def listed(worker_ids: Any) -> list[Any]:
@@ -202,7 +205,7 @@ class RayWeightUpdater(WeightUpdaterBase):
     Args:
         policy_weights: The trainer's weights, a TensorDict. A push sends their current values.
         remote_collectors: The actors. Worker ids are their positions in this list.
-        max_interval: The number of pushes that skip a worker between two that reach it; 0: none.
+        max_interval: How many pushes skip a worker between two pushes that reach it; 0: none.
         timeout: Seconds within which the workers must apply a push.
 
     Attributes:
@@ -228,8 +231,9 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._versions: dict[int, int] = {}
         self._store = Store()
         self._calls: dict[str, Future[CallResult]] = {}
-        self._shared: tuple[Any, Any] | None = None  # a push's weights, and their Ray reference
-        self._nbytes = 0  # size of the weights that were stored last
+        # the weights of the current push, and their Ray reference
+        self._shared: tuple[Any, Any] | None = None
+        self._nbytes = 0  # bytes of the weights that were stored last; 0: unknown
 
     def versions(self) -> dict[int, int]:
         """Return, by worker id, the number of the last push that the worker acknowledged."""
@@ -257,6 +261,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._acknowledge(started)
 
     def _checked(self, worker_id: Any) -> int:
+        # Return a worker id as an int; raise an error if there is no such worker.
         try:
             place = index(worker_id)
         except TypeError:
@@ -276,7 +281,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         return True
 
     def _skip_update(self, worker_id: int) -> bool:
-        """Count a push for a worker; return whether the worker's interval skips this push."""
+        """Count this push for a worker; return whether the worker's interval skips it."""
         self._batches_since_weight_update[worker_id] += 1
         return self._batches_since_weight_update[worker_id] <= self.max_interval
 
@@ -285,6 +290,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         return self._stored(self.policy_weights)
 
     def _stored(self, weights: Any) -> Any:
+        # Store weights in Ray's object store, unless they are stored already; return a reference.
         if references(weights):
             return weights  # the caller stored the weights; their size is unknown here
         if is_module(weights):
@@ -300,14 +306,15 @@ class RayWeightUpdater(WeightUpdaterBase):
         """Return the weights unchanged; `_sync_weights_with_worker` stores them."""
         return policy_or_weights
 
-    # Arguments may be positional too, as in TorchRL's own updater.
+    # Unlike in the base class, arguments may also be positional, as in TorchRL's own updater.
     def _sync_weights_with_worker(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, worker_id: Any = None, server_weights: Any = None
     ) -> Any:
-        """Start a worker's update; the push waits for the updates of all workers together.
+        """Start the update of one worker; the push waits for the updates of all workers together.
 
         An override should return the reference that its call of the actor returned; the push then
-        waits for it. If an override returns None, the receipt has no result for the worker.
+        waits for that reference. If an override returns None, the receipt has no result for the
+        worker.
         """
         if self._shared is None or self._shared[0] is not server_weights:
             self._shared = server_weights, self._stored(server_weights)  # once for all workers
@@ -315,6 +322,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._calls[str(worker_id)] = call(actor, _update, ref, self.timeout * MARGIN)
 
     def _acknowledge(self, started: float) -> None:
+        # Wait for the workers' answers, until the deadline; make the receipt, and check it.
         calls, self._calls, self._shared = self._calls, {}, None
         nbytes, self._nbytes = self._nbytes, 0
         begun = Receipt("policy", self._epoch, self._version, nbytes, 0.0, "", {})
@@ -330,11 +338,12 @@ class RayWeightUpdater(WeightUpdaterBase):
         check(self.receipt)
 
     def _explain(self, name: str, error: BaseException) -> CallResult:
+        # Return the result of a worker whose call raised `error`.
         return explain(self.remote_collectors[int(name)], error)
 
 
 def _update(actor: Any, weights: Any, timeout: float) -> Outcome:
-    """Call the actor's method with weights. (Runs in the actor.)"""
+    """Call the actor's method with weights, in the actor's process; return the result."""
     if isinstance(weights, dict) and is_torchrl(actor):  # TorchRL expects nested names
         weights = nested(cast("dict[str, Any]", weights))
     try:

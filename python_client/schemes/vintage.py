@@ -66,18 +66,19 @@ class WeightSyncScheme(Scheme):
             raise
 
     def get_sender(self) -> WeightSender:
-        """Return the scheme's only sender; raise RuntimeError before `init_on_sender`."""
+        """Return the scheme's one sender; raise RuntimeError before `init_on_sender`."""
         self._check(self.initialized_on_sender, "init_on_sender() before get_sender()")
         self._made_sender = self._made_sender or self.create_sender()
         return self._made_sender
 
     def get_receiver(self) -> WeightReceiver:
-        """Return the scheme's only receiver; raise RuntimeError before `init_on_worker`."""
+        """Return the scheme's one receiver; raise RuntimeError before `init_on_worker`."""
         self._check(self.initialized_on_receiver, "init_on_worker() before get_receiver()")
         self._made_receiver = self._made_receiver or self.create_receiver()
         return self._made_receiver
 
     def _check(self, begun: bool, order: str) -> None:
+        # Raise RuntimeError unless `begun`; `order` says what to call first.
         if not begun:
             raise RuntimeError(f"Must call {order} on {type(self).__name__}")
 
@@ -90,7 +91,7 @@ class WeightSyncScheme(Scheme):
         return WeightReceiver(self)
 
     def own_sending(self) -> Sending:
-        """Return the scheme's own `Sending`, for its senders; mark the scheme as connected."""
+        """Return the scheme's sending side, and mark the scheme as connected."""
         if (side := self._as_sender) is not None:
             side.connected = True  # unlike `connect`, do not publish first weights
         return self._connected()
@@ -114,6 +115,7 @@ class WeightSyncScheme(Scheme):
         return transports[worker]
 
     def _transport_of(self, peer: Any) -> "TransportBackend":
+        # Return a transport to one worker, `peer`; see `create_transport`.
         return WorkerTransport(self, self.carrier_to(peer))
 
     # Private names that older programs read.
@@ -140,7 +142,7 @@ class WeightSyncScheme(Scheme):
 
 
 def _peer_in(kwargs: Mapping[str, Any]) -> Any:
-    """Return the peer given by keywords of `create_transport`; None if there are none."""
+    """Return the worker that keywords of `create_transport` name; None if they name none."""
     if (info := kwargs.get("collector_info")) is not None:
         return info, kwargs.get("collector_rref")
     return kwargs.get("remote_actor")
@@ -188,11 +190,12 @@ class InitialSyncTransport(Protocol):
         """
 
 
+# Base of names from TorchRL that have no counterpart here.
 class _NoScheme:
     _instead = ""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise TypeError; the message says what to use in place of the class."""
+        """Raise TypeError; the message says what to use instead."""
         raise TypeError(f"{cls.__name__} is nothing by itself here: {cls._instead}")
 
 
@@ -219,14 +222,14 @@ class DistributedTransport(_NoScheme):
 
 
 def tell(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | None) -> None:
-    """Send the sender's address, the worker's id and the keys for workers through each pipe."""
+    """Send each worker the sender's address, the worker's id and the keys, through its pipe."""
     for worker, pipe in enumerate(pipes):
         told = {"weightbus": address, "worker": worker, "keys": keys}
         pipe.send_bytes(json.dumps(told).encode())
 
 
 def read(pipe: Any, timeout: float) -> dict[str, Any]:
-    """Receive from a pipe the sender's address, the id of this worker, and its keys (or None)."""
+    """Return what `tell` sent through the pipe: address, this worker's id, and keys or None."""
     if not pipe.poll(timeout):
         raise TimeoutError(
             f"no address came down the pipe within {timeout} s; is init_on_sender() called with "

@@ -1,6 +1,6 @@
 """HTTP calls to one server, with a deadline, a few retries, and a bound on the answer's length.
 
-A call that gets no answer is retried, although the server may have received it. So allow more than
+A call without an answer is repeated, although the server may have received it. So allow more than
 one try only for idempotent calls.
 """
 
@@ -15,16 +15,16 @@ from typing import Any, cast
 
 from ...codecs.errors import WeightBusError
 
-CONNECT_SECONDS = 5.0  # limit for a connection to be accepted
+CONNECT_SECONDS = 5.0  # seconds in which a server must accept a connection
 TRIES = 4
 PAUSE_SECONDS = 0.5  # pause before the second try; doubled before each further try
 ANSWER_BYTES_MAX = 256 * 1024  # largest answer: a status, or the list of the server's models
 SAID_MAX = 600  # characters kept of an engine's error text; a report on the bus has at most 4096
-NOT_NOW = {502, 503, 504}  # status while a server or its proxy is starting or stopping
+NOT_NOW = {502, 503, 504}  # statuses of a server or proxy that is starting or stopping
 
 
 class ServerError(WeightBusError):
-    """A server did not execute a call."""
+    """A call to a server failed."""
 
     __module__ = "weightbus.vllm"
 
@@ -33,10 +33,11 @@ class CallError(ServerError):
     """A call failed.
 
     Args:
-        text: Which call failed, and why.
+        text: The error message: which call failed, and why.
 
     Attributes:
-        harmless: Whether the server is unchanged, because it did not receive or begin the call.
+        harmless: Whether the server is unchanged, because the call did not reach it or did not
+            begin.
     """
 
     def __init__(self, text: str, *, harmless: bool = False) -> None:
@@ -48,6 +49,7 @@ class SilentError(CallError):
     """A server did not answer."""
 
 
+# The status and the text of a server's answer.
 @dataclass(frozen=True)
 class HttpAnswer:
     status: int
@@ -55,12 +57,12 @@ class HttpAnswer:
 
     @property
     def done(self) -> bool:
-        """Whether the server reports success."""
+        """Whether the status is 200."""
         return self.status == 200
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of the answer, if it is a JSON object; else an empty dict."""
+        """The fields of the answer's JSON object; empty if the answer is none."""
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(self.text)
             if isinstance(found, dict):
@@ -69,7 +71,7 @@ class HttpAnswer:
 
     @property
     def message(self) -> str:
-        """The engine's message, from the first field that contains one."""
+        """The error message in the answer, from the first field that contains one, shortened."""
         error = self.fields.get("error")
         if isinstance(error, dict):
             error = cast("dict[str, Any]", error).get("message")
@@ -86,10 +88,10 @@ class Server:
     """A server, by its URL.
 
     Args:
-        url: The URL, such as `http://gpu-1:8000`. If it contains a user and a password, they are
+        url: The URL, such as `http://gpu-1:8000`. A user and a password in it are
             sent, but never shown.
         token: The bearer token; empty: none.
-        tries: The largest number of tries of a call.
+        tries: How often a call is made at most.
         pause: Seconds before the second try.
 
     Raises:
@@ -122,7 +124,7 @@ class Server:
         return self.call("GET", path, None, seconds)
 
     def ready(self, path: str) -> bool:
-        """Return whether the server is ready, by one call of a route that answers 503 if not."""
+        """Return False if the route `path` answers 503; makes only one try."""
         try:
             return self._once("GET", path, None, time.monotonic() + CONNECT_SECONDS).status != 503
         except self._httpx.HTTPError as error:
@@ -133,7 +135,7 @@ class Server:
         return self.call("POST", path, body, seconds)
 
     def call(self, method: str, path: str, body: object, seconds: float) -> HttpAnswer:
-        """Make a call and return the answer; retry a call that gets none, within `seconds`.
+        """Make a call, repeat it if no answer comes, and return the answer, within `seconds`.
 
         Raises:
             SilentError: No answer came. The error is `harmless` if no try reached the server.
@@ -160,6 +162,7 @@ class Server:
         raise SilentError(f"{self.url} {why}: {method} {path}{times}", harmless=not reached)
 
     def _once(self, method: str, path: str, body: object, end: float) -> HttpAnswer:
+        # Make a call once, and return the answer; `end`: the deadline, on the monotonic clock.
         left = max(0.001, end - time.monotonic())
         limits = self._httpx.Timeout(left, connect=min(CONNECT_SECONDS, left))
         request: Callable[..., Any] = self._client.stream
@@ -181,6 +184,7 @@ class Server:
 
 
 def _httpx() -> ModuleType:
+    # Return the module httpx; raise ModuleNotFoundError with advice if it is not installed.
     try:
         import httpx
     except ModuleNotFoundError as error:
@@ -193,5 +197,6 @@ def _httpx() -> ModuleType:
 
 
 def _short(text: str) -> str:
+    # Return a text in one line, cut to `SAID_MAX` characters.
     words = " ".join(text.split())
     return words if len(words) <= SAID_MAX else f"{words[: SAID_MAX - 1]}…"

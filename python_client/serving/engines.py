@@ -29,10 +29,10 @@ from zlib import crc32
 
 from .calls import CallError, HttpAnswer, Server
 
-ANSWER_SECONDS = 10.0  # limit for fast calls, such as status and resume
-INFO_SECONDS = 60.0  # limit for /server_info, which the server first collects
-FLUSH_SECONDS = 30.0  # limit for a flush of the cache, which happens between two steps
-FLUSH_PAUSE_SECONDS = 0.2  # between two tries to flush the cache
+ANSWER_SECONDS = 10.0  # seconds for fast calls, such as status and resume
+INFO_SECONDS = 60.0  # seconds for /server_info, which the server first has to collect
+FLUSH_SECONDS = 30.0  # seconds for a flush of the cache, between two steps of the engine
+FLUSH_PAUSE_SECONDS = 0.2  # seconds between two tries to flush the cache
 UNPAUSED = "none"  # the mode without a pause: the load itself waits for running requests
 BROKEN = "broken"  # the version label of a server that must be restarted
 UPDATED = "Weights were updated"  # start of sglang's message if only the flush of the cache failed
@@ -42,13 +42,14 @@ LACKING = {404, 405}
 
 @dataclass(frozen=True)
 class How:
-    """The settings for all servers.
+    """The settings that apply to all servers.
 
     Attributes:
-        pause: The pause mode, for running requests; None: the engine's first mode.
+        pause: How a pause treats running requests; None: the engine's first mode.
         seconds: The longest time that a server may take to load a version.
-        folder: The folder of versions, and of marks and links that outlive this process.
-        seen: The path of `folder` on the servers.
+        folder: The folder with a folder per version, and with marker files and links that outlive
+            this process.
+        seen: The path by which servers reach `folder`.
     """
 
     pause: str | None
@@ -75,16 +76,16 @@ class ServedWeights:
 class Engine(ABC):
     """A server that can load weights."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # the engine's name, the value of --kind
     pauses: ClassVar[tuple[str, ...]]  # the pause modes, the default first
-    last_resort: ClassVar[str]  # the pause mode for a server that may hold parts of two versions
+    last_resort: ClassVar[str]  # the pause mode if the server may have parts of two versions
     go_on: ClassVar[str]  # the route that ends a pause
 
     def __init__(self, server: Server, how: How) -> None:
         self._server, self._how = server, how
         self._pause = self.pauses[0] if how.pause is None else how.pause
-        # Both files outlive this process, for the next process that uses this folder: `_mark`
-        # exists while a bridge has paused the server, `_part` while the server is `partial`.
+        # Two marker files, which also inform the next process that uses this folder: `_mark` exists
+        # while a bridge has paused the server, `_part` while the server is `partial`.
         self._mark = how.folder / f".paused-{crc32(self.url.encode()):08x}"
         self._part = how.folder / f".partial-{crc32(self.url.encode()):08x}"
 
@@ -104,7 +105,7 @@ class Engine(ABC):
 
     @abstractmethod
     def home(self) -> str:
-        """Return the path or name from which the server read the weights that it runs."""
+        """Return the path or name from which the server read its current weights."""
 
     @abstractmethod
     def checkpoint(self) -> str:
@@ -112,19 +113,21 @@ class Engine(ABC):
 
     @abstractmethod
     def check_reload(self, derived: str) -> None:
-        """Check that a reload updates the server's copies of weights (`ServedCheckpoint.derived`).
+        """Check that a reload also updates the copies that the server makes of weights.
+
+        `derived`: The kind of these weights; see `ServedCheckpoint.derived`.
 
         Raises:
-            CallError: A reload does not, so the server would mix old and new weights.
+            CallError: A reload does not update them, so the server would mix old and new weights.
         """
 
     @property
     def partial(self) -> bool:
-        """Whether the server may hold parts of two versions, and so must not answer."""
+        """Whether the server may have parts of two versions, so it must not answer requests."""
         return self._part.exists()
 
     def adapter(self, name: str) -> str | None:
-        """Return the path from which an adapter was read; None if no adapter has this name.
+        """Return the path from which the server read an adapter; None if it lacks the adapter.
 
         Raises:
             CallError: The model itself has that name.
@@ -136,7 +139,7 @@ class Engine(ABC):
         return root
 
     def _cards(self) -> dict[str, tuple[str, str]]:
-        """Return (path, base model) of each listed model, by name; only adapters have a base."""
+        """Return (path, base model) of each listed model, by name; the model itself has no base."""
         answer = self._checked(self._server.get("/v1/models", ANSWER_SECONDS), "/v1/models")
         found: dict[str, tuple[str, str]] = {}
         with contextlib.suppress(AttributeError, TypeError):  # an answer of another form
@@ -149,7 +152,8 @@ class Engine(ABC):
     def load(self, weights: ServedWeights) -> None:
         """Load weights on the server.
 
-        If this fails half-way, `resume` does nothing until a later load succeeds.
+        If this fails half-way, the server is `partial`: `resume` does nothing until a load
+        succeeds.
 
         Raises:
             CallError: The load failed; the message has the server's text. `harmless` if the server
@@ -170,10 +174,10 @@ class Engine(ABC):
         self._part.unlink(missing_ok=True)
 
     @abstractmethod
-    def _load(self, folder: str, version: str) -> None: ...
+    def _load(self, folder: str, version: str) -> None: ...  # load the model's own weights
 
     @abstractmethod
-    def _load_adapter(self, name: str, folder: str) -> None: ...
+    def _load_adapter(self, name: str, folder: str) -> None: ...  # load or replace an adapter
 
     # Pauses.
 
@@ -182,7 +186,7 @@ class Engine(ABC):
         """Return whether any client has paused the server."""
 
     @abstractmethod
-    def _stop(self, mode: str) -> HttpAnswer: ...
+    def _stop(self, mode: str) -> HttpAnswer: ...  # make the call that pauses
 
     def pause(self) -> None:
         """Pause the server until `resume`; do nothing if another client has paused it.
@@ -194,6 +198,7 @@ class Engine(ABC):
             self._stand_still(self._pause)
 
     def _stand_still(self, mode: str) -> None:
+        # Pause the server in this mode, and leave a marker file, unless another client paused it.
         try:
             if self._paused() and not self._mark.exists():
                 return
@@ -204,7 +209,7 @@ class Engine(ABC):
             raise CallError(str(error), harmless=True) from None
 
     def hold(self) -> None:
-        """Pause a server that may hold parts of two versions.
+        """Pause a server that may have parts of two versions.
 
         Raises:
             CallError: The server does not confirm the pause, so it may answer requests.
@@ -217,7 +222,7 @@ class Engine(ABC):
             raise CallError(f"{error}: it may ANSWER with parts of two versions") from None
 
     def resume(self) -> None:
-        """Resume the server if this bridge or an earlier one paused it, unless it is `partial`.
+        """End a pause that this bridge or an earlier one began, unless the server is `partial`.
 
         Raises:
             CallError: The server does not confirm that it has resumed.
@@ -240,7 +245,7 @@ class Engine(ABC):
     # Answers.
 
     def _checked(self, answer: HttpAnswer, what: str) -> HttpAnswer:
-        """Return the `answer` if it reports success; `what` names the call in error texts.
+        """Return the answer if it reports success. Error texts name the call by `what`.
 
         Raises:
             CallError: The answer reports a failure.
@@ -257,15 +262,16 @@ class Engine(ABC):
 
     @abstractmethod
     def _lacking(self, what: str) -> str:
-        """Return advice, for an error text, on a server that lacks the route of the call `what`."""
+        """Return advice for an error text: why the server lacks the route of the call `what`."""
 
     def _other(self, path: str, kind: str) -> str:
-        """Return advice on a server that may be of `kind`, whose servers have the route `path`."""
+        """Return advice: is the server of another kind, whose servers have the route `path`?"""
         if self._has(path):
             return f"it is a server of {kind}, by its {path}: --kind {kind}"
         return f"it is no server of {self.kind}: check its URL and --kind"
 
     def _has(self, path: str) -> bool:
+        # Return whether a GET call of this path succeeds.
         with contextlib.suppress(CallError):
             return self._server.get(path, ANSWER_SECONDS).done
         return False
@@ -278,7 +284,7 @@ class Sglang(Engine):
     go_on = "/continue_generation"
 
     def version(self) -> str:
-        """Return the version label that the last load, or else the server's start, has set."""
+        """Return the version label: that of the last load, else that of the server's start."""
         return str(self._info().get("weight_version"))
 
     def home(self) -> str:
@@ -286,7 +292,7 @@ class Sglang(Engine):
         return str(self._info().get("model_path"))
 
     def checkpoint(self) -> str:
-        """Return the server's model path, or after a load its tokenizer path, which stays."""
+        """Return the model path, or after a load the tokenizer path, which loads do not change."""
         info = self._info()
         path = str(info.get("model_path"))
         ours = PurePosixPath(path).parent == PurePosixPath(self._how.seen)
@@ -296,6 +302,7 @@ class Sglang(Engine):
         """Accept every server: SGLang loads into the parameters that it computes with."""
 
     def _info(self) -> dict[str, Any]:
+        # Return the fields of the server's answer on its model.
         return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
 
     def _paused(self) -> bool:
@@ -319,7 +326,7 @@ class Sglang(Engine):
         self._succeeded(answer, route)
 
     def adapter(self, name: str) -> str | None:
-        """Return the path that an adapter was read from, or the target of this bridge's link."""
+        """Return the path of an adapter; if that is this bridge's link, the link's target."""
         path, link = super().adapter(name), self._link
         ours = path is not None and PurePosixPath(path).name == link.name and link.is_symlink()
         return os.readlink(link) if ours else path
@@ -339,10 +346,12 @@ class Sglang(Engine):
             self._succeeded(answer, "/unload_lora_adapter")
         body = {"lora_name": name, "lora_path": f"{self._how.seen}/{self._link.name}"}
         answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
-        if "already loaded" not in answer.message:  # a request in between made the server load it
+        # a request in between made the server load the adapter
+        if "already loaded" not in answer.message:
             self._succeeded(answer, "/load_lora_adapter")
 
     def _succeeded(self, answer: HttpAnswer, route: str) -> None:
+        # Raise CallError unless the answer to a call of `route` reports success.
         if self._checked(answer, route).fields.get("success") is not True:
             raise CallError(f"{self.url} refuses {route}: {answer}")
 
@@ -366,11 +375,11 @@ class Vllm(Engine):
         return next((root for root, parent in self._cards().values() if not parent), "")
 
     def checkpoint(self) -> str:
-        """Return `home()`, since loads do not change it."""
+        """Return `home()`, which loads do not change."""
         return self.home()
 
     def check_reload(self, derived: str) -> None:
-        """Reject a server that runs on a CPU: its layers compute with packed copies of weights."""
+        """Reject a server on a CPU, whose layers compute with packed copies of the weights."""
         said = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
         if "device_config=cpu" in said:
             raise CallError(
@@ -382,6 +391,7 @@ class Vllm(Engine):
             )
 
     def _get(self, path: str) -> dict[str, Any]:
+        # Return the fields of the answer to a GET call.
         return self._checked(self._server.get(path, ANSWER_SECONDS), path).fields
 
     def _paused(self) -> bool:
@@ -417,6 +427,7 @@ class Vllm(Engine):
         self._checked(answer, route)
 
     def _rpc(self, method: str, **named: str) -> None:
+        # Call a method on each rank of the server.
         seconds = self._how.seconds
         body = {"method": method, "kwargs": named, "timeout": seconds}
         answer = self._server.post("/collective_rpc", body, seconds + ANSWER_SECONDS)
@@ -425,7 +436,7 @@ class Vllm(Engine):
             raise CallError(f"{self.url} does not say what {method} has come to: {answer}")
 
     def _flushed(self) -> bool:
-        """Reset the prefix cache and restart running requests; return whether this succeeded."""
+        """Empty the prefix cache and restart running requests; return whether this succeeded."""
         route = "/reset_prefix_cache"
         path = f"{route}?reset_running_requests=true"
         answer = self._checked(self._server.post(path, None, FLUSH_SECONDS), route)

@@ -2,7 +2,7 @@
 
 Commands arrive as calls of the server; results are sent over the bus. A call may be lost, arrive
 twice, or arrive after its caller has given up. So each call names its version: a call for an older
-version than the newest known one changes nothing, and a repeated call has no further effect.
+version than the newest known version changes nothing, and a repeated call has no further effect.
 
 join      join the bus, and check with the model whether the published tensors can be loaded at all
           (a version that cannot be loaded is rejected when it is announced, so no rank stages it)
@@ -32,7 +32,7 @@ from ..subscriber import Subscriber
 
 log = logging.getLogger("weightbus.serving")
 
-HEARD_SECONDS = 1.0  # longest wait of a call until the publisher has the result of a version
+HEARD_SECONDS = 1.0  # longest wait until the publisher has a version's result
 NO_TRAINER = (
     "no trainer has joined this server yet, so there is nothing to load: call "
     "init_weight_transfer_engine first"
@@ -43,7 +43,7 @@ class Loader(Protocol):
     """Loads versions into a model."""
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Return why tensors of these dtypes and shapes cannot be loaded, or "" if they can.
+        """Return why tensors with these dtypes and shapes cannot be loaded, or "" if they can.
 
         Do not change the model.
         """
@@ -89,9 +89,9 @@ class RankVersion:
 
     Attributes:
         epoch, version: The numbers of the version.
-        deadline: Seconds to wait for the version, and later for the publisher's decision.
+        deadline: Seconds to wait for the version, and later for the publisher to commit it.
         cancel: Why the trainer cancels this and all older versions; empty: it does not cancel.
-        load: Whether the server is paused, so that the next `finish` loads the version. (The
+        load: Whether the next `finish` loads the version, because the server is paused. (The
             default is for trainers that do not send this field.)
     """
 
@@ -110,6 +110,7 @@ class _RankTarget(FunctionTarget):
         self._rank = rank
 
     def fault(self, layout: Layout) -> str:
+        # Return why the rank cannot load a version with this layout, or "" if it can.
         return self._rank.fault(layout)
 
 
@@ -129,15 +130,16 @@ class Rank:
         self._cannot = ""  # why the trainer's tensors cannot be loaded; empty: they can
         self._staged: Staged | None = None
         self._loads = False  # whether the next `finish` loads `_staged`
-        self._newest = (0, 0)  # the newest version that this trainer's updates named
-        self._due: tuple[int, int] | None = None  # the session's version, until it is loaded
+        self._newest = (0, 0)  # (epoch, version) of the newest version in an update of this trainer
+        # (epoch, version) of the session's version, until it is loaded
+        self._due: tuple[int, int] | None = None
         self._deadline = 0.0
 
     def join(self, said: Join, suffix: str) -> None:
         """Join a trainer, and leave the previous one.
 
         Args:
-            said: The trainer, and the tensors that it will publish.
+            said: The trainer's address and names, and the tensors that it will publish.
             suffix: Identifies this rank within the deployment.
 
         Raises:
@@ -168,7 +170,8 @@ class Rank:
 
         Raises:
             RuntimeError: This rank has joined no trainer, and is the last rank.
-            WeightBusError, TimeoutError: The version did not arrive, which the bus does not report.
+            WeightBusError, TimeoutError: The version did not arrive. The bus does not report this
+                error.
         """
         key = said.epoch, said.version
         if self._worker is None:
@@ -200,7 +203,8 @@ class Rank:
         """Load the staged version and acknowledge it, if the last update marked it.
 
         Raises:
-            RuntimeError: The session's version is not loaded, so the server must not set its label.
+            RuntimeError: The session's version is not loaded, so the server must not set its
+                version label.
                 Only the last rank raises this error, and only once per session.
         """
         staged, due, why = self._staged, self._due, ""
@@ -210,7 +214,7 @@ class Rank:
             try:
                 if staged.apply(self._deadline) is None:
                     why = f"{staged}: its publisher has not decided within {self._deadline:g} s"
-            except WeightBusError as error:  # the bus reports it too
+            except WeightBusError as error:  # the bus reports this error too
                 why = str(error)
             finally:
                 self._release()
@@ -232,7 +236,7 @@ class Rank:
     # Called by the subscriber.
 
     def fault(self, layout: Layout) -> str:
-        """Return why a version of this layout cannot be loaded, or "" if it can."""
+        """Return why a version with this layout cannot be loaded, or "" if it can."""
         if self._cannot or not self._tensors:
             return self._cannot
         lines = difference(layout.signatures, self._tensors, remedies=False)
@@ -243,12 +247,12 @@ class Rank:
         self._loader.load(pairs)
 
     def _runs(self, worker: Subscriber) -> tuple[int, int] | None:
-        """Return the trainer's version that the model runs, or None."""
+        """Return (epoch, version) of this trainer's version that the model runs, or None."""
         update = worker.update(self._model)
         return None if update is None else (update.epoch, update.version)
 
     def _hold(self, worker: Subscriber, key: tuple[int, int], seconds: float) -> Staged | None:
-        """Return a version that is staged and prepared; None if the bus reports why it failed."""
+        """Stage and prepare version `key`; None if that failed, which the bus then reports."""
         try:
             staged = worker.stage(seconds, version=key, model=self._model)
         except ApplyError as error:
@@ -261,7 +265,7 @@ class Rank:
         return staged
 
     def _give_up(self, key: tuple[int, int], why: str) -> None:
-        """Release the version `key` and older ones; wait until the publisher has their results."""
+        """Release version `key` and older versions; wait until the publisher has the results."""
         if self._staged is not None and (self._staged.epoch, self._staged.version) <= key:
             log.warning("%s is given up: %s", self._staged, why)
             self._release()
@@ -271,6 +275,7 @@ class Rank:
             self._worker.flush(HEARD_SECONDS)
 
     def _release(self) -> None:
+        # Release the staged version.
         self._loads = False
         if self._staged is not None:
             self._staged.release()

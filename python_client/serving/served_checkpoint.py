@@ -17,11 +17,11 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.shards import SUFFIX
 from .calls import CallError
 
-NAMES_SHOWN = 3
+NAMES_SHOWN = 3  # names listed in an error text
 CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert between these dtypes
 # Endings of buffers in old checkpoints. Trainers do not have these buffers, and engines skip them.
 SKIPPED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-HEAD = "lm_head.weight"  # if a checkpoint lacks this tensor, the head is tied to the embedding
+HEAD = "lm_head.weight"  # a checkpoint without it has its head tied to the embedding
 WAYS_OUT = (
     "give a checkpoint of the same names as --like, or load what cannot be known to fit with "
     "--unchecked"
@@ -37,7 +37,7 @@ class ServedCheckpoint:
     """The layout of a server's checkpoint.
 
     Attributes:
-        where: The name of the checkpoint in error texts.
+        where: The checkpoint's description in error texts.
         layout: Names, dtypes and shapes of the tensors.
     """
 
@@ -46,7 +46,7 @@ class ServedCheckpoint:
 
     @property
     def derived(self) -> str:
-        """The kind of weights of which some engines keep copies that no reload updates, or ""."""
+        """The kind of weights that some engines copy, and do not update by a reload; or ""."""
         names = self.layout.names()
         if any(".experts." in name for name in names):
             return "experts"
@@ -135,6 +135,6 @@ def _other(name: str, layout: Layout, known: Layout) -> str:
 
 
 def some(what: str, names: Sequence[str]) -> str:
-    """Return `what`, followed by the first names and the number of others; "" without names."""
+    """Return `what` with the first names and the number of further names; "" without names."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return f"{what} {', '.join(names[:NAMES_SHOWN])}{more}".strip() if names else ""

@@ -2,9 +2,9 @@
 
 Each version has its own folder, EPOCH.VERSION, with the weights and the other files of a
 checkpoint. A folder that servers use is never written to. A version that does not fit a server's
-checkpoint is rejected before the server reads it. Either all servers load a version, or none keeps
-it (`swap`). When all servers have a later version, folders of earlier ones are removed, except that
-of the previous adapter: requests that began with that adapter may read it again.
+checkpoint is rejected before the server reads it. If one server cannot load a version, no server
+keeps it (`swap`). When all servers have a later version, folders of earlier versions are removed,
+except that of the previous adapter: requests that began with that adapter may read it again.
 """
 
 import errno
@@ -33,11 +33,11 @@ from .swap import each, swap
 
 WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
 LOCK = ".lock"
-VERSION = re.compile(r"\d+\.\d+")  # a version's folder name and its label on servers
+VERSION = re.compile(r"\d+\.\d+")  # a version's folder name, and its version label on servers
 # Files with these endings (weights in any format, and indexes) are not copied from a checkpoint.
 WEIGHTS_ENDINGS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
-BESIDE_BYTES_MAX = 64 * 2**20  # largest file to copy; a tokenizer has 20 MiB
-LOOK_SECONDS = 5.0  # between two checks of what servers run
+BESIDE_BYTES_MAX = 64 * 2**20  # largest file that is copied; a tokenizer has 20 MiB
+LOOK_SECONDS = 5.0  # seconds between two checks of what servers run
 PREFIX = "base_model.model."  # the start of each tensor's name in PEFT's adapters
 
 
@@ -54,15 +54,16 @@ class ServedTarget(Target):
         like: A folder with a checkpoint or an adapter of the same form. Its files, except for
             weights, are copied to the folder of each version.
         adapter: The name of the adapter on the servers; empty: versions are whole models.
-        unchecked: Whether to load versions without a comparison. Otherwise they are compared with
-            the weights in `like` if there are any, else with the checkpoint that a server reports.
+        unchecked: Whether to load versions without comparing them. Otherwise each version is
+            compared with the weights in `like` if there are any, else with the checkpoint that a
+            server reports.
 
     Raises:
         OSError: The folder cannot be written to, or `like` is not a folder.
         CheckpointError: The weights in `like` cannot be read.
     """
 
-    on_disk = True  # `asks_user` stays False: calls to servers have deadlines
+    on_disk = True  # `asks_user` is False, because calls to servers have deadlines
 
     def __init__(
         self,
@@ -83,24 +84,24 @@ class ServedTarget(Target):
         self._like: ServedCheckpoint | None = None
         if self._checked and like is not None and served_checkpoint.has_weights(like):
             self._like = served_checkpoint.read(like, "--like")
-        # For each server, the name of its checkpoint and what was read from it.
+        # By server: the name of its checkpoint, and the checkpoint as read from this host.
         self._serves: dict[Engine, tuple[str, ServedCheckpoint]] = {}
         self._file: FileTarget | None = None  # the file of the last applied version
         self._runs = ""  # the label of the last applied version
         self._layout: Layout | None = None
-        self._kept: list[Path] = []  # folders that servers may read, the newest last
+        self._kept: list[Path] = []  # folders of versions that servers may read, the newest last
         self._intact = True
         self._looked = 0.0
         self._lock = _locked(folder)
 
     def close(self) -> None:
-        """Unlock the folder."""
+        """Release the lock of the folder."""
         self._lock.close()
 
     # Comparing with checkpoints.
 
     def fault(self, layout: Layout) -> str:
-        """Return why a server cannot load this `layout`, or "" if no reason is known."""
+        """Return why a server cannot load a version of this layout; "" if no reason is known."""
         if self._adapter:
             return _no_adapter(layout)
         if self._like is not None:
@@ -109,11 +110,11 @@ class ServedTarget(Target):
         return next((fault for fault in faults if fault), "")
 
     def _learn(self, engine: Engine) -> None:
-        """Read a server's checkpoint, unless it was read and the server still reports the same.
+        """Read a server's checkpoint, unless the server still reports the name of the known one.
 
         Raises:
             UnknownCheckpointError: The checkpoint cannot be read here.
-            CallError: The server's reload does not work for such a model.
+            CallError: The server cannot reload such a model correctly.
         """
         name = engine.checkpoint() if self._checked else ""
         if not self._checked or self._serves.get(engine, ("",))[0] == name:
@@ -165,7 +166,7 @@ class ServedTarget(Target):
             raise ServersError(f"all servers have the new version, but {_listed(paused)}")
 
     def _asked(self) -> dict[Engine, ServedWeights | None]:
-        """Return the current weights of all servers, and read their checkpoints."""
+        """Return the current weights of each server, and read the servers' checkpoints."""
         old: dict[Engine, ServedWeights | None] = {}
 
         def ask(engine: Engine) -> None:
@@ -187,6 +188,7 @@ class ServedTarget(Target):
         return ServedWeights(home, version) if home else None
 
     def _written(self, home: Path, staged: StagedVersion) -> FileTarget:
+        # Write a version and the other files of its checkpoint into the folder `home`.
         home.mkdir(exist_ok=True)
         for path in self._beside:
             shutil.copyfile(path, home / path.name)
@@ -202,7 +204,7 @@ class ServedTarget(Target):
     def _load(
         self, new: ServedWeights, old: Mapping[Engine, ServedWeights | None]
     ) -> dict[Engine, CallError]:
-        """Load a version on all servers or on none; return errors of servers that stay paused.
+        """Load a version on all servers or on none; return the errors of servers that stay paused.
 
         Raises:
             ServersError: Some servers failed; the message says what each server runs now.
@@ -217,17 +219,19 @@ class ServedTarget(Target):
         raise ServersError(_listed(done.failed) + self._others(done.failed) + still)
 
     def _others(self, failed: Mapping[Engine, CallError]) -> str:
+        # Return a text that lists the servers that are not in `failed`, and so are unchanged.
         names = [engine.url for engine in self._engines if engine not in failed]
         return f" ({', '.join(names)}: as before)" if names else ""
 
     def _all(self, work: Callable[[Engine], object]) -> dict[Engine, CallError]:
+        # Run `work` on all servers; return the errors. Raise the exception of a signal.
         interrupted, failed = each(work, self._engines)
         if interrupted is not None:
             raise interrupted
         return failed
 
     def undo(self) -> bool:
-        """Return whether all servers run their previous weights after a failed `apply`."""
+        """Return whether all servers run their previous weights again, after a failed `apply`."""
         return self._intact
 
     def settle(self) -> None:
@@ -247,7 +251,7 @@ class ServedTarget(Target):
         Call this repeatedly while waiting for versions; it acts every `LOOK_SECONDS`.
 
         Returns:
-            Lines for the log; None if the last look was less than `LOOK_SECONDS` ago.
+            Lines for the log; None if the last check was less than `LOOK_SECONDS` ago.
         """
         told: list[str] = []
         if time.monotonic() < self._looked + LOOK_SECONDS:
@@ -277,17 +281,18 @@ class ServedTarget(Target):
         return [*told, *(str(error) for error in failed.values())]
 
     def _fault_at(self, engine: Engine) -> str:
-        """Return why a (perhaps restarted) server cannot load the last version, or "" if it can."""
+        """Return why a server, perhaps restarted, cannot load the last version, or "" if it can."""
         self._learn(engine)
         return "" if self._layout is None else self.fault(self._layout)
 
     def _is(self, there: ServedWeights, new: ServedWeights) -> bool:
+        # Return whether a server's weights `there` are the weights `new`.
         return there.folder == new.folder if self._adapter else there == new
 
     def missing(self) -> str:
-        """Resume servers that were left paused; return which servers do not answer yet.
+        """Resume servers that were left paused; return which servers do not answer, or "".
 
-        The result is an error text, empty if all servers answer.
+        The result is an error text; it is empty if all servers answer.
 
         Raises:
             ServersError: Some servers cannot load versions at all.
@@ -306,9 +311,9 @@ class ServedTarget(Target):
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Lock a folder and return the open lock file.
+    """Lock a folder against other processes, and return the open lock file.
 
-    Two processes that write to the same folder would remove each other's versions.
+    Otherwise two processes that write to the same folder would remove each other's versions.
     """
     with place_of(folder / LOCK) as place:
         lock = os.fdopen(open_lock(place.name, place.folder), "rb")
@@ -322,6 +327,7 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def _listed(failed: Mapping[Engine, CallError]) -> str:
+    # Return all errors in one text.
     return "; ".join(str(error) for error in failed.values())
 
 
@@ -356,7 +362,7 @@ def _check_config(path: Path) -> None:
     """Check that a file is the configuration of a LoRA adapter.
 
     Raises:
-        ServersError: The file is not, or does not exist; the message says what to do.
+        ServersError: The file does not exist, or is another file; the message says what to do.
     """
     what = "the version"
     with_it = f'publish it with metadata={{"{CONFIG}": ...}}, or give a folder with one as --like'

@@ -17,7 +17,7 @@ from .calls import CONNECT_SECONDS, Server, ServerError
 T = TypeVar("T")
 
 PauseMode = Literal["keep", "wait", "abort"]
-ANSWER_SECONDS = 60.0  # limit for calls that do not wait for weights
+ANSWER_SECONDS = 60.0  # seconds for calls that do not wait for weights
 SERVERS_MAX = 256  # each server has its own thread
 
 START = (
@@ -57,7 +57,7 @@ class VllmServer:
         return said
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Make every rank join the trainer; the ranks' engine defines the keys of `init_info`."""
+        """Make every rank join the trainer. The keys of `init_info` depend on the ranks' engine."""
         try:
             self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
         except ServerError as error:
@@ -71,7 +71,7 @@ class VllmServer:
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Make every rank get a version; the ranks' engine defines the keys of `update_info`."""
+        """Make every rank get a version. The keys of `update_info` depend on the ranks' engine."""
         given = update_info if isinstance(update_info, list) else dict(update_info)
         self._post("/update_weights", {"update_info": given})
 
@@ -111,7 +111,7 @@ class VllmServer:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Return a context in which each call is limited to `seconds`."""
+        """Return a context manager during which each call is limited to `seconds`."""
         before, self._timeout = self._timeout, max(0.001, seconds)
         try:
             yield
@@ -125,6 +125,7 @@ class VllmServer:
         return self._call("POST", path, body)
 
     def _call(self, method: str, path: str, body: object) -> dict[str, Any]:
+        # Make a call, and return the fields of the answer; raise ServerError if it failed.
         begun = time.monotonic()
         answer = self._server.call(method, path, body, self._timeout)
         if answer.done and answer.fields:
@@ -137,6 +138,7 @@ class VllmServer:
         )
 
     def _what_it_is(self) -> str:
+        # Return, for an error text, what the server is if it lacks the routes of a transfer.
         answer = self._server.get("/version", min(self._timeout, CONNECT_SECONDS))
         version = answer.fields.get("version") if answer.done else None
         if version is None:
@@ -193,7 +195,7 @@ class VllmServers:
         self._all(VllmServer.start_weight_update)
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Make all ranks get a version; the ranks' engine defines the keys of `update_info`."""
+        """Make every rank get a version. The keys of `update_info` depend on the ranks' engine."""
         self._all(lambda s: s.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -215,7 +217,7 @@ class VllmServers:
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
     def resume_late(self) -> None:
-        """Resume all servers if no `resume` has succeeded since the last pause."""
+        """Resume all servers, unless a `resume` has succeeded since the last pause."""
         if self._since:
             self.resume()
 
@@ -226,7 +228,7 @@ class VllmServers:
 
     @contextmanager
     def paused(self, mode: PauseMode = "keep") -> Generator[None]:
-        """Return a context in which generation is paused; leaving it resumes, even after an error.
+        """Return a context manager that pauses generation, and resumes it even after an error.
 
         Args:
             mode: As in `pause`.
@@ -245,18 +247,19 @@ class VllmServers:
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Return a context in which each call is limited to `seconds`."""
+        """Return a context manager during which each call is limited to `seconds`."""
         with ExitStack() as restore:
             for server in self.servers:
                 restore.enter_context(server.within(seconds))
             yield
 
     def _names(self, deployment: str) -> list[str]:
+        # Return the deployment name of each server: with its number if there are several.
         several = len(self.servers) > 1
         return [f"{deployment}{i}" if several else deployment for i in range(len(self.servers))]
 
     def _all(self, call: Callable[[VllmServer], T]) -> list[T]:
-        """Make a call to all servers concurrently, wait for all, and return the results.
+        """Make a call to all servers concurrently; return the results, in the order of the servers.
 
         Raises:
             ServerError: Some calls failed; the message has all errors.

@@ -17,11 +17,11 @@ Failed = dict[Engine, CallError]
 
 @dataclass
 class Swap:
-    """The result of a swap.
+    """The result of `swap`.
 
     Attributes:
-        interrupted: The exception of a signal that interrupted the swap, which is handled like a
-            failure; None: no signal came.
+        interrupted: The exception of a signal that interrupted the swap; the swap then counts as
+            failed. None: no signal came.
         failed: The errors of servers that do not run the new weights. An error is `harmless` if its
             server runs its previous weights.
         paused: The errors of servers that could not be resumed.
@@ -45,7 +45,7 @@ def swap(old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> Swap
         new: The new weights.
     """
     done, engines = Swap(), [*old]
-    stand_still = not new.adapter  # the engines themselves make requests for an adapter wait
+    stand_still = not new.adapter  # for an adapter, the engines make its requests wait themselves
     if stand_still:
         done.interrupted, done.failed = each(lambda engine: engine.pause(), engines)
     if not done.given_up:
@@ -82,7 +82,7 @@ def _take_back(done: Swap, old: Mapping[Engine, ServedWeights | None], new: Serv
                 stays = "it stays paused until it loads a version"
                 what += f", so {answering.get(engine, stays)}"
             done.failed[engine] = CallError(f"{what}; publish again, or restart it")
-        elif cause is not None and before is None:  # as before, the server has no such adapter
+        elif cause is not None and before is None:  # the server had no such adapter before either
             harmless = not isinstance(cause, SilentError)
             done.failed[engine] = CallError(str(cause), harmless=harmless)
         elif cause is not None:
@@ -93,10 +93,10 @@ def _take_back(done: Swap, old: Mapping[Engine, ServedWeights | None], new: Serv
 def each(
     work: Callable[[Engine], object], engines: Sequence[Engine]
 ) -> tuple[BaseException | None, Failed]:
-    """Run `work` on all servers concurrently; return a signal's exception, if any, and the errors.
+    """Run `work` on all servers concurrently; return the exception of a signal, and the errors.
 
     A signal does not end this early, since a load that has begun cannot be cancelled. Only the
-    deadlines of `work` bound the time.
+    deadlines in `work` limit how long this takes.
     """
     failed: Failed = {}
 
