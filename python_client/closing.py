@@ -50,12 +50,13 @@ class AsyncClosable(Closable):
 
 
 class InOneProcess(AsyncClosable):
-    """An object that works only in the process that made it; see `end_with`."""
+    """An object that works only in the process that made it. `end_with` registers it."""
 
-    _process = 0  # the pid of the process that made it
-    _inherited = False  # whether this is the copy in a forked child
+    _process = 0  # the pid of the process that made this object
+    _inherited = False  # whether this object is the copy in a forked child
 
     def _belong_here(self) -> None:
+        # Record the current process as the owner; from now on forks mark the copy.
         self._process = os.getpid()
         if not _owners_marked:
             _owners_marked.append(None)
@@ -63,7 +64,7 @@ class InOneProcess(AsyncClosable):
         _owners.add(self)
 
     def _become_copy(self) -> None:
-        """Refuse every call from now on. Take no lock: the parent's threads may have held it."""
+        """Make every later call raise. Take no lock: a thread of the parent may have held it."""
         self._inherited = True
 
     def _check_process(self) -> None:
@@ -76,6 +77,7 @@ class InOneProcess(AsyncClosable):
             raise self._forked()
 
     def _forked(self) -> ClosedError:
+        # Return the error for a call in a forked child.
         kind = type(self).__name__
         return ClosedError(
             f"this {kind.lower()} was made in process {self._process}, this is process "
@@ -90,6 +92,7 @@ _owners_marked: list[None] = []  # not empty once the fork handler is registered
 
 
 def _mark_copies() -> None:
+    # Mark every copy. (Runs in a forked child, right after the fork.)
     for owner in list(_owners):
         owner._become_copy()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
@@ -98,18 +101,19 @@ class Loop(Protocol):
     """The thread of a publisher or subscriber."""
 
     def stop(self) -> bool:
-        """Ask the thread to end; return False if it was asked before."""
+        """End the thread; return False if it was ended before."""
         ...
 
 
 def end_with(owner: InOneProcess, loop: Loop) -> None:
-    """Stop `loop` when its owner is collected; mark the owner's copies in forked children."""
+    """Stop `loop` when `owner` is garbage-collected; mark copies of `owner` in forked children."""
     owner._belong_here()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     finalizer = weakref.finalize(owner, _end, loop, repr(owner), os.getpid())
     finalizer.atexit = False  # threads end with the process
 
 
 def _end(loop: Loop, what: str, pid: int) -> None:
+    # Stop the thread of a dropped owner, and warn. Do nothing in a forked child.
     if os.getpid() == pid and loop.stop():  # a forked child has no thread to end
         text = f"{what} was dropped without close(): call it, or use a with block"
         log.warning("%s", text)  # by default Python does not show a ResourceWarning

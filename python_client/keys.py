@@ -1,4 +1,4 @@
-"""Keys from users: resolves `keys=` and WEIGHTBUS_KEYS, and checks where keys are required."""
+"""Resolves keys that users pass as `keys=` or in WEIGHTBUS_KEYS; checks where keys are required."""
 
 import logging
 import os
@@ -29,9 +29,10 @@ from .publishing.models import PublishedModel
 
 log = logging.getLogger("weightbus.publisher")
 
-KEYS = "WEIGHTBUS_KEYS"  # an environment variable: the path of the keys if `keys=` is missing
-LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # time between two checks of the folder
-ALARM_SECONDS = 60.0  # time between two alarms while the folder cannot be read
+KEYS = "WEIGHTBUS_KEYS"  # the environment variable with the path of the keys
+# bounds of the time between two checks of the folder
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0
+ALARM_SECONDS = 60.0  # seconds between two alarms while the folder cannot be read
 
 
 def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:
@@ -61,6 +62,7 @@ def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> Work
 
 
 def _path(given: object) -> str:
+    # Return the path of the keys, from the argument or the environment; "" if there is none.
     if given is None:
         return os.environ.get(KEYS, "")
     if not isinstance(given, str | Path):
@@ -72,7 +74,7 @@ def _path(given: object) -> str:
 def handed_out(
     bind: str, *, keyed: bool | None, insecure: bool
 ) -> tuple[PublisherKeys | None, WorkerKeys | None]:
-    """Generate keys for a publisher, and for workers that get them from the starting process.
+    """Generate keys for a publisher, and for the workers to which the starting process passes them.
 
     Args:
         bind: The address that the publisher will bind.
@@ -119,23 +121,21 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
 
 
 def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
-    """Return a function that gives any worker all group keys; None without a sealer."""
+    """Return a function that returns all group keys, for any worker; None without a sealer."""
     return None if sealer is None else lambda _peer: sealer.keys
 
 
 def watch_keys(
     keys: PublisherKeys, timing: Timing, loop: PublisherLoop, revoked: Callable[[], None]
 ) -> None:
-    """Watch a publisher's key folder in a separate thread, as a disk may be slow.
-
-    A change takes effect within one ping interval. The thread ends with the publisher's thread.
+    """Watch a publisher's key folder, in a separate thread, since a disk may be slow.
     Keys that were not read from a folder never change.
 
     Args:
         keys: The publisher's keys.
         timing: The publisher's times; the folder is checked about twice per ping interval.
         loop: The publisher's thread, which applies the changes.
-        revoked: A function that this thread calls when a key has lost rights.
+        revoked: Called by this thread when a key has lost rights.
     """
     errors = _FolderErrors()
     allowed = keys.allowed(errors.add)
@@ -147,11 +147,11 @@ def watch_keys(
 
 
 class _Watch:
-    """Polls the key folder.
+    """Checks the key folder periodically.
 
     Reading the folder needs a file descriptor, and one is reserved for that. If even the reserved
-    one is not available, a removed file still revokes its key, as a removal is detected without a
-    descriptor.
+    descriptor is not available, a removed file still revokes its key: a removal is detected without
+    a descriptor.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class _Watch:
     ) -> None:
         self._allowed, self._errors, self._loop = allowed, errors, loop
         self._revoked, self._spare = revoked, Spare()
-        self._seen: object = None  # the first check reads all, as the keys may be outdated by now
+        self._seen: object = None  # stamp of the last read folder; None: read it all
         self._granted: Mapping[str, Grant] | None = None
-        self._alarm_at = 0.0  # earliest time of the next alarm; 0: none since the last success
+        self._alarm_at = 0.0  # time before which no alarm is logged again; 0: no limit
 
     def run(self, every: float) -> None:
         """Check the folder every `every` seconds, until the publisher has ended."""
@@ -180,6 +180,7 @@ class _Watch:
             self._errors.next_look()
 
     def _look_somehow(self) -> None:
+        # Check the folder; without a free descriptor, use the reserved one.
         try:
             try:
                 self._look()
@@ -200,6 +201,7 @@ class _Watch:
             self._alarm_at = 0.0
 
     def _look(self) -> None:
+        # Read the folder if it has changed, and apply the grants.
         stamp = self._allowed.stamp()
         if stamp == self._seen:
             return
@@ -207,10 +209,12 @@ class _Watch:
         self._seen = stamp if self._allowed.whole else None
 
     def _grant(self, by_key: Mapping[str, Grant]) -> None:
+        # Let the publisher's thread apply the grants, by public key.
         self._loop.decide(partial(_grant, by_key, self._revoked))
         self._granted = by_key
 
     def _alarm(self, text: str) -> None:
+        # Log an error and show it to observers, at most once per `ALARM_SECONDS`.
         now = time.monotonic()
         if now < self._alarm_at:
             return
@@ -221,6 +225,7 @@ class _Watch:
 
 
 def _show(notice: Notice, machine: PublisherMachine, now: float) -> list[Effect]:
+    # Show a notice to observers. (Runs in the publisher's thread.)
     machine.observers.happened(notice, now)
     return []
 
@@ -231,6 +236,7 @@ def _grant(
     machine: PublisherMachine,
     now: float,
 ) -> list[Effect]:
+    # Apply grants; call `revoked` if a worker loses its connection. (In the publisher's thread.)
     effects = machine.grant(by_key, now)
     if any(isinstance(effect, DropRevoked) for effect in effects):
         revoked()
@@ -244,13 +250,13 @@ def retire(models: Mapping[str, PublishedModel]) -> None:
 
 
 class _FolderErrors:
-    """Errors of a key folder: each is logged when it appears, not again while it persists."""
+    """Logs each error of a key folder once, not again while it persists."""
 
     def __init__(self) -> None:
         self._before, self._now = set[str](), set[str]()
 
     def add(self, error: Exception) -> None:
-        """Log an error, unless the previous check found it, too."""
+        """Log an error, unless the previous check of the folder had it, too."""
         text = str(error) or type(error).__name__
         if text not in self._before:
             log.warning("what keys may do: %s", text)

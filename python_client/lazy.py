@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 def lazy(
     face: dict[str, object], package: str, homes: "Mapping[str, str]"
 ) -> "tuple[Callable[[str], object], Callable[[], list[str]]]":
-    """Return the `__getattr__` and the `__dir__` of a module.
+    """Return the functions `__getattr__` and `__dir__` of a module.
 
     Args:
         face: The module's globals.
         package: The package that `homes` is relative to.
-        homes: By exported name, the module that defines it.
+        homes: The module that defines each exported name, by that name.
     """
 
     def load(name: str) -> object:

@@ -20,7 +20,7 @@ Way = TypeVar("Way", bound=Callable[..., Any])
 Require = Literal["all", "alive"] | int | Collection[str]
 
 TIMEOUT = 60.0  # default timeout of a publish, in seconds
-ALL = "all", "alive"  # the values of `require` that are not a number or names
+ALL = "all", "alive"  # the values of `require` that are words
 COMMITS: tuple[CommitMode, ...] = "auto", "together"
 
 
@@ -42,7 +42,7 @@ def keywords_of(call: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
-    """Return a decorator: a function's `**options` become the keywords of `publish` in `help()`."""
+    """Return a decorator that makes `help()` show the keywords of `publish` for `**options`."""
 
     def decorate(call: Way) -> Way:
         own = inspect.signature(call)
@@ -57,12 +57,13 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     """The checked arguments of one publish.
 
     Attributes:
-        terms: What the publish requires of workers, and by when.
-        replaces_latest: The version becomes the latest one for all workers at once.
-        asks_for_digests: Workers report digests, so the version is hashed while it is copied.
+        terms: What the publish requires of which workers, and its deadline.
+        replaces_latest: Whether the version becomes the latest one for all workers at once.
+        asks_for_digests: Whether workers report digests, so that the version is hashed while
+            copied.
         precision: The dtypes to convert to while copying; None: no conversion.
-        encoding: How the version is sent to workers that take patches.
-        renaming: The tensors' names in the version; None: their own names.
+        encoding: How the version is sent to workers that take patches; see `Settings`.
+        renaming: Gives the tensors' names in the version; None: their own names.
         metadata: The version's metadata; None: none, or that of the stored version.
     """
 
@@ -136,14 +137,15 @@ def request(
 
 
 def _names(workers: Iterable[str]) -> tuple[str, ...]:
-    names = () if isinstance(workers, str) else workers  # else each letter would be a name
+    # Return the names of workers, checked and without duplicates.
+    names = () if isinstance(workers, str) else workers  # of a string, each letter would be a name
     if names is not workers or not isinstance(names, Iterable):  # pyright: ignore
         raise ValueError(f"workers={workers!r}: give a list of names, or None for all")
     return tuple(dict.fromkeys(check_name(name, "worker") for name in names))
 
 
 def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] | None:
-    """Return the names in `require`; None if it does not hold names."""
+    """Return the names in `require`; None if `require` is no collection of names."""
     if isinstance(require, str | int) or not isinstance(require, Collection):
         return None
     named = frozenset(check_name(name, "worker") for name in cast("Collection[str]", require))
@@ -156,6 +158,7 @@ def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] |
 
 
 def _needed(require: object, names: tuple[str, ...] | None) -> int:
+    # Return the number in `require`, checked: how many workers must succeed.
     number = checks.whole(
         require, 'require (of workers, or "all", or "alive", or names)', 0, WORKERS_MAX
     )
@@ -165,7 +168,7 @@ def _needed(require: object, names: tuple[str, ...] | None) -> int:
 
 
 def _expected(asked: int, *, to_all: bool) -> int:
-    """Return the least number of workers that "all" means, checked."""
+    """Return `expect`, checked: the least number of workers that "all" means."""
     if not to_all:
         raise ValueError(
             f"expect={asked} is for a publish to all workers: leave out workers= and require=, "

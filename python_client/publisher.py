@@ -74,7 +74,7 @@ from .settings import Settings, of_bytes, settings_of
 
 log = logging.getLogger("weightbus.publisher")
 
-CLOSE_SECONDS = 10.0  # how long `close` waits for the last versions to be on disk
+CLOSE_SECONDS = 10.0  # seconds that `close` waits until the last versions are on disk
 
 _LATE = (
     "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
@@ -92,10 +92,10 @@ class Publisher(InOneProcess):
     """Publishes versions of models to every worker that connects.
 
     Args:
-        address: The address of the control socket, the only one that workers need. Port 0 takes a
-            free port, which `publisher.address` then contains. If you bind 0.0.0.0, that property
-            also contains 0.0.0.0, to which other hosts cannot connect: give workers this host's
-            name.
+        address: The address of the control socket, the only one that workers need. Port 0 selects a
+            free port, which `publisher.address` then contains. If you bind 0.0.0.0,
+            `publisher.address` is 0.0.0.0 too, to which other hosts cannot connect: give workers
+            this host's name.
         keys: A folder made by `weightbus keygen`, or its contents: only workers with a key in it
             can join. None: use the folder in WEIGHTBUS_KEYS; if that is not set, use no keys.
         insecure: Without keys, allow an address that other hosts can reach.
@@ -142,11 +142,13 @@ class Publisher(InOneProcess):
         usual: Any = {keyword.name: keyword.default for keyword in keywords_of(self.publish)}
         usual |= {"defaults": chosen, "expected": expected, "lost_after": chosen.lost_after}
         self._request: Callable[..., Request] = partial(request, **usual)
-        self._asked: tuple[Request, tuple[object, ...]] = self._request(), (object(),)  # the last
+        # the last request and its keywords
+        self._asked: tuple[Request, tuple[object, ...]] = self._request(), (object(),)
         age = None if chosen.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._crowded = RateLimitedWarning(log, "workers may be missing here: %s")
-        self._probe = probe() if chosen.shared_memory else None  # freed with its last reference
+        # a small shared segment; freed with its last reference
+        self._probe = probe() if chosen.shared_memory else None
         shared = self._probe.shared if self._probe is not None else None
         with contextlib.ExitStack() as undo:
             self._folder = None if state is None else StateFolder(Path(state), history)
@@ -178,7 +180,8 @@ class Publisher(InOneProcess):
             undo.pop_all()
         self._loop.start()
         if keys is not None:
-            revoked = partial(retire, self._models)  # no reference to `self`, which may be dropped
+            # must not refer to `self`, which may be garbage-collected
+            revoked = partial(retire, self._models)
             watch_keys(keys, chosen.timing, self._loop, revoked)
         self.shown = HttpEndpoints(self, self._loop)
         self.shown.serve(dashboard, metrics, self.close)
@@ -198,14 +201,15 @@ class Publisher(InOneProcess):
         return self._loop.known.epoch
 
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
-        """Do the one-time work of a model's first publish now; publish nothing.
+        """Do the one-time work of a model's first publish now, and publish nothing.
 
         This computes the layout and allocates memory for a copy; workers on this host map that
-        memory in advance. The first publish is then about as fast as later ones.
+        memory in advance. Then the first publish is about as fast as later ones.
 
         Args:
             model: The model's id.
-            weights: The weights to publish, or any with the same names, shapes and dtypes.
+            weights: The weights to publish, or other weights with the same names, shapes and
+                dtypes.
             settings: The settings that `publish` will get.
 
         Raises:
@@ -242,7 +246,7 @@ class Publisher(InOneProcess):
                 arrays, or objects that numpy can view (arrays of JAX, TensorFlow, Keras and Flax).
                 The weights are copied before this call waits for workers.
             workers: Names of the workers that get the version; None: all workers that want the
-                model. Workers that join later get the latest version that was published to all.
+                model. A worker that joins later gets the latest version that was published to all.
             require: How many of these workers must succeed: "all"; "alive" (all except workers that
                 are lost meanwhile, which the receipt names); a number (0: none); or the names of
                 workers, which need not have joined yet. Other workers get the version too, but the
@@ -299,14 +303,14 @@ class Publisher(InOneProcess):
         `publish`; this call or the future raises the errors. A newer version replaces an older one
         that is still being sent: the older version's receipt has `skipped` for each worker that
         goes directly to the newer version, and that counts as success. If the publish fails and you
-        drop the future without asking for its result, the log warns.
+        drop the future without reading its result, the log warns.
         """
         started, future = time.monotonic(), self._loop.promise()
         self._begin(model, weights, self._request(**options), started, future)
         return self.shown.count(future, started) if self.shown.counting else future
 
     def _check(self, given: tuple[Any, ...]) -> Request:
-        """Return the request for the keywords of `publish`, given in order; cache the request."""
+        """Return the request for the keywords of `publish`, whose values are `given`; cache it."""
         named = dict(zip(PublishOptions.__annotations__, given, strict=True))
         asked = self._request(**named)
         # Mutable arguments are not cached: the caller may change them.
@@ -418,7 +422,7 @@ class Publisher(InOneProcess):
         return result_of(self._loop.committed(promise), ANSWER_SECONDS)
 
     def give_up(self, publishing: "Future[Receipt]", why: str) -> None:
-        """End a `together` publish now, before its deadline; its future gets the result.
+        """End a `together` publish before its deadline; its future gets the result.
 
         If the publish is not committed yet, no worker applies it. If it is committed, workers may
         still apply it, and the future raises `PublishError`, whose receipt has the state of each
@@ -442,7 +446,7 @@ class Publisher(InOneProcess):
         self._loop.decide(ended)
 
     def described(self, tensors: Mapping[str, Signature]) -> dict[str, Signature]:
-        """Return the names, dtypes and shapes with which these tensors would be published.
+        """Return the dtypes and shapes with which tensors would be published, by published name.
 
         Args:
             tensors: Dtype and shape of each tensor, by name. No two of them are tied.
@@ -482,7 +486,7 @@ class Publisher(InOneProcess):
     def rollback(
         self, model: str, to: tuple[int, int], **options: Unpack[PublishOptions]
     ) -> Receipt:
-        """Publish an older version's bytes again, as a new version, and wait for the workers.
+        """Publish an older version again, under a new number, and wait for the workers.
 
         Args:
             model: The model's id.
@@ -492,7 +496,7 @@ class Publisher(InOneProcess):
             metadata: New metadata; None: that of the older version.
 
         Returns:
-            A receipt, as from `publish`. The version has a new number; the bytes and the digest are
+            A receipt, as from `publish`. The version has a new number; its bytes and digest are
             those of the older version.
 
         Raises:
@@ -507,7 +511,7 @@ class Publisher(InOneProcess):
     def history(self, model: str) -> list[StoredVersion]:
         """Return the versions of a `model` that are on disk, the newest first.
 
-        A version appears once it is written, shortly after its publish. The list has the latest
+        A version appears shortly after its publish, once it is written. The list has the latest
         version and at most `history` older ones.
 
         Raises:
@@ -518,7 +522,7 @@ class Publisher(InOneProcess):
     def workers(self) -> dict[str, WorkerStatus]:
         """Return the status of every worker by name, lost workers included.
 
-        If the publisher rejects new connections because it lacks descriptors, the log warns.
+        The log warns if the publisher rejects new connections, because it has too few descriptors.
         """
         self._check_usable()
         if away := self._loop.known.turned_away:
@@ -526,10 +530,11 @@ class Publisher(InOneProcess):
         return self._known()
 
     def _known(self) -> dict[str, WorkerStatus]:
+        # Return the status of every worker, by name.
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
-        """Wait until `count` workers that want `model` are connected; None: any `count` workers.
+        """Wait until `count` workers are connected that want `model`; None: that want any model.
 
         Raises:
             WorkersMissingError: Fewer workers joined within `timeout` seconds; the error names the
@@ -557,6 +562,7 @@ class Publisher(InOneProcess):
     def _await_workers(
         self, future: "Future[None]", count: int, timeout: float, model: str | None
     ) -> None:
+        # Wait for the future of `_watch`; see `wait_for_workers` for the errors.
         try:
             future.result(timeout)
         except FutureTimeout:
@@ -574,8 +580,8 @@ class Publisher(InOneProcess):
         """Call `callback` for each worker already connected, then for each change of a worker.
 
         The callback runs in its own thread and gets one event at a time. It may be slow, and may
-        call any method of this publisher. Its exceptions are logged. A callback that falls 10,000
-        events behind misses the oldest events; `event.missed` counts them.
+        call any method of this publisher. Its exceptions are logged. If more than 10,000 events
+        wait for the callback, the oldest are dropped; `event.missed` counts them.
 
         Args:
             callback: A function that takes a `WorkerEvent`.
@@ -627,6 +633,7 @@ class Publisher(InOneProcess):
         await in_thread(partial(self.close, timeout), "weightbus-close")
 
     def _model(self, name: str) -> PublishedModel:
+        # Return the record of a model; make one at the first call.
         known = self._models.get(name) if isinstance(name, str) else None  # pyright: ignore
         if known is not None:
             return known
@@ -644,6 +651,7 @@ class Publisher(InOneProcess):
         return self._models.setdefault(name, made)
 
     def _need_folder(self) -> StateFolder:
+        # Return the state folder; raise an error without one, or if the publisher is closed.
         self._check_usable()
         if self._folder is None:
             raise StateFolderError(
@@ -653,10 +661,12 @@ class Publisher(InOneProcess):
         return self._folder
 
     def _check_usable(self) -> None:
+        # Raise ClosedError if the publisher is closed, or a forked child uses it.
         self._check_process()
         self._loop.check()
 
     def _check_known(self, names: tuple[str, ...]) -> None:
+        # Raise UnknownWorkerError unless every name is that of a worker that joined once.
         text = result_of(self._loop.unknown(names), ANSWER_SECONDS)
         if text:
             raise UnknownWorkerError(text)
@@ -688,7 +698,7 @@ def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:
 
 
 def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> StateWriter | None:
-    """Return a writer of the state folder, which `undo` closes; None without a folder."""
+    """Return a thread that writes to the state folder, and that `undo` closes; None without one."""
     if folder is None:
         return None
     keeper = StateWriter(folder)
@@ -697,7 +707,7 @@ def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> StateW
 
 
 def _promise(publishing: "Future[Receipt]", call: str) -> Promise:
-    """Return a future of `publish_async`; raise TypeError for any other future."""
+    """Return `publishing`, if it is a future of `publish_async`; otherwise raise TypeError."""
     if not isinstance(publishing, Promise):
         raise TypeError(f"{call} takes a future of publish_async, not {publishing!r}")
     return publishing

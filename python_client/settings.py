@@ -24,10 +24,10 @@ from . import checks
 from .applying.applier import Offer, Update
 
 Encoding = Literal["raw", "delta", "auto"]
-Dtype = str | Mapping[str, str] | None  # for all parameters, or by name; None: unchanged
+Dtype = str | Mapping[str, str] | None  # for all float parameters, or by name; None: no conversion
 
 REKEY_SECONDS = 86_400.0  # default lifetime of a group key
-BASES = 2  # default number of patch bases: the version of most workers, and one for the others
+BASES = 2  # default number of versions kept as bases of patches
 QUEUE_MAX = 2**20  # messages queued for one slow worker, each at most one chunk
 
 # The settings that each call accepts. A Publisher also takes those of a publish, as defaults.
@@ -54,18 +54,18 @@ class Settings:
 
     Attributes:
         ping: For both sides: seconds between two pings; 0.001 to 3,600.
-        lost_after: For both sides: seconds without a message after which the other side is lost; at
-            least twice `ping`, and at most 36,000. The other times follow from these two (section
-            11 of the protocol).
+        lost_after: For both sides: seconds without a message after which the other side counts as
+            lost; at least twice `ping`, and at most 36,000. The other times follow from these two
+            (section 11 of the protocol).
         shared_memory: For both sides: workers of the publisher's user on its host read versions
             from its memory. Versions are then not sent, hashed or staged: the copy into the model
             is the only copy. A stamp and a lock keep each version whole.
 
         wait: For a publish: when it is done. "applied": when the workers run the version. "staged":
-            when they have the whole, verified version, which they apply at their next safe point.
+            when they have received and verified it whole; they apply it at their next safe point.
             "none": at once.
-        verify: For a publish: workers that read shared memory also hash it. (Workers always verify
-            versions from the network.) This takes about as long as the copy.
+        verify: For a publish: workers that read shared memory also hash the version, which takes
+            about as long as the copy. (Workers always verify versions from the network.)
         grace: For a publish: seconds to wait for a lost worker, which may return; 0: do not wait.
             None: wait `lost_after` for a worker that becomes unresponsive, and do not wait for one
             that is known to be gone: its process ended, or its connection closed and the worker did

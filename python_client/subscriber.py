@@ -53,9 +53,9 @@ log = logging.getLogger("weightbus.subscriber")
 T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
-HOOK_SECONDS = 1.0  # how long `close` waits for the user's code
-ROUND_SECONDS = 30.0  # one wait in `async for`, and its longest wait for readers
-COPY_SECONDS = 10.0  # how long `close` waits for a copy to end, so that the model stays unchanged
+HOOK_SECONDS = 1.0  # seconds that `close` waits for the user's code
+ROUND_SECONDS = 30.0  # seconds of one wait in `async for`, and of its wait for readers
+COPY_SECONDS = 10.0  # seconds that `close` waits for a copy to end
 
 _here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
 
@@ -67,8 +67,8 @@ class Subscriber(InOneProcess):
         address: The publisher's address. The publisher may start later.
         models: A target for each model id: an `nn.Module`, a `TensorDict`, a mapping of names to
             torch tensors or numpy arrays (all copied in place), a path (a safetensors file,
-            replaced atomically), or a function. A function loads each version itself from (name,
-            tensor) pairs in the bus's memory: see `Pairs`. If the function raises, the exception
+            replaced atomically), or a function. A function gets (name, tensor) pairs in the bus's
+            memory, and loads them itself: see `Pairs`. If the function raises, the exception
             decides which version runs: see `UnchangedError`.
         name: This worker's name, unique among the publisher's workers. None: make a name from
             host, process id and random digits.
@@ -136,7 +136,7 @@ class Subscriber(InOneProcess):
         self._marks = itertools.count(1)
         who = _identity(self.name, shared_memory=chosen.shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
-        # No object that the thread holds may refer to `self`: see `closing`.
+        # No object that the subscriber's thread uses may refer to `self`: see `closing`.
         ring = None if keys is None else Keyring()
         fault = partial(fault_of, self._targets)
         machine = WorkerMachine(
@@ -170,13 +170,14 @@ class Subscriber(InOneProcess):
         self._loop.start()
 
     def _take_over(self) -> None:
-        """Close this process's earlier subscriber of the same name, such as a notebook's."""
+        """Close this process's earlier subscriber of the same address and name, if any."""
         before = _here.get((self.address, self.name))
         _here[self.address, self.name] = self
         if before is not None:
             before._give_way()  # noqa: SLF001 - one of ours
 
     def _give_way(self) -> None:
+        # Close this subscriber, since a newer one has its name.
         if self._inherited or self._ready_queue.closed:
             return
         text = f"another Subscriber named {self.name!r} of this process has taken its place"
@@ -186,7 +187,8 @@ class Subscriber(InOneProcess):
 
     def _become_copy(self) -> None:
         super()._become_copy()
-        self._ready_queue.close_in_child(self._forked())  # or `Staged.apply` would wait for ever
+        # without this, `Staged.apply` would wait forever
+        self._ready_queue.close_in_child(self._forked())
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -242,6 +244,7 @@ class Subscriber(InOneProcess):
         model: str | None,
         stop: Callable[[], bool],
     ) -> Update | None:
+        # Apply a version; see `receive`. If `stop` returns True, the wait ends early.
         self._check_usable()
         timeout = checks.seconds(timeout, "timeout")
         if version is None and model is None:
@@ -252,6 +255,7 @@ class Subscriber(InOneProcess):
     def _exact(
         self, version: int | tuple[int, int] | None, model: str | None
     ) -> tuple[str, int | None, int]:
+        # Return (model, epoch or None, number) of a requested version; raise for invalid arguments.
         if model is None and len(self._targets) > 1:
             names = ", ".join(self._targets)
             raise ValueError(f"version={version!r}: say of which model, of {names}, with model=")
@@ -327,7 +331,7 @@ class Subscriber(InOneProcess):
         return await in_thread(work, "weightbus-receive", cut.cancel, self._keep)
 
     def _keep(self, received: "Future[Update | None]") -> None:
-        """Store the result of a cancelled call; the next call returns it."""
+        """Store the result of a cancelled call, for the next call to return."""
         error = received.exception()
         if isinstance(error, ApplyError) or (error is None and received.result() is not None):
             self._ready_queue.keep(received)
@@ -416,12 +420,12 @@ class Subscriber(InOneProcess):
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
-        """Wait until a `model` runs this `version` or a newer one; return its `Update`.
+        """Wait until a model runs this version or a newer one; return its `Update`.
 
-        Return None if the model does not run it within `timeout` seconds.
+        Return None if that takes longer than `timeout` seconds.
 
-        A restarted publisher numbers versions from 1 again, in a later epoch. With `epoch` (for
-        example a receipt's), versions of earlier epochs do not count.
+        A restarted publisher numbers versions from 1 again, in a later epoch. With `epoch`, such as
+        that of a receipt, versions of earlier epochs do not count.
 
         Raises:
             KeyError: This subscriber does not have that model.
@@ -441,6 +445,7 @@ class Subscriber(InOneProcess):
     def _wait_for_version(
         self, model: str, version: int, epoch: int, timeout: float, stop: Callable[[], bool]
     ) -> Update | None:
+        # Wait as `wait_for_version` does, but at most until `stop` returns True.
         self._check_process()
         self._targets[model]
         checks.whole(version, "version", 0, INTEGER_MAX)
@@ -486,7 +491,7 @@ class Subscriber(InOneProcess):
                 yield update
 
     async def _next(self, seen: dict[str, Update]) -> Update | None:
-        """Wait for a version that runs and is not in `seen`; return it, or None on a timeout."""
+        """Return a running version that is not in `seen`; None if none comes in `ROUND_SECONDS`."""
         cut = CancelToken(self._ready_queue.look)
 
         def news() -> Update | None:
@@ -510,7 +515,7 @@ class Subscriber(InOneProcess):
 
     @property
     def error(self) -> WeightBusError | None:
-        """The last error in the background, or None. In a forked child, a `ClosedError`."""
+        """The last error of a background apply, or None. In a forked child, a `ClosedError`."""
         if self._inherited:
             return self._forked()
         failure = self._ready_queue.failure
@@ -531,7 +536,7 @@ class Subscriber(InOneProcess):
             return self._running.get(model)
 
     def version(self, model: str) -> int:
-        """Return the number of the version that a `model` runs; 0 if it runs none."""
+        """Return the number of the version that a model runs; 0 if it runs none."""
         update = self.update(model)
         return update.version if update is not None else 0
 
@@ -549,8 +554,8 @@ class Subscriber(InOneProcess):
     def close(self) -> None:
         """Leave the publisher and close the sockets; idempotent.
 
-        Afterwards the weights no longer change. The wait for user code that does not return is
-        short. In a forked child, this call does nothing.
+        Afterwards the weights do not change any more. If user code does not return, `close` waits
+        only a short time for it. In a forked child, this call does nothing.
         """
         if self._inherited:
             return
@@ -573,6 +578,7 @@ class Subscriber(InOneProcess):
         await in_thread(self.close, "weightbus-close")
 
     def _check_usable(self) -> None:
+        # Raise ClosedError if a call that applies versions is not possible.
         self._check_process()
         self._ready_queue.check_alive()
         if self._background.threads:
@@ -593,11 +599,13 @@ def _left_of(threads: list[threading.Thread], end: float) -> bool:
 
 
 def _look(calls: Calls, silence: Silence) -> None:
+    # Check the times of the user's calls and of the connection. Called periodically.
     calls.look()
     silence.look()
 
 
 def _identity(name: str, *, shared_memory: bool) -> Identity:
+    # Return what a worker sends about itself when it joins.
     return Identity(
         name=name,
         instance=secrets.token_hex(16),
@@ -609,7 +617,7 @@ def _identity(name: str, *, shared_memory: bool) -> Identity:
 
 
 def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Renamed) -> None:
-    """Record the new key under which a restarted publisher offers the bytes that run here."""
+    """Record the new epoch and number that a restarted publisher gives the running version."""
     with changed:
         known = runs[renamed.model]
         runs[renamed.model] = replace(
@@ -622,6 +630,7 @@ def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Rena
 
 
 def _default_name(keys: WorkerKeys | None) -> str:
+    # Return a name that is unique among workers; in the form that the keys allow.
     form = "*" if keys is None else keys.name
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
     return form.replace("*", f"{host}-{os.getpid()}-{secrets.token_hex(2)}")

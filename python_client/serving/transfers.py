@@ -1,7 +1,7 @@
 """Transfers versions from a trainer to vLLM servers, which pause only for the load.
 
 The bus decides and reports: a version is committed when every rank has staged it, and the receipt
-has each rank's result. The calls to the servers only decide when ranks load the version:
+has the result of each rank. The calls to the servers only decide when ranks load the version:
 
     publish together ... all ranks staged it           servers generate with the old version
     start, update ... each rank has prepared it        on failure, all ranks release it
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.serving")
 
-RESUME_SECONDS = 10.0
-# Part of the pause timeout reserved for `_bring_back`: seconds, or a quarter of a short timeout.
+RESUME_SECONDS = 10.0  # seconds for a resume
+# Part of the pause timeout that is reserved for `_bring_back`: seconds, or if that is less, a
+# quarter of the timeout.
 BACK_SECONDS, BACK_PART = 10.0, 4
 AGAIN_SECONDS = 0.1, 0.4, 1.6  # pauses before the repetitions of a call without an answer
 HEARD_SECONDS = 1.0  # longest wait for the ranks' reports if a server does not answer `finish`
-ALIVE_SECONDS = 2.0  # limit for an answer of a server's front end
-LOOK_SECONDS = 0.25  # between two checks of which ranks have joined
+ALIVE_SECONDS = 2.0  # seconds in which a live server's front end answers
+LOOK_SECONDS = 0.25  # seconds between two checks whether all ranks have joined
 # Parts of the errors that vLLM's workers raise about a session: at `start`, `update` and `finish`.
 OPEN = "while a weight update is already active"
 CLOSED = "start_weight_update must be called"
@@ -84,7 +85,7 @@ class Telling(Protocol):
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A client whose calls have a time limit."""
+    """A client whose calls can be given a time limit."""
 
     def within(self, seconds: float) -> AbstractContextManager[None]: ...
 
@@ -97,7 +98,7 @@ class Counting(Protocol):
 
 
 class Transfers:
-    """The transfers of one model to the servers of one client.
+    """Transfers the versions of one model to the servers of one client.
 
     Args:
         publisher: Publishes the versions.
@@ -130,8 +131,9 @@ class Transfers:
         self._timeout, self._pause_timeout = timeout, pause_timeout
         self._mode: PauseMode | None = pause if isinstance(client, Pausing) else None
         self._join: dict[str, Any] = {}
-        self._gathered = False  # whether all ranks have been connected since the last join call
-        self._given_up: tuple[int, int] | None = None  # a version that servers may still hold
+        self._gathered = False  # whether all ranks were connected after the last join call
+        # (epoch, version) that servers may still have staged
+        self._given_up: tuple[int, int] | None = None
         self._sends = Lock()
         self._stands = False  # whether a server may still be paused
         self._names = self._ask_names(ranks)
@@ -144,7 +146,7 @@ class Transfers:
         self._count = count
 
     def _ask_names(self, count: int | None) -> list[str]:
-        """Return the names of the ranks; empty if unknown.
+        """Return the names of the ranks; empty if the client does not know them.
 
         Raises:
             ServerError: A server does not answer, and `count`, the number of ranks, is None.
@@ -179,8 +181,7 @@ class Transfers:
         """Publish weights, and load them on every rank.
 
         Returns:
-            The receipt, according to which every rank has applied the weights.
-
+            The receipt, in which every rank has applied the weights.
         Raises:
             PublishError: Some ranks have not applied the weights; the message names them with the
                 reasons. Unless it reports a broken model, they run their previous weights.
@@ -197,6 +198,7 @@ class Transfers:
             self._sends.release()
 
     def _send(self, weights: object, metadata: Mapping[str, str] | None) -> Receipt:
+        # Publish and load weights; see `send`. Only one thread runs this at a time.
         staged_by = time.monotonic() + self._timeout
         self._bring_back_late(staged_by)
         ranks = self._gather(staged_by)
@@ -229,7 +231,7 @@ class Transfers:
     def _gather(self, until: float) -> list[str]:
         """Wait until all ranks are connected, and return their names.
 
-        If ranks have disappeared, their server was restarted, so make all ranks join again.
+        If ranks are missing that had joined, their server was restarted: all ranks join again.
         """
         if self._gathered and self._lacking(self._there()):
             self._have_join(until)
@@ -248,10 +250,12 @@ class Transfers:
         return there
 
     def _have_join(self, until: float) -> None:
+        # Make every rank join.
         join = partial(self._client.init_weight_transfer_engine, self._join)
         self._again(join, until)
 
     def _workers(self) -> list[str]:
+        # Return the names of the connected workers of the model.
         known = self._publisher.workers().values()
         return [w.name for w in known if w.state != "lost" and self._model in w.models]
 
@@ -264,7 +268,7 @@ class Transfers:
         return [name for name in self._workers() if rank.fullmatch(name)]
 
     def _lacking(self, there: list[str]) -> str:
-        """Return a text that names the ranks missing from `there`, or "" if none is missing."""
+        """Return the names of ranks that are not in `there`, as a text; "" if none is missing."""
         if self._names:
             return ", ".join(name for name in self._names if name not in there)
         return "" if len(there) >= self._count else f"some of {self._deployment}"
@@ -272,7 +276,7 @@ class Transfers:
     # A transfer.
 
     def _swap(self, version: tuple[int, int], future: Future[Receipt], ranks: list[str]) -> Receipt:
-        """Load a version that all ranks have staged, and return its receipt."""
+        """Load a version that all ranks have staged; return the receipt that `future` gets."""
         end = time.monotonic() + self._pause_timeout
         until = end - min(BACK_SECONDS, self._pause_timeout / BACK_PART)
         name = "{}.{}".format(*version)
@@ -315,6 +319,7 @@ class Transfers:
         load: bool = False,
         cancel: str = "",
     ) -> None:
+        # Send the ranks an update for a version: prepare, mark for loading, or cancel it.
         client = self._client if client is None else client
         left = max(0.0, until - time.monotonic())
         said = asdict(RankVersion(*version, deadline=left / 2, load=load, cancel=cancel))
@@ -328,11 +333,13 @@ class Transfers:
             self._again(update, until, client)
 
     def _pause(self, until: float) -> None:
+        # Pause the servers, unless the caller pauses them.
         if self._mode is not None and isinstance(self._client, Pausing):
             self._stands = True
             self._again(partial(self._client.pause, self._mode), until)
 
     def _resume(self, until: float) -> None:
+        # Resume the servers that may be paused.
         if self._stands and isinstance(self._client, Pausing):
             self._again(self._client.resume, max(until, time.monotonic() + 1.0))
             self._stands = False
@@ -341,7 +348,7 @@ class Transfers:
         """Make the ranks load the version.
 
         A repeated `finish` fails, since the first one ends the session. So if no answer comes, wait
-        for the ranks' reports over the bus, and repeat the call only if no reports come.
+        for the ranks' reports over the bus, and repeat the call only if the reports do not come.
         """
         finish = partial(self._client.finish_weight_update, name)
         try:
@@ -358,6 +365,7 @@ class Transfers:
             self._tell(name, until)
 
     def _result(self, future: Future[Receipt], until: float) -> Receipt:
+        # Return the receipt, or raise SilentError at the time `until`.
         try:
             return future.result(max(0.0, until - time.monotonic()))
         except FutureTimeout as error:
@@ -368,7 +376,7 @@ class Transfers:
             ) from error
 
     def _tell(self, name: str, until: float, client: Client | None = None) -> None:
-        """Set the version label of servers on which `finish` has not set it."""
+        """Set the servers' version label, where `finish` did not set it."""
         client = self._client if client is None else client
         if isinstance(client, Telling):
             self._again(partial(client.update_weight_version, name), until, client)
@@ -469,6 +477,7 @@ class Transfers:
         return [client]
 
     def _ranks_of(self, number: int, ranks: list[str], *, several: bool) -> list[str]:
+        # Return the names among `ranks` that belong to the server with this number.
         beginning = f"{self._deployment}{number}-dp" if several else ""
         return [name for name in ranks if name.startswith(beginning)]
 
@@ -495,10 +504,10 @@ class Transfers:
         client: Client | None = None,
         own: str = "",
     ) -> None:
-        """Make an idempotent call; repeat it if no answer comes, or the answer to another call.
+        """Make an idempotent call, and repeat it if no answer to this call comes.
 
-        After an error, vLLM may return the answer to a previous call: a session error with another
-        text than `own`, which is the text that this call can cause.
+        After an error, vLLM may return the answer to a previous call: an error about the session.
+        `own` is the only such error text that this call itself can cause.
         """
         for seconds in AGAIN_SECONDS:
             try:
@@ -513,7 +522,7 @@ class Transfers:
         return self._call(call, until, client)
 
     def _call(self, call: Callable[[], object], until: float, client: Client | None = None) -> None:
-        """Make a call, and return when it is answered; raise SilentError at the time `until`."""
+        """Make a call, and wait for the answer; raise SilentError at the time `until`."""
         client = self._client if client is None else client
         left = max(0.001, until - time.monotonic())
         if isinstance(client, Bounded):
@@ -549,21 +558,21 @@ def _in_time(call: Callable[[], object], seconds: float) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """Return an error's text and that of its HTTP answer, which vLLM's clients leave out."""
+    """Return an error's text with the text of its HTTP answer, which vLLM's clients leave out."""
     answer = getattr(error, "response", None)
     more = getattr(answer, "text", "") if answer is not None else ""
     return f"{error}: {more}" if more else str(error) or type(error).__name__
 
 
 def _unanswered(error: BaseException) -> bool:
-    """Return whether a call failed because no answer came; a refusal is an answer."""
+    """Return whether a call failed because no answer came. An HTTP error is an answer."""
     if isinstance(error.__cause__, SilentError) or isinstance(error, SilentError):
         return True
     return isinstance(error, OSError) and getattr(error, "response", None) is None
 
 
 def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
-    """Return the version label for the server of these ranks; empty: keep its present label."""
+    """Return the version label for the server with these ranks; empty: leave the label."""
     known = [receipt.workers[rank] for rank in ranks if rank in receipt.workers]
     loaded = [each.state in ("applied", "skipped") for each in known]
     if known and all(loaded):
@@ -574,11 +583,12 @@ def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
 
 def checkpoint_name(name: str) -> str:
     """Return a parameter's name in checkpoints, without the prefixes of wrappers."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")  # of compile(), of DDP
+    # the prefixes of torch.compile and DDP
+    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":
-    """Return tensors by their names in checkpoints.
+    """Return tensors by their name in checkpoints.
 
     Raises:
         StateError: Two tensors have the same name.
@@ -593,7 +603,7 @@ def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tenso
 
 
 def _held(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Return the tensor; on the CPU if there are several ranks: one device may not hold all."""
+    """Return the tensor. With several ranks, on the CPU: a GPU may be too small for all of them."""
     if tensor.device.type == "cpu":
         return tensor
     from torch import distributed

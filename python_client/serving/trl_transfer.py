@@ -42,7 +42,8 @@ log = logging.getLogger("weightbus.trl")
 Tensors = dict[str, "torch.Tensor"]
 STAGE_SECONDS = 300.0
 PAUSE_SECONDS = 60.0
-LINGER_SECONDS = 60.0  # wait for the last update of a training: most batches take less time
+# seconds to wait for the last update of a training: most batches take less time
+LINGER_SECONDS = 60.0
 
 
 class WeightTransfer:
@@ -66,7 +67,8 @@ class WeightTransfer:
         timeout: Seconds within which all workers must receive a version.
         linger: Seconds that `destroy()` waits for your own workers to apply the last update.
         **options: Further keywords of `Publisher.publish`. Each version must reach all of your own
-            workers that are alive; `expect=2` ends the training if fewer than two are.
+            workers that are alive. `expect=2` ends the training if fewer than two workers are
+            alive.
 
     Attributes:
         publisher: The publisher; None until the training begins if an address was given.
@@ -108,8 +110,8 @@ class WeightTransfer:
             )
         self._servers = VllmServers(urls) if urls else None
         self._transfers: Transfers | None = None
-        self._open: list[Future[Receipt]] = []  # updates that some workers have not applied yet
-        self._version = 0  # the last version that all workers have received
+        self._open: list[Future[Receipt]] = []  # publishes that some workers have not applied yet
+        self._version = 0  # number of the last version that all workers have received
         self.publisher = publisher if isinstance(publisher, Publisher) else None
         self.receipt: Receipt | None = None
         self.metrics: dict[str, float] = {}
@@ -141,10 +143,10 @@ class WeightTransfer:
         """Do nothing: servers must generate until they have received the weights."""
 
     def send_weights(self, iterator: "Iterator[tuple[str, torch.Tensor]]") -> None:
-        """Publish weights; return when all workers have received and all servers loaded them.
+        """Publish weights; return when all workers have received and all servers have loaded them.
 
         Args:
-            iterator: The names and tensors.
+            iterator: Pairs of a tensor's name and the tensor.
 
         Raises:
             PublishError: Some workers did not get the weights, or failed to load these or earlier
@@ -218,13 +220,14 @@ class WeightTransfer:
     def _hand_out(
         self, publisher: Publisher, weights: Tensors, said: Mapping[str, str]
     ) -> list[float]:
-        """Stage weights with the metadata `said` on workers; return what `_settle` returns."""
+        """Publish weights with the metadata `said`; return the seconds of earlier applies."""
         lags = self._settle()
         options: PublishOptions = {**self._options, "metadata": said}
         future = publisher.publish_async(self._model, weights, **options)
         committed = publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS)
         if committed is None:
-            # This raises an error that names the workers without the weights, if there are any.
+            # This raises an error that names the workers without the weights, if there are such
+            # workers.
             self.receipt = future.result(ANSWER_SECONDS)
             committed = self.receipt.epoch, self.receipt.version
         self._open.append(future)
@@ -232,7 +235,7 @@ class WeightTransfer:
         return lags + self._settle()
 
     def _settle(self) -> list[float]:
-        """Collect the receipts of finished updates; return the seconds that each apply took.
+        """Take finished updates off the list; return how many seconds each apply took.
 
         Raises:
             PublishError: A worker failed to load an update.
@@ -254,7 +257,7 @@ class WeightTransfer:
         return lags
 
     def _await_last(self) -> None:
-        """Wait at most `linger` seconds until all updates are applied, then cancel the others."""
+        """Wait at most `linger` seconds until all updates are applied; then cancel the rest."""
         late = wait(self._open, self._linger).not_done
         if late and self.publisher is not None:
             for future in late:
@@ -262,7 +265,7 @@ class WeightTransfer:
             wait(late, ANSWER_SECONDS)
 
     def _behind(self, publisher: Publisher) -> list[int]:
-        """Return, per worker, how many versions it is behind the last that all workers received."""
+        """Return for each worker how many versions it is behind the last fully received one."""
         known = [w for w in publisher.workers().values() if w.state != "lost"]
         runs = [w.running.get(self._model, (0, 0)) for w in known if self._model in w.models]
         return [max(0, self._version - (v if e == publisher.epoch else 0)) for e, v in runs]
@@ -275,14 +278,15 @@ class WeightTransfer:
 
 
 def _lags(receipt: Receipt) -> list[float]:
+    # Return how many seconds each worker took to apply.
     return [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
 
 
 def _trainer_of(iterator: object) -> Any:
-    """Return the trainer whose method made this generator; None for another iterator.
+    """Return the trainer whose generator method made this iterator; None for other iterators.
 
-    TRL does not pass the trainer, which has the step and the queue of metrics, to its
-    `weight_transfer` object. But the iterator is a generator method of the trainer.
+    TRL does not pass the trainer to its `weight_transfer` object. But the trainer has the step and
+    the queue of metrics.
     """
     if not isinstance(iterator, GeneratorType):
         return None

@@ -11,7 +11,7 @@ On a CPU, vLLM's layers compute with packed copies of their weights. vLLM's relo
 the copies of experts and of tied weights, so the model would compute with a mix of old and new
 weights; `reloading` makes vLLM pack these copies again.
 
-A rehearsal loads zeros of the same names, dtypes and shapes, prevents every layer from being
+A rehearsal loads zeros of the same names, dtypes and shapes. It prevents every layer from being
 completed, and restores all parameters. So wrong names, shapes and dtypes are rejected before
 anything is published, and not when half of the model is loaded.
 """
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 PLAIN = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # plain numbers too: each is a power of two
+SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # also plain: each value is a power of two
 PUBLISH_LIKE = (
     "publish a model of the kind that the server runs, under the names and dtypes of its checkpoint"
 )
 
 
 class LoadError(WeightBusError):
-    """A version was partly loaded: the model holds parts of two versions."""
+    """A version was loaded only in part: the model has a mix of two versions."""
 
 
 class LayerwiseLoader:
     """Loads versions into one vLLM model.
 
     Args:
-        model, model_config, vllm_config, device: Those of vLLM's weight transfer engine.
+        model, model_config, vllm_config, device: As in vLLM's weight transfer engine.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class LayerwiseLoader:
         device: torch.device,
     ) -> None:
         self._device = torch.device(device)
-        self._model: Any = model  # has methods that `nn.Module` lacks
+        self._model: Any = model  # Any: it has methods that `nn.Module` lacks
         self._model_config, self._vllm_config = model_config, vllm_config
 
     def prove(self) -> None:
-        """Check once that the model computes with the weights loaded into it; see `vllm_proof`.
+        """Check once that the model computes with the weights that `load` loads; see `vllm_proof`.
 
         Raises:
-            ReloadError: The model does not.
+            ReloadError: The model does not compute with them.
         """
         prove(self._model, self._vllm_config, self._device, self._load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
-        """Return why tensors of these dtypes and shapes cannot be loaded, or "" if they can."""
+        """Return why tensors with these dtypes and shapes cannot be loaded, or "" if they can."""
         at = _At()
-        # Names in checkpoints lack the `base_layer` of the wrapper with which layers get adapters.
+        # Names in checkpoints lack `base_layer`, which vLLM adds in layers that get adapters.
         wanted = {name.replace(".base_layer.", ".") for name, _ in self._model.named_parameters()}
         torchao = getattr(self._model, "_do_torchao_reload", False)
         with set_current_vllm_config(self._vllm_config):
@@ -102,7 +102,7 @@ class LayerwiseLoader:
         return ""
 
     def make_ready(self, staged: Staged) -> None:
-        """Pin the version's memory, so that the device can copy directly from that memory."""
+        """Pin the version's memory, so that the GPU can copy from it directly."""
         if self._device.type == "cuda":
             staged.pin(self._device)
 
@@ -120,6 +120,7 @@ class LayerwiseLoader:
         self._load(pairs)
 
     def _load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        # Load the tensors of a version; see `load`.
         at = _At()
         with set_current_vllm_config(self._vllm_config), reloading(self._model, self._device):
             try:
@@ -141,7 +142,7 @@ class LayerwiseLoader:
             torch.accelerator.synchronize()
 
     def _put_back(self) -> int:
-        """Restore the parameters of all layers that are not loaded; return how many are loaded."""
+        """Restore the parameters of layers that are not loaded; return how many are loaded."""
         loaded = 0
         for layer in self._model.modules():
             info = layerwise.get_layerwise_info(layer)
@@ -156,9 +157,9 @@ class LayerwiseLoader:
 
 @contextmanager
 def reloading(model: torch.nn.Module, device: torch.device) -> Generator[None]:
-    """Return a context for a layer-wise reload that also updates the packed copies of weights.
+    """Return a context manager for a layer-wise reload that also updates packed weights.
 
-    Entering it begins the reload; the caller must finish the reload inside.
+    The reload begins at the start of the block; the caller must finish it inside the block.
     """
     ties = _ties(model) if device.type == "cpu" else []
     layerwise.initialize_layerwise_reload(model)
@@ -176,7 +177,7 @@ Places = list[tuple[torch.nn.Module, str]]
 
 
 def _ties(model: torch.nn.Module) -> list[Places]:
-    """Return, for each parameter that several layers share, its places (layer, name).
+    """Return the places (layer, name) of each parameter that several layers share.
 
     An example is a tied model, in which embedding and head share a parameter.
     """
@@ -190,8 +191,8 @@ def _ties(model: torch.nn.Module) -> list[Places]:
 def _pass_on(places: Places) -> None:
     """Make a tensor that is loaded at one of these places load at all of them.
 
-    The reload gives each layer its own parameter, but only one of these is in the checkpoint. vLLM
-    would not process the other layers: a head would compute with its old packed copy.
+    The reload gives each layer a parameter of its own, but the checkpoint has only one of them.
+    vLLM would not process the other layers: a head would compute with its old packed copy.
     """
     parameters = [getattr(layer, name) for layer, name in places]
     loaders = [(p, p.weight_loader) for p in parameters if p.is_meta]
@@ -203,6 +204,7 @@ def _pass_on(places: Places) -> None:
 def _and_others(
     loader: Callable[..., object], others: list[tuple[torch.Tensor, Callable[..., object]]]
 ) -> Callable[..., object]:
+    # Return a loader that also runs the other loaders, each with its own parameter.
     @wraps(loader)  # vLLM looks at the name and `__wrapped__` of loaders
     def load(parameter: torch.Tensor, *args: Any, **named: Any) -> object:
         for other, load_other in others:
@@ -214,10 +216,10 @@ def _and_others(
 
 @contextmanager
 def _packing_experts(method: Any) -> Generator[None]:
-    """Return a context in which vLLM packs experts each time that it processes them.
+    """Return a context manager during which vLLM packs experts whenever it processes them.
 
-    vLLM packs experts only when it creates their kernel, the first time; later it would copy the
-    loaded tensors over the packed ones. So this removes the kernel before each processing.
+    vLLM packs experts only together with creating their kernel, the first time; later it would copy
+    the loaded tensors over the packed ones. So the kernel is removed before each processing.
     """
     process = method.process_weights_after_loading
 
@@ -229,12 +231,13 @@ def _packing_experts(method: Any) -> Generator[None]:
     try:
         yield
     finally:
-        # Several layers may share the method, so this may be removed already: default `None`.
+        # Several layers may share the method, so the attribute may be removed already: hence
+        # `None`.
         vars(method).pop("process_weights_after_loading", None)
 
 
 class _At:
-    """Remembers which tensor is being loaded, for error texts."""
+    """Records which tensor is being loaded, for error texts."""
 
     def __init__(self) -> None:
         self._name, self._shown = "", ""
@@ -242,6 +245,7 @@ class _At:
     def following(
         self, pairs: Iterator[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        # Yield the pairs, and record each one.
         for name, tensor in pairs:
             self._name = name
             self._shown = f"{name!r} ({tensor.dtype}, {list(tensor.shape)})"
@@ -249,13 +253,14 @@ class _At:
         self._name = ""
 
     def words(self, model: torch.nn.Module, error: BaseException) -> str:
+        # Return the error text for an error, with the tensor at which it occurred.
         where = f" {self._shown}" if self._name else ""
         said = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
         return f"{type(model).__name__} cannot load{where}: {said}"
 
 
 class _Fits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Rejects copies between plain and quantised dtypes, which torch would convert silently."""
+    """Rejects copies between plain and quantised dtypes; torch would convert the values."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -268,9 +273,9 @@ class _Fits(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _zeros(tensors: Mapping[str, Signature]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors of zeros that need no memory."""
+    """Yield (name, zeros) for each signature; the zeros use no memory."""
     for name, (dtype, shape) in tensors.items():
         sizes = [*shape]
         if dtype_named(dtype).kind == "packed":
-            sizes[-1] //= 2  # an element of torch's packed dtypes is a pair of values
+            sizes[-1] //= 2  # an element of torch's packed dtype has two values
         yield name, torch.zeros((), dtype=torch_dtype(dtype)).expand(sizes)

@@ -1,7 +1,7 @@
 """Registers weightbus with vLLM, and checks that the installed vLLM is supported.
 
 vLLM calls `register` in each of its processes, through the entry point group
-`vllm.general_plugins`. A vLLM of any version is supported if it has the names listed below.
+`vllm.general_plugins`. Any version of vLLM is supported that has the names listed below.
 """
 
 import logging
@@ -22,7 +22,7 @@ RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 WORKER = {
     f"{TRANSFER}.base": (
         *("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo"),
-        "TrainerInitInfo",  # a vLLM without this name uses engines in another way
+        "TrainerInitInfo",  # a vLLM that lacks this name uses engines in another way
     ),
     RELOAD: (
         *("initialize_layerwise_reload", "finalize_layerwise_reload", "get_layerwise_info"),
@@ -63,7 +63,7 @@ def require(needed: dict[str, tuple[str, ...]]) -> None:
 
 
 def unsupported(why: str) -> UnsupportedVllmError:
-    """Return the error for an unsupported vLLM; `why` is the predicate of its message."""
+    """Return the error for an unsupported vLLM; `why` follows the subject in the message."""
     return UnsupportedVllmError(
         f"weightbus works with {TESTED}; {_this()} {why}: install one of those, or serve with "
         "`weightbus bridge`, which needs nothing of it"
@@ -71,6 +71,7 @@ def unsupported(why: str) -> UnsupportedVllmError:
 
 
 def _this() -> str:
+    # Return a text that names the installed vLLM.
     try:
         return f"vLLM {version('vllm')}, which is installed,"
     except PackageNotFoundError:
@@ -80,7 +81,7 @@ def _this() -> str:
 def register() -> None:
     """Register weightbus with the vLLM of this process. May be called more than once.
 
-    This never raises: an error would prevent vLLM from starting, even where weightbus is not used.
+    Errors are logged, since an error would keep vLLM from starting, even where weightbus is unused.
     """
     try:
         factory = import_module(f"{TRANSFER}.factory")

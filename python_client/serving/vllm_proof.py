@@ -3,11 +3,11 @@
 # pyright: reportUnknownLambdaType=false
 """Checks once, at the engine's start, that a vLLM model computes with the weights loaded into it.
 
-Layers may hold more than parameters: packed copies, repacked layouts, kernels created once. If a
+Layers may have more than parameters: packed copies, repacked layouts, kernels created once. If a
 reload does not update one of these, the model silently computes with a mix of old and new weights.
 So each part of the model runs on the same inputs three times: with its initial weights; after a
 load of other values, when its output must differ; and after a load of the model's own checkpoint,
-when its output must equal the first. Attention is left out, since it has no weights.
+when its output must equal the first output. Attention is left out, since it has no weights.
 """
 
 import logging
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.serving")
 
 SWITCH = "WEIGHTBUS_PROVE_RELOAD"
-TOKENS = 8  # enough to reach several experts; each token costs a row in every layer
-NEAR = 0.01  # relative tolerance (2-norm) for equal outputs: kernels may add in another order
-NAMES_SHOWN = 3
+TOKENS = 8  # enough tokens to reach several experts
+NEAR = 0.01  # relative difference (2-norm) of outputs that count as equal
+NAMES_SHOWN = 3  # names listed in an error text
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 Part = Callable[[], list[torch.Tensor]]
@@ -48,10 +48,10 @@ def prove(
 ) -> None:
     """Check that the model computes with the weights that `load` loads.
 
-    If this cannot be checked, log a warning.
+    If this check is not possible, log a warning.
 
     Raises:
-        ReloadError: The model does not, and is no longer usable.
+        ReloadError: The model computes with other weights, and is no longer usable.
     """
     if os.environ.get(SWITCH) == "0":
         return
@@ -85,6 +85,7 @@ def prove(
 
 
 def _some(what: str, names: list[str]) -> str:
+    # Return a text with the first of these names; empty if there are none.
     if not names:
         return ""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
@@ -92,20 +93,20 @@ def _some(what: str, names: list[str]) -> str:
 
 
 def _checkpoint(model: Any, vllm_config: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the tensors of the checkpoint that the model was loaded from, with their names."""
+    """Return (name, tensor) pairs of the checkpoint that the model was loaded from."""
     loader: Any = get_model_loader(vllm_config.load_config)
     return iter(loader.get_all_weights(vllm_config.model_config, model))
 
 
 def _others(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor with other values, which are neither large nor zero."""
+    """Yield each tensor with changed values, which are neither large nor zero."""
     for name, tensor in pairs:
         plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         yield name, tensor * 0.5 + 0.125 if plain else tensor
 
 
 def _recorded(model: Any, vllm_config: Any, device: torch.device) -> dict[str, Part]:
-    """Run the model once, and return functions that run each part on its recorded inputs."""
+    """Run the model once; return, by name, functions that run a part on its recorded inputs."""
     parts: dict[str, Part] = {}
     ids = torch.arange(1, TOKENS + 1, device=device)
     with ExitStack() as undo:
@@ -126,12 +127,13 @@ def _recorded(model: Any, vllm_config: Any, device: torch.device) -> dict[str, P
 
 
 def _attends(module: torch.nn.Module) -> bool:
+    # Return whether a module is an attention layer.
     return hasattr(module, "kv_cache")
 
 
 @contextmanager
 def _eager(module: Any) -> Generator[None]:
-    """Return a context in which a module runs eagerly, and is not compiled with the hooks."""
+    """Return a context manager during which a module is not compiled, so that hooks run."""
     compiled = getattr(module, "do_not_compile", None) is False
     if compiled:
         module.do_not_compile = True
@@ -143,13 +145,14 @@ def _eager(module: Any) -> Generator[None]:
 
 
 def _steady(module: object, given: object, answer: Any) -> Any:
-    """Return values in place of the output of attention, which is empty without a cache."""
+    """Forward hook: replace the output of attention, which is empty without a cache."""
     del module, given
     made = torch.linspace(-1, 1, answer.numel(), device=answer.device).view(answer.shape)
     return made.to(answer.dtype)
 
 
 def _recorder(parts: dict[str, Part], name: str) -> Any:
+    # Return a pre-hook that adds a function to `parts`, to run the module again.
     def record(module: Any, given: Any, named: Any) -> None:
         if name not in parts:
             kept, kept_named = _cloned(given), _cloned(named)
@@ -170,6 +173,7 @@ def _cloned(given: Any) -> Any:
 
 
 def _tensors(answer: Any) -> list[torch.Tensor]:
+    # Return the tensors in an output, also in nested tuples and lists.
     if isinstance(answer, torch.Tensor):
         return [answer]
     if isinstance(answer, tuple | list):
@@ -178,11 +182,13 @@ def _tensors(answer: Any) -> list[torch.Tensor]:
 
 
 def _answers(parts: dict[str, Part], vllm_config: Any) -> dict[str, list[torch.Tensor]]:
+    # Run each part; return its output tensors by name.
     with torch.no_grad(), set_forward_context(None, vllm_config, num_tokens=TOKENS):
         return {name: [each.float().clone() for each in part()] for name, part in parts.items()}
 
 
 def _near(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    # Return whether two outputs are equal within `NEAR`.
     return all(
         bool((a - b).norm() <= NEAR * a.norm()) or torch.equal(a, b)
         for a, b in zip(one, other, strict=True)

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUntypedBaseClass=false
-"""The trainer engine for vLLM; each rank of a trainer has one."""
+"""The trainer's side of vLLM's weight transfer; each rank of a trainer has an engine."""
 
 import logging
 import time
@@ -71,9 +71,9 @@ class TrainerInit(TrainerInitInfo):
 class OwnClient(VllmServers):
     """Wraps the trainer's own client of one server, and adds calls that vLLM's clients lack.
 
-    If the client has a call as a method, that method is used, with the client's headers, versions
-    and timeouts. Otherwise the call uses the client's `_post`, which vLLM's own clients have, or if
-    it has none, `VllmServers`.
+    If the client has a method for a call, that method is used, with the client's headers, versions
+    and timeouts. Otherwise the call uses the client's `_post`, which vLLM's own clients have.
+    Without `_post`, the call uses `VllmServers`.
 
     Args:
         client: The client; its `base_url` is the server's URL.
@@ -119,6 +119,7 @@ class OwnClient(VllmServers):
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
     def _does(self, name: str, *given: Any, path: str, json: dict[str, Any] | None = None) -> None:
+        # Make the call `name`, by the client's method, its `_post`, or `VllmServers`.
         own, post = getattr(self._own, name, None), getattr(self._own, "_post", None)
         if own is not None:
             own(*given)
@@ -129,7 +130,7 @@ class OwnClient(VllmServers):
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """Return a context in which each call is limited to `seconds`."""
+        """Return a context manager during which each call is limited to `seconds`."""
         before = getattr(self._own, "timeout", None)
         with super().within(seconds):
             if isinstance(before, int | float):
@@ -200,7 +201,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> "Self":
-        """Return an engine, after every rank of the servers has joined this trainer's bus."""
+        """Return an engine once every rank of the servers has joined this trainer."""
         if source is None:
             raise ValueError("weightbus publishes whole models: give it a WeightSource as source=")
         if hasattr(source, "implements_iter_full") and not source.implements_iter_full():
@@ -213,17 +214,18 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         """Publish the weights, and return when every rank of every server runs them.
 
         Raises:
-            PublishError: Some ranks do not; the message names them with the reasons.
+            PublishError: Some ranks do not run them; the message names these ranks with the
+                reasons.
         """
         if not self.is_sender:
             for _ in _full(self.source):
-                pass  # all ranks take part in gathering the tensors
+                pass  # iterate, since all ranks take part in gathering the tensors
             return
         self.receipt = self._transfers.send(named(_full(self.source)))
         self._transfers.resume()
 
     def shutdown(self) -> None:
-        """Resume the servers, and close what this engine created. Log errors, do not raise them."""
+        """Resume the servers, and close what this engine created; only log errors."""
         if hasattr(self, "_transfers"):
             try:
                 self._transfers.resume()
@@ -234,7 +236,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
 
 
 def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return an iterator over the full tensors: `iter_full()`, or before vLLM 0.33 the source."""
+    """Return an iterator over (name, full tensor) pairs of a source."""
     full: Iterable[tuple[str, torch.Tensor]] = (
         source.iter_full() if hasattr(WeightSource, "iter_full") else source
     )
@@ -242,9 +244,9 @@ def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _signatures(source: Any) -> dict[str, Signature]:
-    """Return the signature of each tensor of a source, by its name in checkpoints.
+    """Return the dtype and shape of each tensor of a source, by its name in checkpoints.
 
-    They are in `metadata`, which is a method before vLLM 0.33.
+    The source's `metadata` has them; before vLLM 0.33, that is a method.
     """
     metadata: Any = source.metadata() if callable(source.metadata) else source.metadata
     return {

@@ -76,7 +76,7 @@ class WeightbusEngine(WeightTransferEngine):
         self._rank.update(update_info)
 
     def finish_weight_update(self) -> None:
-        """Load the version and acknowledge it, if the last update marked it to be loaded."""
+        """Load and acknowledge the version that the last update marked, if it marked one."""
         self._rank.finish()
 
     def shutdown(self) -> None:
