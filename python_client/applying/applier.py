@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.subscriber")
 
-# How long an apply in the background waits for readers while later readers queue behind it. Then
-# the queued readers are admitted, well before their own timeout: one reader that never leaves must
-# not make all later readers fail.
+# Seconds that an apply in the background waits for readers while later readers queue behind it.
+# Then the queued readers are admitted, well before their own timeout: one reader that never leaves
+# must not make all later readers fail.
 PATIENCE_SECONDS = READING_SECONDS / 2
-WARN_SECONDS = 1.0  # how long a version waits for readers before the log warns
-PINNED_MAX = 4  # pinned buffers, as many as a worker has for one model
+WARN_SECONDS = 1.0  # seconds that a version waits for readers before the log warns
+PINNED_MAX = 4  # most pinned buffers: those of one model
 NEVER: Callable[[], bool] = bool  # a `stop` function that always returns False
 
 
@@ -70,11 +70,11 @@ class Update:
 
 
 class Running:
-    """The version that a block of `reading()` reads.
+    """The version that code in a `reading()` block reads.
 
     Attributes:
-        model: The model id; None if there are several and none was named.
-        update: Its `Update`; None if no version runs yet.
+        model: The model id; None if the block reads several models and names none.
+        update: The `Update` of the model; None if it runs no version yet.
     """
 
     __module__ = "weightbus.types"
@@ -102,6 +102,7 @@ class Running:
 
     @property
     def _update(self) -> Update | None:
+        # The `Update` of the model; raises ValueError if the block reads several models.
         if self.model is None:
             raise ValueError("several models are read here: say which, reading(model=...)")
         return self.update
@@ -134,17 +135,17 @@ class Offer(VersionInfo):
 class Staged:
     """A received, verified version that is applied only by `apply()`.
 
-    Until `release()`, or the end of a `with` block, no newer version of its model takes its place.
+    Until `release()`, or the end of a `with` block, no newer version of its model replaces it.
 
     Args:
         model: The version's model id.
-        key: Its epoch and number.
-        apply: A function that applies the version; it takes model, key and a timeout in seconds.
+        key: The version's epoch and number.
+        apply: A function that applies the version. Its arguments: model, key, timeout in seconds.
         pin: A function that pins the version's memory for copies to a device.
-        hold: A stack: until it is closed, no newer version replaces this one.
+        hold: A stack that lets newer versions replace this one when it is closed.
 
     Attributes:
-        model, epoch, version: Its model id, epoch and number.
+        model, epoch, version: The version's model id, epoch and number.
     """
 
     __module__ = "weightbus.types"
@@ -159,15 +160,16 @@ class Staged:
     ) -> None:
         self.model, (self.epoch, self.version) = model, key
         self._apply, self._pin = apply, pin
-        self._release = weakref.finalize(self, hold.close)  # or newer versions wait for ever
+        # without this, newer versions would wait forever
+        self._release = weakref.finalize(self, hold.close)
 
     def pin(self, device: "torch.device | str") -> None:
-        """Pin the version's memory, so that a CUDA device copies directly from it.
+        """Pin the version's memory, so that a CUDA device can copy directly from that memory.
 
         If a function loads versions to a device, call this before you pause work on the old
         weights: copies then take a fraction of the time. Pinning is slow, but happens only once for
         each of the two buffers that versions arrive in. If pinning fails, the log warns, and copies
-        are merely slower.
+        only slower.
 
         Args:
             device: The CUDA device; any other device is ignored.
@@ -188,8 +190,8 @@ class Staged:
             timeout: Seconds to wait for the decision, and for readers to leave.
 
         Returns:
-            The applied version, also if an earlier call applied it. None if it could not be applied
-            in time; you may then call this again.
+            The version that the model runs then, even if an earlier call applied it.
+                None if it could not be applied in time; you may then call this again.
 
         Raises:
             ApplyError: The version cannot be applied; the weights are unchanged. With code `gone`:
@@ -222,7 +224,7 @@ class Applier:
 
     Args:
         targets: The target of each model.
-        ready_queue: Holds the versions that are ready.
+        ready_queue: Has the versions that are ready to be applied.
         runs: The last applied version of each model; changed under `ready_queue.changed`.
         tell: A function that sends an event to the worker's thread.
         calls: Calls the user's code with a deadline.
@@ -242,11 +244,14 @@ class Applier:
         self._targets, self._ready_queue, self._runs, self._tell = targets, ready_queue, runs, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._layouts: dict[str, Layout] = {}  # by model, the layout of the running version
-        self._approved: dict[str, tuple[int, int]] = {}  # by model, the last key approved
-        self._wanted: dict[str, tuple[int, int]] = {}  # by model, the only version to apply
-        self._pinned: list[tuple[NDArray[np.uint8], object]] = []  # buffers, and their pages
+        # by model, (epoch, version) that `before_apply` accepted last
+        self._approved: dict[str, tuple[int, int]] = {}
+        # by model, (epoch, version) of the only version to apply
+        self._wanted: dict[str, tuple[int, int]] = {}
+        # pinned buffers, each with its pinned pages
+        self._pinned: list[tuple[NDArray[np.uint8], object]] = []
         self._held_up = RateLimitedWarning(log, "new weights wait for who uses the old ones: %s")
-        # Models that may be applied in the worker's thread: no disk, no user code.
+        # Models that the worker's thread may apply itself: no disk, no user code.
         self._quick = frozenset[str]()
         if before_apply is None and on_commit is None:
             quick = (m for m, t in targets.items() if not (t.asks_user or t.on_disk))
@@ -257,11 +262,11 @@ class Applier:
         self._files = {model: ReadingLock() for model, target in targets.items() if target.on_disk}
 
     def lock_of(self, model: str) -> ReadingLock:
-        """Return the lock of a model; each file target has its own, so it blocks no other model."""
+        """Return the lock of a model. Each file has its own lock; models in memory share one."""
         return self._files.get(model, self.lock)
 
     def look(self) -> None:
-        """Wake waiting threads, which then check `stop` and whether the subscriber is closed."""
+        """Wake waiting threads, which then check whether to stop, or whether all is closed."""
         self._ready_queue.look()
         for lock in (self.lock, *self._files.values()):
             lock.look()
@@ -274,13 +279,14 @@ class Applier:
         patience: float = 0.0,
         stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
-        """Wait until a version is ready, and apply the newest; see `Subscriber.receive`.
+        """Wait until a version is ready, and apply the newest version; see `Subscriber.receive`.
 
         Args:
             timeout: Seconds to wait.
-            models: Apply only versions of these models; None: of any.
-            patience: The least number of seconds to wait for readers, once a version is ready.
-            stop: A function that returns whether to stop; after that nothing is applied.
+            models: The ids of the models whose versions may be applied; None: all.
+            patience: Once a version is ready, the least number of seconds to wait for readers to
+                leave.
+            stop: Returns whether to stop waiting. After that, nothing is applied.
         """
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
@@ -319,7 +325,7 @@ class Applier:
             return self._apply_exact(model, key, deadline, stop)
 
     def stage(self, model: str, version: int, epoch: int | None, timeout: float) -> Staged:
-        """Wait until one version is received; return it, and keep others from replacing it."""
+        """Wait for one version; return it, and keep newer versions from replacing it."""
         deadline = time.monotonic() + timeout
         if epoch is None and not self._ready_queue.wait_joined(timeout):
             raise TimeoutError(f"{model} version {version}: no publisher after {timeout:g} s")
@@ -353,6 +359,7 @@ class Applier:
         self._pinned = [*self._pinned, (staged.data, pages)][-PINNED_MAX:]
 
     def _apply_staged(self, model: str, key: tuple[int, int], timeout: float) -> Update | None:
+        # Apply the version of a `Staged`; see `Staged.apply`.
         self.lock.check_not_reading()
         return self._apply_exact(model, key, time.monotonic() + timeout, NEVER)
 
@@ -381,6 +388,7 @@ class Applier:
     def _apply_exact(
         self, model: str, key: tuple[int, int], deadline: float, stop: Callable[[], bool]
     ) -> Update | None:
+        # Wait for this version and apply it; return its `Update`, or None if that fails in time.
         def done() -> bool:
             return self._running(model) == key
 
@@ -392,10 +400,11 @@ class Applier:
                 return self._runs[model] if self._running(model) == key else update
 
     def runs(self, model: str, key: tuple[int, int]) -> Layout | None:
-        """Return a version's layout if the model runs it, or None. The caller holds `lock`."""
+        """Return the layout of version `key` if the model runs it, else None. Needs `lock`."""
         return self._layouts[model] if self._running(model) == key else None
 
     def _running(self, model: str) -> tuple[int, int] | None:
+        # Return (epoch, version) that a model runs, or None.
         running = self._runs.get(model)
         return None if running is None else (running.epoch, running.version)
 
@@ -417,11 +426,11 @@ class Applier:
             with self._writing(lock, staged, left, lambda: self._ready_queue.closed or stop()):
                 waits = False
                 update = self._apply(lock, staged)
-        except InUseError:  # readers did not leave: apply it later
+        except InUseError:  # readers did not leave: apply the version later
             self._put_back(staged)
             self._ready_queue.check_open()
             return True, None
-        except StaleError:  # a newer version took its place in shared memory: wait for that one
+        except StaleError:  # its shared memory has a newer version now: wait for that
             self._say(staged, "stale")
             return False, None
         except BaseException:
@@ -431,12 +440,13 @@ class Applier:
         return update is not None, update
 
     def _put_back(self, staged: StagedVersion) -> None:
+        # Return a version to the ready queue, unless a newer version is ready.
         self._say(staged, "put-back")
         if not self._ready_queue.put_back(staged):  # a newer version is ready
             self._say(staged, "newer")
 
     def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a small version in the worker's thread, if nothing blocks that.
+        """Apply a small version in the worker's thread, unless the lock is in use.
 
         This saves the time to wake another thread.
 
@@ -461,9 +471,8 @@ class Applier:
     def in_turn(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, for a thread that waits in `receive`.
 
-        A target on a device is left to the waiting thread, since copies belong on that thread's
-        stream. With OpenTelemetry, every target is left to that thread, since the span belongs in
-        that thread's context.
+        Not for targets on a device, since copies belong on the waiting thread's CUDA stream. Not
+        with OpenTelemetry, since the span belongs in the waiting thread's context.
 
         Returns:
             Whether this call has handled the version; if not, the waiting thread must apply it.
@@ -490,6 +499,7 @@ class Applier:
         return True
 
     def _say(self, staged: StagedVersion, what: Outcome) -> None:
+        # Send the worker's thread an outcome of a version.
         self._tell(Report(staged.model, staged.key, what))
 
     def _approve(self, staged: StagedVersion, before_apply: Callable[[Offer], object]) -> None:
@@ -497,7 +507,7 @@ class Applier:
         if self._outdated(staged.model, staged.key):
             return
         if self._approved.get(staged.model) == staged.key:
-            return  # it was approved before, then put back as readers did not leave
+            return  # accepted earlier, then put back, since readers did not leave
         self._say(staged, "taken")
         look = partial(before_apply, Offer(staged))
         try:
@@ -512,12 +522,14 @@ class Applier:
         self._approved[staged.model] = staged.key
 
     def _outdated(self, model: str, key: tuple[int, int]) -> bool:
+        # Return whether the model runs version `key` or a newer one.
         running = self._runs.get(model)
         return running is not None and (running.epoch, running.version) >= key
 
     def _writing(
         self, lock: ReadingLock, staged: StagedVersion, timeout: float, stop: Callable[[], bool]
     ) -> AbstractContextManager[None]:
+        # Return a context manager that takes the lock to write a version.
         since = time.monotonic()
 
         def waits(who: str) -> None:
@@ -532,10 +544,10 @@ class Applier:
     def _apply(
         self, lock: ReadingLock, staged: StagedVersion, *, at_once: bool = False
     ) -> Update | None:
-        """Apply a version. After a failure that cannot be undone, the model holds no version.
+        """Apply a version. After a failure that cannot be undone, the model runs no version.
 
-        With `at_once`, the caller is the worker's thread, which cannot handle events meanwhile, so
-        only the result is reported.
+        With `at_once`, the worker's thread makes this call. That thread cannot handle events
+        meanwhile, so only the result is reported.
 
         Returns:
             The applied version; None if a newer one already runs.
@@ -562,7 +574,8 @@ class Applier:
             if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
                 raise  # nothing was copied
             self._failed(staged, error, intact=_undone(target, torn=mended))
-        # Record the version, then report it: code that waits for the receipt must find it here.
+        # Record the version before it is reported: code that waits for the receipt must find it
+        # here.
         with self._ready_queue.lock:
             self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._ready_queue.changed.notify_all()
@@ -575,6 +588,7 @@ class Applier:
         return update
 
     def _copy(self, lock: ReadingLock, staged: StagedVersion, target: Target) -> Update:
+        # Copy a version into its target, and call `on_commit`; return its `Update`.
         before, digest, devices = time.perf_counter(), staged.digest, target.devices
         if devices:
             lock.reads_on(devices)
@@ -582,7 +596,7 @@ class Applier:
             lock.ordered()
         second = bool(devices) and target.from_second(staged)
         apply: Callable[[], object] = partial(target.apply, staged)
-        if target.asks_user:  # only the user's code knows how much it has changed: no undo
+        if target.asks_user:  # no undo: only the user's code knows what it has changed
             late = partial(self._late, staged, "its target", lambda: False, writes=True)
             apply = partial(self._calls.make, apply, late)
         if staged.shared is None:
@@ -604,7 +618,7 @@ class Applier:
         *,
         writes: bool = False,
     ) -> ApplyError:
-        """Report that user code in another thread is past its deadline; return the error."""
+        """Report that user code in another thread missed its deadline; return the error."""
         error = TimeoutError(
             f"{what} did not return within {self._calls.seconds:g} s: make it faster, or raise "
             "apply_timeout="
@@ -616,7 +630,7 @@ class Applier:
         return told
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
-        """Report that late user code has returned, so that the next version can be applied.
+        """Report that late code of the user has returned: the next version can be applied.
 
         Raises:
             ApplyError: The error that was reported at the deadline.
@@ -627,7 +641,7 @@ class Applier:
         raise late.told
 
     def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
-        """Report to readers and the publisher that a version was not applied; raise the error."""
+        """Report a failed apply to readers and to the publisher; raise the error."""
         told = self._fail(staged, error, intact=intact)
         try:
             raise told if isinstance(error, Exception) else error
@@ -637,6 +651,7 @@ class Applier:
     def _fail(
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
     ) -> ApplyError:
+        # Report a failed apply; return the error. `intact`: the previous version still runs.
         target, misfit = self._targets[staged.model], ""
         if intact and isinstance(error, StateError):  # the target may have changed meanwhile
             misfit = target.fault(staged.layout)
@@ -660,16 +675,17 @@ class Applier:
 
 
 def _doing(staged: StagedVersion) -> str:
+    # Return a text on what the thread does, for error texts of others.
     return f"applying {staged.model} version {staged.key[1]}"
 
 
 def _cut(text: str) -> str:
-    """Shorten a text to the longest label that a message may carry."""
+    """Return a text, cut to the longest label that a message may have."""
     return text if len(text) <= LABEL_MAX else f"{text[: LABEL_MAX - 1]}…"
 
 
 def _undone(target: Target, *, torn: bool) -> bool:
-    """Undo a target's last apply if possible; return whether the target holds a whole version."""
+    """Undo a target's last apply; return whether the target has its previous version again."""
     try:
         return target.undo() and not torn
     except Exception:

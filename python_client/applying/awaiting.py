@@ -1,7 +1,7 @@
 """Runs blocking calls in threads for coroutines; a cancelled call ends early and loses no result.
 
-Each call has its own thread: in the event loop's executor, which has few threads for all users, a
-call that waits for hours would block others.
+Each call has its own thread. The event loop's executor has few threads for all users, so a call
+that waits for hours would block other users there.
 """
 
 import asyncio
@@ -14,11 +14,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-OUTLAST_SECONDS = 10.0  # the wait for a cancelled call: its copy must end, but a hook may hang
+# seconds to wait for a cancelled call: its copy must end, but a hook may hang
+OUTLAST_SECONDS = 10.0
 
 
 class CancelToken:
-    """Makes a waiting thread stop when its caller is cancelled; `token()` is then True.
+    """Makes a waiting thread stop when its caller is cancelled: `token()` then returns True.
 
     Args:
         wake: A function that makes the thread check the token.
@@ -46,9 +47,9 @@ async def in_thread(
     Args:
         work: The function to call.
         name: The thread's name.
-        cut: A function that makes `work` end soon. It is called when the task is cancelled; the
-            task then waits until `work` has ended.
-        keep: A function that takes the future of a cancelled call once `work` has ended.
+        cut: Called when this task is cancelled; makes `work` end soon. The task then waits until
+            `work` has ended.
+        keep: Called with the future of a cancelled call, once `work` has ended.
     """
     loop, over, future = asyncio.get_running_loop(), asyncio.Event(), Future[T]()
 

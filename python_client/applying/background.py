@@ -26,14 +26,14 @@ class Background:
     Args:
         name: The worker's name.
         applier: Applies the versions.
-        ready_queue: Holds the versions that are ready.
+        ready_queue: Has the versions that are ready to be applied.
         stop: A function that ends the worker.
-        others: The models whose targets are in memory.
-        files: The models whose targets are files.
+        others: The ids of models whose targets are in memory.
+        files: The ids of models whose targets are files.
 
     Attributes:
         threads: The threads that were started.
-        error: The last error.
+        error: The last error of an apply; None: no error yet.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Background:
         self.error: WeightBusError | None = None
 
     def start(self) -> None:
+        # Start a thread for each share of the models.
         for models in self._shares():
             first = not self.threads
             name = "weightbus-apply" if first else f"weightbus-apply-{min(models)}"
@@ -60,13 +61,13 @@ class Background:
             self.threads.append(thread)  # `close` joins it, so it must have started
 
     def _shares(self) -> list[frozenset[str]]:
-        """Return each thread's models. Files have separate threads, as a disk may be slow."""
+        """Return the model ids of each thread. Files have separate threads: disks may be slow."""
         shares = [self._others]
         shares += [frozenset(self._files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
         return [models for models in shares if models]
 
     def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a version as `Applier.at_once` does; return whether it was handled."""
+        """Apply a version as `Applier.at_once` does; return whether that handled the version."""
         try:
             return self._applier.at_once(staged)
         except BaseException as error:  # an error must not end the worker's thread
@@ -74,6 +75,7 @@ class Background:
         return True
 
     def _run(self, models: frozenset[str], *, first: bool) -> None:
+        # Apply versions of these models; if that fails, end the worker.
         try:
             self._apply_until_closed(models, first=first)
         except BaseException as error:  # no thread would apply these models: end the worker
@@ -82,13 +84,14 @@ class Background:
             self._stop()
 
     def _apply_until_closed(self, models: frozenset[str], *, first: bool) -> None:
+        # Apply versions of these models until the subscriber is closed.
         while True:
             try:
                 self._applier.receive(1.0, models, patience=PATIENCE_SECONDS)
             except ClosedError:
                 return
             except (RefusedError, AddressError) as error:
-                if first:  # one thread is enough: all get the same error, which is logged already
+                if first:  # all threads get this error, so one of them records it
                     self._keep(error)
                 if self._ready_queue.wait_closed(1.0):
                     return
@@ -96,12 +99,14 @@ class Background:
                 self._note(error)
 
     def _note(self, error: BaseException) -> None:
+        # Log an error, and store it in `error`.
         known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
         cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
         log.error("%s: %s", self._name, on_one_line(known), exc_info=cause)
         self._keep(known)
 
     def _keep(self, known: WeightBusError) -> None:
+        # Store an error in `error`, and wake threads that wait for a version.
         for each in (known, known.__cause__):  # keep the errors without their frames' locals
             clear_frames(each.__traceback__ if each is not None else None)
         with self._ready_queue.changed:

@@ -1,4 +1,4 @@
-"""Calls of the user's code, which have a deadline. (W24)
+"""Calls the user's code, with a deadline for each call. (W24)
 
 A call runs in the thread that makes it, and cannot be stopped. When its deadline passes, another
 thread reports the failure, and the result of the call is then ignored.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """Raised when a call returns after its deadline; `told` is the error that was reported then."""
+    """Raised when a call returns after its deadline. `told`: the error reported at the deadline."""
 
     def __init__(self, told: ApplyError) -> None:
         super().__init__(str(told))
@@ -29,12 +29,12 @@ class LateError(Exception):
 
 @dataclass(eq=False)
 class _Call:
-    """A call in progress, with its deadline `due` and the function to call after that."""
+    """A call in progress: its deadline `due`, and `give_up`, which reports that it was missed."""
 
     due: float
     give_up: Callable[[], ApplyError]
-    told: ApplyError | None = None
-    giving_up: threading.Thread | None = None
+    told: ApplyError | None = None  # the error that `give_up` returned
+    giving_up: threading.Thread | None = None  # the thread that calls `give_up`
 
     def over(self) -> None:
         """Report that the deadline has passed."""
@@ -42,7 +42,7 @@ class _Call:
 
 
 class Calls:
-    """The calls of one subscriber.
+    """Makes the calls of one subscriber, and watches their deadlines.
 
     Args:
         seconds: The time limit of each call.
@@ -50,7 +50,8 @@ class Calls:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._turn = threading.RLock()  # one call at a time, though several threads write files
+        # only one call runs at a time, though several threads write files
+        self._turn = threading.RLock()
         self._lock = threading.Lock()
         self._under_way: set[_Call] = set()
 
@@ -76,6 +77,7 @@ class Calls:
             return self._make(_Call(time.monotonic() + self.seconds, give_up), work)
 
     def _make(self, call: _Call, work: Callable[[], T]) -> T:
+        # Run `work` as the call `call`; see `make`.
         with self._lock:
             self._under_way.add(call)
         try:
@@ -86,13 +88,14 @@ class Calls:
         except BaseException:
             with self._lock:
                 self._under_way.discard(call)
-            if call.giving_up is not None:  # its undo must end before the caller also undoes
+            if call.giving_up is not None:  # its undo ends before the caller undoes
                 call.giving_up.join()
             raise
         self._end(call, "it has returned")
         return done
 
     def _end(self, call: _Call, how: object) -> None:
+        # Remove a call; if it missed its deadline, raise LateError. `how`: its result or error.
         with self._lock:
             self._under_way.discard(call)
         if call.giving_up is not None:
@@ -102,7 +105,7 @@ class Calls:
             raise LateError(call.told) from (how if isinstance(how, Exception) else None)
 
     def look(self) -> None:
-        """Check the deadlines. The worker's thread calls this often, so it must not block."""
+        """Check the calls' deadlines. The worker's thread does this often: it must not block."""
         if not self._under_way:
             return
         with self._lock:
@@ -111,6 +114,7 @@ class Calls:
                 if call.giving_up is None and now >= call.due:
                     thread = threading.Thread(target=call.over, name="weightbus-overdue")
                     thread.daemon = True
-                    with suppress(RuntimeError):  # no thread can be started: retry at the next look
+                    # no thread can be started: retry at the next check
+                    with suppress(RuntimeError):
                         thread.start()
                         call.giving_up = thread

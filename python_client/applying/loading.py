@@ -1,4 +1,4 @@
-"""Targets that are functions: an engine loads a version directly from the bus's memory."""
+"""Targets that are functions: an engine loads versions directly from the bus's memory."""
 
 import atexit
 import ctypes
@@ -40,19 +40,21 @@ class UnreadableTargetError(WeightBusError):
     """The content of a target cannot be read back."""
 
 
-# Versions kept by `Pairs.keep`. This reference keeps their segments locked even if the user drops
-# the release function; otherwise the publisher would reuse the memory.
+# What `Pairs.keep` keeps. These references keep the versions' segments locked even if the user
+# drops the release function; otherwise the publisher would reuse the memory.
 _HELD: set[ExitStack] = set()
-HELD_WARN = 4
+HELD_WARN = 4  # number of kept versions from which on the log warns
 
 
 def _release(hold: ExitStack) -> None:
+    # Release the memory of a kept version.
     _HELD.discard(hold)
     hold.close()
 
 
 @atexit.register
 def _release_all() -> None:
+    # Release all kept versions before the interpreter exits.
     while _HELD:  # unlock while the modules that this needs still exist
         _HELD.pop().close()
 
@@ -90,7 +92,7 @@ class Pairs(VersionInfo):
     def __init__(self, staged: StagedVersion) -> None:
         super().__init__(staged)
         self._layout = staged.layout
-        # Every numpy and torch view refers to this object, so `_viewed` detects remaining views.
+        # Every numpy and torch view refers to `lent`, so `_viewed` can detect views that remain.
         lent = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))
         vars(lent)["owner"] = staged.data
         data = np.frombuffer(memoryview(lent), np.uint8)
@@ -113,7 +115,7 @@ class Pairs(VersionInfo):
             yield name, self._lent().arrays[self._layout.by_name(name).name]
 
     def keep(self) -> Callable[[], None]:
-        """Keep the tensors valid after the function has returned, until you release them.
+        """Keep the tensors valid after the target function returns, until you release them.
 
         This is for an engine that runs directly on these tensors. The bus then needs other memory
         for the next version: one more buffer of its size for each version that is kept.
@@ -122,14 +124,15 @@ class Pairs(VersionInfo):
             A function that releases the tensors. Call it in any thread once nothing uses them.
 
         Raises:
-            RuntimeError: The target function has returned, or has called this before.
+            RuntimeError: The target function has returned, or `keep` was called before.
         """
         self._lent()
         if self.kept:
             raise RuntimeError(f"{self.model} version {self.version} cannot be kept twice")
-        assert self._staged is not None  # noqa: S101 - it goes with the tensors
+        assert self._staged is not None  # noqa: S101 - set as long as the tensors are
         hold = ExitStack()
-        hold.enter_context(suppress(OverwrittenError))  # raised at release, too late to act on
+        # OverwrittenError is raised at the release, too late to act on
+        hold.enter_context(suppress(OverwrittenError))
         hold.enter_context(self._staged.reading())
         self.kept = True
         _HELD.add(hold)
@@ -142,6 +145,7 @@ class Pairs(VersionInfo):
         return partial(_release, hold)
 
     def _lent(self) -> Section:
+        # Return the tensors' memory; raise RuntimeError after the function has returned.
         if self._section is None:
             raise RuntimeError(
                 f"{self.model} version {self.version}: the function that was to load it has "
@@ -150,7 +154,7 @@ class Pairs(VersionInfo):
         return self._section
 
     def end(self) -> bool:
-        """End the access to the tensors; return whether the function has left views unkept."""
+        """Make the tensors invalid; return whether views remain that `keep` does not cover."""
         self._section = self._staged = None
         return not self.kept and self._viewed() is not None
 
@@ -167,7 +171,8 @@ class FunctionTarget(Target):
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
         self._unchanged = False  # whether the last apply raised UnchangedError
-        self._kept: tuple[int, int] | None = None  # the last version that `load` kept
+        # (epoch, version) of the last version that `load` kept
+        self._kept: tuple[int, int] | None = None
         self._warned = False
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
@@ -206,7 +211,7 @@ class FunctionTarget(Target):
         return key == self._kept
 
     def undo(self) -> bool:
-        """Return whether the old weights are intact, since the function raised `UnchangedError`."""
+        """Return whether the function raised UnchangedError: then the old weights are intact."""
         return self._unchanged
 
     def settle(self) -> None:
@@ -214,10 +219,10 @@ class FunctionTarget(Target):
 
 
 def _check_done(returned: object) -> None:
-    """Check that the function did not return a coroutine or generator.
+    """Raise TypeError if the function returned a coroutine or a generator.
 
     Raises:
-        TypeError: The function returned one, so nothing was loaded.
+        TypeError: The function returned an object that nothing runs, so nothing was loaded.
     """
     if inspect.isawaitable(returned) or inspect.isgenerator(returned):
         close = getattr(returned, "close", None)

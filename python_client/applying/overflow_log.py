@@ -1,4 +1,4 @@
-"""Logging of values that a narrower dtype cannot hold."""
+"""Logs values that a narrower dtype cannot hold."""
 
 import logging
 
@@ -17,7 +17,7 @@ class OverflowLog:
         self._logged = set[str]()
 
     def note(self, version: str, found: Found) -> str:
-        """Return a sentence on the values that a version has lost; log tensors not logged yet."""
+        """Return a sentence on the values that a version lost; log each tensor only once."""
         news = {name: each for name, each in found.items() if name not in self._logged}
         if news:
             self._logged.update(news)

@@ -2,7 +2,7 @@
 
 A waiting writer goes before readers that arrive later, so steady forward passes cannot block new
 weights. After a write, all queued readers enter before the next writer, so steady publishing cannot
-block readers. A reader or writer may read inside its own block, and so may any code with its
+block readers. A reader or writer may read inside its own block, and so may code that inherits its
 context: a task that it starts, a thread of `asyncio.to_thread`. So the lock counts blocks, not
 threads, and a block may end in another thread than it began in.
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.subscriber")
 
 READING_SECONDS = 60.0  # default timeout of a reader that waits for an apply
-LOST_SECONDS = 0.5  # interval in which a waiting writer checks for lost readers
+LOST_SECONDS = 0.5  # seconds between two checks of a waiting writer for lost readers
 
 T = TypeVar("T")
 
-_CONTEXTLIB = contextlib.__file__  # its frames lie between a block and the user of an ExitStack
+_CONTEXTLIB = contextlib.__file__  # frames of this file are skipped, to find the user's code
 
-Alive = Callable[[int], bool]  # takes a thread's ident; returns whether it is still in its block
+Alive = Callable[[int], bool]  # takes a thread's id; returns whether it is still in its block
 
 
 class InUseError(TimeoutError):
-    """Readers did not leave in time."""
+    """A writer could not write, since readers did not leave in time."""
 
 
 class Holder:
@@ -56,15 +56,15 @@ class Holder:
     Attributes:
         lock: The lock.
         doing: What the holder does, for error texts.
-        thread: The ident of the thread in which it began.
+        thread: The id of the thread in which the holder began.
         loop, task: The event loop that ran in that thread, and its current task, if any.
-        since: When it began, in seconds on the monotonic clock.
+        since: When the holder began, in seconds on the monotonic clock.
     """
 
     __slots__ = ("__weakref__", "doing", "lock", "loop", "since", "task", "thread")
 
     def __init__(self, lock: "ReadingLock", doing: str) -> None:
-        """Begin in this thread and task, now."""
+        """Record this thread, task and time."""
         self.lock, self.doing = lock, doing
         self.thread, self.since = threading.get_ident(), time.monotonic()
         self.loop: AbstractEventLoop | None = asyncio._get_running_loop()  # noqa: SLF001
@@ -73,14 +73,14 @@ class Holder:
             self.task = weakref.ref(task)
 
     def hold(self) -> None:
-        """Add this holder to those of this context, and of contexts copied from it later."""
+        """Add this holder to this context, and so to contexts copied from it later."""
         held = _held.get()
         _held.set((*(h for h in held if h.lock.has(h)), self) if held else (self,))
 
     def let_go(self) -> None:
-        """Remove this holder from those of this context."""
+        """Remove this holder from this context."""
         held = _held.get()
-        if held and held[-1] is self:  # else it began in another context; `hold` drops it there
+        if held and held[-1] is self:  # in another context, `hold` drops it later
             _held.set(held[:-1])
 
     def __str__(self) -> str:
@@ -92,6 +92,7 @@ class Holder:
         return ""
 
     def _who(self) -> str:
+        # Return the name of the task or thread in which the holder began.
         names = {t.ident: t.name for t in threading.enumerate()}
         thread = f"thread {names.get(self.thread, f'{self.thread} (ended)')}"
         if self.task is None:
@@ -103,30 +104,31 @@ class Holder:
         return f"task {task.get_name()} ({code.rpartition('<locals>.')[2]}) of {thread}"
 
 
-# The holders that this context began or inherited; some may have left since.
+# The holders that this context began or inherited. Some of them may have left the lock.
 _held: ContextVar[tuple[Holder, ...]] = ContextVar("weightbus_held", default=())
 
 
 class Reading(Holder, Generic[T]):
-    """A block in which nothing is written: for `with`, and in coroutines for `async with`.
+    """A block in which nothing is written: a context manager for `with` and `async with`.
 
     Args:
         lock: The lock to take.
         timeout: Seconds to wait for a writer.
-        running: A function that returns the value that the block yields.
-        model: The only model that is read, so that the state of others is ignored. None: all.
-        lacks: A function that returns an error text while a needed version is missing, else an
-            empty text. The reader waits until the text is empty.
+        running: Returns the value that the block yields.
+        model: The id of the only model that is read: errors of other models do not matter. None:
+            all models are read.
+        lacks: Returns an error text while a needed version is missing, else an empty text. The
+            reader waits until the text is empty.
         doing: What the block does, for error texts of waiting writers.
-        alive: A function that returns whether a thread is still in the block. It is for blocks that
-            hooks begin and end, as the ending hook may never be called.
+        alive: Returns whether a thread is still in the block. For blocks that hooks begin and end,
+            since torch may not call the ending hook.
 
     Raises:
         TimeoutError: A writer took longer than `timeout` seconds; the text names it. Or a version
             was still missing.
         RuntimeError: A plain `with` would wait for another task of its own event loop, which cannot
             continue meanwhile.
-        Exception: The error that a writer has passed to `tear` or to `release_readers`.
+        Exception: The error that a writer passed to `tear` or `release_readers`.
     """
 
     __slots__ = (
@@ -177,10 +179,10 @@ class Reading(Holder, Generic[T]):
         self._awaited = None
 
     def again(self) -> bool:
-        """Begin once more in the thread of the last time; return whether this needed no wait.
+        """Begin again in the same thread, if that needs no wait; return whether it began.
 
-        `ReadingLock.leave` ends the block. The reader stays in its context in between, where it
-        counts only while it reads: to set a context's variable costs more than the lock.
+        `ReadingLock.leave` ends the block. The reader stays in its context between two blocks, and
+        counts only while it reads: setting a context variable costs more than the lock.
         """
         if not self.lock.enter_at_once(self):
             return False
@@ -200,18 +202,19 @@ class Reading(Holder, Generic[T]):
         self.lock.leave(self)
 
     def _begin(self, *, asynchronous: bool) -> None:
+        # Record where in the user's code the block begins.
         if self.lock.has(self):
             raise RuntimeError(f"this block has begun already ({self}): call reading() for each")
         self.asynchronous = asynchronous
         super().__init__(self.lock, self.doing)
-        if self.alive is None:  # else a hook begins the block, not the user's code
+        if self.alive is None:  # otherwise a hook begins the block, not the user's code
             frame = sys._getframe(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             while frame.f_code.co_filename == _CONTEXTLIB and frame.f_back is not None:
                 frame = frame.f_back
             self._code, self._at = frame.f_code, frame.f_lasti
 
     def _where(self) -> str:
-        """Return the file and line, which the name of a pool's thread or a task does not show."""
+        """Return the file, line and function in which the block begins, for error texts."""
         if self._code is None:
             return ""
         *_, folder, file = ("", *Path(self._code.co_filename).parts)
@@ -238,20 +241,22 @@ class ReadingLock:
     the two sees the other.
 
     Attributes:
-        torn: By model, the error that left the model without a version. Only a writer changes it.
-        streams: CUDA streams of readers; None: no target is on a device. Only a writer changes it.
+        torn: By model id, the error that left the model without a version. Only a writer changes
+            it.
+        streams: The CUDA streams of readers; None: no target is on a device. Only a writer changes
+            it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._left = threading.Condition(self._lock)  # wakes waiting writers
         self._readers: dict[Reading[Any], None] = {}
-        # The queued readers, each with the function that wakes it.
+        # The queued readers, each with the function that wakes its thread or task.
         self._queue: dict[Reading[Any], Callable[[], object]] = {}
         self._writer: Holder | None = None
         self._waiting_writers = 0
         self.torn: dict[str, Exception] = {}
-        # The model and error of a writer that has passed its deadline and still runs.
+        # Model id and error of a writer that has missed its deadline and still runs.
         self._late: tuple[str, Exception] | None = None
         self._warned = False
         self.streams: Readers | None = None
@@ -270,7 +275,7 @@ class ReadingLock:
             self.streams.devices |= devices
 
     def ordered(self) -> None:
-        """Order new work in this thread's current streams after the work of readers that left."""
+        """Make this thread's CUDA streams wait for the work of readers that have left."""
         if self.streams is not None:
             self.streams.ordered()
 
@@ -281,7 +286,7 @@ class ReadingLock:
     # For readers.
 
     def enter(self, reading: Reading[Any]) -> None:
-        """Block this thread until it may read; `leave` must follow."""
+        """Wait until this thread may read. The caller must call `leave` later."""
         if self.enter_at_once(reading):
             return
         woken = threading.Event()
@@ -290,7 +295,7 @@ class ReadingLock:
                 woken.wait(reading.timeout)
 
     def enter_at_once(self, reading: Reading[Any]) -> bool:
-        """Enter if this needs no wait; return whether it did. If so, `leave` must follow."""
+        """Enter if this needs no wait; return whether it entered. If so, call `leave` later."""
         self._readers[reading] = None
         if self._waiting_writers or self._writer or self.torn or reading.lacks is not None:
             del self._readers[reading]
@@ -298,7 +303,7 @@ class ReadingLock:
         return True
 
     async def enter_async(self, reading: Reading[Any]) -> None:
-        """Suspend this task until it may read; `leave` must follow."""
+        """Wait, in a task, until it may read. The caller must call `leave` later."""
         if self.enter_at_once(reading):
             return
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -309,7 +314,7 @@ class ReadingLock:
                         await woken.wait()
 
     def leave(self, reading: Reading[Any]) -> None:
-        """End a reading; do nothing if a writer has already removed the reader as lost."""
+        """Remove a reader; do nothing if a writer has removed it already, as lost."""
         try:
             if self.streams is not None:
                 self.streams.left()
@@ -321,9 +326,9 @@ class ReadingLock:
 
     @contextmanager
     def _in_line(self, reading: Reading[Any], wake: Callable[[], object]) -> Generator[bool]:
-        """Enter or queue; yield whether the caller must wait to be woken, for at most `timeout`."""
+        """Enter or queue; yield whether the reader is queued, so its thread must wait."""
         with self._lock:
-            inside = self.held  # if so, no other writer can begin before this reader has entered
+            inside = self.held  # if True, no other writer can begin before this reader
             self._left.notify_all()  # a writer may have seen the reader in `enter_at_once`
             waits = not self._is_due(reading, inside=inside)
             if waits:
@@ -341,25 +346,26 @@ class ReadingLock:
             raise
 
     def _is_due(self, reading: Reading[Any], *, inside: bool) -> bool:
-        """Return whether a new reader need not wait: it can read now, or must raise an error."""
+        """Return whether a reader need not wait: it can read now, or gets an error now."""
         if inside or self._late is not None:
             return True
         free = not (self._writer or self._waiting_writers) or self._passes(reading)
         return free and self._has_all_for(reading)
 
     def _has_all_for(self, reading: Reading[Any]) -> bool:
+        # Return whether no version that the reader needs is missing.
         torn = any(reading.model in (None, model) for model in self.torn)
         return reading.lacks is None or torn or not reading.lacks()
 
     def _passes(self, reading: Reading[Any]) -> bool:
-        """Return whether a `with` block goes before a waiting writer, as its thread must not wait.
+        """Return whether a `with` block goes before a waiting writer, not to block its thread.
 
-        The block does if the writer waits for an `async with` block of the same event loop. A
+        It does if the writer waits for an `async with` block of the same event loop. A
         `with` block without an `await` ends before that block can, so the writer is not delayed.
 
         Raises:
-            RuntimeError: The writer waits only for `with` blocks of this event loop. These await
-                inside, and more of them could block the writer for ever.
+            RuntimeError: The writer waits only for `with` blocks of this event loop. These blocks
+                await, and more of them could block the writer forever.
         """
         loop = None if reading.asynchronous else reading.loop
         beside = [r for r in [*self._readers] if r.loop is loop] if loop is not None else []
@@ -371,7 +377,7 @@ class ReadingLock:
         return bool(beside)
 
     def _check_in(self, reading: Reading[Any], *, inside: bool) -> None:
-        """Check that a reader has entered, and that each model that it reads holds a version."""
+        """Check that a reader has entered, and that each model that it reads runs a version."""
         waits = reading in self._queue
         if waits and (self._writer or self._waiting_writers):
             raise TimeoutError(
@@ -396,7 +402,7 @@ class ReadingLock:
 
     @property
     def held(self) -> bool:
-        """Whether this thread or task, or one that it inherits from, reads or writes."""
+        """Whether this context reads or writes: this thread or task, or one that started it."""
         return any(h is self._writer or h in self._readers for h in _held.get())
 
     def warn_of_await(self, reading: Reading[Any]) -> None:
@@ -413,14 +419,14 @@ class ReadingLock:
     # For writers.
 
     def check_not_reading(self) -> None:
-        """Check that this thread or task may write, before it does anything irreversible.
+        """Raise an error if this thread or task reads, so that it must not wait to write.
 
         Raises:
-            RuntimeError: It is inside a reading block, so it would wait for itself.
+            RuntimeError: It is inside a reading block, and would wait for itself.
         """
         me = threading.get_ident()
         reads = [h for h in _held.get() if h in self._readers]
-        # A pass's reader may be in the context of another thread, which inherited it earlier.
+        # The reader of a forward pass may be in a context that another thread inherited.
         if any(reading.alive is None or reading.thread == me for reading in reads):
             raise RuntimeError("receive() inside reading(): leave the reading block first")
 
@@ -438,8 +444,8 @@ class ReadingLock:
         Args:
             timeout: Seconds to wait for other holders to leave.
             doing: What the block does, for error texts.
-            stop: A function that returns whether to stop waiting; see `look`.
-            waiting: A function that gets a text with the holders, repeatedly during the wait.
+            stop: Returns whether to stop waiting; see `look`.
+            waiting: Called repeatedly during the wait, with a text that names the holders.
 
         Raises:
             InUseError: The lock was not free in time; the text names its holders.
@@ -471,10 +477,10 @@ class ReadingLock:
             writer.let_go()
 
     def write_at_once(self, doing: str) -> bool:
-        """Begin to write if the lock is free; return whether it was.
+        """Begin to write if the lock is free; return whether it was free.
 
-        If it was, `written` must follow. Until then, call no user code: the context does not have
-        this writer, so a read in that code would wait for the writer, its own thread.
+        If so, `written` must follow. Until then, call no user code: the context does not have this
+        writer, so a read in that code would wait for the writer, which is its own thread.
         """
         writer = Holder(self, doing)
         with self._lock:
@@ -504,7 +510,7 @@ class ReadingLock:
         stop: Callable[[], bool],
         waiting: Callable[[str], object] | None,
     ) -> bool:
-        """Wait until the lock is free, and remove lost readers; return whether the lock is free."""
+        """Wait until the lock is free; remove lost readers. Return False after `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
             look = min(LOST_SECONDS, deadline - time.monotonic())
@@ -535,7 +541,7 @@ class ReadingLock:
             self._left.notify_all()
 
     def _let_in(self) -> None:
-        """Admit queued readers, except those that still lack a version."""
+        """Admit queued readers, except those whose needed version is still missing."""
         for reading, wake in [*self._queue.items()]:
             if self._late is not None or self._has_all_for(reading):
                 del self._queue[reading]
@@ -544,24 +550,26 @@ class ReadingLock:
                 wake()
 
     def tear(self, model: str, error: Exception) -> None:
-        """Mark a model as holding no version: readers get `error`. For the writer alone."""
+        """Mark a model as running no version: readers get `error`. For the writer only."""
         self.torn[model] = error
 
     def release_readers(self, model: str, error: Exception) -> None:
-        """Raise `error` in all readers at once until the writer, late already, has ended."""
+        """Make all readers get `error` at once, until the writer, which is late, has ended."""
         with self._lock:
             self._late = model, error
             self._let_in()
 
     def mend(self, model: str) -> bool:
-        """Mark a model as holding a version; return whether it was torn. For the writer alone."""
+        """Undo `tear` for a model; return whether there was one. For the writer only."""
         return self.torn.pop(model, None) is not None
 
 
 def _all(holders: Iterable[Holder]) -> str:
+    # Return a text that lists the holders.
     return "; ".join(map(str, [*holders]))
 
 
 def _call_in(loop: AbstractEventLoop, call: Callable[[], object]) -> None:
+    # Call a function in an event loop; do nothing if the loop is closed.
     with suppress(RuntimeError):  # the loop is closed, and its tasks with it
         loop.call_soon_threadsafe(call)

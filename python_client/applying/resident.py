@@ -1,4 +1,4 @@
-"""Resident models: their tensors lie in one memory mapping of the bus, in the order of a layout.
+"""Resident models: their tensors are in one memory mapping of the bus, in the order of a layout.
 
 A version in staging memory is applied by exchanging pages with the model, in a time that hardly
 depends on the size. Parameters stay the same objects, and `data_ptr` does not change after the
@@ -42,21 +42,22 @@ log = logging.getLogger("weightbus.subscriber")
 
 M = TypeVar("M")
 
-CONSOLIDATED = "_consolidated"  # attribute of a consolidated TensorDict that holds its one storage
+CONSOLIDATED = "_consolidated"  # attribute of a consolidated TensorDict: its one storage
 
-_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by address of first byte
+# the mappings, by address of the first byte
+_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class _Tied:
-    """A tensor of a layout, and all objects of a model that share its memory."""
+    """A tensor of a layout, and the model's tensors that share its memory (tied tensors)."""
 
     spec: TensorSpec
     objects: "list[torch.Tensor]"
 
 
 class ResidentMemory:
-    """The memory of a resident model, and the marks that show whether the model has changed.
+    """The memory of a resident model, and marks by which a change of the model is detected.
 
     Attributes:
         layout: The order of the model's tensors.
@@ -66,29 +67,30 @@ class ResidentMemory:
     def __init__(
         self, layout: Layout, memory: NDArray[np.uint8], outline: Outline, tied: "list[_Tied]"
     ) -> None:
+        # Record the memory, the marks (`outline`), and all tensors of the model (`tied`).
         self.layout, self.memory = layout, memory
         self._outline = outline.marks
         self._tensors = [tensor for each in tied for tensor in each.objects]
 
     def has(self, model: object) -> bool:
-        """Return whether every tensor of a model still lies in this memory, and none was added."""
+        """Return whether all tensors of a model are still in this memory, and none was added."""
         try:
             return _outline(model).marks == self._outline
         except StateError:
             return False
 
     def exchange(self, data: NDArray[np.uint8]) -> None:
-        """Exchange the model's pages with those of `data`, and raise autograd's version counters.
+        """Exchange the model's pages with those of `data`; increment autograd's version counters.
 
         Raises:
-            OSError, MemoryError: The kernel refuses it; nothing has changed.
-            ValueError: `data` does not have its own pages; nothing has changed.
+            OSError, MemoryError: The kernel refuses the exchange; nothing has changed.
+            ValueError: `data` does not start and end at page boundaries; nothing has changed.
         """
         exchange(self.memory, data)
         of_torch().changed(self._tensors)
 
     def copy(self, data: NDArray[np.uint8]) -> None:
-        """Copy `data` into the model, and raise autograd's version counters."""
+        """Copy `data` into the model; increment autograd's version counters."""
         np.copyto(self.memory, data)
         of_torch().changed(self._tensors)
 
@@ -97,10 +99,10 @@ def resident(model: M) -> M:
     """Move the parameters and buffers of a model into one piece of memory, in layout order.
 
     The tensors stay the same objects, each with its own storage, so saving one of them does not
-    save the others. Tied tensors stay tied. Only tensors of a version move: a non-persistent buffer
-    stays where it is. A model that has already moved is not moved again. A consolidated
-    `TensorDict` becomes an ordinary one, as after `unlock_()`, because its single storage has
-    another order.
+    save the others. Tied tensors stay tied. Only tensors that a version contains move: a
+    non-persistent buffer does not. A model that is resident already is not moved again. A
+    consolidated `TensorDict` becomes an ordinary one, as after `unlock_()`, since its single
+    storage has another order.
 
     Call this before you make views of the weights (`weight.data`, a flat copy of parameters): views
     keep the old memory. Do not register this memory with a device or a network card
@@ -115,18 +117,18 @@ def resident(model: M) -> M:
 
     Raises:
         StateError: A tensor cannot be moved; the text names it, and the model is unchanged.
-        MemoryError: There is no memory for the second copy that the move needs.
+        MemoryError: Too little memory is free for the second copy that the move needs.
     """
     residence_of(model, state_of(model).layout())
     return model
 
 
 def residence_of(model: object, layout: Layout) -> ResidentMemory:
-    """Make a model resident in the order of a layout, unless it already is; return its memory.
+    """Make a model resident in the order of a layout, unless it is already; return its memory.
 
     Raises:
         StateError: A tensor cannot be moved; the text names it, and the model is unchanged.
-        MemoryError: There is no memory for a second copy.
+        MemoryError: Too little memory is free for a second copy.
     """
     tied = _tied(model, layout)
     memory = _inhabited(tied, layout)
@@ -142,7 +144,7 @@ def residence_of(model: object, layout: Layout) -> ResidentMemory:
 
 
 def _outline(model: object) -> Outline:
-    """Return the outline of a model, as cheaply as possible.
+    """Return the marks of a model's tensors, as cheaply as possible; see `Outline`.
 
     Raises:
         StateError: The tensors cannot be listed, or may be different tensors each time.
@@ -160,7 +162,7 @@ def _outline(model: object) -> Outline:
 
 
 def _check_loading(model: object) -> None:
-    """Raise StateError if loading a model runs its own code, not only copies tensors."""
+    """Raise StateError if loading weights into a model runs code of the model."""
     if calls_users(model):
         raise StateError(
             f"a {type(model).__name__} makes something of its weights when they are loaded, which "
@@ -169,7 +171,7 @@ def _check_loading(model: object) -> None:
 
 
 def _tied(model: object, layout: Layout) -> list[_Tied]:
-    """Pair the tensors of a layout with the objects of a model.
+    """Return each tensor of a layout, with the model's tensors that share its memory.
 
     Raises:
         StateError: The tensors do not fit, or an object cannot be moved to other memory.
@@ -192,7 +194,7 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
 
 
 def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashable] | None:
-    """Return, by tensor name of a layout, the identity of the model's tensor.
+    """Return the identity of the model's tensor, by the name of the tensor in the layout.
 
     Return None if the tensors of layout and model do not correspond one to one.
     """
@@ -219,9 +221,9 @@ def _storage_of(model: object) -> int | None:
 
 
 def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | None) -> None:
-    """Check that each tensor can move, and that no tensor left behind shares its storage.
+    """Check that each tensor can move, and that no tensor that stays shares a storage with it.
 
-    The storage at address `whole` moves as a whole: any number of tensors may be parts of it.
+    The storage at address `whole` (None: no such storage) moves as a whole, with all its tensors.
 
     Raises:
         StateError: A tensor cannot move.
@@ -246,7 +248,7 @@ def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | Non
 
 
 def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
-    """Return the memory in which all these tensors already lie at their places, or None."""
+    """Return the memory in which all these tensors are already in layout order, or None."""
     first = next(iter(tied), None)
     if first is None:
         return None
@@ -261,7 +263,7 @@ def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
 
 
 def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
-    """Move every tensor: first copy all values, then switch all objects to the new memory."""
+    """Move all tensors: copy all values, then let all objects use the new memory."""
     places = [of_torch().owner(each.spec, memory) for each in tied]
     of_torch().copy(places, [each.objects[0] for each in tied])
     for each, place in zip(tied, places, strict=True):
@@ -280,7 +282,7 @@ class ResidentTarget(Target):
     def __init__(self, model: object, copying: Target) -> None:
         self._model, self._copying = model, copying
         self._residence: ResidentMemory | None = None
-        self._unfit: Layout | None = None  # the model cannot be resident in this layout
+        self._unfit: Layout | None = None  # a layout in which the model cannot be resident
         self._before: NDArray[np.uint8] | None = None  # the old bytes, after an exchange of pages
         self._warned = False
         self.asks_user = copying.asks_user
@@ -290,6 +292,7 @@ class ResidentTarget(Target):
         return self._copying.devices
 
     def from_second(self, staged: StagedVersion) -> bool:
+        # Map the version's second copy, if the copying target can use it; return whether it can.
         return self._copying.from_second(staged)
 
     def fault(self, layout: Layout) -> str:
@@ -302,7 +305,7 @@ class ResidentTarget(Target):
         return self._copying.summing(layout, names, sums)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Exchange pages with staging memory; copy from a segment, which other workers use."""
+        """Exchange pages with staging memory; copy from a segment, which others read too."""
         self._before = None
         residence = self._resident(staged.layout)
         if residence is not None and staged.shared is None:
@@ -317,13 +320,13 @@ class ResidentTarget(Target):
         self.detail = self._copying.detail
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return the bytes of `staged`; after an exchange of pages, the model's memory has them."""
+        """Return memory with the bytes of `staged`: the model's own after an exchange of pages."""
         if self._before is not None and self._residence is not None:
             return self._residence.memory
         return self._copying.lies_in(staged)
 
     def undo(self) -> bool:
-        """Restore the old bytes; return whether the model holds them."""
+        """Restore the previous bytes; return whether the model has them."""
         before, self._before = self._before, None
         if before is None or self._residence is None:
             return self._copying.undo()
@@ -339,7 +342,7 @@ class ResidentTarget(Target):
         self._copying.settle()
 
     def _resident(self, layout: Layout) -> ResidentMemory | None:
-        """Return the model's memory, after moving the model if necessary; None if that fails."""
+        """Return the model's memory; first move the model if necessary. None if that fails."""
         residence = self._residence
         if residence is not None and residence.layout == layout and residence.has(self._model):
             return residence
@@ -355,6 +358,7 @@ class ResidentTarget(Target):
         return self._residence
 
     def _warn(self, error: Exception) -> None:
+        # Warn once that the model cannot be resident.
         if not self._warned:
             self._warned = True
             log.warning("weights are copied, not exchanged: %s", error)

@@ -19,7 +19,7 @@ Sums = list[int | None]
 
 
 class Target(ABC):
-    """Something that a version can be applied to. The default methods assume nothing about it.
+    """An object that versions can be applied to. The default methods are for any kind of target.
 
     Attributes:
         asks_user: Whether `apply` calls the user's code, which may be slow and has a deadline.
@@ -37,12 +37,12 @@ class Target(ABC):
         return frozenset()
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Return whether `apply(staged)` would read the version's second copy, on a device."""
+        """Return whether `apply(staged)` will read the version's second copy, on a device."""
         del staged
         return False
 
     def fault(self, layout: Layout) -> str:
-        """Return an error text if a `layout` does not fit the target, else an empty text."""
+        """Return an error text if versions of this layout do not fit the target, else ""."""
         del layout
         return ""
 
@@ -56,28 +56,28 @@ class Target(ABC):
 
     @abstractmethod
     def undo(self) -> bool:
-        """Restore the content before the last `apply`; return whether the target then has it.
+        """Undo the last `apply`; return whether the target has its previous content again.
 
-        The caller does this after `apply`, or the user's hook after it, has failed.
+        The caller calls this if `apply`, or the user's hook after `apply`, has failed.
         """
 
     @abstractmethod
     def settle(self) -> None:
-        """Make the last `apply` final: release the content before it."""
+        """Make the last `apply` final: release the previous content."""
 
     def expected(self) -> Expected:
-        """Return the known bounds of a version that fits the target."""
+        """Return upper bounds of the size of a version that fits the target."""
         return Expected()
 
     def keeps(self, key: tuple[int, int]) -> bool:
-        """Return whether the user keeps using the memory of version `key` after its `apply`."""
+        """Return whether the user still uses the memory of version `key` after its `apply`."""
         del key
         return False
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return contiguous bytes equal to `staged`, which was just applied; None without any."""
+        """Return memory that has the bytes of `staged`, just applied; None if there is none."""
         return staged.own
 
     @abstractmethod
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Compute checksums of the current content step by step: see `codecs.apply.summing`."""
+        """Compute checksums of the current content, step by step: see `codecs.apply.summing`."""

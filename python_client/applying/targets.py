@@ -52,8 +52,9 @@ class MemoryTarget(Target):
 
     Args:
         target: The module, TensorDict or mapping.
-        strict: Whether both sides must have the same names; else a version may have more names but
-            not fewer, as a version that changes nothing must not be reported as applied.
+        strict: Whether version and target must have the same names. If False, a version may have
+            more names, but not fewer: a version that changes nothing must not be reported as
+            applied.
         cast: Whether values may be converted to the target's dtype.
         sole_writer: Whether no other code ever writes to the target, not even between applies.
         write: A function that writes a reader's tensors to the target; None: copy each tensor.
@@ -73,36 +74,37 @@ class MemoryTarget(Target):
     ) -> None:
         self._target, self._cast, self._sole_writer = target, cast, sole_writer
         self._write = write
-        # The next version, `_writes` when it was compared, and where it differs. Each apply raises
-        # `_writes` at its begin and end, so that differences found during an apply are not used.
+        # The differences between the target and the next version: that version, the value of
+        # `_writes` when they were compared, and the differences. Each apply increments `_writes`
+        # when it begins and ends, so that differences found during an apply are not used.
         self._differ: tuple[StagedVersion, int, Differences] | None = None
         self._writes = 0
         self._overflows = OverflowLog(log)
         self._strict: Strict = strict or "target"
-        self._readers: list[tuple[StagedVersion, Reader]] = []  # for recently used buffers
+        self._readers: list[tuple[StagedVersion, Reader]] = []  # readers of recently used buffers
         self._begun = False  # whether the last apply may have changed the target
         self.asks_user = calls_users(target)
         self.devices, self._on_devices = devices_within(target)  # updated with each new buffer
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Map the second copy, if it is on the device of all tensors; return whether it is."""
+        """Map the version's copy on a device, if all tensors are there; return if mapped."""
         if not self.devices:
             return False
         note = staged.note if self._on_devices and not staged.hash_chunks else b""
         return self._reader(staged).from_second(note, self.devices)
 
     def fault(self, layout: Layout) -> str:
-        """Return an error text that names the tensors that do not fit; an empty text if all fit."""
+        """Return an error text that names the tensors that do not fit; "" if all fit."""
         lines = check(layout, self._target, strict=self._strict, cast=self._cast)
         return "\n".join(trimmed(lines))
 
     def expected(self) -> Expected:
-        """Return bounds for a version: the size of the target's own layout, and of its bytes."""
+        """Return upper bounds for a version: from the target's own bytes and layout."""
         try:
             layout = state_of(self._target).layout()
         except StateError:  # for instance on the meta device
             return Expected()
-        if self._strict is not True:  # a version may have any number of further names
+        if self._strict is not True:  # a version may have more names
             return Expected(layout.nbytes)
         longest = 2 * len(layout.header) + LAYOUT_SLACK_BYTES
         return Expected(layout.nbytes, min(longest, Expected().layout_bytes))
@@ -111,7 +113,7 @@ class MemoryTarget(Target):
         return summing(layout, self._target, names, sums)
 
     def ahead(self, staged: StagedVersion) -> None:
-        """Pin a new buffer for the target's devices; or find the elements that a patch changes."""
+        """Pin a new buffer for the target's devices, or find the elements that a patch changes."""
         self._differ = None
         data, layout = staged.data, staged.layout
         known = [r for old, r in self._readers if old.data is data and old.layout is layout]
@@ -129,7 +131,7 @@ class MemoryTarget(Target):
             self._differ = None if found is None else (staged, writes, found)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Copy every tensor to its place, or only the differences, if `ahead` has found them."""
+        """Copy all tensors into the target, or only the differences that `ahead` has found."""
         differ, self._differ = self._differ, None
         only = differ[2] if differ and differ[:2] == (staged, self._writes) else None
         self._begun, self._writes = False, self._writes + 1
@@ -147,16 +149,16 @@ class MemoryTarget(Target):
             self.detail = self._overflows.note(version, reader.lost)
 
     def undo(self) -> bool:
-        """Return whether the last apply changed nothing: the previous bytes are not kept."""
+        """Return whether the last apply has changed nothing. Previous bytes are not kept."""
         self._writes += 1
         return not self._begun
 
     def settle(self) -> None:
-        """Note the end of the apply; there are no previous bytes to release."""
+        """Record the end of the apply. There are no previous bytes to release."""
         self._writes += 1
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return the staging buffer, which still has the version; None for shared memory."""
+        """Return the staging buffer, which still has the version; None without a buffer."""
         return staged.data if staged.shared is None else None
 
     def _reader(self, staged: StagedVersion) -> Reader:
@@ -165,7 +167,8 @@ class MemoryTarget(Target):
         known = [r for old, r in alike if old.data is data and old.layout is layout]
         reader = known[0] if known else Reader(layout, data)
         if not known:
-            if not reader.section.aligned():  # its views are copies of this version: do not cache
+            # do not cache: unaligned tensors were copied from this version
+            if not reader.section.aligned():
                 return reader
             alike = [each for each in alike if each[0].layout is layout]
         self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # drop readers of old memory
@@ -184,12 +187,13 @@ class RenamedTarget(Target):
         self._target, self._renaming = target, renaming
         self.asks_user, self.on_disk = target.asks_user, target.on_disk
 
-        # Renamed layouts; replaced, never changed, since two threads use the tuple.
+        # Cached (layout, renamed layout, names); the tuple is replaced, since two threads read it.
         self._known: tuple[tuple[Layout, Layout, Mapping[str, str]], ...] = ()
-        self._looked_at: tuple[StagedVersion, StagedVersion] | None = None  # last one, and renamed
+        # the version seen last, and its renamed form
+        self._looked_at: tuple[StagedVersion, StagedVersion] | None = None
 
     def fault(self, layout: Layout) -> str:
-        """Return an error text if the layout cannot be renamed, else the target's own answer."""
+        """Return why a layout cannot be renamed, or does not fit the target; "" if it fits."""
         try:
             renamed, _ = self._of(layout)
         except (StateError, LayoutError) as error:
@@ -201,13 +205,13 @@ class RenamedTarget(Target):
         return self._target.devices
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Return the target's answer for the renamed version."""
+        """Do as the target does, with the renamed version."""
         if self._looked_at is None or self._looked_at[0] is not staged:
             self._looked_at = staged, self._here(staged)
         return self._target.from_second(self._looked_at[1])
 
     def expected(self) -> Expected:
-        """Return the target's answer without a bound on the layout, as names change in length."""
+        """Return the target's bounds, without that of the layout: names change in length."""
         return Expected(self._target.expected().nbytes)
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
@@ -223,7 +227,7 @@ class RenamedTarget(Target):
     def apply(self, staged: StagedVersion) -> None:
         """Apply the renamed version.
 
-        If `ahead` has renamed `staged`, pass on that object: the target recognises it.
+        If `ahead` renamed `staged`, pass the same renamed object, which the target recognises.
         """
         known, self._looked_at = self._looked_at, None
         self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
@@ -242,10 +246,11 @@ class RenamedTarget(Target):
         return self._target.lies_in(staged)
 
     def _here(self, staged: StagedVersion) -> StagedVersion:
+        # Return a version with its layout under the target's names.
         return structs.replace(staged, layout=self._of(staged.layout)[0])
 
     def _of(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
-        """Return a layout under the target's names, and the new name of each published one."""
+        """Return a layout under the target's names, and the target's name of each tensor."""
         for known, renamed, became in self._known:
             if known is layout:
                 return renamed, became
@@ -264,7 +269,7 @@ def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
 
 
 def by_id(models: object) -> Mapping[str, object]:
-    """Check that `models` maps model ids to targets, and is no bare target; return it.
+    """Return `models`, checked: it maps model ids to targets, and is not itself a target.
 
     Raises:
         ValueError: `models` is no such mapping, or has no valid ids.
@@ -283,10 +288,12 @@ def by_id(models: object) -> Mapping[str, object]:
 
 
 def _shown(value: object) -> str:
+    # Return the start of a value's repr, in one line.
     return " ".join(repr(value).split())[:100]  # a module's repr has many lines
 
 
 def _is_tensor(value: object) -> bool:
+    # Return whether a value is a numpy array or a torch tensor.
     return isinstance(value, np.ndarray) or (is_tensor(value) and not is_tensordict(value))
 
 
@@ -310,11 +317,11 @@ def targets_of(
         models: The user's targets, by model id.
         strict, cast, sole_writer: As in `MemoryTarget`.
         renaming: Maps published names to the targets' names, for all models.
-        keep: A function that makes the returned target of a model in memory; it takes the model and
-            the target that copies to it. None: return the copying target.
+        keep: A function that returns the target to use for a model in memory, given the model and
+            the target that copies to it. None: use the copying target.
 
     Raises:
-        ValueError: An object is not a target.
+        ValueError: A value in `models` is not a target.
     """
 
     in_memory: dict[str, Mapping[str, Leaf]] = {}
@@ -344,7 +351,7 @@ def targets_of(
 
 
 def _warn_of_shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> None:
-    """Warn about models that share tensors, such as a trunk: a version of one changes the other."""
+    """Warn about models that share tensors: a version of one model changes the other."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for (one, name), (other, also) in shared_memory(models):
         found.setdefault((one, other), []).append((name, also))

@@ -37,13 +37,13 @@ from .shards import INDEX_SUFFIX, SUFFIX, CheckpointError, find, is_index, read_
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-READ_BYTES = 16 << 20  # per read: large enough for any disk, small enough for a progress bar
+READ_BYTES = 16 << 20  # bytes per read, small enough for a progress bar
 
 Progress = Callable[[int], None]  # called with the number of bytes since the last call
 
 
 class File(NamedTuple):
-    """The identity of a file's content: each write changes some of these fields.
+    """The identity of a file's content: every write changes some of these fields.
 
     Attributes:
         name, inode, size: The file's name, inode number and size in bytes.
@@ -58,7 +58,7 @@ class File(NamedTuple):
     size: int
 
 
-Stamp = tuple[File, ...]
+Stamp = tuple[File, ...]  # one entry for each file of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Checkpoint:
     Attributes:
         path: The path that was opened.
         parts: The files.
-        stamp: The result of `stamp_of` when the files were opened.
-        aliases: For each further name of a tied tensor, the name under which it is stored.
+        stamp: The files' identities when they were opened; see `stamp_of`.
+        aliases: For each additional name of a tied tensor, the name under which it is stored.
     """
 
     def __init__(self, path: Path, parts: tuple[Part, ...], stamp: Stamp) -> None:
@@ -106,7 +106,7 @@ class Checkpoint:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of a publish of this checkpoint, independent of its division into files."""
+        """The layout of a publish of this checkpoint, however it is divided into files."""
         groups: dict[str, list[str]] = {
             spec.name: [spec.name] for part in self.parts for spec in part.layout.tensors
         }
@@ -121,12 +121,12 @@ class Checkpoint:
                 aliases.update(dict.fromkeys(others, first))
             else:  # tensors without elements cannot share memory
                 entries.extend((name, spec.dtype, spec.shape) for name in others)
-        # With several shards, none has the order of all names, and the division must not matter.
+        # With several shards, no file has the order of all names; the division must not matter.
         order = self.parts[0].layout.names() if len(self.parts) == 1 else ()
         return Layout.plan(entries, aliases, names=order)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the specification, in its file, of the tensor with this name or alias."""
+        """Return dtype, shape and position (in its file) of the tensor with this name or alias."""
         return self._home[name].layout.by_name(name)
 
     def raw(self, name: str) -> Bytes:
@@ -135,7 +135,7 @@ class Checkpoint:
         return part.data[spec.begin : spec.end]
 
     def arrays(self) -> dict[str, Array]:
-        """Return the tensor of every name and alias as a read-only array, to publish.
+        """Return a read-only array for every name and alias, to publish.
 
         Raises:
             CheckpointError: A tensor has a dtype that numpy lacks.
@@ -154,7 +154,7 @@ class Checkpoint:
         return {name: arrays[name] for name in self.layout.names()}
 
     def digest(self, progress: Progress | None = None) -> str:
-        """Return the digest of a publish of this checkpoint with the default chunk size."""
+        """Return the digest that a publish of this checkpoint has, with the default chunk size."""
         crcs: list[int] = []
         crc, room = 0, CHUNK_BYTES_DEFAULT
         for spec in self.layout.tensors:
@@ -177,7 +177,7 @@ class Checkpoint:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return the identity of each of a checkpoint's files; () if there are none.
+    """Return the identity of each file of a checkpoint; () if there are no files.
 
     Each write to a file changes the result.
     """
@@ -209,7 +209,8 @@ def open_checkpoint(
         progress: With `load`, called with the number of bytes of each read.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, incomplete or contradictory, or is none.
+        CheckpointError: The checkpoint is damaged, incomplete or contradictory, or is no
+            checkpoint.
         OSError: A file cannot be read.
     """
     stamp = stamp_of(path)
@@ -229,6 +230,7 @@ def open_checkpoint(
 
 
 def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
+    # Open one file: check its header, then map or read its data.
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is no file that could be mapped; give a {SUFFIX} file")
     part = part_of(path)
@@ -254,6 +256,7 @@ def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
 
 
 def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
+    # Return the header of a file, with its length prefix; raise CheckpointError if it is damaged.
     prefix = file.read(PREFIX_BYTES)
     length = int.from_bytes(prefix, "little") if len(prefix) == PREFIX_BYTES else 0
     if length > HEADER_BYTES_MAX:
@@ -274,11 +277,13 @@ def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
 
 
 def _map(file: BufferedReader, held: int) -> Bytes:
+    # Map a file; return its last `held` bytes, the data section.
     whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     return whole[whole.size - held :]
 
 
 def _read(file: BufferedReader, path: Path, held: int, progress: Progress | None) -> Bytes:
+    # Read the next `held` bytes of a file, the data section.
     data = np.empty(held, np.uint8)
     view, at = memoryview(cast("Buffer", data)), 0
     while at < held:

@@ -67,7 +67,7 @@ PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors\Z")
 
 
 def part_of(path: Path) -> str:
-    """Return a description and advice if a file has one process's part of each tensor, else ""."""
+    """Return what a file is, and advice, if it has one process's part of the tensors; else ""."""
     if not PART.match(path.name):
         return ""
     return (

@@ -2,9 +2,9 @@
 
 On the wire, a layout has one canonical form, which every language reads alike (`Layout.parse`). The
 library also opens other forms: a null `__metadata__`, additional keys in an entry, an entry as an
-array, white space before the JSON. Such a header is rewritten, with the same tensors at the same
-positions. A header that the library rejects is rejected here too. If the library opens a header but
-no version can have it, this raises a `LimitError`, which names the limit.
+array, white space before the JSON. Such a header is rewritten in canonical form, with the same
+tensors at the same positions. A header that the library rejects is rejected here too. If the
+library opens a header that no version can have, a `LimitError` names the limit.
 """
 
 import json
@@ -22,14 +22,14 @@ UNSIGNED_MAX = 2**64 - 1  # largest of the library's sizes and offsets
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object as a list of pairs, which can contain duplicate keys."""
+    """A JSON object as a list of pairs, which may contain duplicate keys."""
 
 
 def read_layout(header: bytes) -> Layout:
-    """Return the layout in a file's `header`, which begins with the 8 bytes of its length.
+    """Return the layout in a file's header, which begins with 8 bytes that have its length.
 
     Raises:
-        LimitError: The library opens the header, but no version can have this header.
+        LimitError: The library opens the header, but a version cannot have it.
         LayoutError: The library rejects the header.
     """
     try:
@@ -48,7 +48,7 @@ def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
 
     Raises:
         LimitError: A key is duplicated, or a shape exceeds the limits.
-        LayoutError: The library rejects the header; this is the `error` that was passed.
+        LayoutError: The library rejects the header. This is `error`, the error of the first parse.
     """
     try:
         msgspec.json.decode(text)  # stricter than `json`: rejects NaN and unpaired surrogates
@@ -73,18 +73,20 @@ def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
 
 
 def _integer(digits: str) -> int | float:
-    """Return a number as the library reads it: negative (-0 too) or too large ones as floats."""
+    """Return a number as the library reads it: as a float if it is negative, -0, or too large."""
     number = int(digits) if len(digits) < 40 else UNSIGNED_MAX + 1
     return number if digits[0] != "-" and number <= UNSIGNED_MAX else float(number)
 
 
 def _known_once(pairs: _Object, names: Sequence[str], error: LayoutError) -> None:
+    # Raise `error` if one of `names` is a duplicate key in an object.
     keys = [key for key, _ in pairs if key in names]
     if len(keys) != len(set(keys)):
         raise error
 
 
 def _texts(value: object, error: LayoutError) -> dict[str, str]:
+    # Return an object whose values are all texts, as a dict; else raise `error`.
     if not isinstance(value, _Object) or not all(isinstance(text, str) for _, text in value):
         raise error
     texts = dict(value)
@@ -94,7 +96,7 @@ def _texts(value: object, error: LayoutError) -> dict[str, str]:
 
 
 def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
-    """Return the entry of one tensor as a dict that has only the `FIELDS`."""
+    """Return the entry of tensor `name`, as a dict that has only the `FIELDS`."""
     if isinstance(value, _Object):
         _known_once(value, FIELDS, error)
         found = dict(value)
@@ -132,7 +134,7 @@ def _depth(value: Any) -> int:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return the values of a list or an object; empty for any other value."""
+    """Return the values of a list or an object; an empty list for any other value."""
     if isinstance(value, _Object):
         return [inner for _, inner in value]
     return cast("list[object]", value) if isinstance(value, list) else []

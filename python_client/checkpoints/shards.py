@@ -25,7 +25,7 @@ NAMES_SHOWN = 3  # names shown in an error; the others are counted
 
 
 class CheckpointError(WeightBusError, ValueError):
-    """A checkpoint cannot be read; the message has the file, the tensor, and advice."""
+    """A checkpoint cannot be read; the message names the file and the tensor, and gives advice."""
 
 
 def is_index(path: Path) -> bool:
@@ -34,10 +34,10 @@ def is_index(path: Path) -> bool:
 
 
 def find(path: Path) -> Path:
-    """Return the file to open: the path itself, or the only index or file of a folder.
+    """Return the file to open: the path itself, or in a folder its only index or file.
 
     Raises:
-        CheckpointError: The folder has no such file, or several.
+        CheckpointError: The folder has no index and no file, or several.
     """
     if not path.is_dir():
         return path
@@ -64,7 +64,7 @@ def find(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index, which has the file name of each tensor."""
+    """An index of shards: `weight_map` has the file name of each tensor, by tensor name."""
 
     path: Path
     weight_map: Mapping[str, str]
@@ -87,7 +87,7 @@ class Index:
         return files
 
     def check(self, layouts: Mapping[Path, Layout]) -> None:
-        """Check that the index and the shards have the same names, each in the same single shard.
+        """Check that the index and the shards agree on which shard has each tensor.
 
         `layouts` has the layout of each shard. Aliases need not be in the index.
 
@@ -150,12 +150,13 @@ def read_index(path: Path) -> Index:
     return Index(path, weight_map)
 
 
+# The JSON form of an index.
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return pairs as a dict; raise ValueError for a duplicate key, whose file is ambiguous."""
+    """Return pairs as a dict; raise ValueError for a duplicate key."""
     made = dict(pairs)
     if len(made) != len(pairs):
         (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)

@@ -1,9 +1,9 @@
-"""Watches a checkpoint, and loads it when its files have changed, are complete, and of one save.
+"""Watches a checkpoint: loads it once its files have changed, are complete, and are of one save.
 
-Files that did not change between two checks are assumed to be complete. A file has changed if one
-of its times has. The change time counts too, since `cp -p`, `rsync -t` and `tar -x` set the
-modification time. If only the change time differs, or if times are in whole seconds so that two
-writes may have the same times, the digest decides whether the content is new.
+Files that did not change between two checks are assumed to be complete. A file has changed if its
+modification time or its change time has. The change time counts, since `cp -p`, `rsync -t` and `tar
+-x` set the modification time. If only the change time differs, or if times are in whole seconds so
+that two writes may have the same times, the digest decides whether the content is new.
 
 While shards are overwritten in place, they are a mixture of two saves for some seconds. Savers
 write the index last. So the files are of one save if no shard is newer than the index, and no shard
@@ -19,9 +19,9 @@ from ...codecs.errors import LayoutError
 from .checkpoint import Checkpoint, File, Progress, Stamp, open_checkpoint, stamp_of
 from .shards import CheckpointError, is_index
 
-POLL_SECONDS = 0.5  # between two checks; files that do not change meanwhile count as complete
-SET_SECONDS = 30.0  # a mixture of shards that does not change for so long is assumed intended
-AGAIN_SECONDS = 2.0  # a write that is so much later has another time, even in whole seconds
+POLL_SECONDS = 0.5  # seconds between two checks
+SET_SECONDS = 30.0  # after so many seconds, an unchanged mixture of shards is loaded
+AGAIN_SECONDS = 2.0  # two writes at this distance have different times, even in whole seconds
 
 
 class Watch:
@@ -30,7 +30,7 @@ class Watch:
     Args:
         path: A path for `open_checkpoint`. It may not exist yet.
         report: Called with the reason why changed files cannot be loaded yet, or with a warning
-            about files that are loaded; not twice in a row with the same text.
+            about files that are loaded; not called with the same text twice in a row.
         sleep: Waits a number of seconds.
         now: Returns the time by the clock of file systems, in seconds since 1970.
     """
@@ -45,11 +45,11 @@ class Watch:
         self._path, self._report, self._sleep, self._now = path, report, sleep, now
         self._loaded: Stamp | None = None  # the stamp of the files that were loaded last
         self._digest = ""  # the digest of the checkpoint that was loaded last
-        self._doubt = False  # whether a write after the load could have left all times unchanged
+        self._doubt = False  # whether a write after the load may have left all times unchanged
         self._reported = ""
 
     def wait_for_change(self) -> None:
-        """Wait until the files differ from those loaded last, are complete, and are of one save."""
+        """Wait until files other than those loaded last are complete and of one save."""
         seen, still = stamp_of(self._path), 0.0
         while True:
             self._sleep(POLL_SECONDS)
@@ -78,7 +78,7 @@ class Watch:
             return ""
         (index,), newest = indexes, max(shards, key=lambda file: file.changed_ns)
         if self._loaded is None and self._now() - newest.changed_ns / 1e9 > SET_SECONDS:
-            return ""  # the save had ended before this watch began
+            return ""  # the save ended before this watch began
         if newest.changed_ns > index.changed_ns:
             return f"{self._path}: {newest.name} is newer than {index.name}, which is written last"
         old = next((file.name for file in shards if file in loaded), "")
@@ -87,7 +87,8 @@ class Watch:
     def load(self, progress: Progress | None = None) -> Checkpoint | None:
         """Load the files and return the checkpoint; None if its content is not new.
 
-        Also None, after a `report`, if the files are incomplete or change while they are read.
+        Also return None, after a `report`, if the files are incomplete or change while they are
+        read.
         """
         try:
             checkpoint = open_checkpoint(self._path, load=True, progress=progress)
@@ -103,13 +104,14 @@ class Watch:
         return None if alike else checkpoint
 
     def _say(self, text: str) -> None:
+        # Report a text, unless it was the last report.
         if text != self._reported:
             self._reported = text
             self._report(text)
 
 
 def _written(stamp: Stamp) -> list[tuple[str, int, int, int]]:
-    """Return a stamp without change times, since a change of a file's mode sets these too."""
+    """Return a stamp without change times, which a change of a file's mode sets too."""
     return [(file.name, file.inode, file.written_ns, file.size) for file in stamp]
 
 

@@ -17,7 +17,7 @@ from .subscribe import LOOK_SECONDS, SubscribeOptions, follow
 
 
 class AbsentError(WeightBusError, TimeoutError):
-    """Some servers did not answer in time."""
+    """Some servers did not answer at the start, in time."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,10 @@ class BridgeOptions:
     """The options for servers on the command line.
 
     Attributes:
-        urls, kind, token: The servers' URLs, their kind, and their API key.
-        folder, seen: The folder of versions, and its path on the servers; None: the same path.
-        like: A checkpoint whose names versions must have, and whose other files are copied.
+        urls, kind, token: The servers' URLs, their kind, and their API key (None: no key).
+        folder, seen: The folder of versions, and its path on the servers (None: the same path).
+        like: A checkpoint whose names versions must have, and whose other files are copied; or
+            None.
         adapter: The adapter's name on the servers; None: versions are whole models.
         pause: The pause mode, for running requests; None: the default of the kind.
         seconds: The time limit for a server to load a version, and to answer at the start.
@@ -76,7 +77,7 @@ class BridgeOptions:
         return [kind(server, self.how) for server in servers]
 
     def target(self, engines: Sequence[Engine]) -> ServedTarget:
-        """Return the target of versions, which makes `engines` load them.
+        """Return the target that makes the servers (`engines`) load each version.
 
         Raises:
             UsageError: The folder or `like` cannot be used, or the adapter's name is empty.

@@ -1,4 +1,4 @@
-"""The commands: names, arguments and help texts. A module with its name implements each command."""
+"""The commands: names, arguments and help texts. The module of its name runs a command."""
 
 from collections.abc import Callable
 from functools import partial
@@ -57,6 +57,7 @@ class _Commands(TyperGroup):
 
 
 def _without_value(option: TyperOption | None) -> TyperOption | None:
+    # Hide the value of an option in `--help`, and return the option.
     if option is not None:
         option.metavar = ""
     return option
@@ -94,6 +95,7 @@ SECONDS_MIN = 0.1
 
 
 def _seconds(value: float | None) -> float | None:
+    # Return an option's value as seconds, checked.
     try:
         return None if value is None else checks.seconds(value, "seconds")
     except ValueError as error:  # typer accepts "nan" and "inf" as numbers
@@ -157,6 +159,7 @@ InsecureHttp = Annotated[
 
 
 def _version(wanted: bool) -> None:
+    # Show the version and exit, if `--version` is given.
     if wanted:
         typer.echo(f"weightbus {version_of('weightbus')}, {native.description()}")
         raise typer.Exit

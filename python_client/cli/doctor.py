@@ -54,7 +54,7 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
 
 
 def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding], bool]:
-    """Check a publisher; return the findings, and whether the publisher's roster was read."""
+    """Check a publisher; return the findings, and whether the publisher sent its roster."""
     keys: WorkerKeys | None = None
     found = list[Finding]()
     try:
@@ -87,6 +87,7 @@ def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding
 
 
 def _rows(found: list[Finding]) -> Table:
+    # Return the findings as a table.
     rows = table("", "about", "found", "what to do")
     for each in found:
         words = (plain(each.about), plain(each.text), plain(each.advice))

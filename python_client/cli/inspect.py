@@ -50,6 +50,7 @@ def _dtypes(checkpoint: Checkpoint) -> Mapping[str, int]:
 
 
 def _show(screen: Screen, checkpoint: Checkpoint, digest: str, every: bool) -> None:
+    # Show a checkpoint's facts and tensors.
     layout = checkpoint.layout
     facts = table("", "")
     facts.show_header = False
@@ -77,6 +78,7 @@ def _show(screen: Screen, checkpoint: Checkpoint, digest: str, every: bool) -> N
 
 
 def _tensors(checkpoint: Checkpoint, every: bool) -> Table:
+    # Return a table of the tensors: the first `ROWS`, or all if `every`.
     layout = checkpoint.layout
     rows = table("tensor", "dtype", "shape", "bytes", right=("bytes",))
     names = sorted(layout.names(), key=_natural)
