@@ -191,7 +191,7 @@ class Staged:
 
         Returns:
             The version that the model runs then, even if an earlier call applied it.
-                None if it could not be applied in time; you may then call this again.
+            None if it could not be applied in time; you may then call this again.
 
         Raises:
             ApplyError: The version cannot be applied; the weights are unchanged. With code `gone`:

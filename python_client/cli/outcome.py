@@ -21,7 +21,7 @@ from ...codecs.errors import WeightBusError
 from .screen import Screen
 
 DONE, NOT_ACHIEVED, WRONG_USAGE = 0, 1, 2
-AGAIN_SECONDS = 0.01  # delay of a signal that came at a bad moment (`_holds_a_lock_halfway`)
+AGAIN_SECONDS = 0.01  # seconds by which a signal is delayed (`_holds_a_lock_halfway`)
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -60,6 +60,7 @@ def conclude(screen: Screen, command: Callable[[], int]) -> int:
 
 
 def _fail(screen: Screen, error: Exception, code: int) -> int:
+    # Show an error; return the exit code.
     screen.error(str(error))
     screen.emit("error", achieved=False, error=type(error).__name__, text=str(error))
     return code
@@ -67,7 +68,7 @@ def _fail(screen: Screen, error: Exception, code: int) -> int:
 
 @contextlib.contextmanager
 def _stoppable() -> Generator[None]:
-    """Return a context in which SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread."""
+    """Return a context manager during which SIGINT, SIGTERM and SIGHUP raise `Stopped`."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -94,10 +95,10 @@ def _stoppable() -> Generator[None]:
 
 
 def _holds_a_lock_halfway(frame: FrameType) -> bool:
-    """Return whether an exception now would leave a lock of `threading` held, or released twice.
+    """Return whether an exception at this frame would leave a lock of `threading` in a wrong state.
 
-    Some classes of `threading` are written in Python, and acquire and release a lock in their own
-    methods. An exception in such a method comes between the lock and its `with` statement.
+    Some classes of `threading` are written in Python. An exception in one of these methods would
+    come between the acquire or release of the lock and its `with` statement.
     """
     halfway = "__enter__", "__exit__", "_acquire_restore", "_release_save"
     code = frame.f_code

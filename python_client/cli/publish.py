@@ -26,14 +26,15 @@ from ..settings import Encoding, Settings
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, said_of, size, table
 
-LOOK_SECONDS = 0.1  # between two checks of the workers' progress
+LOOK_SECONDS = 0.1  # seconds between two checks of the workers' progress
 BARS_MAX = 8  # most workers that get a bar each; more workers share one bar
-GRACE_SECONDS = 10.0  # after a publish's deadline, until the publisher's thread counts as dead
+# seconds after a publish's deadline until the publisher's thread counts as dead
+GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """The options for the HTTP pages."""
+    """The options for the HTTP pages: their addresses, the token, and whether none is needed."""
 
     dashboard: str | None = None
     metrics: str | None = None
@@ -41,7 +42,7 @@ class PageOptions:
     insecure: bool = False
 
     def at(self, address: str | None) -> Http | None:
-        """Return the `address` of a page with the rules of access; None if there is no address.
+        """Return the address of a page with its rules of access; None for no address.
 
         Raises:
             UsageError: The address is invalid, or would give everyone access.
@@ -54,7 +55,7 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class PublishJob:
-    """The options of the command `publish`."""
+    """The options of the command `publish`; see its help text."""
 
     path: Path
     model: str
@@ -93,7 +94,7 @@ class PublishJob:
 
     @property
     def dtype(self) -> str | Mapping[str, str] | None:
-        """The conversion: one dtype, or a dtype for each name pattern (`PATTERN=DTYPE`)."""
+        """The dtypes to convert to: one, or one for each name pattern (`PATTERN=DTYPE`)."""
         if len(self.dtypes) == 1 and "=" not in self.dtypes[0]:
             return self.dtypes[0]
         pairs = (each.rpartition("=") for each in self.dtypes)
@@ -134,6 +135,7 @@ def publish(screen: Screen, order: PublishJob) -> int:
 
 
 def _publish_once(screen: Screen, order: PublishJob) -> int:
+    # Publish the checkpoint once; return the exit code.
     deadline = time.monotonic() + order.timeout
     checkpoint = open_checkpoint(order.path)
     with _listen(order) as publisher:
@@ -155,6 +157,7 @@ def _publish_once(screen: Screen, order: PublishJob) -> int:
 
 
 def _publish_changes(screen: Screen, order: PublishJob) -> int:
+    # Publish the checkpoint at each change, until stopped; return the exit code.
     published = 0
     try:
         with _logged(screen), _listen(order) as publisher:
@@ -178,6 +181,7 @@ def _publish_changes(screen: Screen, order: PublishJob) -> int:
 
 
 def _listen(order: PublishJob) -> Publisher:
+    # Return a publisher, which listens; raise UsageError for an invalid option.
     pages = order.pages
     dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)
     try:
@@ -196,6 +200,7 @@ def _listen(order: PublishJob) -> Publisher:
 
 
 def _introduce(screen: Screen, order: PublishJob, publisher: Publisher) -> None:
+    # Show the addresses of the publisher and of its pages.
     screen.say(f"{order.model} at {publisher.address}", "bold")
     shown = {"dashboard": publisher.shown.dashboard, "metrics": publisher.shown.metrics}
     for what, address in shown.items():
@@ -226,7 +231,7 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _logged(screen: Screen) -> Generator[None]:
-    """Return a context in which the package's log records are shown."""
+    """Return a context manager during which the package's log records are shown."""
     log, handler = logging.getLogger("weightbus"), _Log(screen)
     log.addHandler(handler)
     try:
@@ -236,7 +241,7 @@ def _logged(screen: Screen) -> Generator[None]:
 
 
 def _tell(screen: Screen, event: WorkerEvent) -> None:
-    """Show an event of a worker. Receipts do not show events between two publishes."""
+    """Show an event of a worker, since receipts do not show events between two publishes."""
     text = f"{time.strftime('%H:%M:%S')}  {event.text}"
     if event.missed:
         text += f" (and {counted(event.missed, 'event')} before it)"
@@ -262,9 +267,9 @@ def _next(screen: Screen, order: PublishJob, watch: Watch) -> Checkpoint:
 def _wait_for_workers(
     screen: Screen, order: PublishJob, publisher: Publisher, deadline: float
 ) -> str:
-    """Wait for the expected number of workers.
+    """Wait for the expected number of workers; return an error message, or "" if enough joined.
 
-    Return an error message if too few joined before the `deadline`, otherwise "".
+    The wait ends at `deadline`, on the monotonic clock.
     """
     with screen.waiting("") as waiting:
         while True:
@@ -295,7 +300,7 @@ def _send(
     checkpoint: Checkpoint,
     timeout: float,
 ) -> tuple[Receipt, str]:
-    """Publish with progress bars; return the receipt, and an error message if it falls short."""
+    """Publish with progress bars; return the receipt, and an error message or ""."""
     with screen.bars() as bars:
         before = publisher.workers()
         # Every transport verifies, so that users can compare the digests of receipts and files.
@@ -328,6 +333,7 @@ def _move(
     before: Mapping[str, WorkerStatus],
     now: Mapping[str, WorkerStatus],
 ) -> None:
+    # Move the progress bars to what the workers have received.
     done: dict[str, int] = {}
     for name, worker in now.items():
         if worker.state == "lost" or model not in worker.models:
@@ -350,6 +356,7 @@ def _move(
 
 
 def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
+    # Show a receipt as a table; `shortfall` is its error message, or "".
     rate = size(round(receipt.nbytes / max(receipt.seconds, 1e-9)))
     head = f"{time.strftime('%H:%M:%S')}  {receipt.model} version {receipt.version}"
     screen.say(f"{head}: {size(receipt.nbytes)} in {span(receipt.seconds)}, {rate}/s")
@@ -373,7 +380,7 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
 def _emit_nothing(
     screen: Screen, order: PublishJob, publisher: Publisher, checkpoint: Checkpoint, why: str
 ) -> None:
-    """Write the JSON receipt of a publish that did not begin; its `version` is null."""
+    """Write the JSON receipt of a publish that did not begin: its `version` is null."""
     screen.emit(
         "receipt",
         achieved=False,
@@ -390,6 +397,7 @@ def _emit_nothing(
 
 
 def _fields(receipt: Receipt) -> dict[str, object]:
+    # Return a receipt as a dict, for JSON.
     return {
         "model": receipt.model,
         "epoch": receipt.epoch,

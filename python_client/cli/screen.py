@@ -29,7 +29,7 @@ from rich.text import Text
 from ...codecs.words import printable
 
 GOOD, BAD, DIM = "green", "red", "bright_black"
-PIPE_COLUMNS = 240
+PIPE_COLUMNS = 240  # width of tables in a file or a pipe
 SAID_SHOWN = 40  # characters shown of each metadata text: the length of a commit hash
 
 STATE_STYLES = {
@@ -87,7 +87,7 @@ class Screen:
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Generator["Waiting"]:
-        """Return a context in which a spinner with a text is shown."""
+        """Return a context manager that shows a spinner with a text."""
         with Progress(
             SpinnerColumn(style="cyan"),
             TextColumn("{task.description}"),
@@ -99,7 +99,7 @@ class Screen:
 
     @contextlib.contextmanager
     def bars(self) -> Generator["Bars"]:
-        """Return a context in which progress bars show rate and remaining time."""
+        """Return a context manager that shows progress bars with rate and remaining time."""
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=32),
@@ -142,6 +142,7 @@ class Bars:
         self._progress.update(self._task(name, total), advance=by)
 
     def _task(self, name: str, total: int) -> TaskID:
+        # Return a bar's id; add the bar at the first use of the name.
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(
                 escape(printable(name)), total=total, note=""
@@ -150,12 +151,12 @@ class Bars:
 
 
 def visible(text: str) -> str:
-    """Return a text, which may have parts from peers, without terminal control characters."""
+    """Return a text, of which peers may have sent parts, without terminal control characters."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return a line that came from a peer as a `Text`, without markup and control characters."""
+    """Return a peer's text as one line (`Text`), without markup and control characters."""
     return Text(printable(text), style)
 
 
@@ -178,7 +179,7 @@ def size(nbytes: int) -> str:
 
 
 def said_of(metadata: Mapping[str, str]) -> str:
-    """Return the metadata of a version in one line, in which long texts are cut."""
+    """Return the metadata of a version in one line, with long texts cut."""
     return " ".join(
         f"{printable(name)}={printable(text, SAID_SHOWN)}" for name, text in metadata.items()
     )

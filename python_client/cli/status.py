@@ -22,7 +22,7 @@ from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of, size, table
 
 UNREACHABLE = 2
-ROWS_SHOWN = 200  # most rows of a table: more than a person reads; a row takes ms to draw
+ROWS_SHOWN = 200  # most rows of a table: a row takes milliseconds to draw
 STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "lost": BAD}
 
 
@@ -84,6 +84,7 @@ def unread(observer: Observer, address: str, timeout: float) -> str:
 
 
 def _well(view: View, standings: list[Standing]) -> str:
+    # Return the text for a bus whose workers are all up to date.
     workers = counted(len(view.workers), "worker")
     late = len({s.worker for s in standings if s.verdict == "behind"})
     return f"everybody is up to date: {workers}" + (f", {late} of them applying" if late else "")
@@ -92,12 +93,12 @@ def _well(view: View, standings: list[Standing]) -> str:
 def shortfall(
     view: View, standings: list[Standing], expect: int, within: float = BEHIND_SECONDS
 ) -> str:
-    """Return an error message that names the workers that are not up to date, or "" if none is.
+    """Return an error message that names the workers that are not up to date; "" if all are.
 
     Between a publish and its last apply some workers are always behind, so being behind for less
-    than `within` seconds is accepted. The time counts from the first version that a worker lacks,
-    so a worker that never applies is overdue, however often versions are published. The message
-    also says if fewer than `expect` workers are connected.
+    than `within` seconds is accepted. The time counts from the first version that a worker has
+    missed. So a worker that never applies is overdue, however often versions are published. The
+    message also says if fewer than `expect` workers are connected.
     """
     bad = [
         f"{s.worker} failed {s.model}"
@@ -113,12 +114,13 @@ def shortfall(
 
 
 def _in_time(standing: Standing, within: float) -> bool:
+    # Return whether a worker is behind, but for less than `within` seconds.
     late = standing.lag_s  # None: unknown
     return standing.verdict == "behind" and late is not None and late < within
 
 
 def show(screen: Screen, standings: list[Standing]) -> None:
-    """Show a table of the first `ROWS_SHOWN` standings: drawing all could take seconds."""
+    """Show a table of the first `ROWS_SHOWN` standings (a worker's state with one model)."""
     if standings:
         screen.show(rows_of(standings[:ROWS_SHOWN]))
     if len(standings) > ROWS_SHOWN:
@@ -156,7 +158,7 @@ def rows_of(standings: list[Standing]) -> Table:
 
 
 def _doing(s: Standing) -> str:
-    """Return a cell: a worker's phase, how long it took to apply, or how long it is silent."""
+    """Return a cell: the phase of a worker, the time it took to apply, or its silence."""
     if s.verdict == "lost":
         return f"silent {span(s.silent_s)}"
     took = f"applied in {span(s.took_s)}" if s.verdict == "current" and s.took_s else ""
@@ -164,7 +166,7 @@ def _doing(s: Standing) -> str:
 
 
 def fields(standing: Standing) -> dict[str, object]:
-    """Return a standing as a dict, for JSON."""
+    """Return a worker's state with one model as a dict, for JSON."""
     found = asdict(standing)
     found["rate"] = round(standing.rate)
     found["silent_s"] = round(standing.silent_s, 3)

@@ -18,8 +18,8 @@ from ..subscriber import Subscriber
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, said_of, size
 
-LOOK_SECONDS = 0.2  # between two checks of the connection
-ONCE_SECONDS = 300.0  # how long --once waits for a version by default
+LOOK_SECONDS = 0.2  # seconds between two checks of the connection
+ONCE_SECONDS = 300.0  # seconds that --once waits for a version by default
 
 
 class NothingCameError(WeightBusError, TimeoutError):
@@ -53,7 +53,7 @@ class SubscribeOptions:
 
     @property
     def patience(self) -> float | None:
-        """Seconds to wait for a version; None: wait until stopped."""
+        """Seconds to wait for a version; None: no limit."""
         return ONCE_SECONDS if self.once and self.timeout is None else self.timeout
 
 
@@ -77,8 +77,8 @@ def follow(
 ) -> int:
     """Apply one version, or every version until stopped; return the exit code.
 
-    For each version, show the text `where` and emit the `fields`. While no version arrives, `look`
-    is called repeatedly.
+    For each version, show the text `where` and emit the JSON `fields`. While no version arrives,
+    `look` is called repeatedly.
     """
     targets = {wanted.model: target}
     with Subscriber(wanted.address, targets, name=wanted.name, keys=wanted.keys) as subscriber:
@@ -95,6 +95,7 @@ def follow(
 def _receive_all(
     screen: Screen, receive: Callable[[], Update], show: Callable[[Update], None]
 ) -> None:
+    # Apply versions until stopped, and show each.
     written = 0
     try:
         while True:
@@ -154,6 +155,7 @@ def _receive(
 
 
 def _show(screen: Screen, where: str, fields: Mapping[str, object], update: Update) -> None:
+    # Show an applied version.
     screen.say(
         f"{time.strftime('%H:%M:%S')}  {update.model} version {update.version}  "
         f"{size(update.nbytes)}  {where} in {span(update.seconds)}"

@@ -27,8 +27,8 @@ from .outcome import DONE, NOT_ACHIEVED
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of
 from .status import fields, observer_of, rows_of, show, show_models, unread
 
-LOOK_SECONDS = 0.5  # between two requests to the publisher
-CHROME_LINES = 6  # lines that are not rows: titles, head and keys
+LOOK_SECONDS = 0.5  # seconds between two requests to the publisher
+CHROME_LINES = 6  # lines of the screen that are not rows: titles, head and keys
 TROUBLE_STYLES = {"problem": BAD, "note": "yellow"}
 KEYS = "q quit   s sort   / filter, then Enter   Esc all"
 
@@ -58,6 +58,7 @@ class Choice:
     over: bool = field(default=False)
 
     def press(self, key: str) -> None:
+        # Handle a pressed key.
         if key == "\x1b":
             self.text, self.typing = "", False
         elif self.typing:
@@ -71,6 +72,7 @@ class Choice:
             self.typing = True
 
     def _type(self, key: str) -> None:
+        # Handle a key pressed while the user types a filter.
         if key in "\r\n":
             self.typing = False
         elif key == "\x7f":
@@ -79,10 +81,11 @@ class Choice:
             self.text += key
 
     def of(self, standings: list[Standing]) -> list[Standing]:
-        """Return the chosen standings, sorted."""
+        """Return the states of workers that the user chose, sorted."""
         return sorted(filter(self._wanted, standings), key=SORTS[self.sort])
 
     def _wanted(self, s: Standing) -> bool:
+        # Return whether a row contains the user's text.
         words = (s.worker, s.model, s.verdict, s.host, s.language, s.road, s.error)
         return self.text.lower() in " ".join(words).lower()
 
@@ -120,6 +123,7 @@ def top(
 
 
 def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
+    # Write the state of the workers as a JSON object, or show it once.
     now = time.monotonic()
     everybody = observer.view.standings(now)
     standings, wrong = choice.of(everybody), troubles(observer.view, everybody, now)
@@ -144,6 +148,7 @@ def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
 
 
 def _summary(observer: Observer, standings: list[Standing]) -> str:
+    # Return a line that counts the workers by state.
     counts = [(verdict, sum(s.verdict == verdict for s in standings)) for verdict in VERDICTS]
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "nobody"
     silent = time.monotonic() - (observer.heard_at or 0.0)
@@ -152,6 +157,7 @@ def _summary(observer: Observer, standings: list[Standing]) -> str:
 
 
 def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Group:
+    # Return the live table, with at most `rows` rows.
     now = time.monotonic()
     everybody = observer.view.standings(now)
     standings, wrong = choice.of(everybody), troubles(observer.view, everybody, now)
@@ -176,7 +182,7 @@ def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Gro
 
 
 def _line(trouble: Trouble) -> Text:
-    """Return a trouble as one line, cut at the width of the terminal."""
+    """Return a problem as one line, cut at the width of the terminal."""
     line = plain(trouble.text, TROUBLE_STYLES.get(trouble.state, ""))
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
@@ -184,9 +190,10 @@ def _line(trouble: Trouble) -> Text:
 
 @contextlib.contextmanager
 def _keys() -> Generator[Callable[[float], str]]:
-    """Return a context with a function that waits for keys and returns those that were pressed.
+    """Return a context manager that yields a function, which waits for keys and returns them.
 
-    If standard input is not a terminal, the function waits and returns no keys.
+    The function's argument is the longest wait in seconds. If standard input is not a terminal, the
+    function waits and returns no keys.
     """
     if not sys.stdin.isatty():
         yield _no_keys
@@ -206,5 +213,6 @@ def _keys() -> Generator[Callable[[float], str]]:
 
 
 def _no_keys(seconds: float) -> str:
+    # Wait, and return no keys.
     select.select([], [], [], seconds)
     return ""

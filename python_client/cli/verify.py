@@ -15,7 +15,7 @@ from .outcome import DONE, NOT_ACHIEVED
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
 from .status import ROWS_SHOWN, UNREACHABLE, observer_of, unread
 
-UNKNOWN = 3
+UNKNOWN = 3  # the exit code if some result is unknown
 NAMES_SHOWN = 5  # tensors named in one row of the table; --json has more
 
 Verdict = Literal["same", "differs", "unknown"]
@@ -27,11 +27,11 @@ class Found:
     """The result for one worker and one of its models."""
 
     standing: Standing
-    told: Verified  # the answers of the publisher, merged
+    told: Verified  # the publisher's answers on this worker and model, merged
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the weights equal the published ones, as far as is known."""
+        """Whether the worker's weights equal the published weights, or whether that is unknown."""
         if self.told.differing:
             return "differs"
         some = self.told.unlike < self.told.count or not self.told.names  # a version may be empty
@@ -39,12 +39,12 @@ class Found:
 
     @property
     def _missing(self) -> int:
-        """The number of tensors without a checksum from the worker."""
+        """The number of tensors for which the worker sent no checksum."""
         return self.told.names - self.told.count
 
     @property
     def why(self) -> str:
-        """A text: the tensors that differ, or why the result is unknown or incomplete."""
+        """A text that names the tensors that differ, or says why the result is unknown."""
         told = self.told
         if told.differing:
             names = [each.name for each in told.differences[:NAMES_SHOWN]]
@@ -98,6 +98,7 @@ def verify(
 
 
 def _look(observer: Observer, worker: str | None, model: str | None, timeout: float) -> list[Found]:
+    # Compare each worker and model that the arguments select.
     wanted = [
         s
         for s in sorted(observer.view.standings(0), key=lambda s: (s.worker, s.model))
@@ -107,6 +108,7 @@ def _look(observer: Observer, worker: str | None, model: str | None, timeout: fl
 
 
 def rows_of(found: list[Found]) -> Table:
+    # Return a table with a row for each result.
     rows = table(
         "worker", "model", "version", "weights", "tensors", "language", "",
         right=("version", "tensors"),
@@ -126,6 +128,7 @@ def rows_of(found: list[Found]) -> Table:
 
 
 def _fields(found: Found) -> dict[str, object]:
+    # Return a result as a dict, for JSON.
     told = found.told
     return {
         "worker": found.standing.worker,

@@ -1,11 +1,11 @@
 """`FileTarget`: a safetensors file that always holds one whole version, for any program to read.
 
-Theory of operation: a version is written beside the file, under another name, and renamed over it.
-So a program that opens the file finds one whole version, and a failed attempt changes nothing. If
-the path is a symbolic link, the file that it points to is replaced, and the link stays; a link that
-another user made is refused. The new file has the permissions of the file that it replaces; a first
-file gets those of any new file of this user (`umask`). Another user's file in a world-writable
-folder is not replaced, as the new file would belong to that user.
+Theory of operation: a version is written beside the file, under another name, and renamed over the
+file. So a program that opens the file finds one whole version, and a failed attempt changes
+nothing. If the path is a symbolic link, the file that it points to is replaced, and the link stays;
+a link that another user made is refused. The new file has the permissions of the file that it
+replaces; a first file gets those of any new file of this user (`umask`). Another user's file in a
+world-writable folder is not replaced, since the new file would belong to this user.
 
 The file's header is not the layout of the version. The header has the same tensors in the same
 order, and metadata that readers need: `"format": "pt"`, which transformers 4 requires; and the
@@ -31,7 +31,7 @@ from ...codecs.native import crc32c
 from ..applying.target import Names, Sums, Target
 from .places import Place, check_owner, open_plain, place_of
 
-FORMAT = {"format": "pt"}  # as `save_pretrained` writes it: tensors named and laid out as PyTorch's
+FORMAT = {"format": "pt"}  # as `save_pretrained` writes it: names and layout of PyTorch
 ACCESS_LIST = "system.posix_acl_access"  # the extended attribute of POSIX ACLs, on Linux
 MOUNTED = "it is mounted by itself, so no new file can take its place: mount its folder instead"
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # flags for a file that must not exist yet
@@ -49,14 +49,14 @@ class FileTarget(Target):
 
     Args:
         path: The file, or a link to it; its folder must exist.
-        untied: Write a tied tensor under each of its names, for readers that do not know ties.
-            Otherwise it is written once, under the first name in the source, and the file's
+        untied: Whether to write a tied tensor under each of its names, for readers that do not know
+            ties. Otherwise it is written once, under its first name in the source, and the file's
             metadata has its other names, as in `safetensors.torch.save_model`.
 
     Raises:
-        OSError: The path is not that of a regular file, or its folder is not writable; or a link in
-            the path, or the file in a world-writable folder, belongs to another user. The text has
-            the reason, and `errno` is set.
+        OSError: The path is not that of a regular file, or its folder is not writable; or another
+            user owns a link in the path, or the file in a world-writable folder. The text has the
+            reason, and `errno` is set.
     """
 
     __module__ = "weightbus"
@@ -68,9 +68,9 @@ class FileTarget(Target):
         # The last version's layout and metadata, and the layout of its file.
         self._known: tuple[Layout, Mapping[str, str], Layout] | None = None
         self._before: BinaryIO | None = None  # the file that the last version replaced
-        self._kept: str | None = None  # a hidden hard link to that file
+        self._kept: str | None = None  # the name of a hidden hard link to that file
         self._home: Place | None = None  # the place of the last `apply`
-        self._replaced = False  # whether that `apply` has replaced the file
+        self._replaced = False  # whether the last `apply` replaced the file
         try:
             with place_of(self._path) as home:
                 _check_not_mounted(home.path)
@@ -84,7 +84,7 @@ class FileTarget(Target):
             raise self._explained(error) from error
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Compute checksums of the file's tensors; another program may have written the file.
+        """Compute checksums of the tensors in the file, which another program may have written.
 
         Arguments are those of `Target.summing`.
 
@@ -129,7 +129,7 @@ class FileTarget(Target):
         self._replaced = True
 
     def undo(self) -> bool:
-        """Restore the previous file, or remove the new one if there was none."""
+        """Restore the previous file; without a previous file, remove the new one. Return True."""
         before, home = self._before, self._home if self._replaced else None
         try:
             if home is not None and before is None:
@@ -141,7 +141,7 @@ class FileTarget(Target):
         return True
 
     def _put_back(self, home: Place) -> bool:
-        """Rename the previous file's hidden link back; return False if there is no such link."""
+        """Rename the hidden link of the previous file back; return False if there is no link."""
         if self._kept is None:
             return False
         try:
@@ -162,6 +162,7 @@ class FileTarget(Target):
         self._before, self._kept, self._home, self._replaced = None, None, None, False
 
     def _write(self, file: BinaryIO, staged: StagedVersion) -> None:
+        # Write a version into a file, with the file's own header.
         layout = staged.layout
         known, texts = self._known, staged.metadata
         if known is None or known[0] is not layout or known[1] != texts:
@@ -176,7 +177,7 @@ class FileTarget(Target):
             file.write(staged.data[spec.begin : spec.end].data)
 
     def _explained(self, error: OSError) -> OSError:
-        """Return the error with the user's path, in place of the temporary file's, and advice."""
+        """Return the error with advice, and with the user's path in place of a temporary path."""
         folder, text = Path(os.path.realpath(self._path)).parent, error.strerror
         if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
             text = f"there is no folder {folder} to write it into; make it first"
@@ -184,10 +185,10 @@ class FileTarget(Target):
 
 
 def _check_not_mounted(path: Path) -> None:
-    """Check that a file can be renamed over a path.
+    """Raise OSError if a file cannot be renamed over this path.
 
     Raises:
-        OSError: The path is a mount point, so the kernel refuses it.
+        OSError: The path is a mount point, so the kernel refuses the rename.
     """
     try:
         mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
@@ -199,7 +200,7 @@ def _check_not_mounted(path: Path) -> None:
 
 
 def _opened(home: Place) -> BinaryIO | None:
-    """Open the file that will be replaced; return None if it does not exist yet.
+    """Open the file that will be replaced; return None if there is no file yet.
 
     Raises:
         OSError: The path is not a regular file; or the file is not readable, so it could not be
@@ -223,6 +224,7 @@ def _opened(home: Place) -> BinaryIO | None:
 
 
 def _replace(home: Place, before: BinaryIO | None, write: Callable[[BinaryIO], object]) -> None:
+    # Write a temporary file, sync it, and rename it over the file at `home`.
     temporary, handle = _temporary(home, 0o666 if before is None else 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -239,7 +241,7 @@ def _replace(home: Place, before: BinaryIO | None, write: Callable[[BinaryIO], o
 
 
 def _temporary(home: Place, mode: int) -> tuple[str, int]:
-    """Make a temporary file beside the target, locked against `_clear_away`; return name and fd."""
+    """Make a locked temporary file beside the target; return its name and descriptor."""
     while True:
         hidden = _hidden(home)
         handle = open_plain(hidden, NEW, home.folder, mode)
@@ -249,11 +251,11 @@ def _temporary(home: Place, mode: int) -> tuple[str, int]:
             ours = True
         if ours:
             return hidden, handle
-        os.close(handle)  # it was removed before it was locked
+        os.close(handle)  # `_clear_away` removed the file before it was locked
 
 
 def _permit_alike(handle: int, before: int) -> None:
-    """Give a new file, which is private so far, at most the old file's owner and permissions."""
+    """Give a new, private file the owner and permissions of the old file, or less."""
     old, new = os.fstat(before), os.fstat(handle)
     mode = stat.S_IMODE(old.st_mode)
     try:
@@ -262,7 +264,7 @@ def _permit_alike(handle: int, before: int) -> None:
                 os.fchown(handle, old.st_uid, -1)
         if old.st_gid != new.st_gid:
             os.fchown(handle, -1, old.st_gid)
-    except OSError:  # the new file has another group: give that group the rights of others
+    except OSError:  # the new file has another group, which gets the rights of others
         mode = (mode & ~0o070) | (mode & 0o007) << 3
     with suppress(OSError):  # no ACLs on this file system
         try:
@@ -275,9 +277,9 @@ def _permit_alike(handle: int, before: int) -> None:
 
 
 def _other_name(home: Place, before: BinaryIO) -> str | None:
-    """Make and lock a hidden hard link, so that undo is a rename, not a copy; return its name.
+    """Make and lock a hidden hard link to the file; return its name, or None if that fails.
 
-    Return None if that is not possible.
+    With the link, `undo` is a rename, not a copy.
     """
     with suppress(OSError):  # this file system has no hard links, or no locks
         if _locked(before.fileno()):
@@ -288,10 +290,12 @@ def _other_name(home: Place, before: BinaryIO) -> str | None:
 
 
 def _hidden(home: Place) -> str:
+    # Return a new name for a hidden file beside the file.
     return f".{home.name}.{secrets.token_hex(8)}"
 
 
 def _remove(name: str, home: Place) -> None:
+    # Remove a file, if it exists.
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=home.folder)
 
@@ -305,7 +309,7 @@ def _clear_away(home: Place) -> None:
     finally:
         os.close(folder)
     for name in filter(left.fullmatch, names):
-        with suppress(OSError):  # it is gone, or not a regular file, or another user's
+        with suppress(OSError):  # the file is gone, not a regular file, or another user's
             handle = open_plain(name, os.O_RDONLY, home.folder)
             try:
                 if _locked(handle):

@@ -1,9 +1,9 @@
 """Files in folders that other users of the host may write to as well.
 
 Theory of operation: a path is resolved once, name by name, and its folder is held open. All later
-operations are relative to that descriptor, so they stay in that folder even if the path changes.
-A link is followed only if this user or root made it, since another user's link leads to a file of
-that user's choice. Files are opened without blocking, as opening a FIFO would wait for its other
+operations are relative to that descriptor, so they stay in that folder even if the path changes. A
+link is followed only if this user or root made it, since another user's link leads to a file of
+that user's choice. Files are opened without blocking, since opening a FIFO would wait for its other
 end.
 """
 
@@ -19,8 +19,8 @@ from types import TracebackType
 LINKS_MAX = 40  # links in one path, the kernel's own limit
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # added to the access mode
-TRIES = 10  # attempts to open a file that other processes make and remove meanwhile
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # flags that are added to the access mode
+TRIES = 10  # attempts to open a file that other processes create and remove
 
 
 class Place:
@@ -28,8 +28,8 @@ class Place:
 
     Attributes:
         folder: The folder's descriptor, for `dir_fd`.
-        name: The name in that folder, which is not the name of a link.
-        path: The path of both, for error texts.
+        name: The name in that folder. It is not the name of a link.
+        path: The folder's path and the name, for error texts.
     """
 
     def __init__(self, folder: int, name: str, path: Path) -> None:
@@ -57,11 +57,11 @@ class Place:
 
 
 def place_of(path: Path) -> Place:
-    """Return the folder and the name that a path resolves to; the file need not exist.
+    """Return the folder (held open) and the name that a path leads to; the file may not exist.
 
     Raises:
-        OSError: A folder does not exist, or a link in the path belongs to another user, whom the
-            text names.
+        OSError: A folder does not exist, or a link in the path belongs to another user. The text
+            names the user.
     """
     todo = [*reversed(path.absolute().parts[1:])]
     folder, at, links, name = os.open("/", FOLDER), Path("/"), 0, "."
@@ -85,12 +85,13 @@ def place_of(path: Path) -> Place:
 
 
 def _check_links(links: int, path: Path) -> None:
+    # Raise OSError if a path has too many links.
     if links > LINKS_MAX:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
 def _target(name: str, folder: int, at: Path) -> str:
-    """Return the target of a link; empty if `name` is not a link.
+    """Return where a link leads, as a path; empty if `name` is not a link.
 
     Raises:
         PermissionError: Another user made the link.

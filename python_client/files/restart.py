@@ -1,4 +1,4 @@
-"""`load`: a restarted trainer loads the weights that it published last."""
+"""`load`: lets a restarted trainer load the weights that it published last."""
 
 import logging
 import os
@@ -74,7 +74,7 @@ def load(
 
 
 def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | None:
-    """Open a version, which stays readable if its file is deleted; None if the folder has none."""
+    """Open a version; None if the folder has none. It stays readable if its file is deleted."""
     for look in range(1, LOOKS_MAX + 1):
         shelf = read_index(path)
         if not shelf.models():
@@ -96,6 +96,7 @@ def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | No
 
 
 def _others(path: Path, stored: StoredVersion) -> str:
+    # Return advice that lists the other versions of the model.
     others = [each for each in read_index(path).versions(stored.model) if each != stored]
     keys = ", ".join(str(each.key) for each in others)
     if not others:

@@ -5,10 +5,10 @@
     weightbus.lock                         locked by the publisher that uses the folder
 
 Theory of operation: a file counts only if the table, `weightbus.json`, names it. A version is
-written under a temporary name, synced, renamed, and its folder synced; then the table is replaced
-in the same way; then files that the table no longer names are deleted. So after a crash at any
-moment the folder has either the old or the new table, and each of them names only whole files.
-Bytes may rot, and users may copy files: so the table contains its own hash, and a version is
+written under a temporary name, synced, and renamed, and its folder is synced. Then the table is
+replaced in the same way. Then files that the table no longer names are deleted. So after a crash at
+any moment the folder has either the old or the new table, and each of them names only whole files.
+Bytes may rot, and users may copy files. So the table contains its own hash, and a version is
 checked against its digest each time it is read.
 
 Versions are weights, so the folder and its files are private where this module creates them: modes
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.state")
 
-# How long to wait for a lock of this process, whose publisher may be closing; polling interval.
+# Seconds to wait for a lock that this process holds, and between two tries.
 LOCK_SECONDS, LOOK_SECONDS = 1.0, 0.02
 LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damaged"
 PARTIAL = ".partial"  # suffix of a file that is being written
-HISTORY_MAX = 10_000  # older files of a model: the table is rewritten with every version
-NAMES_MAX = 64  # keys of the same bytes: a worker that missed more restarts fetches the bytes
+HISTORY_MAX = 10_000  # most older files of a model: each version rewrites the whole table
+NAMES_MAX = 64  # most keys kept for the same bytes; after more restarts, a worker fetches the bytes
 SLICE_BYTES = 2**22  # bytes written between two calls of `breathe`
 
 _OURS = re.compile(rf"[A-Za-z0-9._-]{{1,128}}@([0-9]{{1,16}})-[0-9]{{1,16}}{re.escape(SUFFIX)}\Z")
@@ -79,12 +79,12 @@ class StoredVersion(msgspec.Struct, frozen=True):
     """A version on disk.
 
     Attributes:
-        model, epoch, version: Its model id, epoch and number when it was published.
+        model, epoch, version: The version's model id, epoch and number when it was published.
         nbytes: Bytes of its tensors.
         chunk_bytes: Bytes per chunk.
-        digest: The digest of its bytes, in chunks of `chunk_bytes`.
+        digest: The digest of the version, in chunks of `chunk_bytes`.
         names: Every (epoch, version) under which these bytes were offered, the newest first.
-        metadata: Its metadata, as text by name.
+        metadata: The version's metadata, as text by name.
     """
 
     __module__ = "weightbus.types"
@@ -112,11 +112,13 @@ class StoredVersion(msgspec.Struct, frozen=True):
         return f"{self.model}@{self.epoch}-{self.version}{SUFFIX}"
 
 
+# The content of `weightbus.json`.
 class _Table(msgspec.Struct, frozen=True):
     epoch: Count = 0  # the highest epoch of this folder's publishers
     versions: tuple[StoredVersion, ...] = ()  # in the order in which they were written
 
 
+# The form of `weightbus.json` on disk: the table, and the table's hash.
 class _Sealed(msgspec.Struct, frozen=True):
     sha256: str
     table: msgspec.Raw
@@ -124,12 +126,12 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A version opened from disk, which can be published in place of weights.
+    """A version on disk, opened, which can be published in place of weights.
 
     Attributes:
-        stored: Its entry in the table.
-        layout: Its layout, byte for byte as it was published.
-        data: The file's data section, not verified yet; `copy_to` verifies it.
+        stored: The version's entry in the table.
+        layout: The version's layout, byte for byte as it was published.
+        data: The file's data section, not verified yet: `copy_to` verifies it.
     """
 
     stored: StoredVersion
@@ -156,7 +158,7 @@ def _go_on() -> None:
 
 
 class StateIndex:
-    """Read access to the versions that a table names.
+    """The versions that a table names, for reading.
 
     Args:
         path: The folder.
@@ -176,10 +178,10 @@ class StateIndex:
         return sorted(found, key=lambda stored: stored.key, reverse=True)
 
     def find(self, model: str, key: Key) -> StoredVersion:
-        """Return one version, by any of its keys.
+        """Return the version that has this key, or had it before a restart.
 
         Raises:
-            StateFolderError: The folder does not have this version; the text lists those it has.
+            StateFolderError: The folder does not have this version; the text lists its versions.
         """
         versions = self.versions(model)
         for stored in versions:
@@ -192,7 +194,7 @@ class StateIndex:
         )
 
     def open(self, stored: StoredVersion) -> Saved:
-        """Open a version's file; its bytes are read and verified only by `Saved.copy_to`.
+        """Open a version's file. `Saved.copy_to` reads and verifies the bytes.
 
         Raises:
             StateFolderError: The file is gone, truncated, or another model's.
@@ -213,7 +215,7 @@ class StateIndex:
 
 
 def read_index(path: Path) -> StateIndex:
-    """Return the folder's current versions. This takes no lock: a publisher may write meanwhile.
+    """Return a folder's current versions. No lock is needed: a publisher may write meanwhile.
 
     Raises:
         StateFolderError: The folder's table cannot be read, or is damaged.
@@ -237,11 +239,11 @@ def read_index(path: Path) -> StateIndex:
 
 
 class StateFolder(StateIndex, Closable):
-    """A state folder, locked for one publisher until `close`. One thread at a time may write to it.
+    """A state folder, locked for one publisher until `close`. Only one thread may write at a time.
 
     Args:
-        path: The folder; made if it does not exist.
-        history: How many older versions of each model are kept beside the latest.
+        path: The folder, which is made if it does not exist.
+        history: How many older versions of each model are kept besides the latest.
 
     Raises:
         StateFolderError: Another publisher uses the folder, or the folder is not usable.
@@ -278,6 +280,7 @@ class StateFolder(StateIndex, Closable):
         return f"<StateFolder {self.path}: epoch {self.epoch}, {len(self._table.versions)} files>"
 
     def _take_lock(self) -> None:
+        # Lock the folder; raise StateFolderError if another publisher keeps it locked.
         here, until = f"process {os.getpid()} on {socket.gethostname()}", 0.0
         while True:
             try:
@@ -286,7 +289,7 @@ class StateFolder(StateIndex, Closable):
             except BlockingIOError:
                 holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
             if holder == here and not until:
-                gc.collect()  # closes the publisher if nothing refers to it
+                gc.collect()  # closes the publisher that has the lock, if nothing refers to it
                 until = time.monotonic() + LOCK_SECONDS
             if time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
@@ -325,9 +328,10 @@ class StateFolder(StateIndex, Closable):
             )
 
     def _make_private(self, name: str, mode: int | None) -> bool:
-        """Restrict a file's mode; return whether it was too wide."""
+        """Remove other users' access to a file; return whether they had access."""
         mode = self._mode if mode is None else mode
-        with contextlib.suppress(OSError):  # it is gone, not a regular file, or another user's
+        # the file is gone, not a regular file, or another user's
+        with contextlib.suppress(OSError):
             file = open_plain(name, os.O_RDONLY, self._home)
             try:
                 found = stat.S_IMODE(os.fstat(file).st_mode)
@@ -347,7 +351,7 @@ class StateFolder(StateIndex, Closable):
                 self._remove(name)
 
     def _read_table(self) -> _Table:
-        """Return the table; if it is damaged, move it aside, log that, and return an empty one."""
+        """Return the table. If it is damaged, log that, rename its file, and return a new table."""
         file = self.path / TABLE
         used = (int(m[1]) for name in os.listdir(self._home) if (m := _OURS.match(name)))
         least = min(max(used, default=0), INTEGER_MAX)
@@ -379,7 +383,7 @@ class StateFolder(StateIndex, Closable):
     # Writing.
 
     def begin(self, epoch: int, offered: Iterable[StoredVersion] = ()) -> None:
-        """Record an epoch before it is announced; record that it offers `offered` as version 1.
+        """Record an epoch before its announcement; `offered`: versions that it offers as version 1.
 
         Raises:
             StateFolderError: The table cannot be written.
@@ -430,6 +434,7 @@ class StateFolder(StateIndex, Closable):
             self._remove(old.file)
 
     def _replace_table(self, table: _Table) -> None:
+        # Write a new table to disk.
         text = msgspec.json.encode(table)
         sealed = _Sealed(hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
         self._replace(TABLE, [msgspec.json.encode(sealed) + b"\n"])
@@ -461,6 +466,7 @@ class StateFolder(StateIndex, Closable):
             os.unlink(name, dir_fd=self._home)
 
     def _sync_folder(self) -> None:
+        # Wait until changes of the folder itself are on disk.
         os.fsync(self._home)
 
     def close(self) -> None:
@@ -479,7 +485,7 @@ class StateFolder(StateIndex, Closable):
 
 
 def _opened(path: Path) -> int:
-    """Open a state folder; make it if it does not exist."""
+    """Return the descriptor of a state folder; make the folder if it does not exist."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with place_of(path) as place:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -487,7 +493,7 @@ def _opened(path: Path) -> int:
 
 
 def _read(name: str, folder: int) -> bytes:
-    """Return a file's content; raise PermissionError for another user's file."""
+    """Return a file's content; raise PermissionError if another user owns the file."""
     file = open_plain(name, os.O_RDONLY, folder)
     with os.fdopen(file, "rb") as opened:
         check_owner(file, name, folder, stat.S_ISVTX | stat.S_IWOTH)
@@ -506,18 +512,21 @@ def _locker_of(lock: int) -> int:
 
 
 def _named(pid: int) -> str:
+    # Return a text that names a process and its user.
     with contextlib.suppress(OSError):
         return f"process {pid} of {user(os.stat(f'/proc/{pid}').st_uid)}"
     return f"process {pid}"
 
 
 def _write(file: int, view: memoryview, breathe: Callable[[], None]) -> None:
+    # Write all of `view`, calling `breathe` before each slice.
     while len(view):
         breathe()
         view = view[os.write(file, view[:SLICE_BYTES]) :]
 
 
 def _unsealed(text: bytes) -> _Table:
+    # Return the table in the content of `weightbus.json`; raise ValueError if the hash differs.
     sealed = msgspec.json.decode(text, type=_Sealed)
     if hashlib.sha256(sealed.table).hexdigest() != sealed.sha256:
         raise ValueError("it does not match its hash")
@@ -525,7 +534,7 @@ def _unsealed(text: bytes) -> _Table:
 
 
 def newest(names: Iterable[Key]) -> tuple[Key, ...]:
-    """Return the newest `NAMES_MAX` names, the newest first."""
+    """Return the newest `NAMES_MAX` keys, the newest first."""
     return tuple(sorted(set(names), reverse=True)[:NAMES_MAX])
 
 
@@ -538,7 +547,7 @@ def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
     """Return a new publisher's epoch, which is higher than all epochs in its state folder.
 
     Args:
-        asked: The user's epoch; None: milliseconds since 1970.
+        asked: The epoch that the user requests; None: milliseconds since 1970.
         folder: The state folder, if there is one.
 
     Raises:
@@ -552,7 +561,7 @@ def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
 
 
 def age_from_now() -> Callable[[], float]:
-    """Return a function that returns the seconds since this call, sleep of the host included."""
+    """Return a function that returns the seconds since this call, including the host's sleep."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     started = time.clock_gettime(clock)
     return lambda: time.clock_gettime(clock) - started

@@ -47,22 +47,23 @@ class Http:
 
     @property
     def host(self) -> str:
-        """The host's name or address, without brackets."""
+        """The name or IP address in `address`, without brackets."""
         return self._parts()[0]
 
     @property
     def port(self) -> int:
-        """The port; 0: any free port."""
+        """The port in `address`; 0: any free port."""
         return self._parts()[1]
 
     def _parts(self) -> tuple[str, int]:
+        # Return host and port of `address`; raise AddressError if it is invalid.
         host, colon, port = self.address.rpartition(":")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
             raise AddressError(f"{self.address!r} is no HOST:PORT, such as 127.0.0.1:8080")
         return host.strip("[]"), int(port)
 
     def knows(self, host: str) -> bool:
-        """Return whether a request's `host` is a name of this host or an IP address."""
+        """Return whether the `Host` of a request is a name of this host, or an IP address."""
         name = host.rpartition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         own = ("localhost", self.host, socket.gethostname(), *self.hosts)
         return name.lower() in {each.lower() for each in own} or ip_address(name) is not None

@@ -1,7 +1,8 @@
 """Computes checksums of a worker's current weights, between two applies. (W35)
 
-The sums are computed in a separate thread, which exists only while there are requests. An apply
-waits for at most one step of some MiB. If another version then runs, the sums are discarded.
+The checksums are computed in a separate thread, which exists only while there are requests. An
+apply waits for at most one step, of some MiB. If another version then runs, the checksums are
+discarded.
 """
 
 import logging
@@ -19,14 +20,14 @@ from .background_queue import BackgroundQueue
 
 log = logging.getLogger("weightbus.subscriber")
 
-BUSY_SECONDS = 1.0  # longest wait for an apply
+BUSY_SECONDS = 1.0  # seconds that a request waits for an apply
 
 
 class Checker:
-    """Answers requests for checksums of the current weights.
+    """Answers requests for checksums of a worker's current weights.
 
     Args:
-        targets: The targets, by model.
+        targets: The targets, by model id.
         applier: Has the applied version and the lock of each model.
         tell: Called with the answer to each request.
     """
@@ -38,19 +39,21 @@ class Checker:
         tell: Callable[[Examined], None],
     ) -> None:
         self._targets, self._applier, self._tell = targets, applier, tell
-        # At most as many requests wait as the rate limit allows at once.
+        # As many requests may wait as the rate limit allows at once.
         self._queue = BackgroundQueue("weightbus-check", int(CHECKS.burst))
 
     def ask(self, check: Check) -> None:
-        """Queue a request. `tell` gets the answer later, or at once "busy" if the queue is full."""
+        """Queue a request. `tell` gets the answer later; if the queue is full, "busy" at once."""
         if not self._queue.put(partial(self._examine, check)):
             text = "it has no thread for that now: ask again in a moment"
             self._tell(Examined(unchecked(check, "busy", text)))
 
     def _examine(self, check: Check) -> None:
+        # Answer a request.
         self._tell(Examined(self._answer(check)))
 
     def _answer(self, check: Check) -> Checked:
+        # Return the answer, even if the checksums cannot be computed.
         try:
             return self._look(check)
         except TimeoutError as error:
@@ -64,6 +67,7 @@ class Checker:
             return unchecked(check, "unreadable", repr(error))
 
     def _look(self, check: Check) -> Checked:
+        # Compute the checksums, while no version is applied.
         key, sums, nbytes = (check.epoch, check.version), list[int | None](), 0
         lock, runs = self._applier.lock_of(check.model), self._applier.runs
         with lock.reading(BUSY_SECONDS, check.model):

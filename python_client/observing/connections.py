@@ -2,8 +2,8 @@
 
 A connection takes a descriptor of the publisher's process, and a page's port may be open to hosts
 that have no access. So a connection is *unproven* until a request on it has access. An unproven
-connection is closed after `SILENT_SECONDS`, or earlier if a new connection needs its place; then
-the oldest is closed first. So a flood of silent connections does not lock out clients with access.
+connection is closed after `SILENT_SECONDS`. If a new connection needs its place, the oldest is
+closed earlier. So a flood of silent connections does not lock out clients with access.
 asyncio's server is not used: it accepts without a bound, and if there are no free descriptors, it
 logs a traceback 128 times a second.
 """
@@ -27,13 +27,13 @@ log = logging.getLogger("weightbus.http")
 # the others. The maximum allows 32 browsers (`STREAMS_MAX`) with a few connections each.
 CONNECTIONS_MAX, SHARE = 128, 8
 UNPROVEN_MAX = 16  # unproven connections of one host: a browser opens six, which soon have access
-SILENT_SECONDS = 5.0  # limit for the first request with access
-IDLE_SECONDS = 30.0  # between two requests on a connection; Prometheus sends one every 15 s
-UNREAD_SECONDS = 30.0  # until the kernel closes a connection whose peer does not acknowledge data
+SILENT_SECONDS = 5.0  # seconds until the first request with access
+IDLE_SECONDS = 30.0  # seconds between two requests; Prometheus sends one every 15 s
+UNREAD_SECONDS = 30.0  # seconds until the kernel closes a connection that does not acknowledge
 BACKLOG = 128  # connections that the kernel queues until they are accepted
-ACCEPTS = 16  # connections accepted per event, so that existing connections are served too
-PAUSE_SECONDS = 1.0  # between two attempts to accept if there are no free descriptors
-LOOK_SECONDS = 0.5  # between two checks for silent connections
+ACCEPTS = 16  # connections accepted at once, before others are served
+PAUSE_SECONDS = 1.0  # seconds between two attempts to accept without free descriptors
+LOOK_SECONDS = 0.5  # seconds between two checks for silent connections
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -42,9 +42,9 @@ class _Connection:
     """A connection, which exists until its socket is closed."""
 
     socket: socket.socket
-    host: str
-    since: float
-    proven: bool = False
+    host: str  # the peer's IP address
+    since: float  # when it was accepted, in seconds on the monotonic clock
+    proven: bool = False  # whether a request on it had access
     transport: asyncio.BaseTransport | None = None
 
 
@@ -66,7 +66,7 @@ class Connections:
         where: str,
     ) -> None:
         self._listeners, self._make = listeners, make
-        self._each: dict[int, _Connection] = {}  # by descriptor; reuse replaces a closed connection
+        self._each: dict[int, _Connection] = {}  # by descriptor, which a newer connection may reuse
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._closed = RateLimitedWarning(
@@ -91,10 +91,12 @@ class Connections:
             each.proven = True
 
     def _resume(self, listener: socket.socket) -> None:
+        # Accept connections again.
         if listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
+        # Accept the connections that wait, up to `ACCEPTS`.
         for _ in range(ACCEPTS):
             try:
                 connection, peer = listener.accept()
@@ -103,13 +105,15 @@ class Connections:
             except OSError as error:
                 if error.errno not in SCARCE:
                     raise
-                self._loop.remove_reader(listener)  # else the loop would call `_accept` at once
+                # otherwise the loop would call `_accept` again at once
+                self._loop.remove_reader(listener)
                 self._loop.call_later(PAUSE_SECONDS, self._resume, listener)
                 self._warn(f"{error.strerror}; {RAISE}")
                 return
             self._take(connection, str(peer[0]))
 
     def _take(self, connection: socket.socket, host: str) -> None:
+        # Serve a connection, or close it, or close an older one in its place.
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if nearly_exhausted(connection.fileno()):
             connection.close()
@@ -138,6 +142,7 @@ class Connections:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, each: _Connection) -> None:
+        # Make the transport of a connection.
         try:
             each.transport, _ = await self._loop.connect_accepted_socket(self._make, each.socket)
         except OSError:  # the peer has closed already
@@ -149,6 +154,7 @@ class Connections:
         return sorted(self._each.values(), key=lambda each: each.since)
 
     def _look(self) -> None:
+        # Close connections that have been unproven for too long.
         now = time.monotonic()
         for each in self._open():
             if not each.proven and now - each.since >= SILENT_SECONDS:
@@ -156,6 +162,7 @@ class Connections:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _hang_up(self, each: _Connection) -> None:
+        # Close a connection.
         del self._each[each.socket.fileno()]
         if isinstance(each.transport, asyncio.Transport):
             each.transport.abort()
@@ -168,7 +175,7 @@ class Connections:
 
 
 def listening(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at those addresses of a host that can be bound.
+    """Return listening sockets, for all addresses of the host that can be bound.
 
     Raises:
         OSError: No address can be bound, or one of them is in use.

@@ -26,29 +26,30 @@ from .web import HEADERS, STOPPING
 
 log = logging.getLogger("weightbus.dashboard")
 
-LOOK_SECONDS = 0.5  # between two checks for changes
-STILL_SECONDS = 5.0  # between keep-alives on a stream that has no changes
-STREAMS_MAX = 32  # most browsers at a time: each costs memory, and a message for each change
-KEEP_SECONDS = MOMENT_SECONDS / 2  # between two samples for the history, with or without browsers
-KEEP_SHARE = 0.02  # largest part of a core's time that sampling may take
+LOOK_SECONDS = 0.5  # seconds between two checks for changes
+STILL_SECONDS = 5.0  # seconds between keep-alives on a stream without changes
+STREAMS_MAX = 32  # most browsers at a time
+KEEP_SECONDS = MOMENT_SECONDS / 2  # seconds between two samples for the history
+KEEP_SHARE = 0.02  # largest fraction of one core that sampling may take
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The state that the page shows."""
+    """The state that the page shows, as JSON with a number."""
 
     number: int = 0  # increases with each change
-    asked: Observe = field(default_factory=Observe)  # the next request, which differs per view
+    # the view's next request; it differs if the view has changed
+    asked: Observe = field(default_factory=Observe)
     troubles: tuple[Trouble, ...] = ()
     state: bytes = b""  # the state, as JSON
-    made_at: float = float("-inf")  # the monotonic time
+    made_at: float = float("-inf")  # when it was made, on the monotonic clock
 
 
 class Dashboard:
-    """The page, and the stream that sends the page its state.
+    """The dashboard page, and the stream of server-sent events that updates it.
 
     Args:
-        refresh: Returns an up-to-date view. Called in any thread, but never concurrently.
+        refresh: Returns an up-to-date view. Any thread may call it, but only one at a time.
     """
 
     def __init__(self, refresh: Callable[[], View]) -> None:
@@ -81,7 +82,7 @@ class Dashboard:
         return web.Response(body=told, content_type="application/json", headers=HEADERS)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Send a browser the state, again at each change, until one side closes."""
+        """Send a browser the state now and at each change, until one side closes."""
         if self._streams >= STREAMS_MAX:
             text = f"{STREAMS_MAX} browsers look on already: close one of them"
             return web.Response(status=503, text=text, headers=HEADERS)
@@ -102,7 +103,7 @@ class Dashboard:
         self._history.published(receipt, str(error or ""), time.monotonic())
 
     async def watch(self, stopping: asyncio.Event) -> None:
-        """Add samples to the history, with or without browsers, until `stopping` is set."""
+        """Sample periodically into the history, even without browsers, until `stopping` is set."""
         with contextlib.suppress(WeightBusError):  # the publisher is closed
             while not stopping.is_set():
                 async with self._lock:
@@ -117,6 +118,7 @@ class Dashboard:
                     await asyncio.wait_for(stopping.wait(), pause)
 
     async def _stream(self, response: web.StreamResponse, stopping: asyncio.Event) -> None:
+        # Send the state and the history at each change.
         told, told_at, since = -1, 0.0, -1
         while not stopping.is_set():
             picture = await self._current(anew=told < 0)
@@ -138,21 +140,21 @@ class Dashboard:
     async def _current(self, *, anew: bool) -> _Picture:
         """Return the current state, which all streams share.
 
-        The state contains ages, and a page counts on from them when it gets the state. So for a new
-        page (`anew`) the ages must be up to date.
+        The state contains ages, from which a page counts on. So for a new page (`anew`) the ages
+        must be up to date.
         """
         async with self._lock:
             return await asyncio.to_thread(self._draw, anew=anew)
 
     def _look(self) -> float:
-        """Update the view, unless it was updated just before; return the monotonic time."""
+        """Update the view, unless it was just updated; return the monotonic time."""
         if time.monotonic() - self._looked_at >= LOOK_SECONDS / 2:
             self._view = self._refresh()
             self._looked_at = time.monotonic()
         return time.monotonic()
 
     def _keep(self) -> list[Standing]:
-        """Add the standings of all workers to the history, and return them."""
+        """Add the states of all workers to the history, and return them."""
         now = self._look()
         standings = self._view.standings(now)
         self._history.looked(self._view, standings, now)
@@ -161,7 +163,7 @@ class Dashboard:
         return standings
 
     def _draw(self, *, anew: bool) -> _Picture:
-        """Return the current state, with a new number if it differs from the last one."""
+        """Return the current state, with a new number if it differs from the last state."""
         now, before = self._look(), self._picture
         old = anew and now - before.made_at >= LOOK_SECONDS / 2
         due = now >= self._keep_at
@@ -188,11 +190,12 @@ def page_of(page: str, style: str, script: str) -> tuple[bytes, str]:
 
 
 def _hash(text: str) -> str:
+    # Return the hash of a script or style, as a source for the policy.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _shortfalls(history: History, now: float) -> list[Trouble]:
-    """Return a trouble for each model with publishes that recently fell short."""
+    """Return a problem for each model of which publishes recently reached too few workers."""
     minutes = MOMENTS_MAX * MOMENT_SECONDS / 60
     return [
         Trouble(
@@ -236,7 +239,7 @@ def json_of(
 
 
 def history_of(history: History, since: int, now: float) -> tuple[int, bytes]:
-    """Return the history's change count, and as JSON the moments changed after count `since`."""
+    """Return the history's change count, and JSON of the moments that changed after `since`."""
     changes, models = history.moments(since, now)
     told = {
         "since": since,  # -1: the whole history

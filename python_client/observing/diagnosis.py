@@ -7,13 +7,13 @@ from ...bus.units import span
 from .obstacles import Finding, Severity
 from .view import Standing, View
 
-CLOCK_SECONDS = 2.0  # accepted difference of clocks, which order epochs of restarted publishers
-EVENTS_SECONDS = 60.0  # how long a refusal is reported
-WORKERS_TOLD = 20  # most workers listed one by one: as many as a person reads
-TROUBLES_TOLD = 8  # troubles shown, so that the workers below them stay visible
-NAMED = 3  # workers named in one trouble
+CLOCK_SECONDS = 2.0  # accepted difference of clocks, in seconds: clocks order epochs
+EVENTS_SECONDS = 60.0  # seconds for which a refusal is reported
+WORKERS_TOLD = 20  # most workers listed one by one
+TROUBLES_TOLD = 8  # most problems shown, so that workers below stay visible
+NAMED = 3  # workers named in one problem
 START_ONE = "start one: a Subscriber in a program of yours, or weightbus subscribe"
-BEHIND_SECONDS = 5.0  # how long a worker may be behind without trouble, since it is applying
+BEHIND_SECONDS = 5.0  # seconds that a worker may be behind: it is applying
 
 BY_CODE = {
     "layout-mismatch": (
@@ -31,7 +31,7 @@ BY_CODE = {
 
 
 def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
-    """Yield findings about a bus, based on its publisher's roster.
+    """Yield findings about a bus, from the roster of its publisher.
 
     Args:
         view: The view of the roster.
@@ -64,7 +64,7 @@ class Trouble:
         text: The problem and its workers, without ages, so that the text changes only with the
             problem.
         advice: What to do; empty: nothing.
-        verdict, model: These values select the page's rows of workers that have the problem.
+        verdict, model: Select the rows of the page that show the workers with this problem.
     """
 
     state: Severity
@@ -101,7 +101,7 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
 
 
 def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
-    """Return standings grouped by problem; of a lost worker, only the first standing counts."""
+    """Return the workers' states, grouped by problem. A lost worker is in one group only."""
     groups: dict[tuple[str, str, str], list[Standing]] = {}
     lost = set[str]()
     key: tuple[str, str, str]
@@ -123,6 +123,7 @@ def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
 
 
 def _trouble(group: Sequence[Standing]) -> Trouble:
+    # Return the problem of a group of workers.
     first, advice = group[0], _of_worker(group[0]).advice
     named = ", ".join(s.worker for s in group[:NAMED])
     who = named if len(group) <= NAMED else f"{named} and {len(group) - NAMED:,} more"
@@ -141,6 +142,7 @@ def _trouble(group: Sequence[Standing]) -> Trouble:
 
 
 def _clock(ahead: float | None) -> Iterator[Finding]:
+    # Yield a finding if the clocks of publisher and observer differ.
     if ahead is None:
         return
     if abs(ahead) <= CLOCK_SECONDS:
@@ -156,6 +158,7 @@ def _clock(ahead: float | None) -> Iterator[Finding]:
 
 
 def _of_worker(s: Standing) -> Finding:
+    # Return the finding for a worker's state with one model.
     who = f"{s.worker} ({s.host or 'host unknown'}, process {s.pid}) "
     who += f"failed {s.model}" if s.verdict == "failed" else f"is {s.verdict} with {s.model}"
     runs = f"it runs {s.version or 'none'}, the newest is {s.newest}"

@@ -18,7 +18,7 @@ from .view import Standing, View
 
 MOMENT_SECONDS = 5.0
 MOMENTS_MAX = 180  # 15 minutes
-MODELS_MAX = 64  # some 2 MB; a further model replaces the one that changed least recently
+MODELS_MAX = 64  # most models; a further one replaces the model changed longest ago
 TEXT_MAX = 200  # characters of the reason why a publish fell short
 
 
@@ -29,13 +29,13 @@ class Moment(msgspec.Struct, array_like=True):
         at: The number of the moment: the monotonic time, divided by `MOMENT_SECONDS`.
         version: The latest version in this moment.
         publishes: The number of publishes that ended.
-        short: The number of these publishes that achieved less than was required.
+        short: The number of these publishes that reached fewer workers than required.
         applied_s: Seconds from publish to apply on the slowest worker; 0: no worker applied.
         late: The largest number of workers that were not up to date at the same time.
         bad: The largest number of workers that were lost, stuck or failed at the same time.
-        lag: The largest number of versions that a worker, not counting lost ones, was behind.
-        lag_s: Seconds since the first of these versions was published.
-        who: The name of the worker with this lag.
+        lag: The largest number of versions that a worker was behind; lost workers do not count.
+        lag_s: Seconds since the first version that this worker lacked was published.
+        who: The name of this worker.
         changed: The history's change count when this moment last changed.
     """
 
@@ -54,15 +54,15 @@ class Moment(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """A publish that achieved less than was required: its model, the reason, and the time."""
+    """A publish that reached fewer workers than required: its model, the reason, and the time."""
 
     model: str
     text: str
-    at: float
+    at: float  # on the monotonic clock, in seconds
 
 
 class History:
-    """The moments of all models. All methods are thread-safe."""
+    """The moments of all models, by model id. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class History:
         return self._changes
 
     def published(self, receipt: Receipt, shortfall: str, now: float) -> None:
-        """Record a publish that ended; `shortfall` says why it fell short, empty if it did not."""
+        """Record a publish that ended. `shortfall`: why it failed; empty if it succeeded."""
         took = [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
         with self._lock:
             self._changes += 1
@@ -130,7 +130,7 @@ class History:
         }
 
     def _moment(self, model: str, now: float) -> Moment:
-        """Return a model's current moment, marked as changed; add the moment if necessary."""
+        """Return a model's current moment, and mark it as changed."""
         moments = self._models.setdefault(model, deque(maxlen=MOMENTS_MAX))
         self._models.move_to_end(model)
         while len(self._models) > MODELS_MAX:
@@ -148,6 +148,7 @@ def number_of(now: float) -> int:
 
 
 def _note(moment: Moment, version: int, standings: Sequence[Standing]) -> None:
+    # Record the states of a model's workers in a moment.
     late = [s for s in standings if s.verdict != "current"]
     moment.version = max(moment.version, version)
     moment.late = max(moment.late, len(late))
@@ -158,6 +159,6 @@ def _note(moment: Moment, version: int, standings: Sequence[Standing]) -> None:
 
 
 def _applied(moment: Moment, took: Sequence[float]) -> bool:
-    """Record how many seconds workers took to apply; return whether the moment's maximum rose."""
+    """Record the seconds that workers took to apply; return whether the maximum has risen."""
     before, moment.applied_s = moment.applied_s, max([moment.applied_s, *took])
     return moment.applied_s > before

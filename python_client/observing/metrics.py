@@ -1,6 +1,6 @@
 """The Prometheus metrics of a publisher, in one table, from which the documentation is made.
 
-Labels are bounded: models and workers beyond a bound have no own series, and count only in sums.
+The number of labels is bounded: models and workers beyond a bound count only in sums.
 """
 
 import math
@@ -20,12 +20,13 @@ from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.receipt import Receipt
 from .view import VERDICTS, Standing, View
 
-MODELS_LABELLED = 64  # most models with their own series: a publisher has a few
+MODELS_LABELLED = 64  # most models with their own series
 WORKERS_LABELLED = (
     256  # most workers with their own series: one series per model, which Prometheus stores
 )
-OTHER = "other"  # the label of all further models
-# Metadata that are numbers are exported. Other text would be a label, and each new text a series.
+OTHER = "other"  # the label of all other models
+# Metadata that are numbers are exported. Other text would have to be a label, and each new text
+# would make a new series.
 NUMBER = re.compile(r"[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]?[0-9]{1,4})?")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -84,7 +85,7 @@ class Metrics(Collector):
 
     Args:
         refresh: Returns an up-to-date view.
-        malformed: Returns the number of messages that broke the protocol.
+        malformed: Returns the number of received messages that broke the protocol.
     """
 
     def __init__(self, refresh: Callable[[], View], malformed: Callable[[], int]) -> None:
@@ -105,6 +106,7 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def _counter(self, name: str) -> prometheus_client.Counter:
+        # Return a new counter of this name.
         row = METRICS[name]
         return prometheus_client.Counter(name, row.help, row.labels, registry=self.registry)
 
@@ -146,6 +148,7 @@ class Metrics(Collector):
         yield from _of_workers([s for s in standings if self._label(s.model) != OTHER], view.epoch)
 
     def _of_models(self, view: View, now: float) -> Iterable[Metric]:
+        # Yield the metrics of the models.
         models = {n: m for n, m in view.models(now).items() if self._label(n) != OTHER}
         versions = {(name,): row.version for name, (row, _) in models.items()}
         yield _gauge("weightbus_model_version", versions)
@@ -164,6 +167,7 @@ class Metrics(Collector):
 
 
 def _of_standings(standings: list[Standing]) -> Iterable[Metric]:
+    # Yield the metrics of the workers' states, summed by model.
     counts = Tally((s.model, str(s.verdict)) for s in standings)
     models = {s.model for s in standings}
     by_state = {(model, v): counts[model, v] for model in models for v in VERDICTS}
@@ -178,6 +182,7 @@ def _of_standings(standings: list[Standing]) -> Iterable[Metric]:
 
 
 def _of_workers(standings: list[Standing], epoch: int) -> Iterable[Metric]:
+    # Yield the metrics of single workers.
     told = set(sorted({s.worker for s in standings})[:WORKERS_LABELLED])
     some = [s for s in standings if s.worker in told]
     versions = {(s.model, s.worker): s.version if s.epoch == epoch else 0 for s in some}
@@ -186,6 +191,7 @@ def _of_workers(standings: list[Standing], epoch: int) -> Iterable[Metric]:
 
 
 def _gauge(name: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+    # Return a gauge with these values, by labels.
     row = METRICS[name]
     family = GaugeMetricFamily(name, row.help, labels=row.labels)
     for labels, value in values.items():

@@ -22,13 +22,13 @@ from .view import View
 
 log = logging.getLogger("weightbus.observer")
 
-ASKS = Rate(12, 6)  # of requests: below the publisher's CONTROL_RATE over COST_HIGH
-ANSWER_SECONDS = 1.0  # until a request without an answer is repeated
+ASKS = Rate(12, 6)  # rate of requests, below the publisher's CONTROL_RATE / COST_HIGH
+ANSWER_SECONDS = 1.0  # seconds until a request without an answer is repeated
 CHECK_SECONDS = 10.0  # the same for a request that a worker must answer
-LOOK_SECONDS = 0.25  # between two checks of the connection
-BROKEN_SECONDS = 2.0  # how long handshakes fail before the keys are reported as the cause
+LOOK_SECONDS = 0.25  # seconds between two checks of the connection
+BROKEN_SECONDS = 2.0  # seconds of failing handshakes before the keys count as the cause
 TRIES = 5  # how often `verify` restarts because the worker has applied a new version
-REDIAL_SECONDS = 5.0  # time without an answer after which the observer reconnects
+REDIAL_SECONDS = 5.0  # seconds without an answer until the observer reconnects
 
 
 class Observer(Closable):
@@ -112,7 +112,7 @@ class Observer(Closable):
         return replace(total, code="silent", text=text)
 
     def _ask(self, question: Observe | Verify, until: float) -> bool:
-        """Send a request when connection and rate limit allow; return False if not by `until`."""
+        """Send a request once connection and rate limit allow; return False at the time `until`."""
         while (now := time.monotonic()) < until:
             if now - self._tried_at > REDIAL_SECONDS:
                 self._sockets.redial()
@@ -126,7 +126,7 @@ class Observer(Closable):
         return False
 
     def _verified(self, asked: Verify, until: float) -> Verified | None:
-        """Return the answer to the request `asked`; None if it does not come by `until`."""
+        """Return the answer to the request `asked`; None at the time `until`."""
         while time.monotonic() < until:
             for answer in self._answers(until):
                 if isinstance(answer, Verified) and asked == replace(
@@ -144,7 +144,7 @@ class Observer(Closable):
         return self._sockets.poll(max(0.0, left), writable=writable)
 
     def _answer(self, until: float) -> bool:
-        """Receive the pages of the answer to the last request; return whether all came in time."""
+        """Receive all pages of the answer to the last request; return False at the time `until`."""
         while time.monotonic() < until:
             for answer in self._answers(until):
                 if not isinstance(answer, RosterPage):
@@ -154,7 +154,7 @@ class Observer(Closable):
         return False
 
     def _take(self, answer: RosterPage) -> bool:
-        """Add a page to the view; return whether it was expected. An error resets the view."""
+        """Add a page to the view; return whether it was the next page. An error resets the view."""
         try:
             return self.view.take(answer, time.monotonic())
         except Exception as error:
@@ -183,7 +183,7 @@ class Observer(Closable):
 
 
 def together(total: Verified, answer: Verified) -> Verified:
-    """Merge the answers so far about one version (`total`) with the next answer."""
+    """Return the answers so far about one version (`total`), merged with the next answer."""
     return replace(
         answer,
         first=0,
@@ -195,4 +195,5 @@ def together(total: Verified, answer: Verified) -> Verified:
 
 
 def _key(answer: Verified) -> tuple[int, int]:
+    # Return (epoch, version) of an answer.
     return answer.epoch, answer.version

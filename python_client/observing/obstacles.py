@@ -24,19 +24,19 @@ from ...bus.trust import curve
 from ...codecs import native
 from ...codecs.words import printable
 
-DESCRIPTORS_MIN = 1024  # with fewer, a publisher has room for only a few hundred workers
-WORKER_DESCRIPTORS = 2  # that a publisher needs per worker: control and data connection
+DESCRIPTORS_MIN = 1024  # with fewer, a publisher can have only a few hundred workers
+WORKER_DESCRIPTORS = 2  # descriptors per worker: control and data connection
 BUFFER_MIN = 4 * 2**20  # bytes in flight at 1 GB/s and a round trip of 4 ms
-MEMORY_MIN = 2**28  # of which a Python process with numpy takes most
+MEMORY_MIN = 2**28  # bytes; a Python process with numpy takes most of these
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
-GREETING_BYTES = 64
+GREETING_BYTES = 64  # bytes of a ZMTP greeting
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 2 and later (ZeroMQ RFC 23)
 MAJOR, MECHANISM = 10, slice(12, 32)  # positions of version and security mechanism in a greeting
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 COMMAND = 4  # the flag of a frame that is a ZMTP command
-SHOWN = 32  # bytes of another protocol that a finding quotes
+SHOWN = 32  # bytes of another protocol that an error text quotes
 OTHERS = {
     b"HTTP": "a web server: the dashboard and the metrics have ports of their own",
     b"SSH-": "an SSH server",
@@ -74,6 +74,7 @@ def examine() -> list[Finding]:
 
 
 def _descriptors() -> Finding:
+    # Return whether a process may open enough descriptors.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     room = max(0, most - DESCRIPTORS_RESERVED) // WORKER_DESCRIPTORS
     text = f"{most} descriptors for each process: a publisher has room for some {room} workers"
@@ -91,6 +92,7 @@ def available() -> int | None:
 
 
 def _free_of_group() -> Iterator[int]:
+    # Yield the free bytes of the process's control groups.
     for most, used, stat, idle in (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         (
@@ -108,6 +110,7 @@ def _free_of_group() -> Iterator[int]:
 
 
 def _memory() -> Finding | None:
+    # Return whether enough memory is free; None if unknown.
     free = available()
     if free is None:
         return None
@@ -122,7 +125,7 @@ def _memory() -> Finding | None:
 
 
 def room_for(name: str, nbytes: int) -> Finding | None:
-    """Return a finding: whether a version of a model fits into free memory; None if unknown."""
+    """Return whether a version of a model fits into free memory; None if unknown."""
     free = available()
     if free is None or not nbytes:
         return None
@@ -134,6 +137,7 @@ def room_for(name: str, nbytes: int) -> Finding | None:
 
 
 def _address_space() -> Finding | None:
+    # Return a remark if the address space is limited; None if it is not.
     limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     finite = [limit for limit in limits if limit != resource.RLIM_INFINITY]
     if not finite:
@@ -144,6 +148,7 @@ def _address_space() -> Finding | None:
 
 
 def _shared() -> Finding:
+    # Return whether shared memory works.
     try:
         descriptor = os.memfd_create("weightbus-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -161,6 +166,7 @@ def _shared() -> Finding:
 
 
 def _native() -> Finding:
+    # Return whether the compiled helper is used.
     if native.BUILT:
         return Finding("native helper", "well", native.description())
     advice = f"unset {native.CHOICE}" if os.environ.get(native.CHOICE) == "0" else ""
@@ -169,6 +175,7 @@ def _native() -> Finding:
 
 
 def _curve() -> Finding | None:
+    # Return a remark if encryption is not available; None if it is.
     try:
         curve.check_curve()
     except KeysError as error:
@@ -177,6 +184,7 @@ def _curve() -> Finding | None:
 
 
 def _buffers() -> Iterator[Finding]:
+    # Yield whether the kernel's socket buffers are large enough.
     for name, what in (("tcp_rmem", "receiving"), ("tcp_wmem", "sending")):
         lines = _lines(PROC / "sys" / "net" / "ipv4" / name)
         if not lines:
@@ -192,6 +200,7 @@ def _buffers() -> Iterator[Finding]:
 
 
 def _lines(path: Path) -> list[str]:
+    # Return the lines of a file; empty if it cannot be read.
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -199,7 +208,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
-    """Connect to a control socket, and check its peer.
+    """Connect to a control socket, and check what answers there; return the findings.
 
     If a check fails, the last finding is a problem.
 
@@ -231,6 +240,7 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
 
 
 def _closed(address: str, error: OSError) -> Finding:
+    # Return the finding for a peer that closes the connection at once.
     text = f"{address} takes connections, and closes them at once: {error}"
     advice = (
         "too many newcomers from this host, a proxy in between, or a publisher that has no "
@@ -240,7 +250,7 @@ def _closed(address: str, error: OSError) -> Finding:
 
 
 def _crowded(address: str) -> list[Finding]:
-    """Return a problem if the listening process is on this host and has no descriptors left."""
+    """Return a finding if the listening process is on this host and has no descriptors left."""
     holder = holder_of(address) if _is_here(address) else None
     used = used_by(holder.pid) if holder is not None and holder.pid else None
     if used is None or used[0] < used[1] - DESCRIPTORS_RESERVED:
@@ -267,6 +277,7 @@ def _is_here(address: str) -> bool:
 
 
 def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
+    # Return the finding for an address that cannot be connected to.
     number = getattr(error, "errno", None)
     text = f"{address} cannot be connected to: {error}"
     if isinstance(error, socket.gaierror):
@@ -295,6 +306,7 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
 
 
 def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool) -> list[Finding]:
+    # Exchange ZMTP greetings with the peer; return the findings.
     mechanism = b"CURVE" if keyed else b"NULL"
     # Do not send the mechanism yet: a peer that rejects it closes before it sends its own greeting.
     connection.sendall(SIGNATURE + b"\x03\x00")
@@ -330,7 +342,7 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
 
 
 def _below(address: str) -> str:
-    """Return a hint, in parentheses, at the control address that belongs to a data address."""
+    """Return a hint, in parentheses: the control address that belongs to a data address."""
     if endpoints.ipc_path(address) is not None:
         return ""
     port = endpoints.host_and_port(address)[1]
@@ -338,6 +350,7 @@ def _below(address: str) -> str:
 
 
 def _another(address: str, heard: bytes) -> Finding:
+    # Return the finding for a peer with another protocol; `heard`: its first bytes.
     who = next((name for head, name in OTHERS.items() if heard.startswith(head)), "")
     said = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
     text = f"{address} speaks another protocol: " + (who or f"it says '{said}'")
@@ -347,6 +360,7 @@ def _another(address: str, heard: bytes) -> Finding:
 
 
 def _keys(address: str, theirs: str, *, keyed: bool) -> Finding:
+    # Return the finding if only one side has keys.
     if keyed:
         text = f"{address} speaks without keys ({theirs}), and there are keys here"
         advice = "start the publisher with keys=; or leave keys=, --keys and WEIGHTBUS_KEYS away"

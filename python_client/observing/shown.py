@@ -26,7 +26,7 @@ Count = Callable[[Receipt, PublishError | None], None]
 
 
 def tell(count: Count, publish: "Future[Receipt]") -> None:
-    """Call `count` with the receipt and error of a publish that ended, if it has a receipt."""
+    """Call `count` with receipt and error of a publish that ended, if it has a receipt."""
     error = None if publish.cancelled() else publish.exception()
     if publish.cancelled() or not (error is None or isinstance(error, PublishError)):
         return
@@ -36,7 +36,7 @@ def tell(count: Count, publish: "Future[Receipt]") -> None:
 class HttpEndpoints:
     """The HTTP servers of one publisher.
 
-    They have no reference to the publisher (`owner`), and stop when it is garbage-collected.
+    They do not refer to the publisher (`owner`), and stop when it is garbage-collected.
 
     Attributes:
         dashboard: The URL of the dashboard; empty: the dashboard is not served.
@@ -82,7 +82,7 @@ class HttpEndpoints:
         return bool(self._counts) or SDK in sys.modules
 
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
-        """Count and trace a publish when it ends; return it. Not needed unless `counting`."""
+        """Count and trace a publish when it ends; return its future. Needed only if `counting`."""
         for count in self._counts:
             publish.add_done_callback(partial(tell, count))
         if SDK in sys.modules and (traced := on_publish(started)) is not None:
@@ -96,6 +96,7 @@ class HttpEndpoints:
             server.close()
 
     def _stop(self) -> None:
+        # Stop the servers, without waiting.
         for server in self._servers:
             server.stop()
         if self._listener is not None:
@@ -104,12 +105,14 @@ class HttpEndpoints:
     def _serve(
         self, http: Http, pages: "Mapping[str, Handler]", meanwhile: "Meanwhile | None" = None
     ) -> str:
+        # Start a server for some pages; return its URL.
         from .web import HttpServer
 
         self._servers.append(HttpServer(http, pages, meanwhile))
         return self._servers[-1].address
 
     def _serve_dashboard(self, http: Http) -> str:
+        # Start the server of the dashboard; return its URL.
         from .dashboard import Dashboard
 
         page = Dashboard(_Inside(self._loop).refresh)
@@ -118,6 +121,7 @@ class HttpEndpoints:
         return self._serve(http, {**pages, "/history": page.history}, page.watch)
 
     def _serve_metrics(self, http: Http) -> str:
+        # Start the server of the metrics; return its URL.
         from aiohttp import web
         from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -143,7 +147,7 @@ class _Inside:
         self._loop, self._view = loop, View()
 
     def refresh(self) -> View:
-        """Return the view, updated with all that the publisher reports at once.
+        """Return the view, updated to the publisher's present state.
 
         Raises:
             ClosedError: The publisher is closed.
@@ -156,4 +160,5 @@ class _Inside:
 
 
 def _http(where: str | Http) -> Http:
+    # Return an address as an `Http`.
     return where if isinstance(where, Http) else Http(where)

@@ -14,16 +14,16 @@ from .obstacles import reach
 
 log = logging.getLogger("weightbus.worker")
 
-REACH = 0.5  # part of `hint_after` that the check of the peer at the address may take
+REACH = 0.5  # fraction of `hint_after` that the check of the address may take
 
 
 class Silence:
-    """Logs each stall of a worker once. `look` runs in the worker's thread.
+    """Logs a warning if a worker finds no publisher, or applies no versions: once for each stall.
 
     Args:
         address: The publisher's address.
         machine: The worker's machine.
-        ready_queue: The queue of the worker's ready versions.
+        ready_queue: The queue of the worker's versions that are ready to be applied.
         keyed: Whether the worker has keys.
     """
 
@@ -38,7 +38,7 @@ class Silence:
         self._told_outside = self._told_ready = False
 
     def look(self) -> None:
-        """Log a warning if a stall has lasted longer than `hint_after`. Does not block."""
+        """Log a warning if a stall has lasted longer than `hint_after`. Must not block."""
         now = time.monotonic()
         if self._machine.inside:
             self._outside_since, self._told_outside = None, False
@@ -55,6 +55,7 @@ class Silence:
             self._look_at_what_is_ready(now)
 
     def _look_at_what_is_ready(self, now: float) -> None:
+        # Log a warning if a version has been ready for long, and nothing requested to apply it.
         ready = self._ready_queue.unasked
         if ready is None:
             self._ready_since = None
@@ -69,7 +70,7 @@ class Silence:
             )
 
     def _say_who_is_there(self, seconds: float) -> None:
-        """Check which peer is at the address, and log a warning. (Runs in a separate thread.)"""
+        """Check what answers at the address, and log a warning. (In a separate thread.)"""
         found = reach(self._address, keyed=self._keyed, timeout=REACH * self._patience)
         if self._machine.inside or self._ready_queue.refused or self._ready_queue.closed:
             return

@@ -4,8 +4,8 @@
         weightbus.stage, .apply       for each worker, from the call to its acknowledgement
     weightbus.apply                   in the worker's process: the copy into its model
 
-This module imports nothing of OpenTelemetry, since a process that has set a provider has imported
-it. The spans of both sides have model, epoch and version as attributes, by which a user finds spans
+This module imports nothing of OpenTelemetry: a process that has set up a provider has imported it.
+The spans of both sides have model, epoch and version as attributes, by which a user finds spans
 that belong together; no trace id is sent. A separate thread makes the spans, since the user's
 exporters may hang or fail.
 """
@@ -31,9 +31,9 @@ log = logging.getLogger("weightbus.traces")
 
 API, SDK = "opentelemetry.trace", "opentelemetry.sdk.trace"
 NAME = "weightbus"
-WORKERS_TRACED = 256  # most workers of one publish that get a span: as many as a person can read
+WORKERS_TRACED = 256  # most workers of one publish that get a span: the others get none
 WAITING_MAX = 256  # most publishes and applies whose spans wait; further spans are dropped
-SETTLE_SECONDS = 1.0  # longest wait for pending spans when a process, publisher or worker ends
+SETTLE_SECONDS = 1.0  # seconds to wait for pending spans at the end
 SPANS = {"staged": "weightbus.stage", "applied": "weightbus.apply", "skipped": "weightbus.apply"}
 
 
@@ -50,6 +50,7 @@ def tracer() -> Any:
 
 @cache
 def _version() -> str:
+    # Return the version of this package.
     return version(NAME)
 
 
@@ -84,7 +85,7 @@ def settle() -> None:
 
 @cache
 def _queue(_process: int) -> BackgroundQueue:
-    """Return the queue of the process with this id.
+    """Return the queue of this process; `_process` is its id.
 
     A forked child needs its own queue, since it does not have its parent's threads.
     """
@@ -93,11 +94,13 @@ def _queue(_process: int) -> BackgroundQueue:
 
 
 def _later(make: Job) -> None:
+    # Make a span in the queue's thread.
     if not _queue(os.getpid()).put(partial(_guarded, make)):
         _warn("the exporter is too slow for the spans, and some are dropped: use a faster one")
 
 
 def _guarded(make: Job) -> None:
+    # Make a span; log an error only once.
     try:
         make()
     except BaseException:
@@ -115,6 +118,7 @@ def _warn(text: str, *, exc_info: bool = False) -> None:
 
 
 def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
+    # Make the span of an apply; `end`: nanoseconds since 1970.
     attributes = {**_named(update), "weightbus.bytes": update.nbytes}
     begin = end - round(1e9 * update.seconds)
     span = makes.start_span("weightbus.apply", context, attributes=attributes, start_time=begin)
@@ -124,6 +128,7 @@ def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
 def _published(
     makes: Any, context: Any, started: float, receipt: Receipt, error: PublishError | None
 ) -> None:
+    # Make the spans of a publish that has ended.
     begin = time.time_ns() - round(1e9 * (time.monotonic() - started))
     _later(partial(_spans, makes, context, begin, receipt, error))
 
@@ -131,6 +136,7 @@ def _published(
 def _spans(
     makes: Any, context: Any, begin: int, receipt: Receipt, error: PublishError | None
 ) -> None:
+    # Make the span of a publish, and the spans of its workers.
     attributes = {
         **_named(receipt),
         "weightbus.bytes": receipt.nbytes,
@@ -149,6 +155,7 @@ def _spans(
 def _of_worker(
     makes: Any, context: Any, worker: WorkerReceipt, receipt: Receipt, begin: int
 ) -> None:
+    # Make the span of one worker.
     attributes = {
         **_named(receipt),
         "weightbus.worker": worker.name,
@@ -164,6 +171,7 @@ def _of_worker(
 
 
 def _named(what: "Receipt | Update") -> dict[str, Any]:
+    # Return the attributes that identify a version.
     return {
         "weightbus.model": what.model,
         "weightbus.epoch": what.epoch,

@@ -1,4 +1,4 @@
-"""An observer's view of a bus: merges pages of the roster, and computes each worker's lag.
+"""An observer's view of a bus: merges pages of the roster, and says which workers are behind.
 
 `top`, `status`, the dashboard and the metrics all show this view. This module does no I/O.
 """
@@ -28,14 +28,17 @@ class Standing:
         newest: The newest version that the worker should run; 0: none.
         lag: The number of versions that the worker is behind.
         lag_s: Seconds, at least, since the first of these versions was published; None: unknown.
-        phase: The state of the version that is being received or applied; empty: none is.
-        rate: Bytes a second of the arriving version; else of the last, from publish to apply.
+        phase: The phase of the version that the worker is receiving or applying; empty: there is
+            none.
+        rate: Bytes a second of the arriving version; otherwise of the last version, from publish to
+            apply.
         took_s: Seconds from the publish of `version` to its acknowledgement; 0: unknown.
         error: Why the worker is lost, or why a version failed, until it runs a newer version.
         language, client, host, pid: As the worker reports them.
         road: The transport of versions to the worker: `pulled`, `pushed`, `shared`.
-        encoding: The encoding of the model's bytes.
-        silent_s: If the worker is lost, seconds since the publisher last received a message of it.
+        encoding: How the model's bytes are sent to the worker.
+        silent_s: If the worker is lost, seconds since the publisher last received a message from
+            it.
     """
 
     model: str
@@ -77,10 +80,10 @@ class View:
     """The roster of a publisher, as received so far."""
 
     def __init__(self) -> None:
-        self.whole = False  # whether the last answer completed the view
+        self.whole = False  # whether the last answer brought the view up to date
         self.latest = 0  # the publisher's revision in the last answer
         self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_TOLD)
-        # The revision received so far, and the revision at which a new roster is shown.
+        # The revision received so far, and the revision from which on a new roster is shown.
         self._since = self._goal = 0
         self._shown = self._arriving = _Rows(0)
 
@@ -99,7 +102,7 @@ class View:
         return Observe(epoch=self._arriving.epoch, since=self._since)
 
     def take(self, page: RosterPage, now: float) -> bool:
-        """Add the next page; return False, and change nothing, if `page` is another one."""
+        """Add the next page. If `page` is not the next one, change nothing and return False."""
         if page.since == 0:  # a new roster: show the old roster until the new one is complete
             self._arriving, self._goal = _Rows(page.epoch), page.latest
             self.events.clear()
@@ -113,7 +116,8 @@ class View:
         if told and self._since >= self._goal:
             self._shown = self._arriving
         elif not page.more:
-            # Start again: workers left so long ago that the publisher no longer reports it.
+            # Start again: workers left so long ago that the publisher does not report that any
+            # more.
             self._since = 0
         return True
 
@@ -122,6 +126,7 @@ class View:
         return self._shown is self._arriving and self._since >= revision
 
     def _put(self, page: RosterPage, now: float) -> None:
+        # Store the rows and events of a page.
         known = self._arriving
         for event in page.events:
             self.events.append((event, now - event.age_ms / 1000))
@@ -138,7 +143,7 @@ class View:
     def _rate(
         self, before: tuple[WorkerRow, float] | None, model: str, doing: Doing, now: float
     ) -> float:
-        """Return the bytes a second of the version that is arriving, else of the last version."""
+        """Return the bytes a second of the arriving version; otherwise of the last version."""
         known = self._arriving
         if model not in known.models:
             return 0.0
@@ -165,18 +170,20 @@ class View:
         return found
 
     def _standings(self, now: float) -> Iterator[Standing]:
+        # Yield the state of each worker with each of its models.
         for row, at in self._shown.workers.values():
             for model, doing in row.models.items():
                 yield self._standing(row, at, model, doing, now)
 
     def _why_lost(self, worker: str) -> str:
-        """Return why a worker was last lost; empty if the events do not go back that far."""
+        """Return why a worker was lost last; empty if no event says so."""
         told = (e.text for e, _ in reversed(self.events) if (e.kind, e.worker) == ("lost", worker))
         return next(told, "").partition(" is lost: ")[2]
 
     def _standing(
         self, row: WorkerRow, at: float, model: str, doing: Doing, now: float
     ) -> Standing:
+        # Return the state of a worker (`row`, received at the time `at`) with one model.
         known = self._shown.models.get(model)
         newest = max(doing.newest, known[0].version if known is not None else 0)
         runs = doing.version if doing.epoch == self._shown.epoch else 0
@@ -209,6 +216,7 @@ class View:
 
 
 def _verdict(row: WorkerRow, doing: Doing, lag: int) -> Verdict:
+    # Return the state of a worker with a model of which it is `lag` versions behind.
     if row.state == "lost":
         return "lost"
     if lag and doing.failed > doing.version:
@@ -219,6 +227,6 @@ def _verdict(row: WorkerRow, doing: Doing, lag: int) -> Verdict:
 
 
 def _age(row: ModelRow, at: float, version: int, now: float) -> float | None:
-    """Return the age in seconds of a version, or of the next version that `row` lists."""
+    """Return the age in seconds of a version, or of the oldest newer one in `row`; or None."""
     ages = {p.version: p.age_ms for p in row.published if p.version >= version}
     return ages[min(ages)] / 1000 + now - at if ages else None

@@ -18,8 +18,8 @@ from ...bus.net.threads import new_selector
 from .access import Http
 from .connections import IDLE_SECONDS, Connections, listening
 
-START_SECONDS = 10.0  # limit for the start, and for the end of the thread
-STOP_SECONDS = 2.0  # limit for running requests when the server stops
+START_SECONDS = 10.0  # seconds for the start and the end of the thread
+STOP_SECONDS = 2.0  # seconds for running requests when the server stops
 COOKIE = "weightbus"  # the port is added, since browsers send a host's cookies to all of its ports
 STOPPING = web.AppKey("stopping", asyncio.Event)  # set when streaming pages must end
 HEADERS = {
@@ -39,7 +39,8 @@ class HttpServer:
     Args:
         http: The address, and the rules of access.
         pages: The handlers of GET requests, by path.
-        meanwhile: A coroutine function that runs beside the handlers, until its event is set.
+        meanwhile: A coroutine function that runs beside the handlers, until its argument, an event,
+            is set.
 
     Attributes:
         address: The URL of the root page.
@@ -87,7 +88,7 @@ class HttpServer:
     def close_in_child(self) -> None:
         """Close the sockets and the selector that a forked child has inherited.
 
-        The descriptor numbers stay in use, since the old objects may close them again.
+        The descriptor numbers stay in use, since the old objects may close these numbers again.
         """
         nothing = os.open(os.devnull, os.O_RDWR)
         watched = {key.fd for key in self._selector.get_map().values()}
@@ -97,6 +98,7 @@ class HttpServer:
         os.close(nothing)
 
     def _run(self, application: web.Application) -> None:
+        # Run the server until it is stopped. (The server's thread.)
         try:
             self._loop.run_until_complete(self._serve(application))
         finally:
@@ -105,6 +107,7 @@ class HttpServer:
             self._loop.close()
 
     async def _serve(self, application: web.Application) -> None:
+        # Serve until `stop`.
         runner = web.AppRunner(
             application,
             access_log=None,
@@ -135,6 +138,7 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        # Let a request through if it has access.
         # A request with the token in a header does not come from a foreign page: no page can send
         # that header. So its host name need not be known.
         if not (self._http.knows(request.host) or _bears(self._http, request)):
@@ -156,7 +160,7 @@ class HttpServer:
 
 
 def _refusal(status: int, text: str) -> web.Response:
-    """Return the answer to a request that has no access; then its connection is closed."""
+    """Return the answer to a request that has no access. Its connection is closed afterwards."""
     refusal = web.Response(status=status, text=text, headers=HEADERS)
     refusal.force_close()
     return refusal
@@ -171,11 +175,13 @@ def lets_in(http: Http, request: web.Request) -> bool:
 
 
 def _bears(http: Http, request: web.Request) -> bool:
+    # Return whether a request has the token in its header.
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     return http.token is not None and _same(given, http.token)
 
 
 def _same(given: str, token: str) -> bool:
+    # Return whether two tokens are equal, in a time that does not depend on the difference.
     return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
@@ -186,6 +192,7 @@ def _cookie_name(request: web.Request) -> str:
 
 
 def _cookie(request: web.Request) -> str:
+    # Return the token in the page's cookie; empty if there is none.
     try:
         found = SimpleCookie(request.headers.get("Cookie", "")).get(_cookie_name(request))
     except CookieError:

@@ -1,4 +1,4 @@
-"""The publisher's state of each model: memory, form, layout, and the bases of patches."""
+"""The publisher's state of each model: memory, names, layout, and the bases of patches."""
 
 import contextlib
 import itertools
@@ -45,15 +45,15 @@ log = logging.getLogger("weightbus.publisher")
 
 ENCODE_PACE = 1e-8  # seconds per byte: the first estimate of encoding and decoding
 PACE_SHARE = 0.5  # weight of the last measurement in the estimate
-PACE_EVERY = 32  # decisions between two measurements on a sample, as the estimate may be wrong
-BOTH = False, True  # patches without classes, and with them
-OFFER_SHARE = 0.5  # share of the remaining time for making patches: sending takes time, too
+PACE_EVERY = 32  # decisions between two measurements on a sample, since the estimate may be wrong
+BOTH = False, True  # patches without classes, and patches with classes
+OFFER_SHARE = 0.5  # fraction of the remaining time for making patches: sending takes time, too
 
 
 class PatchBase(NamedTuple):
     """A version that patches may build on."""
 
-    chunks: Chunks[object]  # owned by the publisher's thread: read only their digest
+    chunks: Chunks[object]  # owned by the publisher's thread: here, only read their digest
     form: tuple[str, int]  # layout id and chunk size, which the digest covers
     data: Bytes
     snapshot: Snapshot  # keeps `data` valid
@@ -74,9 +74,9 @@ class Bases:
     def __init__(self, model: str, count: int = BASES, *, check: bool = True) -> None:
         self._model, self._count, self._check = model, count, check
         self.kept: deque[PatchBase] = deque()
-        # Recent seconds per byte, of patches without classes and with them.
+        # Recent seconds per byte: of patches without classes, and of patches with classes.
         self._encode, self._decode = [ENCODE_PACE] * 2, [ENCODE_PACE] * 2
-        self._decisions = 0  # how often `chosen` has compared patches
+        self._decisions = 0  # how often `chosen` was called with bases to compare
 
     def offer(
         self,
@@ -125,14 +125,15 @@ class Bases:
         patch_candidates: Collection[PatchCandidate],
         deadline: Deadline,
     ) -> None:
-        """Make the patches, first the one from the version that most candidates run."""
+        """Make the patches; first the patch from the version that most candidates run."""
         data = new.data
         some = ((base.chunks.digest, base.data) for base in self.kept if base.form == new.form)
-        bases = {digest: old for digest, old in some if digest}  # none: some chunk is unhashed
+        # no digest: some chunk is not hashed
+        bases = {digest: old for digest, old in some if digest}
         runs = Counter(taker.running for taker in patch_candidates if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()
         for running, _ in runs.most_common():
-            if running.digest in bases:  # the base's number names and seals the patch (E3)
+            if running.digest in bases:  # a patch is named and encrypted by its base's number (E3)
                 named = running.epoch, running.version
                 found.setdefault(named, (running, bases[running.digest]))
         for running, old in itertools.islice(found.values(), self._count):
@@ -148,6 +149,7 @@ class Bases:
             self._let_go()
 
     def _let_go(self) -> None:
+        # Drop the oldest base.
         self.kept.popleft().snapshot.let_go()
 
     def _made(
@@ -159,7 +161,7 @@ class Bases:
         new: Bytes,
         deadline: Deadline,
     ) -> OfferedPatch | None:
-        """Return the patch from `old` to `new`; None if encoding fails or saves no bytes.
+        """Return the patch from `old` to `new`; None if encoding fails or makes it no shorter.
 
         A failure is logged and not raised: the version can still be sent whole.
         """
@@ -195,11 +197,11 @@ class Bases:
         """Return the kind of patch to make; None: the whole version arrives sooner.
 
         All workers that run a base get the same patch. Its kind is the best one for the slowest
-        worker that gains by a patch, as the publish waits for this worker last. A worker without a
-        known rate counts as fast enough to need no patch. A worker that has not decoded a kind of
-        patch is assumed to decode as fast as this process. After a new measurement, that is assumed
-        of all workers: otherwise a worker's old rate for a kind of patch that it no longer receives
-        would never be corrected.
+        worker that gains by a patch, since the publish waits longest for this worker. A worker with
+        an unknown rate counts as fast enough to need no patch. A worker that has not decoded a kind
+        of patch is assumed to decode as fast as this process. After a new measurement, that is
+        assumed of all workers: otherwise a worker's old rate for a kind of patch that it no longer
+        receives would never be corrected.
         """
         slow = sorted((t for t in patch_candidates if not math.isinf(t.rate)), key=lambda t: t.rate)
         if not slow:
@@ -224,7 +226,7 @@ class Bases:
         return next((way for way in ways if way is not None), None)
 
     def _measure(self, layout: Layout, old: Bytes, new: Bytes) -> None:
-        """Measure encoding and decoding on a sample, since perhaps no patches are being made."""
+        """Measure encoding and decoding on a sample: perhaps no patches are made at present."""
         some, where = sample(layout)
         before, after = old[where], new[where]
         work = estimate(some, before, after).work * some.nbytes
@@ -245,12 +247,12 @@ class Bases:
 
 
 def _is_small(offer: VersionOffer) -> bool:
-    """Return whether the version travels inside its announcement, so that no patch is faster."""
+    """Return whether a version is sent inside its announcement. No patch is faster then."""
     return offer.chunks.plan.count <= 1 and offer.layout.nbytes <= WHOLE_BYTES_MAX
 
 
 def _part_of(deadline: Deadline) -> Deadline:
-    """Return the deadline for making patches; it leaves time to send the whole version instead."""
+    """Return the deadline for making patches, which leaves time to send the whole version."""
     text = (
         f"it was not made in {OFFER_SHARE:.0%} of what was left of the timeout, so workers take "
         "all of the version: give a longer timeout, or publish it raw"
@@ -267,7 +269,7 @@ class PublishedModel:
         share: Whether workers on this host may read the memory of its versions.
         bases: How many versions are kept as bases of patches.
         check: Whether each patch is decoded, and compared, before it is offered.
-        second: Whether weights on a device are first copied within the device.
+        second: Whether weights on a GPU are first copied within the GPU's memory.
         kept: Whether each version is written to disk.
     """
 
@@ -327,7 +329,7 @@ class PublishedModel:
         precision: Precision | None = None,
         renaming: Renaming | None = None,
     ) -> tuple[State, Layout]:
-        """Return the state of some weights and its layout, which is reused if nothing changed.
+        """Return the state and the layout of weights. The layout is reused if nothing changed.
 
         Raises:
             StateError: The weights cannot be published, or not in this precision, under these names
@@ -350,6 +352,7 @@ class PublishedModel:
         state: State,
         weights: object,
     ) -> Form:
+        # Return the form of weights in this precision and under these names.
         known = self._converted
         if known is not None and known[0] is state.form and known[1:3] == (precision, renaming):
             return known[3]
@@ -362,7 +365,7 @@ class PublishedModel:
     def reserve(
         self, weights: object, dtype: Dtype = None, rename: Rename = None
     ) -> tuple[Shared, int] | None:
-        """Reserve memory for weights like these; return its segment and its size in bytes.
+        """Reserve memory for weights like these; return its shared segment, and its size in bytes.
 
         Return None if workers cannot read the memory, or if it was already reserved.
         """
@@ -371,7 +374,7 @@ class PublishedModel:
         return None if shared is None else (shared, layout.nbytes)
 
     def look(self, offer: VersionOffer) -> None:
-        """Set `offer.detail` to a text on values that the dtype cannot hold; log each tensor once.
+        """Set `offer.detail` to a text on values that did not fit the dtype; log each tensor once.
 
         Call this after the offer is copied completely.
         """
@@ -403,9 +406,10 @@ class PublishedModel:
             replaces_latest: The version will be the latest one for all workers at once.
             precision: The dtypes to convert to while copying.
             renaming: The tensors' names in the version.
-            hashed: Returns whether to hash while copying, for sending or for the digest.
+            hashed: Returns whether to hash while copying. Hashes are needed to send, and for
+                digests.
             make_room: A function that frees memory; called when all of it is in use.
-            deadline: When the copy must be complete.
+            deadline: The time by which the copy must be complete.
 
         Returns:
             The offer; and, for weights on a device, the copy that is still in progress, else None.
@@ -460,7 +464,7 @@ class PublishedModel:
 def restore(
     folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
 ) -> list[VersionOffer]:
-    """Return an offer of each model's latest version on disk, and record it for this epoch."""
+    """Return offers of each model's latest version on disk, and record them for this epoch."""
     found: dict[StoredVersion, VersionOffer] = {}
     for model in folder.models():
         stored = folder.versions(model)[0]
@@ -475,6 +479,7 @@ def restore(
 
 
 def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
+    # Raise StateError if a version would have too many chunks.
     if nbytes > CHUNKS_MAX * chunk_bytes:  # P2
         raise StateError(
             f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "
@@ -493,16 +498,16 @@ def after(
 ) -> None:
     """Continue a publish in a separate thread, once its copy from a device is complete.
 
-    A device may be busy for any time, and a copy that it has begun cannot be stopped: if the
-    deadline passes first, the publish fails, and the memory is not reused until the copy ends.
+    A device may be busy for any time, and a copy that has begun cannot be stopped. If the deadline
+    passes first, the publish fails, and the memory is not reused until the copy ends.
 
     Args:
         arriving: The copy in progress.
         offer: The offer that the copy belongs to.
-        hashed: A function that returns whether to hash the offer afterwards.
-        submit: A function that publishes the offer.
+        hashed: Returns whether to hash the offer afterwards.
+        submit: Publishes the offer.
         future: Gets the exception if the publish fails.
-        deadline: When the copy must be complete.
+        deadline: The time by which the copy must be complete.
         held: The model's lock, already acquired; it is released at the end.
     """
 

@@ -1,12 +1,13 @@
 """The thread that writes a publisher's latest versions to disk without delaying publishes.
 
-Theory of operation: `offer` stores a version and returns; a newer version of the model replaces it,
-so a slow disk skips versions as a slow worker does. The thread looks for stored versions several
-times a second, waits for a moment without a publish, and holds the version's memory only while it
-writes; the publisher uses other memory meanwhile. After each version it rests for a multiple of the
-time that the write took, since the kernel is still writing, and the processors belong to the
-trainer. An error is logged, and the next version is tried. Only `close` waits for the disk. The
-publisher adopts a new epoch when that is on disk; until then it asks again, without waiting.
+Theory of operation: `offer` stores a version and returns. A newer version of the model replaces a
+stored one, so a slow disk skips versions, as a slow worker does. The thread checks for stored
+versions several times a second, and waits for a moment without a publish. It holds a version's
+memory only while it writes; the publisher uses other memory meanwhile. After each version the
+thread rests for a multiple of the time that the write took, since the kernel is still writing, and
+the processors belong to the trainer. An error is logged, and the next version is tried. Only
+`close` waits for the disk. The publisher adopts a new epoch when that is on disk; until then it
+calls `recorded` again, without waiting.
 """
 
 import logging
@@ -23,23 +24,23 @@ from ..files.state_folder import StateFolder, StoredVersion, newest, parts_of
 
 log = logging.getLogger("weightbus.state")
 
-LOOK_SECONDS = 0.05  # time between two looks for a version to write
+LOOK_SECONDS = 0.05  # seconds between two checks for a version to write
 REST_TIMES = 9  # rest for this multiple of a write's duration: the disk is busy a tenth of the time
-REST_SECONDS = 5.0  # the longest rest, and so the longest delay of the next version
-CALM_SECONDS = 1.0  # how long one version waits, in total, for moments without a publish
-PAUSE_SECONDS = 0.005  # time between two checks whether a publish is over
-RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers' `lost_after`
+REST_SECONDS = 5.0  # the longest rest, in seconds
+CALM_SECONDS = 1.0  # seconds that one version waits, in total, until no publish is in progress
+PAUSE_SECONDS = 0.005  # seconds between two checks whether a publish is over
+RECORD_SECONDS = 1.0  # seconds that a new epoch waits for the disk: less than `lost_after`
 AHEAD = 10_000  # record an epoch this much higher than requested: later requests need no write
-STOP_SECONDS = 10.0  # how long the remaining versions may be written after `stop`
-WARN_SECONDS = 60.0  # least time between two warnings that the disk fails
+STOP_SECONDS = 10.0  # seconds for writing the remaining versions after `stop`
+WARN_SECONDS = 60.0  # least seconds between two warnings that the disk fails
 
 
 class _Latest(NamedTuple):
     """A version to be written, as it was when it was offered."""
 
     model: str
-    key: tuple[int, int]
-    names: frozenset[tuple[int, int]]
+    key: tuple[int, int]  # epoch and number
+    names: frozenset[tuple[int, int]]  # every (epoch, number) under which the bytes were offered
     layout: Layout
     chunk_bytes: int
     digest: str  # empty: not hashed yet
@@ -48,11 +49,11 @@ class _Latest(NamedTuple):
 
 
 class _OutOfTimeError(Exception):
-    """The publisher is closing, and its deadline has passed."""
+    """The publisher is closing, and the time for writing is over."""
 
 
 class StateWriter:
-    """Writes to a state folder in a separate thread, which finally closes the folder.
+    """Writes to a state folder in a separate thread, and finally closes the folder.
 
     Args:
         folder: The state folder.
@@ -62,9 +63,10 @@ class StateWriter:
         self._folder = folder
         self._is_busy: Callable[[], bool] = lambda: False
         self._offered: dict[str, _Latest] = {}  # by model, the version to write
-        self._lacking: dict[str, str] = {}  # by model, why its latest version is not on disk
+        self._lacking: dict[str, str] = {}  # by model id, why its latest version is not on disk
         self._epoch = self._on_disk = folder.epoch
-        self._asked_at: float | None = None  # when an epoch that is not on disk was requested
+        # when `recorded` first got an epoch that is not on disk
+        self._asked_at: float | None = None
         self._wake = threading.Event()
         self._deadline: float | None = None  # set when the publisher closes
         self._calm_by = 0.0
@@ -88,7 +90,7 @@ class StateWriter:
         )
 
     def heed(self, is_busy: Callable[[], bool]) -> None:
-        """Set the function that returns whether a publish is in progress, when writes pause."""
+        """Set a function that returns whether a publish is in progress; then writes pause."""
         self._is_busy = is_busy
 
     def recorded(self, epoch: int) -> bool:
@@ -114,12 +116,12 @@ class StateWriter:
         return True
 
     def stop(self) -> None:
-        """Make the thread write the remaining versions and end; do not wait for that."""
+        """Make the thread write the remaining versions and end, without waiting for it."""
         self._deadline = self._deadline or time.monotonic() + STOP_SECONDS
         self._wake.set()
 
     def close(self, timeout: float) -> bool:
-        """Write the remaining versions and end the thread; return whether all are on disk.
+        """Write the remaining versions and end the thread; return whether all were written.
 
         Versions that are not on disk after `timeout` seconds are logged.
         """
@@ -139,6 +141,7 @@ class StateWriter:
     # For this object's thread.
 
     def _run(self) -> None:
+        # Write versions until `stop` or `close`. (This object's thread.)
         try:
             while self._deadline is None:
                 self._wake.wait(LOOK_SECONDS)
@@ -152,6 +155,7 @@ class StateWriter:
                 self._folder.close()
 
     def _write_all(self) -> None:
+        # Write the epoch, and every stored version.
         self._write_epoch()
         for model in list(self._offered):
             self._calm_by = time.monotonic() + CALM_SECONDS
@@ -193,6 +197,7 @@ class StateWriter:
             raise _OutOfTimeError
 
     def _write_epoch(self) -> None:
+        # Write a requested epoch, if it is not on disk.
         if self._epoch > self._folder.epoch:
             try:
                 self._folder.begin(self._epoch)
@@ -202,9 +207,10 @@ class StateWriter:
                 self._on_disk = self._folder.epoch
 
     def _write(self, version: _Latest) -> None:
+        # Write one version.
         data = version.snapshot.keep()
         if data is None:
-            return  # its memory holds the next version, which will be offered soon
+            return  # a newer version is in its memory, and will be offered soon
         try:
             chunk_bytes, layout, key = version.chunk_bytes, version.layout, version.key
             digest = version.digest or digest_of(layout.id, data, chunk_bytes)
@@ -216,6 +222,7 @@ class StateWriter:
             version.snapshot.let_go()
 
     def _warn(self, version: _Latest | None, error: Exception) -> None:
+        # Log that a version or an epoch (None) could not be written, at most once a minute.
         now = time.monotonic()
         if now - self._warned_at < WARN_SECONDS:
             return

@@ -46,7 +46,7 @@ class GenerationWorker(Closable):
         self._subscriber = Subscriber(address, {model: generator}, settings=settings, **options)
 
     def wait_for_version(self, timeout: float) -> Update | None:
-        """Wait for a version that is newer than the applied one, and apply it.
+        """Wait for a newer version than the applied one; apply it, and return its `Update`.
 
         Return None if no such version came within `timeout` seconds.
 

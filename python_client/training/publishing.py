@@ -32,8 +32,8 @@ class StepPublisher:
         model: The model's id on the bus.
         every: Steps between two versions.
         **options: Keywords of `Publisher.publish`. An entry "step" is added to `metadata`, unless
-            there is one. `timeout`, in seconds, applies to each version. It also limits the wait
-            for the last version, and for memory for another copy while workers are slow.
+            `metadata` has one. `timeout`, in seconds, applies to each version. It also limits the
+            wait for the last version, and for memory for another copy while workers are slow.
 
     Attributes:
         publisher: The publisher; None until the training begins if an address was given.
@@ -99,6 +99,7 @@ class StepPublisher:
             self.publisher = None
 
     def _publish(self, step: int, weights: object) -> None:
+        # Publish the weights of a step.
         if self.publisher is None:
             raise ClosedError(f"{self._model} is published between begin() and end() alone")
         self._published = step
@@ -107,7 +108,7 @@ class StepPublisher:
         try:
             self._last = self.publisher.publish_async(self._model, weights, **options)
         except StateError:
-            raise  # the error would be the same at every step
+            raise  # the same error would occur at every step
         except WeightBusError as error:
             log.warning("step %d: %s was not published: %s", step, self._model, error)
         else:
@@ -115,7 +116,7 @@ class StepPublisher:
 
 
 class StepCallback:
-    """The base of all callbacks: it takes the arguments of a `StepPublisher`, and has one."""
+    """The base class of all callbacks: takes the arguments of a `StepPublisher`, and has one."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class StepCallback:
 
 
 def refuse_shards(how: str) -> NoReturn:
-    """Reject a sharded model, whose weights no process can gather alone.
+    """Reject a sharded model, since no single process has all of its weights.
 
     Raises:
         StateError: Always.
@@ -147,6 +148,7 @@ def refuse_shards(how: str) -> NoReturn:
 
 
 def _tell(step: int) -> "Callable[[Future[Receipt]], None]":
+    # Return a function that logs the receipt of a step's version, or its error.
     def tell(done: "Future[Receipt]") -> None:
         error = done.exception()
         if error is None:

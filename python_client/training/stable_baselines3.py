@@ -19,9 +19,9 @@ from .publishing import StepCallback
 class PublishWeights(StepCallback, BaseCallback):
     """Publishes the policy before every Nth rollout, that is after the previous gradient steps.
 
-    If `VecNormalize` normalises the observations, each version includes the statistics of
-    `VecNormalize` at the same moment, since the policy needs them. In both cases, the target of a
-    worker is `target(algorithm)`.
+    If `VecNormalize` normalises the observations, each version includes its statistics at the same
+    moment, since the policy needs them. With and without `VecNormalize`, the target of a worker is
+    `target(algorithm)`.
 
     Args:
         publisher: A publisher, which is not closed; or the address for a new publisher, which is
@@ -31,7 +31,7 @@ class PublishWeights(StepCallback, BaseCallback):
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
     """
 
-    _rollouts = 0  # the number of finished rollouts
+    _rollouts = 0  # the number of rollouts that have ended
 
     def _on_training_start(self) -> None:
         self._steps.begin(self._rollouts, _weights(self.model))
@@ -52,9 +52,9 @@ class PublishWeights(StepCallback, BaseCallback):
 def target(algorithm: BaseAlgorithm) -> object:
     """Return the target of a worker for versions of `PublishWeights`.
 
-    The target is the policy of the algorithm. If the algorithm's environment has a `VecNormalize`
-    that normalises observations, the target includes the statistics, `clip_obs` and `epsilon` of
-    the `VecNormalize`, which then come from the trainer.
+    The target is the policy of the algorithm. If a `VecNormalize` of the algorithm's environment
+    normalises observations, the target also has its statistics, `clip_obs` and `epsilon`, which
+    then come from the trainer.
 
     Raises:
         StateError: The `VecNormalize` has `training=True`, so it would change its statistics.
@@ -101,7 +101,7 @@ def _statistics(normalize: VecNormalize) -> list[tuple[str, RunningMeanStd]]:
 
 
 def _weights(algorithm: BaseAlgorithm) -> object:
-    """Return the weights that determine actions: of the policy and, if any, the normalisation."""
+    """Return all weights that determine actions: the policy's, and those of a `VecNormalize`."""
     normalize = _normalize(algorithm)
     if normalize is None:
         return algorithm.policy
