@@ -38,40 +38,40 @@ if TYPE_CHECKING:
     from .device_memory import Pinned
     from .torch_loading import Loading
 
-STEP_BYTES = 2**22  # bytes hashed in one step: this takes a fraction of a millisecond
+STEP_BYTES = 2**22  # bytes hashed in one step: a fraction of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The tensors of a target, and the reasons why some cannot be written to."""
+    """The tensors of a target, and why some of them cannot be written to."""
 
     leaves: Mapping[str, Leaf]
     extra: "Mapping[str, Callable[[torch.Tensor], None]]"
     faults: list[str]
-    materialises: bool = False  # whether meta tensors are given memory
-    loading: "Loading | None" = None  # set if a copy into its tensors is not enough
+    materialises: bool = False  # whether tensors on the meta device get memory
+    loading: "Loading | None" = None  # how to load the target, if copying is not enough
 
 
 def check(
     layout: Layout, target: object, *, strict: Strict = True, cast: bool = False
 ) -> list[str]:
-    """Return lines that say why the layout cannot be applied to the target; no lines if it can.
+    """Return error lines: why versions of this layout do not fit the target. Empty if they fit.
 
-    Nothing is modified.
+    The target is not changed.
 
     Args:
         layout: The layout of a version.
         target: The target.
         strict: True: names must be equal. False: names that only one side has are ignored.
-            "target": names that only the layout has are ignored. A name tied to one that both
-            sides have is never a difference (`ties`).
+            "target": names that only the layout has are ignored. A name that is tied to a name of
+            both sides is never a difference (`ties`).
         cast: Whether dtypes may differ (see `dtypes.castable`).
     """
     return _compare(layout, _open(target), strict=strict, cast=cast)
 
 
 def devices_within(target: object) -> "tuple[frozenset[torch.device], bool]":
-    """Return the CUDA devices that a target's tensors lie on, and whether all of them do."""
+    """Return the CUDA devices of a target's tensors, and whether all tensors are on CUDA."""
     leaves = _open(target).leaves.values()
     return devices_of(leaves), all(map(on_device, leaves))
 
@@ -95,8 +95,9 @@ def summing(
         layout: The layout of a version.
         target: The target.
         names: Names of the layout.
-        sums: A list that gets, for each name, the CRC-32C of the tensor's bytes as a version would
-            have them; None if the target has no such tensor, or one of another dtype or shape.
+        sums: A list, to which this appends one item for each name: the CRC-32C of the tensor's
+            bytes as a version would have them; None if the target has no such tensor, or one of
+            another dtype or shape.
 
     Yields:
         The number of bytes of each step.
@@ -118,6 +119,7 @@ def summing(
 
 
 def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
+    # Return whether a target's tensor has the dtype, shape and memory for a checksum.
     try:
         return not _on_meta(leaf) and signature(name, leaf) == (spec.dtype, spec.shape)
     except StateError:
@@ -125,7 +127,7 @@ def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
 
 
 def _pieces(leaf: Leaf) -> Iterator[Leaf]:
-    """Yield small pieces of a tensor, in element order, as hashing may need a copy of each."""
+    """Yield small pieces of a tensor, in element order: hashing may need a copy of each piece."""
     if leaf.nbytes <= STEP_BYTES or not leaf.ndim:
         yield leaf
         return
@@ -138,6 +140,7 @@ def _pieces(leaf: Leaf) -> Iterator[Leaf]:
 
 
 def _bytes_of(leaf: Leaf, spec: TensorSpec) -> numpy_tensors.Bytes:
+    # Return a tensor's bytes as a version has them.
     if isinstance(leaf, np.ndarray):
         return numpy_tensors.bytes_of(leaf, spec)
     from . import torch_tensors
@@ -158,7 +161,7 @@ def copy_into(
 
 
 def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_tensors.Array]:
-    """Return each name's tensor as a read-only array, which shares `data` if it is aligned."""
+    """Return the tensor of each name as a read-only array, which shares `data` if it is aligned."""
     section = Section(layout, data)
     for view in section.arrays.values():
         view.flags.writeable = False
@@ -166,10 +169,10 @@ def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_ten
 
 
 def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.Tensor]":
-    """Return every name's tensor as a torch tensor.
+    """Return the tensor of each name as a torch tensor.
 
-    Aligned tensors share the memory of `data` if that is writable. Read-only memory is copied,
-    since torch has no read-only tensors.
+    Aligned tensors share the memory of `data` if that is writable. If it is read-only, the tensors
+    are copies, since torch has no read-only tensors.
     """
     section = Section(layout, data)
     tensors = section.tensors
@@ -180,11 +183,11 @@ def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.T
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The comparison of a target with the layout, valid until the target's outline changes."""
+    """The comparison of a target with the layout; valid until the target's marks change."""
 
     target: object
-    how: tuple[Strict, bool]
-    outline: Marks
+    how: tuple[Strict, bool]  # the arguments `strict` and `cast` of the comparison
+    outline: Marks  # the target's marks; see `Outline`
     copies: Copies
     pairs: "_Pairs"
     destinations: list[Leaf]
@@ -195,7 +198,7 @@ class _Known:
 
 
 class _Pairs:
-    """Pairs of a target's tensor and the published one; each piece of memory is in one pair.
+    """Pairs of a target's tensor and the published tensor. Each piece of memory is in one pair.
 
     Attributes:
         written: Each tensor of the target to write, with the published tensor.
@@ -222,7 +225,7 @@ class _Pairs:
         This is needed for every version, as each has other values.
 
         Args:
-            equal: A function that returns whether two published tensors have equal values.
+            equal: Returns whether two published tensors have equal values.
 
         Raises:
             StateError: Two such tensors have different values.
@@ -239,8 +242,8 @@ class Reader:
     """Copies successive versions of one layout from one buffer to targets.
 
     Attributes:
-        begun: Whether a target may have changed. (A caller resets it before a copy.)
-        lost: The finite values that the target of the last copy cannot hold.
+        begun: Whether a target may have changed since the caller reset this attribute.
+        lost: The finite values that did not fit the target's dtype in the last copy, by name.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
@@ -254,7 +257,7 @@ class Reader:
         self._from_second = False  # whether copies read the second copy
 
     def pin(self, devices: "Collection[torch.device]") -> None:
-        """Pin the buffer, so that devices copy directly from it; slow, but needed only once."""
+        """Pin the buffer, so that devices can copy from it directly. Slow, but needed only once."""
         if devices and self._pinned is None:
             from . import device_memory
 
@@ -298,10 +301,12 @@ class Reader:
         return self.section.like(spec.name, leaf) if there is None else there
 
     def _value(self, spec: TensorSpec) -> "torch.Tensor":
+        # Return a copy of a published tensor, on the CPU.
         there = self._in_second(spec)
         return self.section.tensors[spec.name].clone() if there is None else there.cpu()
 
     def _equal(self, a: TensorSpec, b: TensorSpec) -> bool:
+        # Return whether two published tensors have equal values.
         if self._from_second and self._second is not None and self._second[2] is not None:
             flat = self._second[2]
             return bool((flat[a.begin : a.end] == flat[b.begin : b.end]).all())
@@ -309,7 +314,7 @@ class Reader:
         return np.array_equal(data[a.begin : a.end], data[b.begin : b.end])
 
     def differences(self, target: object, *, strict: Strict, cast: bool) -> Differences | None:
-        """Return where a target differs from the version; None if a whole copy is as fast.
+        """Return where a target differs from the version; None if copying everything is as fast.
 
         Also return None for a target that this reader has not copied to yet.
         """
@@ -324,7 +329,7 @@ class Reader:
     def _known_as(
         self, target: object, outline: Outline | None, how: tuple[Strict, bool]
     ) -> _Known | None:
-        """Return the earlier comparison of a target if it is still valid, else None."""
+        """Return the last comparison if it is of this target and still valid, else None."""
         known = self._known
         if known is None or outline is None or not (known.target is target and known.how == how):
             return None
@@ -344,7 +349,7 @@ class Reader:
 
         Args:
             target, strict, cast: As in `check`.
-            only: Where the target differs from the version: only this is written. None: copy all.
+            only: The differences to write, found by `differences`. None: copy everything.
 
         Raises:
             StateError: The target does not fit, and was not changed; the text gives the reasons.
@@ -394,13 +399,13 @@ class Reader:
             self._known = _Known(target, how, outline.marks, *kept)
 
     def _lost(self, narrowed: Narrowed) -> Found:
-        """Count the values that a copy of these tensors has lost."""
+        """Return how many values of these tensors did not fit the target's dtype."""
         if self._from_second and self._second is not None and self._second[2] is not None:
             return narrowed.found_on(self._second[2], {})
         return narrowed.found(self.section.data, {})
 
     def values(self, leaves: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
-        """Return copies of the published values of a module's tensors, under all of their names."""
+        """Return copies of the published tensors, under all names that a module has for them."""
         layout = self.section.layout
         values: dict[str, torch.Tensor] = {}
         tied: dict[TensorPlace, torch.Tensor] = {}
@@ -416,7 +421,7 @@ class Reader:
         return values
 
     def _examine(self, target: object, *, strict: Strict, cast: bool) -> tuple[_Target, _Pairs]:
-        """Compare a target with the layout; return its tensors, and the pairs to copy."""
+        """Compare a target with the layout; return the target's tensors, and the pairs to copy."""
         opened = _open(target)
         layout = self.section.layout
         lines = _compare(layout, opened, strict=strict, cast=cast)
@@ -425,12 +430,13 @@ class Reader:
         if is_module(target) and any(map(_on_meta, opened.leaves.values())):
             from . import torch_modules
 
-            self.begun = True  # the new memory has no values until the copy
+            self.begun = True  # new memory has no values before the copy
             torch_modules.materialise(target)
             opened = _open(target)
         pairs = _Pairs(layout, opened.leaves)
         pairs.check(self._equal)
-        # Set extra state first: the user's code may raise, and then no tensor has been written.
+        # Set extra state first: this runs the user's code, which may raise before any tensor is
+        # written.
         for name, put in opened.extra.items():
             if name in layout.signatures and not (opened.loading and opened.loading.makers):
                 self.begun = True
@@ -439,13 +445,14 @@ class Reader:
 
 
 def _narrowed(pairs: _Pairs) -> Narrowed | None:
-    """Return the pairs that are converted to a dtype that cannot hold all values."""
+    """Return the pairs whose conversion may lose values, since the new dtype has less range."""
     own = ((spec, signature(spec.name, leaf)[0]) for leaf, spec in pairs.written)
     targets = {spec.name: leaf for leaf, spec in pairs.written}
     return Narrowed.of(((spec, spec.dtype, dtype) for spec, dtype in own), targets)
 
 
 def _open(target: object) -> _Target:
+    # Return the tensors of a target.
     if is_module(target):
         from . import torch_modules
 
@@ -459,6 +466,7 @@ def _open(target: object) -> _Target:
 
 
 def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> list[str]:
+    # Return error lines: how a target differs from the layout.
     published = dict(layout.signatures)
     lines = list(target.faults)
     if lines and not target.leaves:
@@ -492,7 +500,7 @@ def differing(
     strict: Strict,
     cast: bool,
 ) -> list[str]:
-    """Return a target's faults and differences; the first line explains them if possible."""
+    """Return error lines for a target's faults and differences, after a line that explains them."""
     lines = faults + difference(published, got, cast=cast, strict=strict)
     why = explanation(published, got) or (None if faults else _part(published, got, lines))
     why = why if lines else None
@@ -502,7 +510,7 @@ def differing(
 def _part(
     published: Mapping[str, Signature], got: Mapping[str, Signature], lines: list[str]
 ) -> str | None:
-    """Return advice if the version fits but has only a part of the target's tensors; else None."""
+    """Return advice if the version fits, but has only some of the target's tensors; else None."""
     lacking = len(got.keys() - published.keys())
     if not published or published.keys() - got.keys() or len(lines) != lacking:
         return None
@@ -514,14 +522,17 @@ def _part(
 
 
 def _large(leaves: list[Leaf]) -> list[Leaf]:
+    # Return the tensors whose storages are measured: see `torch_tensors.LARGE_BYTES`.
     return [leaves[place] for place in of_torch().large(leaves)] if "torch" in sys.modules else []
 
 
 def _on_meta(leaf: Leaf) -> bool:
+    # Return whether a tensor is on the meta device, which has no memory.
     return not isinstance(leaf, np.ndarray) and leaf.is_meta
 
 
 def _fault(name: str, leaf: Leaf) -> str | None:
+    # Return why a tensor cannot be written to, or None.
     if isinstance(leaf, np.ndarray):
         return numpy_tensors.target_fault(name, leaf)
     from . import torch_tensors

@@ -22,8 +22,8 @@ else:  # Python's own SHA-256: OpenSSL's setup takes longer than hashing so few 
         except ImportError:  # Python was built without it
             from hashlib import sha256
 
-CHUNK_BYTES_MIN: Final = 1  # only tests need such small chunks
-CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger ones gained nothing when measured over loopback
+CHUNK_BYTES_MIN: Final = 1  # small chunks are for tests
+CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger chunks were not faster over loopback
 CHUNK_BYTES_MAX: Final = 1 << 26  # a chunk is one ZeroMQ message, held in memory by either side
 
 
@@ -35,7 +35,7 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
         the CRC-32C of every chunk, each u32 little-endian, in order
 
     The digest covers the layout, the order, and every chunk. It needs no second pass over the data,
-    since each chunk's CRC is known already. Every language has a CRC-32C and SHA-256.
+    since the CRC of each chunk is known already. CRC-32C and SHA-256 exist in every language.
     """
     packed = struct.pack(f"<{len(crcs)}I", *crcs)
     return sha256(_before(layout_id, chunk_bytes) + packed).hexdigest()
@@ -43,7 +43,7 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _before(layout_id: str, chunk_bytes: int) -> bytes:
-    """Return the bytes before the checksums, which are the same for every version."""
+    """Return the bytes before the checksums, which all versions of a layout have in common."""
     return bytes.fromhex(layout_id) + chunk_bytes.to_bytes(8, "little")
 
 

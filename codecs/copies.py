@@ -1,11 +1,11 @@
 """Repeated copies of many tensors, pair by pair.
 
 A call of numpy or torch takes longer than copying a small tensor. So pairs that are plain memory on
-both sides are copied as memory; the others by numpy, or by one call of torch for all of them.
+both sides are copied as memory. The others are copied by numpy, or by one call of torch for all.
 
 Tensors on a CUDA device are copied at the speed of the link (`device_copies`), asynchronously.
 
-If few elements differ, `Differences` finds them beforehand, and writes only these.
+If few elements differ, `Differences` finds them beforehand, and writes only these elements.
 """
 
 import math
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .device_copies import Arriving, DeviceCopies, Second
 
 STEP_BYTES = 2**26  # bytes copied between two calls of `check`: some hundredths of a second
-SCAN_WORDS: Final = 2**17  # words compared at once: they fit into the caches
-SMALL_BYTES: Final = 2**14  # a tensor up to this size is copied as fast as it is compared
-SPARSE: Final = 10  # at most one word in 10 may differ: else copying all is about as fast
+SCAN_WORDS: Final = 2**17  # words compared at once: so many fit into the caches
+SMALL_BYTES: Final = 2**14  # a smaller tensor is copied as fast as it is compared
+SPARSE: Final = 10  # at most one word in 10 may differ: otherwise copying all is as fast
 
 Words = NDArray[np.unsignedinteger]
 
@@ -36,15 +36,15 @@ class Copies:
     """Copies between fixed pairs of tensors; valid until a tensor moves or changes its shape.
 
     Args:
-        destinations: The tensors to write; each is a numpy array exactly if its source is one.
+        destinations: The tensors to write. Each is a numpy array if and only if its source is one.
         sources: The tensors to read. Neither list is kept: callers pass both again to each method,
             and the tensors must still have the same memory (`state.Outline` detects changes).
         private: Whether only the caller uses the destinations, so that autograd need not know.
         second: The second copy on a device: sources on that device are copied to it first.
 
     Attributes:
-        devices: The copies to or from devices; None if there are none.
-        plain: A function that copies every tensor as memory; None if that is not enough.
+        devices: Makes the copies to or from devices; None if there are none.
+        plain: A function that copies every tensor as memory; None if some tensors need another way.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Copies:
         second: "Second | None" = None,
     ) -> None:
         plain: list[tuple[int, int, int]] = []  # destination, source, bytes
-        self._changed: list[int] = []  # tensors whose version counter must be raised
+        # indexes of tensors whose version counter must be incremented
+        self._changed: list[int] = []
         arrays: list[int] = []
         tensors: list[int] = []
         on_devices: list[int] = []
@@ -98,7 +99,7 @@ class Copies:
         sources: Sequence[Leaf],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy every tensor; `check` is called between steps, and may raise."""
+        """Copy every tensor. `check` is called between steps, and may raise to stop."""
         arriving = self.begin(destinations, sources, check)
         if arriving is not None:
             try:
@@ -136,17 +137,17 @@ class Copies:
 
 
 def on_device(leaf: Leaf) -> bool:
-    """Return whether a tensor lies on a CUDA device."""
+    """Return whether a tensor is on a CUDA device."""
     return not isinstance(leaf, np.ndarray) and leaf.is_cuda
 
 
 def devices_of(leaves: Iterable[Leaf]) -> "frozenset[torch.device]":
-    """Return the CUDA devices that tensors lie on."""
+    """Return the CUDA devices of some tensors."""
     return frozenset(cast("torch.Tensor", leaf).device for leaf in leaves if on_device(leaf))
 
 
 def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
-    """Return the indexes in steps of about `STEP_BYTES` of tensors, or of one larger tensor."""
+    """Return the indexes in groups: of about `STEP_BYTES` of tensors, or of one larger tensor."""
     steps, nbytes = list[list[int]](), STEP_BYTES
     for index in indexes:
         if nbytes >= STEP_BYTES:
@@ -158,13 +159,14 @@ def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
 
 
 def _some(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[Any]:
+    # Return the leaves with these indexes.
     if len(indexes) == len(leaves):  # all of them, in order
         return [*leaves]
     return [leaves[index] for index in indexes]
 
 
 def plain_memory(destination: Leaf, source: Leaf) -> tuple[int, int, int] | None:
-    """Return both addresses and the size of a pair to copy as memory; None for any other pair."""
+    """Return (destination, source, bytes) of a pair that can be copied as memory, else None."""
     to, from_ = _memory(destination), _memory(source)
     if to and from_ and destination.dtype == source.dtype and to[1] == from_[1]:
         return to[0], *from_
@@ -172,6 +174,7 @@ def plain_memory(destination: Leaf, source: Leaf) -> tuple[int, int, int] | None
 
 
 def _memory(leaf: Leaf, most: int = native.COPIED_BYTES_MAX) -> tuple[int, int] | None:
+    # Return address and size of a tensor, if it is plain memory of at most `most` bytes.
     if isinstance(leaf, np.ndarray):
         if leaf.nbytes > most or not leaf.flags.c_contiguous:
             return None
@@ -183,7 +186,7 @@ def _memory(leaf: Leaf, most: int = native.COPIED_BYTES_MAX) -> tuple[int, int] 
 
 
 class Differences:
-    """The elements in which destinations differ from sources, to write only these.
+    """Finds the elements in which destinations differ from sources, and writes only these.
 
     Args:
         destinations, sources: As in `Copies`.
@@ -207,18 +210,20 @@ class Differences:
             self._compare(destinations[index], sources[index])
 
     def _compare(self, destination: Leaf, source: Leaf) -> None:
+        # Find the elements that differ in one pair.
         held = destination if isinstance(destination, np.ndarray) else destination.detach()
         self._held.append(held)
         to, from_ = _memory(held, sys.maxsize), _memory(source, sys.maxsize)
         if not (to and from_) or destination.dtype != source.dtype:
             raise ValueError("a tensor is not plain memory, or is converted")
-        width = math.gcd(*to, from_[0], 8)  # of a word: wide words are compared faster
+        width = math.gcd(*to, from_[0], 8)  # bytes of a word: wide words are compared faster
         there, new = (native.bytes_at(*each).view(f"u{width}") for each in (to, from_))
         at = self._where(there, new)
         if at.size:
             self._found.append((there, at, new[at]))
 
     def _where(self, there: Words, new: Words) -> NDArray[np.intp]:
+        # Return the positions at which words differ; raise ValueError if there are too many.
         found: list[NDArray[np.intp]] = []
         for begin in range(0, there.size, SCAN_WORDS):
             end = begin + SCAN_WORDS

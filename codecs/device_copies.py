@@ -30,20 +30,21 @@ from .device_memory import pieces
 
 Direction = Literal["in", "out"]
 Way = Literal["in", "out", "within"]
-Second = tuple[torch.Tensor, int]  # a second copy's bytes, and the address of the memory it mirrors
+# (bytes of the second copy, address of the memory that it mirrors)
+Second = tuple[torch.Tensor, int]
 Pair = tuple[torch.Tensor, torch.Tensor]
-Index = tuple[int | slice, ...]  # the index of a part of a tensor; empty: the whole tensor
+Index = tuple[int | slice, ...]  # index of a part of a tensor; empty: the whole tensor
 
-HALF_BYTES: Final = 2**25  # half of the stage, the most in one transfer: 0.6 ms on PCIe 5
-ALONE_BYTES: Final = 2**20  # larger tensors are transferred alone: starting takes a tenth
-ALIGNED: Final = 16  # a batch begins in the stage at the same address modulo 16 as in memory
+HALF_BYTES: Final = 2**25  # half of the stage, the largest transfer: 0.6 ms on PCIe 5
+ALONE_BYTES: Final = 2**20  # larger tensors are transferred by themselves
+ALIGNED: Final = 16  # a batch has the same address modulo 16 in the stage as in memory
 PIECE_BYTES: Final = HALF_BYTES - ALIGNED
 # Dtypes that torch copies in one call (`_foreach_copy_`); others are copied one by one.
 TOGETHER: Final = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 }
-PAUSE_SHARE: Final = 0.01  # polling interval, as a share of the time waited so far
+PAUSE_SHARE: Final = 0.01  # polling interval, as a fraction of the time waited so far
 PAUSES: Final = 2e-5, 1e-3  # seconds: the shortest and longest polling interval
 
 
@@ -53,7 +54,7 @@ class Lane:
     Attributes:
         near: The stream of copies within the device.
         link: The stream of transfers.
-        free: For each half of the stage, the event that its content was consumed.
+        free: For each half of the stage, the event that its content has been consumed.
         full: For each half of the stage, the event that its content is complete.
         lock: Held while work is queued on these streams.
     """
@@ -70,13 +71,13 @@ class Lane:
         return cast("Any", torch.cuda.Event)()
 
     def reached(self, stream: Any) -> Any:
-        """Return an event recorded on a stream now."""
+        """Return an event that is reached when a stream's present work is done."""
         event = self.event()
         event.record(stream)
         return event
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """Make a stream current during a `with` block."""
+        """Return a context manager during which a stream is the current one."""
         return cast("AbstractContextManager[None]", torch.cuda.stream(stream))
 
     def current(self) -> Any:
@@ -89,7 +90,7 @@ class Lane:
             return torch.cuda.is_current_stream_capturing()
 
     def stage(self, half: int) -> torch.Tensor:
-        """Return the stage; each half has at least `half` bytes.
+        """Return the staging buffer on the device; each half has at least `half` bytes.
 
         Raises:
             MemoryError: The device is out of memory.
@@ -116,15 +117,16 @@ def _lane(device: torch.device, _direction: Direction) -> Lane:
 
 
 def lane_of(device: torch.device, direction: Direction) -> Lane:
+    # Return the lane of a device and direction; make it at the first call.
     with _making:
         return _lane(device, direction)
 
 
 class Arriving:
-    """Copies in progress.
+    """Copies that may still be in progress.
 
     Args:
-        done: The events at the ends of the copies.
+        done: Events that are reached when the copies end.
         held: Objects to keep alive until the copies are complete.
     """
 
@@ -133,12 +135,13 @@ class Arriving:
 
     @property
     def done(self) -> bool:
+        # Whether all copies are complete.
         return all(event.query() for event in self._done)
 
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
-        """Wait until all copies are complete; `check` is called repeatedly, and may raise.
+        """Wait until all copies are complete. `check` is called repeatedly, and may raise to stop.
 
-        An exception from `check` stops no copy: wait again before the memory is reused.
+        An exception from `check` stops no copy: wait again before you reuse the memory.
         """
         begun = time.monotonic()
         while not self.done:
@@ -156,7 +159,7 @@ class _CopyGroup:
         self._others: list[tuple[int, Index, torch.Tensor]] = []
 
     def add(self, place: int, index: Index, tensor: torch.Tensor, ours: torch.Tensor) -> None:
-        """Add a pair: the user's tensor at `place` (its part `index`), and `ours` in the stage."""
+        """Add a pair: part `index` of the user's tensor number `place`, and `ours` in the stage."""
         together = not index and ours.dtype in TOGETHER and tensor.nbytes < ALONE_BYTES
         if together and _plain(tensor, ours):
             self._alike.setdefault(ours.dtype, []).append((place, ours))
@@ -184,7 +187,7 @@ def _plain(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
-    """Yield the indexes of a tensor's parts, in element order; each fits into half the stage."""
+    """Yield the indexes of a tensor's parts, in element order. Each fits into half the stage."""
     part = host[index] if index else host
     if part.nbytes <= PIECE_BYTES or not part.ndim:
         yield index
@@ -200,12 +203,12 @@ def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
 
 
 class _Batch:
-    """Adjacent memory that is transferred together, through a half of the stage."""
+    """Adjacent memory that is transferred as one, through a half of the stage."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.end = begin  # addresses
         self.members: list[tuple[int, Index]] = []
-        # Pairs of memory and stage; made anew when the stage is replaced.
+        # Pairs of memory and its place in the stage; made again when the stage is replaced.
         self.crossing: list[Pair] = []
         self.group = _CopyGroup()
 
@@ -251,6 +254,7 @@ class _Crossing:
         self._half = -(-(most + ALIGNED) // 512) * 512 if most else 0
 
     def _put(self, place: int, index: Index, host: torch.Tensor) -> None:
+        # Add a small tensor to the last batch, or to a new one.
         begin, last = host.data_ptr(), self._batches[-1] if self._batches else None
         if last is None or last.end != begin or begin + host.nbytes - last.begin > PIECE_BYTES:
             last = _Batch(begin)
@@ -268,6 +272,7 @@ class _Crossing:
             self._lay(hosts, devices)
 
     def _lay(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
+        # Prepare the batches, if the stage was replaced.
         stage = self._lane.stage(self._half) if self._half else None
         if stage is None or stage is self._stage:
             return
@@ -278,7 +283,7 @@ class _Crossing:
         self._stage = stage
 
     def begin(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
-        """Queue the copies after the work of the caller's stream; return an event at their end."""
+        """Queue the copies after the work of the caller's stream; return an event for their end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             self._lay(hosts, devices)
@@ -291,6 +296,7 @@ class _Crossing:
             return done
 
     def _out(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
+        # Copy from the device: gather each batch, then transfer it.
         lane = self._lane
         self._cross(hosts, devices)
         for number, batch in enumerate(self._batches):
@@ -307,6 +313,7 @@ class _Crossing:
         return lane.link
 
     def _in(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
+        # Copy to the device: transfer each batch, then scatter it.
         lane = self._lane
         for number, batch in enumerate(self._batches):
             free, full = lane.free[number % 2], lane.full[number % 2]
@@ -324,7 +331,7 @@ class _Crossing:
         return lane.near
 
     def _cross(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
-        """Transfer the large tensors."""
+        """Transfer the large tensors, each by itself."""
         with self._lane.on(self._lane.link):
             for place in self._alone:
                 host, device = hosts[place], devices[place]
@@ -337,7 +344,7 @@ class _Crossing:
 
 
 class _Mirrored:
-    """Copies out of one device through a second copy there, laid out like the memory."""
+    """Copies out of one device through a second copy there, which is laid out like the memory."""
 
     def __init__(
         self,
@@ -379,7 +386,7 @@ class _Mirrored:
         return self.cross()
 
     def copy(self, devices: Sequence[torch.Tensor]) -> Any:
-        """Queue the second copy; return an event at its end."""
+        """Queue the second copy; return an event for its end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             current = lane.current()
@@ -392,7 +399,7 @@ class _Mirrored:
             return copied
 
     def cross(self) -> Any:
-        """Queue the transfer of the second copy; return an event at its end."""
+        """Queue the transfer of the second copy; return an event for its end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             lane.link.wait_stream(lane.near)
@@ -420,7 +427,7 @@ class _Within:
         """Do nothing: no further memory is needed."""
 
     def begin(self, _sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> Any:
-        """Queue the copies from the sources given at construction; return an event at their end."""
+        """Queue copies from the sources given at construction; return an event for their end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             current = lane.current()
@@ -491,6 +498,7 @@ class DeviceCopies:
         return Arriving(done, sources)
 
     def cross(self) -> "Arriving":
+        # Queue the transfer of the second copy.
         return Arriving(
             [each.cross() for each in self._outward if isinstance(each, _Mirrored)], None
         )
@@ -503,7 +511,7 @@ def _cut(memory: torch.Tensor, other: torch.Tensor) -> list[Pair]:
 
 
 def _around(view: torch.Tensor, nbytes: int) -> torch.Tensor:
-    """Return `nbytes` bytes of a view's storage, from the beginning of the view."""
+    """Return `nbytes` bytes of a view's storage, from where the view begins."""
     storage = view.untyped_storage()
     begin = view.data_ptr() - storage.data_ptr()
     flat: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=view.device)
@@ -521,7 +529,7 @@ class Readers:
         self._last: dict[tuple[torch.device, int], Any] = {}
 
     def left(self) -> None:
-        """Record the end of a reader's work in this thread's current streams."""
+        """Record that a reader's work, in this thread's current streams, ends here."""
         for device in self.devices:
             lane = lane_of(device, "in")
             if lane.capturing():  # a graph reads only when it is replayed
@@ -533,6 +541,6 @@ class Readers:
             event.record(stream)
 
     def ordered(self) -> None:
-        """Order later work of this thread's current streams after the readers' work."""
+        """Make later work in this thread's current streams wait for the readers' work."""
         for (device, _), event in [*self._last.items()]:
             lane_of(device, "in").current().wait_event(event)

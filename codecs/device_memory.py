@@ -1,6 +1,6 @@
 """Memory for a CUDA device: pinned pages of this process, and shareable device memory.
 
-The module calls the driver's library, since `torch` has no calls for most of this. The runtime
+The module calls the driver's library, since `torch` has no calls for most of this. The CUDA runtime
 library would leave its last error for the user's next check. Without the driver's library (ROCm,
 macOS) nothing is pinned or shared: copies are correct, but slower.
 
@@ -27,7 +27,7 @@ OUT_OF_MEMORY, ALREADY_REGISTERED = 2, 712
 PORTABLE, READ_ONLY = 1, 8
 LAZY_PEER_ACCESS = 1
 
-PIECE_BYTES = 2**27  # pinned in one call
+PIECE_BYTES = 2**27  # bytes that are pinned in one call
 
 HANDLE_BYTES, UUID_BYTES = 64, 16
 MAGIC = b"WBCUDA1\0"
@@ -55,6 +55,7 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def _call(name: str, *arguments: Any) -> None:
+    # Call a function of the driver; raise DriverError if it fails.
     driver = _driver()
     if driver is None:
         raise DriverError(name, -1)
@@ -65,7 +66,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def _context(index: int) -> Generator[None]:
-    """Make torch's context of a device current in this thread, during a `with` block."""
+    """Return a context manager that makes torch's CUDA context of a device current."""
     device, context, before = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuDeviceGet", ctypes.byref(device), index)
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -80,7 +81,7 @@ def _context(index: int) -> Generator[None]:
 
 
 class Pinned:
-    """Memory of this process that is pinned for the lifetime of this object.
+    """Memory of this process that stays pinned as long as this object exists.
 
     The memory is pinned piece by piece (see `pieces`), so that other threads can map memory in the
     meantime. CUDA refuses a copy across two pieces, so memory that other code copies from must be
@@ -114,14 +115,14 @@ class Pinned:
 
 
 def pieces(address: int, nbytes: int) -> list[tuple[int, int]]:
-    """Return begin and end, as offsets, of the pieces in which memory is pinned."""
+    """Return (begin, end), as offsets, of the pieces in which memory is pinned."""
     first = PIECE_BYTES - address % PIECE_BYTES
     cuts = [0, *range(first, nbytes, PIECE_BYTES), nbytes]
     return list(pairwise(cuts))
 
 
 def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned | None:
-    """Pin memory. Return None if it is pinned already, or cannot be: then copies are slower."""
+    """Pin memory. Return None if it is pinned already, or if pinning fails (copies are slower)."""
     if not data.nbytes:
         return None
     try:
@@ -138,6 +139,7 @@ def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned 
 
 
 def _index(device: torch.device) -> int:
+    # Return the number of a device.
     index = cast("int | None", device.index)  # None for "cuda"
     return torch.cuda.current_device() if index is None else index
 
@@ -159,12 +161,14 @@ class _Memory:
         return torch.as_tensor(self, device=f"cuda:{self.index}")
 
 
+# Memory that this process allocated.
 class _Own(_Memory):
     def __del__(self) -> None:
         with suppress(Exception), _context(self.index):
             _call("cuMemFree_v2", ctypes.c_uint64(self.address))
 
 
+# Memory of another process, mapped here.
 class _Others(_Memory):
     def __del__(self) -> None:
         with suppress(Exception), _context(self.index):
@@ -172,7 +176,7 @@ class _Others(_Memory):
 
 
 class Mirror:
-    """Memory of a device that other processes of this host may map.
+    """Memory of a device that other processes of this host can map.
 
     The memory does not come from torch's allocator. That returns parts of larger blocks, and maps
     some of these in ways that other processes cannot open.
@@ -183,7 +187,7 @@ class Mirror:
 
     Attributes:
         flat: The memory, as uint8.
-        note: The bytes with which other processes map the memory; empty if they cannot.
+        note: The bytes that other processes need to map the memory; empty if they cannot.
 
     Raises:
         MemoryError: The device is out of memory.
@@ -199,7 +203,7 @@ class Mirror:
                 except DriverError as error:
                     if error.code != OUT_OF_MEMORY:
                         raise
-                    torch.cuda.empty_cache()  # free what torch holds and does not use
+                    torch.cuda.empty_cache()  # free memory that torch caches
                     _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         except DriverError as error:
             if error.code == OUT_OF_MEMORY:
@@ -216,11 +220,12 @@ class Mirror:
 
 
 def noted(uuid: bytes, handle: bytes, nbytes: int) -> bytes:
-    """Return a note with which other processes map memory: device, handle and size. (S12)"""
+    """Return the note that other processes need to map memory: device, handle, size. (S12)"""
     return _NOTE.pack(MAGIC, uuid, handle, nbytes)
 
 
 def _uuid(index: int) -> bytes:
+    # Return the UUID of a device.
     device, uuid = ctypes.c_int(), (ctypes.c_char * UUID_BYTES)()
     _call("cuDeviceGet", ctypes.byref(device), index)
     _call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)
@@ -228,7 +233,7 @@ def _uuid(index: int) -> bytes:
 
 
 def mapped(note: bytes, device: torch.device) -> torch.Tensor | None:
-    """Map another process's memory on this device, as uint8; None if that is not possible."""
+    """Map another process's memory of this device; return it as uint8, or None if that fails."""
     magic, uuid, raw, nbytes = _NOTE.unpack(note)
     index = _index(device)
     if magic != MAGIC or not nbytes:

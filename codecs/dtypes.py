@@ -1,7 +1,7 @@
 """The supported dtypes: safetensors' names, and their names in numpy and torch.
 
-The rows are in safetensors' own order (0.8.0), which decides where a tensor lies in a file: the
-last row comes first. Rows never get narrower on the way down, so this order also aligns every
+The rows are in the order of safetensors (0.8.0), which decides where a tensor is in a file: tensors
+of the last row come first. No row is narrower than a row above it, so this order also aligns every
 tensor. A dtype without a numpy or torch name can still be sent, for example to a file target; an
 attempt to make an array or tensor of that library raises StateError.
 """
@@ -25,7 +25,7 @@ Kind = Literal["bool", "uint", "int", "float", "complex", "scale", "packed"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A dtype: its width, and its names in numpy and torch (None: the library has none)."""
+    """A dtype: its bits, and its names in numpy and torch (None: the library lacks this dtype)."""
 
     name: str
     bits: int
@@ -34,9 +34,9 @@ class DType:
     torch: str | None
 
 
-# F4 has two elements per byte. torch holds the pair as one element (`_x2`), safetensors counts the
-# halves: a torch shape [2, 4] is [2, 8] in the file. ml_dtypes has float4 and float6, too, but
-# uses a whole byte for each element, so its bytes differ from the file's.
+# F4 has two elements per byte. torch counts the pair as one element (`_x2`), safetensors counts
+# both: a torch shape [2, 4] is [2, 8] in the file. ml_dtypes has float4 and float6, too, but uses a
+# whole byte for each element, so its bytes differ from the file's.
 # F8_E8M0 is a power of two without a sign, for block scales, so it is not a float to cast to.
 _ROWS = (
     DType("BOOL", 8, "bool", "bool", "bool"),
@@ -70,6 +70,7 @@ _FROM_TORCH = {row.torch: row.name for row in _ROWS if row.torch}
 
 
 def _numpy_type(name: str) -> "np.dtype[Any]":
+    # Return numpy's dtype for a name, little-endian.
     own = getattr(ml_dtypes, name, None)  # bfloat16 and the float8 family; numpy has the rest
     return np.dtype(own if own is not None else name).newbyteorder("<")
 
@@ -128,6 +129,7 @@ def torch_dtype(name: str) -> "torch.dtype":
 
 @cache
 def name_of_torch(dtype: "torch.dtype") -> str:
+    # Return the safetensors name of a torch dtype.
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         allowed = ", ".join(f"torch.{known}" for known in _FROM_TORCH)
@@ -136,7 +138,7 @@ def name_of_torch(dtype: "torch.dtype") -> str:
 
 
 def castable(source: str, destination: str) -> bool:
-    """Return whether a cast from `source` to `destination` is allowed.
+    """Return whether values of dtype `source` may be cast to dtype `destination`.
 
     Floats may round (for example a worker in bfloat16 with a trainer in float32). Integers may only
     widen: a wrapped token id or step counter is data corruption, not rounding.

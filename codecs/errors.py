@@ -34,7 +34,7 @@ class LayoutError(WeightBusError, ValueError):
 
 
 class LimitError(LayoutError):
-    """A well-formed layout that exceeds a limit named in the text; other readers may accept it."""
+    """A well-formed layout that exceeds a limit; the text names it. Other readers may accept it."""
 
 
 class TensorsError(LimitError):

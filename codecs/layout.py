@@ -9,16 +9,17 @@ Theory of operation: the bytes of a version are a safetensors file, and its head
     └────────┴───────────────────────┴──────────────────────────────┘
       └────── Layout.header ────────┘ └─────── Layout.nbytes ───────┘
 
-Only `Layout.parse` makes layouts, and it checks everything, as the bytes may come from an untrusted
-peer. `Layout.plan` writes a header and parses it like any other.
+Only `Layout.parse` makes layouts, and it checks everything, since the bytes may come from an
+untrusted peer. `Layout.plan` writes a header, and parses it like any other.
 
 Tied tensors are sent once. Their other names are in `__metadata__` as `name: kept name`, as
-`safetensors.torch.save_model` writes them. An entry of `__metadata__` is an alias exactly if its
-value names a tensor and its key does not; all other entries are plain text about the file.
+`safetensors.torch.save_model` writes them. An entry of `__metadata__` is an alias if and only if
+its value names a tensor and its key does not. All other entries are plain text about the file.
 
 A file has its tensors sorted by dtype and name. A source has its own order, on which a function
 that loads pairs may rely. If the two orders differ, the text `ORDER` gives the source's order: for
-each of its names, the position in the file's order (the tensors, then the aliases, sorted).
+each name of the source, the name's position in the file's order (the tensors, then the aliases,
+sorted).
 """
 
 import hashlib
@@ -35,12 +36,12 @@ from .dtypes import DTYPES, RANK, castable
 from .errors import LayoutError, LimitError, TensorsError
 from .words import printable
 
-HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own bound; its readers refuse more
-TENSORS_MAX: Final = 1_000_000  # about as many as a header of that size can hold
-RANK_MAX: Final = 64  # numpy's own bound on dimensions
-NAME_BYTES_MAX: Final = 4_096  # far beyond any module path; an error message must stay readable
-INT_MAX: Final = 2**53 - 1  # the largest integer that every JSON reader keeps exact
-DIFFERENCE_LINES_MAX: Final = 20  # as many as a person reads
+HEADER_BYTES_MAX: Final = 100_000_000  # the limit of safetensors' own readers
+TENSORS_MAX: Final = 1_000_000  # about as many as such a header can have
+RANK_MAX: Final = 64  # numpy's limit of dimensions
+NAME_BYTES_MAX: Final = 4_096  # longer than any module path
+INT_MAX: Final = 2**53 - 1  # the largest integer that every JSON reader reads exactly
+DIFFERENCE_LINES_MAX: Final = 20  # lines of an error text
 NAME_SHOWN: Final = 256  # characters of a name in such a line
 
 METADATA: Final = "__metadata__"
@@ -55,9 +56,9 @@ Strict = bool | Literal["target"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, gc=False):
-    """One tensor and the bytes of the data section that it owns.
+    """One tensor, and its bytes in the data section, from `begin` to `end`.
 
-    The garbage collector does not track these objects, as there may be a million.
+    The garbage collector does not track these objects, since there may be a million of them.
     """
 
     name: str
@@ -75,12 +76,12 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
 class Layout:
     """A valid layout. Two layouts are equal if their headers are equal, byte for byte."""
 
-    header: bytes
+    header: bytes  # with its length prefix
     tensors: tuple[TensorSpec, ...] = field(compare=False, repr=False)
-    aliases: Mapping[str, str] = field(compare=False, repr=False)
+    aliases: Mapping[str, str] = field(compare=False, repr=False)  # kept name, by alias
     metadata: Mapping[str, str] = field(compare=False, repr=False)
-    nbytes: int = field(compare=False)
-    id: str = field(compare=False)
+    nbytes: int = field(compare=False)  # bytes of the data section
+    id: str = field(compare=False)  # SHA-256 of the header, in hex
     _by_name: Mapping[str, TensorSpec] = field(compare=False, repr=False)
 
     def __repr__(self) -> str:
@@ -100,7 +101,7 @@ class Layout:
         return tuple(sorted(self._by_name))
 
     def by_name(self, name: str) -> TensorSpec:
-        """Return the tensor of a name or an alias; KeyError if there is none."""
+        """Return the tensor with this name or alias; raise KeyError if there is none."""
         return self._by_name[name]
 
     @cached_property
@@ -119,7 +120,7 @@ class Layout:
         return all(not spec.begin * 8 % DTYPES[spec.dtype].bits for spec in self.tensors)
 
     def filed(self, texts: Mapping[str, str], *, untied: bool = False) -> "Layout":
-        """Return the layout of a file with the same tensors in the same order, and further texts.
+        """Return the layout of a file with the same tensors in the same order, and more metadata.
 
         Args:
             texts: Entries to add to `metadata`; existing entries and ties stay. A text that would
@@ -141,12 +142,12 @@ class Layout:
         return Layout.parse(_encode(rows, said | aliases, order))
 
     def renamed(self, names: Mapping[str, str]) -> "Layout":
-        """Return the layout of the same tensors, in the same places, under other names.
+        """Return the layout of the same tensors at the same positions, under other names.
 
         Args:
-            names: The new name of each name, aliases included; all are different. A text of
-                `metadata` that would then make its key an alias, or whose key is an alias, is
-                dropped.
+            names: The new name of each name, including aliases; all new names are different. A text
+                of `metadata` is dropped if its key is then an alias, or if its key would become
+                one.
 
         Raises:
             LayoutError: A name is invalid.
@@ -177,9 +178,10 @@ class Layout:
 
         Args:
             entries: The tensors as (name, dtype, shape).
-            aliases: The other names of tied tensors, each with the kept name.
-            metadata: Texts about the tensors.
-            names: All names, aliases included, in the order of the source; empty: the file's order.
+            aliases: The kept name for each other name of a tied tensor.
+            metadata: Texts about the tensors, by key.
+            names: All names, including aliases, in the order of the source; empty: the file's
+                order.
 
         Raises:
             LayoutError: A name, dtype, shape, alias or metadata entry is invalid.
@@ -241,6 +243,7 @@ class Layout:
         )
 
 
+# The JSON form of a tensor's entry.
 class _Info(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     dtype: str
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=RANK_MAX)]
@@ -251,7 +254,7 @@ _ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _INFO = msgspec.json.Decoder(_Info)
 _TEXTS = msgspec.json.Decoder(dict[str, str])
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_SAME = {name: name for name in DTYPES}  # interns dtype names, for a million tensors
+_SAME = {name: name for name in DTYPES}  # one string object per dtype, for a million tensors
 BLOCK_BYTES: Final = 2**16  # bytes of a header that are scanned at once
 
 
@@ -261,7 +264,7 @@ _Rows = list[tuple[str, str, tuple[int, ...]]]
 def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
     """Return the text for `ORDER`; empty if `names` are in the file's order.
 
-    Also return an empty text if the text is a tensor's name, which would make its key an alias.
+    The text is also empty if it would be a tensor's name, since its key would then be an alias.
     """
     places = {name: at for at, name in enumerate([*(row[0] for row in rows), *sorted(aliases)])}
     order = [places[name] for name in names]
@@ -270,7 +273,7 @@ def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
 
 
 def _reordered(by_name: dict[str, TensorSpec], text: str) -> dict[str, TensorSpec]:
-    """Return the tensors in the order of a text, or as given if the text does not order all."""
+    """Return the tensors in the order of the text `ORDER`, or unchanged if the text is invalid."""
     in_file = {str(at): each for at, each in enumerate(by_name.items())}
     ordered = [in_file.pop(place, None) for place in text.split(",", len(by_name))]
     return by_name if in_file or None in ordered else dict(cast("list[Any]", ordered))
@@ -344,12 +347,13 @@ def _check_spelling(text: bytes, keys: int) -> None:
 
 
 def _outside_of_strings(text: bytes) -> Iterator[bytes]:
-    """Yield the parts of a JSON text outside of strings, by blocks, as the text may be large."""
+    """Yield the parts of a JSON text outside of strings, block by block: the text may be large."""
     at, inside = 0, False
     while at < len(text):
         end = at + BLOCK_BYTES
         block = text[at:end]
-        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # the escaped byte is in the next block
+        # the block ends between a backslash and the escaped byte
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:
             block += text[end : end + 1]
         at += len(block)
         pieces = _ESCAPE.sub(b"", block).split(b'"')
@@ -358,7 +362,7 @@ def _outside_of_strings(text: bytes) -> Iterator[bytes]:
 
 
 def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
-    """Sort the tensors by position, and check that they cover the data section without gaps."""
+    """Return the tensors, sorted by position; raise if they do not cover the data without gaps."""
     specs = sorted(
         (
             TensorSpec(name, _SAME.get(info.dtype, info.dtype), info.shape, *info.data_offsets)
@@ -382,6 +386,7 @@ def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
 
 
 def _check_name(name: str) -> None:
+    # Raise LimitError if a name is empty or too long.
     size = len(name.encode())
     if not 0 < size <= NAME_BYTES_MAX:  # L4
         raise LimitError(
@@ -390,6 +395,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_dtype(name: str, dtype: str) -> None:
+    # Raise LayoutError if a dtype is unknown.
     if dtype not in DTYPES:  # L5
         raise LayoutError(
             f"tensor {name!r} has dtype {dtype[:40]!r}; safetensors knows {', '.join(DTYPES)}"
@@ -422,14 +428,14 @@ def difference(
     strict: Strict = True,
     remedies: bool = True,
 ) -> list[str]:
-    """Return lines that say how a target (`got`) differs from the published tensors (`expected`).
+    """Return error lines: how a target (`got`) differs from the published tensors (`expected`).
 
     Args:
-        expected, got: The signatures by name.
+        expected, got: The dtype and shape of each tensor, by name.
         cast: Whether dtypes may differ (see `castable`).
         strict: True: names must be equal. False: names that only one side has are ignored.
             "target": names that only the publisher has are ignored.
-        remedies: Whether to advise options of a subscriber.
+        remedies: Whether to advise options of a subscriber that would accept the difference.
 
     Returns:
         The lines; no lines if the version can be applied to the target.
@@ -455,11 +461,12 @@ def difference(
 
 
 def _show(signature: Signature) -> str:
+    # Return a dtype and shape as text.
     return f"{signature[0]} {list(signature[1])}"
 
 
 def trimmed(lines: list[str], limit: int = DIFFERENCE_LINES_MAX) -> list[str]:
-    """Return at most `limit` lines; if some are cut, the last one says how many."""
+    """Return at most `limit` lines. If lines are left out, the last line says how many."""
     if len(lines) <= limit:
         return lines
     return [*lines[: limit - 1], f"... and {len(lines) - limit + 1} more"]

@@ -13,7 +13,7 @@ Leaf: TypeAlias = "torch.Tensor | numpy_tensors.Array"
 
 @cache
 def of_torch() -> Any:
-    """Return the module `torch_tensors`; cached, as an import statement per publish is too slow."""
+    """Return the module `torch_tensors`. Cached, since an import for each publish is too slow."""
     from . import torch_tensors
 
     return torch_tensors

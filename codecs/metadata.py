@@ -8,12 +8,12 @@ contains its metadata, so the same weights with other metadata have the same dig
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-ENTRIES_MAX: Final = 32  # step, loss, commit and the like: as many as a person reads in a table
+ENTRIES_MAX: Final = 32  # such as step, loss, commit
 NAME_MAX: Final = 128  # characters of a name, which is a column's title or a label
 # Names and texts together, as UTF-8. JSON's longest escapes make them six times as long, which
 # still fits into a header of 64 KiB with the rest of an announcement, sealed or not.
 BYTES_MAX: Final = 4096
-FORMAT: Final = "format"  # a key of a file's own metadata, which is not the version's
+FORMAT: Final = "format"  # a key of a file's own metadata, not of a version's
 
 
 def checked(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -45,7 +45,7 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the first entries of a file's metadata that fit, and the names of all others."""
+    """Return the first entries of a file's metadata that fit, and the names of the others."""
     found, rest, left = dict[str, str](), list[str](), BYTES_MAX
     for name, text in entries:
         if len(found) == ENTRIES_MAX or _fault(name, text) or _size(name, text) > left:
@@ -68,4 +68,5 @@ def _fault(name: str, text: str) -> str:
 
 
 def _size(name: str, text: str) -> int:
+    # Return the bytes of an entry.
     return len((name + text).encode(errors="surrogatepass"))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Addresses = NDArray[np.uint64]
 
 CHOICE = "WEIGHTBUS_NATIVE"
-STREAM_BYTES = 2**25  # from this size on, a copy does not stay in the caches, and bypasses them
+STREAM_BYTES = 2**25  # from this size on, a copy bypasses the caches
 
 if not TYPE_CHECKING:
     _native = _delta = None
@@ -40,17 +40,17 @@ if not TYPE_CHECKING:
 BUILT: bool = _native is not None
 DELTA = _delta  # called by `delta/kernels.py`
 
-# No memory is mapped below this address: a lower one is null, or null plus an offset, as of a
-# tensor whose memory was freed.
+# No memory is mapped below this address: a lower address is null, or null plus an offset, such as
+# that of a tensor whose memory was freed.
 FIRST_ADDRESS = 4096
 
-# Tensors up to this size are copied as memory. The Python version holds the GIL, so its copies must
-# be short; above this size numpy and torch copy faster, too.
+# Tensors up to this size are copied as memory. The Python version holds the GIL while it copies, so
+# its copies must be short; above this size numpy and torch copy faster, too.
 COPIED_BYTES_MAX = sys.maxsize if BUILT else 2**15
 
 
 def description() -> str:
-    """Return the name of the implementation in use."""
+    """Return the name of the implementation in use, for people."""
     if BUILT:
         return f"native helper ({_native.levels()[0]})"
     chosen = os.environ.get(CHOICE) == "0"
@@ -73,7 +73,7 @@ else:
 
 
 def copy_crc32c(to: "Bytes", from_: "Bytes", value: int = 0) -> int:
-    """Copy bytes and return their CRC-32C; in one pass with the C helper.
+    """Copy bytes and return their CRC-32C. The C helper does both in one pass.
 
     Args:
         to: The destination; contiguous.
@@ -87,7 +87,7 @@ def copy_crc32c(to: "Bytes", from_: "Bytes", value: int = 0) -> int:
 
 
 def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], None]:
-    """Return a function that makes these copies each time that it is called.
+    """Return a function that makes all these copies each time it is called.
 
     Copies that are adjacent on both sides are joined.
 
@@ -96,8 +96,8 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
         sizes: The bytes of each copy.
 
     Raises:
-        ValueError: There can be no memory at an address. (With the C helper, the returned function
-            raises it.)
+        ValueError: An address is not a valid address of this process. (With the C helper, the
+            returned function raises this error.)
     """
     if BUILT:
         to, from_, sizes = joined(to, from_, sizes)
@@ -118,7 +118,7 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
 def joined(
     to: Addresses, from_: Addresses, sizes: Addresses
 ) -> tuple[Addresses, Addresses, Addresses]:
-    """Return the same copies by destination; join copies that are adjacent on both sides."""
+    """Return the copies sorted by destination; join copies that are adjacent on both sides."""
     if not len(to):
         return to, from_, sizes
     order = np.argsort(to, kind="stable")
@@ -129,7 +129,7 @@ def joined(
 
 
 def _check(addresses: Addresses, sizes: Addresses) -> None:
-    """Raise ValueError for addresses where there can be no memory, as the C helper does."""
+    """Raise ValueError for addresses that cannot be valid, as the C helper does."""
     wrong = (sizes > 0) & ((addresses < FIRST_ADDRESS) | (addresses + sizes < addresses))
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
@@ -140,27 +140,28 @@ def _check(addresses: Addresses, sizes: Addresses) -> None:
 
 
 def bytes_at(address: int, nbytes: int) -> "Bytes":
-    """Return the bytes at an address, without a copy; ValueError if there can be no memory."""
+    """Return the bytes at an address, without a copy; ValueError if it cannot be valid."""
     _check(np.array([address], np.uint64), np.array([nbytes], np.uint64))
     return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
 
 
 def _view(address: int, nbytes: int) -> memoryview:
+    # Return the bytes at an address as a memoryview.
     return bytes_at(address, nbytes).data  # numpy's bytes can be assigned to
 
 
 def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) -> NDArray[np.uint32]:
-    """Copy pieces of memory into one buffer, end to end; return the CRC-32C of each of its chunks.
+    """Copy pieces of memory into one buffer, end to end; return the CRC-32C of each chunk.
 
     Args:
-        to: The destination: contiguous, of exactly the sum of `sizes` bytes. A piece whose address
-            is its place in `to` is only hashed.
+        to: The destination: contiguous, with exactly the sum of `sizes` bytes. A piece that is
+            already at its place in `to` is only hashed.
         from_: The address of each piece.
         sizes: The bytes of each piece.
         chunk_bytes: Bytes per chunk; the last may be shorter.
 
     Raises:
-        ValueError: There can be no memory at an address, or the sizes do not fit.
+        ValueError: An address cannot be valid, or the sizes do not fit.
     """
     crcs = np.zeros(-(-to.nbytes // chunk_bytes), np.uint32)
     if BUILT:
@@ -180,7 +181,7 @@ def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) ->
 
 
 def marks(tensors: Sequence[object], exchange: object) -> bytes:
-    """Return address, device, dtype, shape and strides of each tensor as bytes, to be compared.
+    """Return bytes that change with the address, device, dtype, shape or strides of a tensor.
 
     Args:
         tensors: Plain tensors of one framework.
@@ -205,9 +206,9 @@ def exchange(one: int, other: int, nbytes: int) -> None:
 
     Raises:
         OSError: The kernel cannot exchange pages (Linux 5.7 or later can). Both mappings are
-            unchanged. After a failure on a kernel that can, this process does not try again.
-        MemoryError: There is no address space for `nbytes` more bytes; nothing has changed.
-        ValueError: There can be no memory at an address.
+            unchanged. If the call fails although the kernel supports it, later calls fail at once.
+        MemoryError: Too little address space is left for `nbytes` more bytes; nothing has changed.
+        ValueError: `one` or `other` cannot be a valid address.
     """
     if not BUILT:
         raise OSError("pages are exchanged by the native helper alone, which is not there")

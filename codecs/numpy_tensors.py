@@ -39,12 +39,12 @@ def identity(array: Array) -> Hashable | None:
 
 
 def place(array: Array) -> tuple[Hashable, int, tuple[int, ...]]:
-    """Return the memory that an array lies in, its address there, and its strides in bytes."""
+    """Return the address space of an array, its address there, and its strides in bytes."""
     return "cpu", array.__array_interface__["data"][0], array.strides
 
 
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
-    """Return each tensor's part of the data section as an array that shares its memory.
+    """Return each tensor as an array that shares the memory of the data section.
 
     A part that is not aligned to its element (which occurs only in foreign files) is copied
     instead, so writable views need a layout made by `Layout.plan`.
@@ -61,13 +61,13 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
 
 
 def bytes_of(array: Array, spec: TensorSpec) -> Bytes:
-    """Return an array's bytes as a version has them; no copy if its memory has them so."""
+    """Return an array's bytes as a version has them. They share the array's memory if possible."""
     plain = np.ascontiguousarray(array, dtype=numpy_dtype(spec.dtype))
     return plain.reshape(-1).view(np.uint8)
 
 
 def copy(destinations: Sequence[Array], sources: Sequence[Array]) -> None:
-    """Copy arrays pairwise, casting if the dtypes differ: too large values become infinite."""
+    """Copy arrays pairwise. If dtypes differ, cast: too large values become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):  # warnings may be errors, which would abort
         for destination, source in zip(destinations, sources, strict=True):
             np.copyto(destination, source, casting="unsafe")

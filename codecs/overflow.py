@@ -1,12 +1,12 @@
-"""Finite values that are lost in a conversion, as they are beyond the range of a narrower dtype.
+"""Counts finite values that a conversion loses, because a narrower dtype cannot hold them.
 
 A float32 value of 1e5 is infinite in float16. The framework decides what such a value becomes
-(infinity; or NaN or the greatest value in an 8-bit float without infinity); this module counts
-them, in the same way for all dtypes.
+(infinity; in an 8-bit float without infinity, NaN or the greatest value). This module counts such
+values, in the same way for all dtypes.
 
 The search must be cheap compared with the conversion. So it scans the data section, where tensors
-of one dtype are adjacent. The least and the greatest of many elements show whether any values must
-be counted; torch finds them with all of its threads. Without torch, bit patterns are compared:
+of one dtype are adjacent. The least and the greatest of many elements show whether values must be
+counted at all; torch finds both with all of its threads. Without torch, bit patterns are compared:
 without the sign bit, they have the order of the magnitudes.
 """
 
@@ -30,9 +30,9 @@ from .words import printable
 if TYPE_CHECKING:
     import torch
 
-LARGE_BYTES: Final = 2**16  # a tensor from this size on is checked in its own call
-BLOCK_BYTES: Final = 2**18  # bytes scanned at once: they fit into the caches
-TENSORS_SHOWN: Final = 4  # tensors that a text names: the first ones show the cause
+LARGE_BYTES: Final = 2**16  # larger tensors are checked each in its own call
+BLOCK_BYTES: Final = 2**18  # bytes scanned at once, which fit into the caches
+TENSORS_SHOWN: Final = 4  # tensors that a text names
 
 Found = Mapping[str, tuple[str, int]]  # by name: the new dtype, and the number of lost values
 
@@ -56,6 +56,7 @@ class _FloatFormat:
 
 @cache
 def _bits(dtype: str) -> _FloatFormat:
+    # Return the bit patterns of a float dtype.
     kind = numpy_dtype(dtype)
     limits = cast("Any", ml_dtypes).finfo(kind)
     width = kind.itemsize
@@ -79,10 +80,10 @@ def narrows(source: str, destination: str) -> bool:
 
 @cache
 def _least_code(source: str, destination: str) -> int:
-    """Return the least code of `source` that is lost in `destination`."""
+    """Return the least bit pattern of `source` whose value is lost in `destination`."""
     kind, least = numpy_dtype(source), _bits(destination).least
     if source == "F64" and destination != "F32":
-        # Values may be rounded to F32 first, so those up to half an F32 step below are lost, too.
+        # Values may be rounded to F32 first, so values up to half an F32 step lower are lost, too.
         single = np.float32(least)
         if float(single) < least:
             single = np.nextafter(single, np.float32(np.inf))
@@ -101,10 +102,10 @@ class Narrowed:
 
     Attributes:
         tensors: Each tensor, with its source and destination dtype.
-        large: Large target tensors, which are scanned themselves, since they are narrower than
+        large: Large target tensors, which are scanned themselves, because they are narrower than
             their data in the section, or are on a device.
-        runs: Begin, end and dtype of adjacent other tensors in the section, and the least code
-            that requires a count.
+        runs: Begin, end and dtype of adjacent other tensors in the section, and the least bit
+            pattern from which on values must be counted.
     """
 
     tensors: Sequence[tuple[TensorSpec, str, str]]
@@ -117,13 +118,13 @@ class Narrowed:
         tensors: Iterable[tuple[TensorSpec, str, str]],
         targets: Mapping[str, Leaf] | None = None,
     ) -> "Narrowed | None":
-        """Return the tensors that are narrowed; None if none are.
+        """Return the tensors whose conversion may lose values; None if there are none.
 
         Args:
-            tensors: Tensors with their source and destination dtype. The section holds each in
-                either of the two.
-            targets: The tensors that get the converted values, by name, if these are not in the
-                section. The result keeps the memory of these tensors.
+            tensors: Tensors, each with its source and destination dtype. The section holds each
+                tensor in one of the two.
+            targets: The tensors that get the converted values, by name, if the section does not
+                hold these values. The result keeps the memory of these tensors.
         """
         large: dict[str, torch.Tensor] = {
             name: leaf.detach()
@@ -145,7 +146,7 @@ class Narrowed:
         return cls(some, looked_at, runs) if some else None
 
     def found_on(self, device: "torch.Tensor", sources: Mapping[str, Leaf]) -> Found:
-        """Return what `found` returns, for a section on a device.
+        """Return the lost values for a section on a device; see `found`.
 
         The section is copied to the host only if values were lost.
         """
@@ -158,11 +159,11 @@ class Narrowed:
         return self.found(device.cpu().numpy(), sources) if any(map(_infinite, self.large)) else {}
 
     def _any(self, data: Bytes) -> bool:
-        """Return whether any values may have been lost."""
+        """Return whether values may have been lost; cheaper than counting."""
         return any(map(_infinite, self.large)) or any(_reaches(data, *run) for run in self.runs)
 
     def found(self, data: Bytes, sources: Mapping[str, Leaf]) -> Found:
-        """Return the number of values that were lost in each tensor, with the new dtype.
+        """Return the new dtype and the number of lost values of each tensor that lost some.
 
         Args:
             data: The section.
@@ -201,11 +202,12 @@ def _is_beyond(values: "torch.Tensor", least: float) -> bool:
 
 
 def _value(dtype: str, code: int) -> float:
+    # Return the value of a bit pattern.
     return float(np.array(code, f"u{_bits(dtype).width}").view(numpy_dtype(dtype)))
 
 
 def _reaches(data: Bytes, begin: int, end: int, dtype: str, code: int) -> bool:
-    """Return whether any element has at least this code, ignoring the sign bit."""
+    """Return whether any element's bit pattern, without the sign bit, is at least `code`."""
     width = _bits(dtype).width
     if "torch" in sys.modules and width > 1 and end > begin:
         run = TensorSpec("", dtype, ((end - begin) // width,), begin, end)
@@ -243,6 +245,7 @@ def _blocks(values: Leaf, dtype: str) -> Iterator[NDArray[Any]]:
 
 
 def _rows(values: Leaf) -> Iterator[Leaf]:
+    # Yield rows of a tensor, in blocks of about `BLOCK_BYTES`.
     if not values.ndim:
         yield values
         return

@@ -1,4 +1,4 @@
-"""Precision: the dtypes to which a state's floats are converted while they are copied.
+"""Precision: the dtypes to which floats are converted while a state is copied.
 
 Only the form changes. The copy itself converts each value, as the protocol specifies (5.2), so no
 second copy of the model is made.
@@ -14,7 +14,8 @@ from .errors import StateError
 from .leaves import Leaf
 from .state import Form, State, identity, is_module
 
-CONVERTED = ("BF16", "F16", "F32", "F64")  # the dtypes that are converted, and converted to
+# the dtypes that are converted, and that can be converted to
+CONVERTED = ("BF16", "F16", "F32", "F64")
 
 _NAMES = {
     known: name
@@ -36,7 +37,7 @@ class Precision:
     patterns: tuple[tuple[str, str], ...] = ()
 
     def form_of(self, state: State, source: object) -> Form:
-        """Return the form of a state in this precision; its own form if nothing changes.
+        """Return the form of a state in this precision; the state's own form if nothing changes.
 
         Args:
             state: The state.
@@ -68,7 +69,7 @@ class Precision:
         return replace(state.form, signatures=signatures, known=None) if changed else state.form
 
     def of(self, name: str, dtype: str) -> str:
-        """Return the new dtype of a mapping's tensor, by its name and dtype."""
+        """Return the new dtype of a mapping's tensor with this name and dtype."""
         if dtype not in CONVERTED:
             return dtype
         if self.dtype:
@@ -93,7 +94,7 @@ class Precision:
 
 
 def _parameters(source: object) -> Container[Hashable] | None:
-    """Return the identities of a module's parameters; None for others: all are parameters."""
+    """Return the identities of a module's parameters; None for other sources: all count."""
     if not is_module(source):
         return None
     from .torch_modules import parameters_of
@@ -117,6 +118,7 @@ def precision_of(asked: object) -> Precision | None:
 
 
 def _dtype(asked: object) -> str:
+    # Return the dtype that a user names; ValueError if there is none.
     name = _NAMES.get(asked) if isinstance(asked, str) else None
     if name is None:
         raise ValueError(

@@ -21,7 +21,7 @@ from .words import printable
 Rename: TypeAlias = str | Mapping[str, str] | Callable[[str], str] | None
 
 DOT: Final = "."
-SHOWN: Final = 3  # existing names that an error text shows
+SHOWN: Final = 3  # number of existing names that an error text shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Renaming:
 
     Attributes:
         names: Whole names, each with its new name.
-        beginnings: Prefixes, each with its replacement, longest first; the longest match counts.
+        beginnings: Pairs of a prefix and its replacement, longest prefix first. The longest match
+            counts.
         function: A function from a name to its new name; if set, the other two are not used.
     """
 
@@ -63,6 +64,7 @@ class Renaming:
         return became
 
     def _check_found(self, names: Collection[str]) -> None:
+        # Raise StateError if a name or prefix to rename does not exist.
         lacking = [f"nothing is called {name!r}" for name, _ in self.names if name not in names]
         lacking += [
             f"no name begins with {beginning!r}"
@@ -96,7 +98,7 @@ def renaming_of(asked: object) -> Renaming | None:
     """Return the renaming for a user's `rename`; None if nothing is to be renamed.
 
     Raises:
-        ValueError: A prefix or its replacement is invalid; the text says what is allowed.
+        ValueError: A prefix or its replacement is invalid; the error text says what is allowed.
         TypeError: `asked` is of a type that is not allowed.
         StateError: A new name is invalid, or two names become the same.
     """

@@ -1,15 +1,15 @@
 """Sealing of versions and messages, once for all holders of the group key. (E1 to E4)
 
 The cipher is AES-256-GCM. A group key is random, new at each start, and never stored. HKDF-SHA256
-derives a key for each version from the group key and the version's name and encoding. A nonce under
-that key consists of purpose and index. Each nonce is used for one plaintext only, since a version
-never changes. Messages have a key of their own, and nonces with a counter.
+derives a key for each version from the group key, and from the version's name and encoding. A nonce
+under that key consists of a purpose and an index. Each nonce is used for one plaintext only, since
+a version never changes. Messages have a key of their own, and nonces with a counter.
 
     group key ──> id                              identifies the group key
               ├─> key of messages ──> nonce: MESSAGE, count
               └─> key of a version ─> nonce: CHUNK, index | LAYOUT, 0
 
-`cryptography` is imported at the first use, as it is not needed without keys.
+`cryptography` is imported at the first use, since it is not needed without keys.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ from .native import crc32c
 if TYPE_CHECKING:
     from .numpy_tensors import Memory
 
-AES_256_GCM: Final = "aes-256-gcm"  # its name in an announcement
+AES_256_GCM: Final = "aes-256-gcm"  # the cipher's name in an announcement
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
-SHORT_BYTES: Final = 2**15  # up to this size one call and a copy are faster than several calls
-PIECE_BYTES: Final = 2**18  # sealed or opened at once, so that it is in the cache for the checksum
+SHORT_BYTES: Final = 2**15  # up to this size, one call and a copy are faster
+PIECE_BYTES: Final = 2**18  # bytes encrypted at once, which are then in the cache for the checksum
 CHUNK, LAYOUT, MESSAGE = 1, 2, 3  # the purposes of nonces
 
 
 @cache
 def ciphers() -> tuple[Any, Any, type[Exception]]:
-    """Return the cipher for short texts, the cipher for pieces, and the error of a wrong tag.
+    """Return the cipher for short texts, the cipher for pieces, and the error for a wrong tag.
 
     Raises:
         SealError: `cryptography` is not installed.
@@ -58,7 +58,7 @@ def ciphers() -> tuple[Any, Any, type[Exception]]:
 
 
 def _expand(secret: bytes, info: bytes) -> bytes:
-    """Return one block of HKDF-Expand (RFC 5869) with SHA-256, which has the length of a key."""
+    """Return one block of HKDF-Expand (RFC 5869) with SHA-256: 32 bytes, as long as a key."""
     return hmac.digest(secret, info + b"\1", hashlib.sha256)
 
 
@@ -88,7 +88,7 @@ class GroupKey:
         return sealed
 
     def open_message(self, count: int, sealed: bytes) -> bytes | None:
-        """Return the plaintext of the message number `count`; None if it is not authentic."""
+        """Decrypt message number `count`; return the plaintext, or None if it is not authentic."""
         size = len(sealed) - TAG_BYTES
         if size < 0:
             return None
@@ -100,18 +100,19 @@ class GroupKey:
         return plain
 
     def of_version(self, subject: "Subject") -> bytes:
+        # Return the key of a version.
         return _expand(self._secret, b"version" + subject.names)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A version in one encoding.
+    """A version in one encoding, as the derivation of its key needs it.
 
     Attributes:
-        model, epoch, version: Its model id, epoch and number.
-        nbytes, chunk_bytes: Bytes of its data section, and of a chunk.
+        model, epoch, version: The version's model id, epoch and number.
+        nbytes, chunk_bytes: Bytes of the data section, and of a chunk.
         encoding: The encoding of its chunks.
-        base: Epoch and number of the patch's base; zeros: not a patch.
+        base: Epoch and number of the base, if the version is sent as a patch; else zeros.
     """
 
     model: str
@@ -124,19 +125,19 @@ class Subject:
 
     @cached_property
     def names(self) -> bytes:
-        """The bytes from which the key is derived, always the same for the same version."""
+        """The bytes from which the version's key is derived."""
         model, encoding = self.model.encode(), self.encoding.encode()
         numbers = struct.pack("<4Q", self.epoch, self.version, *self.base)
         return bytes([len(model)]) + model + bytes([len(encoding)]) + encoding + numbers
 
     def associated(self, purpose: int, index: int, size: int) -> bytes:
-        """Return the associated data of a payload of `size` bytes."""
+        """Return the associated data that the tag of a payload of `size` bytes covers."""
         sizes = struct.pack("<I4Q", purpose, index, size, self.nbytes, self.chunk_bytes)
         return self.names + sizes
 
 
 def nonce_of(purpose: int, index: int) -> bytes:
-    """Return the 12 bytes of a nonce, which is used once with a key."""
+    """Return a nonce of 12 bytes. Each nonce is used only once with a key."""
     return struct.pack("<IQ", purpose, index)
 
 
@@ -150,7 +151,7 @@ def seal(
 ) -> tuple[bytes, int]:
     """Encrypt `plain` into `to`, which has the same size; return the tag and the CRC of `plain`.
 
-    The tag authenticates `associated`, too. This takes one pass: each piece is hashed (CRC-32C)
+    The tag also authenticates `associated`. This takes one pass: each piece is hashed (CRC-32C)
     while it is in the cache. If `crc` is given, nothing is hashed, and `crc` is returned.
     """
     short, in_pieces, _ = ciphers()
@@ -171,7 +172,7 @@ def seal(
 
 
 class Opening:
-    """Opens one sealed payload piece by piece, as it arrives.
+    """Decrypts one sealed payload, piece by piece as it arrives.
 
     The plaintext is not authentic until `proves` has returned True.
     """
@@ -189,7 +190,7 @@ class Opening:
         self._context.update_into(sealed, to)
 
     def proves(self) -> bool:
-        """Return whether the tag matches all the pieces, so that the plaintext is authentic."""
+        """Return whether the tag matches all pieces: only then is the plaintext authentic."""
         try:
             self._context.finalize_with_tag(self._tag)
         except self._forged:
@@ -197,7 +198,7 @@ class Opening:
         return True
 
     def opens(self, sealed: "Memory", to: "Memory") -> int | None:
-        """Decrypt the whole payload; return the plaintext's CRC-32C, or None for a wrong tag."""
+        """Decrypt a whole payload; return the plaintext's CRC-32C, or None for a wrong tag."""
         source, target = memoryview(sealed).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
         if len(source) <= SHORT_BYTES:
             return self._opens_short(source, target)
@@ -209,6 +210,7 @@ class Opening:
         return crc if self.proves() else None
 
     def _opens_short(self, source: memoryview, target: memoryview) -> int | None:
+        # Decrypt a short payload in one call; see `opens`.
         sealed = bytes(source) + self._tag
         try:
             target[:] = self._short(self._key).decrypt(self._nonce, sealed, self._associated)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Section:
-    """The data section of a version, over a buffer that outlives it.
+    """The data section of a version, in a buffer that must outlive this object.
 
     Making a view takes longer than copying a small tensor, so callers that use one buffer for many
     versions should keep its section. The view of a tensor that is not aligned to its element is a
-    copy (see `numpy_tensors.views`); this does not occur with a planned layout in a buffer that is
+    copy (see `numpy_tensors.views`). This does not occur with a planned layout in a buffer that is
     aligned to 8 bytes.
 
     Raises:
@@ -51,10 +51,10 @@ class Section:
         return {spec.name: view for spec, view in zip(self.layout.tensors, views, strict=True)}
 
     def like(self, name: str, leaf: Leaf) -> Leaf:
-        """Return a tensor as a numpy array or a torch tensor, whichever `leaf` is."""
+        """Return a tensor as a numpy array if `leaf` is one, otherwise as a torch tensor."""
         return self.arrays[name] if isinstance(leaf, np.ndarray) else self.tensors[name]
 
     def aligned(self) -> bool:
-        """Return whether every view shares the buffer's memory, and none is a copy."""
+        """Return whether every view shares the buffer's memory: none is a copy."""
         address: int = self.data.__array_interface__["data"][0]
         return self.layout.aligned and not address % 8

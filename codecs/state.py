@@ -2,9 +2,10 @@
 
 Sources are an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
 torch tensors, numpy arrays, and arrays that numpy can view (`__array__`): those of JAX, TensorFlow,
-Keras and Flax. Nested keys are joined with dots. Names of the same elements (tied weights) become
-aliases of the name that comes first in the source, as readers of a file expect
-(`model.embed_tokens.weight`, not `lm_head.weight`); views that only overlap are sent separately.
+Keras and Flax. Nested keys are joined with dots. If several names have the same elements (tied
+weights), the name that comes first in the source is kept, and the others become aliases, as readers
+of a file expect (`model.embed_tokens.weight`, not `lm_head.weight`). Views that only overlap are
+sent separately.
 """
 
 import sys
@@ -32,23 +33,23 @@ if TYPE_CHECKING:
     from .device_copies import Arriving, Second
     from .device_memory import Mirror, Pinned
 
-DEPTH_MAX = 64  # levels of nesting; also stops at a mapping that contains itself
+DEPTH_MAX = 64  # levels of nesting; stops at a mapping that contains itself
 WANTED = "an nn.Module, a TensorDict, or a mapping of names to torch tensors or numpy arrays"
 
 
-_INTERFACE, _DATA = attrgetter("__array_interface__"), itemgetter("data")  # an array's address
+_INTERFACE, _DATA = attrgetter("__array_interface__"), itemgetter("data")  # for an array's address
 _SHAPE = attrgetter("dtype", "shape", "strides")
 
 Marks = tuple[Sequence[object], Sequence[object]]
 
 
 class Outline(msgspec.Struct, frozen=True, eq=False):
-    """A model's tensors, with marks that change if anything except values changes.
+    """A model's tensors, with marks that change if anything except the values changes.
 
-    To analyse a model (names, dtypes, shapes, ties) takes longer than to copy its values, for small
-    tensors many times longer. A trainer publishes the same tensors repeatedly, so the result of the
+    Analysing a model (names, dtypes, shapes, ties) takes longer than copying its values, for small
+    tensors many times longer. A trainer publishes the same tensors repeatedly. So the result of the
     analysis is kept together with the marks, which are compared with ==. The tensors are not kept
-    with them, as that would keep their memory.
+    with the marks, since that would keep their memory.
 
     Attributes:
         marks: Names and structure; and address, shape, contiguity and dtype of every tensor.
@@ -69,8 +70,8 @@ class Form:
         names: All names, aliases included, in the order of the source.
         places: The index of each tensor among the leaves of the state.
         outline: The marks by which a change is detected; None if only a new analysis detects it.
-        known: A layout that fits; None if none was made or tried yet.
-        large: Indices of leaves whose storages are measured: see `torch_tensors.LARGE_BYTES`.
+        known: The last layout that fits; None if no layout was made or compared yet.
+        large: Indices of leaves whose storages are measured; see `torch_tensors.LARGE_BYTES`.
     """
 
     signatures: dict[str, Signature]
@@ -101,7 +102,7 @@ class Form:
 
 
 class State(msgspec.Struct, eq=False):
-    """A form, and the tensors that it describes; a tied tensor may occur more than once."""
+    """A form, and the tensors that it describes. A tied tensor may occur more than once."""
 
     form: Form
     leaves: Sequence[Leaf]
@@ -129,7 +130,7 @@ class State(msgspec.Struct, eq=False):
         return self.form.signatures
 
     def layout(self, previous: Layout | None = None) -> Layout:
-        """Return the layout of this state: `previous` itself if it fits, which is much faster."""
+        """Return the layout of this state. If `previous` fits, return it, which is much faster."""
         if previous is None or previous is self.form.known:
             return previous or self.form.planned
         same = self.fits(previous) and self.form.names == previous.names()
@@ -142,7 +143,7 @@ class State(msgspec.Struct, eq=False):
 
 
 def state_of(source: object, form: Form | None = None) -> State:
-    """Return the state of a module, TensorDict or mapping; it shares the source's memory.
+    """Return the state of a module, TensorDict or mapping, which shares the source's memory.
 
     Args:
         source: The weights.
@@ -200,7 +201,7 @@ def in_memory(leaves: Iterable[Leaf]) -> bool:
 
 
 def outline_at_once(source: object) -> Outline | None:
-    """Return the outline of a source; None if that needs an analysis of the source."""
+    """Return the outline of a source, if that is cheap; otherwise None."""
     if type(source) is dict:
         flat = cast("dict[str, Any]", source)
         return outline_of(tuple(flat), list(flat.values()))
@@ -212,7 +213,7 @@ def outline_at_once(source: object) -> Outline | None:
 
 
 def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
-    """Return an outline; None if tensors of this kind must be analysed each time."""
+    """Return an outline of tensors; None if such tensors must be analysed each time."""
     kinds = set(map(type, leaves))
     if kinds <= {np.ndarray}:
         arrays = [*map(_DATA, map(_INTERFACE, leaves))], [*map(_SHAPE, leaves)]
@@ -226,7 +227,7 @@ def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
 def _places(
     unique: Mapping[str, Leaf], leaves: Mapping[str, Leaf], outline: Outline
 ) -> list[int] | None:
-    """Return each tensor's index in the outline; None if a tensor is not in the outline."""
+    """Return the index of each tensor in the outline; None if a tensor is not in the outline."""
     names, _ = outline.marks
     if len(names) == len(leaves) and [*names] == [*leaves]:
         order = {name: place for place, name in enumerate(leaves)}
@@ -243,8 +244,8 @@ class Writer:
 
     Args:
         layout: The layout.
-        data: The buffer. It is pinned once a state lies on a device.
-        second: Whether a state that lies on one device is first copied within that device.
+        data: The buffer. It is pinned when a state is on a device for the first time.
+        second: Whether a state that is on one device is first copied within that device.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory, *, second: bool = False) -> None:
@@ -260,13 +261,13 @@ class Writer:
         self._pieces: _Pieces | None = None
         self._second = second
         self._narrowed: Narrowed | None = None
-        self._late = False  # whether the last state is only in the second copy
+        self._late = False  # whether the last state is in the second copy, but not in the buffer
         self._mirror: Mirror | None = None
         self._pinned: Pinned | None = None
 
     @property
     def note(self) -> bytes:
-        """Bytes with which this host's processes map the second copy; empty if they cannot."""
+        """Bytes that processes of this host need to map the second copy; empty: they cannot."""
         return b"" if self._mirror is None else self._mirror.note
 
     def ready(self, state: State) -> None:
@@ -290,14 +291,14 @@ class Writer:
 
         Args:
             state: The state.
-            check: A function that is called between steps, and may raise.
+            check: Called between steps; may raise to stop.
             chunk_bytes: The size of the chunks whose CRC-32C is returned; 0: return none.
             late: If there is a `note` and `chunk_bytes` is 0, make only the second copy. The buffer
-                does not hold the state until `cross` has returned.
+                does not have the state until `cross` has returned.
 
         Returns:
             The CRCs, uint32, empty if none were requested. For a state on devices, the copies in
-            progress instead; the caller may write to the state's tensors at once.
+            progress instead; the caller may already write to the state's tensors.
 
         Raises:
             StateError, MemoryError: As in `ready`.
@@ -317,14 +318,14 @@ class Writer:
         return self._copies.begin(self._views, state.values, check) or np.empty(0, np.uint32)
 
     def cross(self, check: Callable[[], None]) -> None:
-        """Copy the second copy to the buffer and wait for that; `check` is called meanwhile."""
+        """Copy the second copy to the buffer, and wait. `check` is called meanwhile; may raise."""
         if self._copies.devices is not None:
             self._copies.devices.cross().wait(check)
 
     def write(self, state: State, check: Callable[[], None] = lambda: None) -> None:
-        """Copy every tensor's bytes to its place, bit for bit.
+        """Write the bytes of every tensor into the buffer, bit for bit.
 
-        `check` is called between steps; an exception from it leaves the buffer half written.
+        `check` is called between steps. An exception from it leaves the buffer half written.
 
         Raises:
             StateError, MemoryError: As in `ready`.
@@ -333,7 +334,7 @@ class Writer:
         self._copies.run(self._views, state.values, check)
 
     def lost(self, state: State) -> Found:
-        """Return the number of finite values of `state` that were lost when it was written."""
+        """Return, by tensor, how many finite values of `state` were lost when it was written."""
         if self._narrowed is None:
             return {}
         if self._late and self._mirror is not None:
@@ -341,6 +342,7 @@ class Writer:
         return self._narrowed.found(self.section.data, state.tensors)
 
     def _in_pieces(self, state: State) -> "_Pieces":
+        # Return the pieces of a state; keep them for the next state.
         self._pieces = _Pieces(self.section, self._views, state)
         return self._pieces
 
@@ -358,11 +360,11 @@ class Writer:
         self._copies = Copies(self._views, state.values, private=True, second=second)
         self._pieces = None
         self._narrowed = self._converted(state)
-        # A form without an outline does not detect moved tensors: prepare again next time.
+        # Without an outline, moved tensors are not detected: prepare again next time.
         self._form = state.form if state.form.outline is not None else None
 
     def _converted(self, state: State) -> Narrowed | None:
-        """Return the tensors that are converted to a dtype that cannot hold all values."""
+        """Return the tensors whose conversion may lose values: the new dtype has less range."""
         pairs = zip(self._views, state.tensors.items(), strict=True)
         some = [(name, leaf) for view, (name, leaf) in pairs if view.dtype != leaf.dtype]
         layout = self.section.layout
@@ -414,11 +416,13 @@ class _Pieces:
         self._copies = Copies(self._of(views), self._of(values), private=True)
 
     def _of(self, leaves: Sequence[Leaf]) -> list[Leaf]:
+        # Return the leaves that are not plain memory.
         return [leaves[index] for index in self._others]
 
     def gather(
         self, values: Sequence[Leaf], chunk_bytes: int, check: Callable[[], None]
     ) -> NDArray[np.uint32]:
+        # Copy all tensors into the section; return the CRC-32C of each chunk.
         if self._others:
             self._copies.run(self._of(self._views), self._of(values), check)
         return native.gather(self._section.data, self._from, self._sizes, chunk_bytes)
@@ -430,7 +434,7 @@ def write_into(state: State, layout: Layout, data: numpy_tensors.Memory) -> None
 
 
 def named_leaves(source: object, *, in_place: bool = False) -> dict[str, Leaf]:
-    """Return every tensor of a source by its dotted name, tied ones under each of their names.
+    """Return every tensor of a source by its dotted name. Tied tensors have several names.
 
     With `in_place`, containers that return copies instead of their own memory are refused.
 
@@ -549,7 +553,7 @@ def _is_foreign(value: object) -> bool:
 
 
 def _viewed(value: object, where: str) -> numpy_tensors.Array:
-    """Return another framework's array as a numpy array, without a copy if it lies on this host.
+    """Return another framework's array as a numpy array, without a copy if it is on this host.
 
     Raises:
         StateError: Numpy cannot view it; the text says what to do.
@@ -568,9 +572,11 @@ def _viewed(value: object, where: str) -> numpy_tensors.Array:
 
 
 def _is_scalar(value: object) -> bool:
+    # Return whether a value is a numpy scalar.
     return isinstance(value, np.generic)
 
 
 def _is_lazy(value: object) -> bool:
+    # Return whether a value is a TensorDict that stacks its parts at each access.
     lazy = _imported("tensordict", "LazyStackedTensorDict")
     return lazy is not None and isinstance(value, lazy)

@@ -1,10 +1,10 @@
 """Tied tensors in a version or a target, and tensors of a target that overlap in part.
 
 A tied tensor may be published under all of its names or under one (a checkpoint omits
-`lm_head.weight` if it is `embed_tokens.weight`), and a target may have it under one or several. So
-names are compared by their tensors: a published tensor has arrived if the target has it under any
-of its names, and a tensor of the target is filled if any of its names is published. Two tensors
-that overlap in part cannot both hold their values, so they are refused.
+`lm_head.weight` if it is `embed_tokens.weight`), and a target may have it under one or several
+names. So names are compared by their tensors: a published tensor has arrived if the target has it
+under any of its names, and a tensor of the target is filled if any of its names is published. Two
+tensors that overlap in part cannot both keep their values, so they are refused.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -25,11 +25,11 @@ OVERLAP_STEPS_MAX: Final = 100_000
 
 
 T = TypeVar("T")
-Owner = tuple[str, str]  # a model, and the name of one of its tensors
+Owner = tuple[str, str]  # (model id, name of one of its tensors)
 
 
 class TensorPlace(NamedTuple):
-    """The place of a tensor in memory. Tensors with equal places are the same.
+    """The place of a tensor in memory. Tensors with equal places are the same tensor.
 
     Attributes:
         memory: The address space: a device, or a storage on the meta device.
@@ -66,10 +66,10 @@ def place_of(name: str, leaf: Leaf) -> TensorPlace | None:
 
 
 class Ties:
-    """The names of a layout and of a target that match only through tied names.
+    """Names of a layout and of a target that match only because tensors are tied.
 
     Attributes:
-        arrived: Published names that the target has under another name of the same tensor.
+        arrived: Published names whose tensor the target has under another name.
         filled: Names of the target whose memory is published under another name.
     """
 
@@ -83,7 +83,7 @@ class Ties:
         self.filled = {name for name in others if place_of(name, leaves[name]) in held}
 
     def faults(self) -> list[str]:
-        """Return lines that name pairs of published tensors that overlap in part in the target."""
+        """Return error lines for pairs of published tensors that overlap in part in the target."""
         names = {place: name for name, place in reversed(self._places.items()) if place is not None}
         found = (sorted(pair) for pair in _overlaps(names))
         pairs = ((printable(a, NAME_SHOWN), printable(b, NAME_SHOWN)) for a, b in found)
@@ -95,7 +95,7 @@ class Ties:
 
 
 def shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> list[tuple[Owner, Owner]]:
-    """Return pairs of tensors of different models, as (model, name), that are tied or overlap."""
+    """Return pairs of (model, name) for tensors of different models that are tied or overlap."""
     owners: dict[TensorPlace, Owner] = {}
     found: list[tuple[Owner, Owner]] = []
     for model, leaves in models.items():
@@ -113,7 +113,8 @@ def _overlaps(names: Mapping[TensorPlace, T]) -> Iterator[tuple[T, T]]:
         begin, end = _bounds(place)
         by_memory.setdefault(place.memory, []).append((begin, end, place))
     for spans in by_memory.values():
-        before: list[tuple[int, int, TensorPlace]] = []  # those that end after the next one begins
+        # earlier tensors that may overlap the next tensor
+        before: list[tuple[int, int, TensorPlace]] = []
         for span in sorted(spans):
             before = [each for each in before if each[1] > span[0]]
             for each in before:
@@ -123,7 +124,7 @@ def _overlaps(names: Mapping[TensorPlace, T]) -> Iterator[tuple[T, T]]:
 
 
 def _bounds(place: TensorPlace) -> tuple[int, int]:
-    """Return the range of addresses of a tensor, the end excluded."""
+    """Return the addresses at which a tensor begins and ends (excluded)."""
     reach = [(size - 1) * step for size, step in zip(place.shape, place.strides, strict=True)]
     last = place.begin + sum(each for each in reach if each > 0) + place.nbytes
     return place.begin + sum(each for each in reach if each < 0), last
@@ -152,4 +153,5 @@ class _View:
 
 
 def _view(place: TensorPlace) -> numpy_tensors.Array:
+    # Return an array at a place, which must not be read.
     return np.asarray(_View(place))

@@ -1,8 +1,8 @@
 """Modules whose `load_state_dict()` does more than copy tensors.
 
 A module may derive data from its weights when they are loaded: a transposed copy, a folded scale,
-one matrix of several parts. It does so in a hook of `load_state_dict()`, or in its own loading
-method. After a plain copy it would still compute with the old weights.
+one matrix made of several parts. It does so in a hook of `load_state_dict()`, or in its own loading
+method. After a plain copy the module would still compute with the old weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ ADVICE = (
 
 Hook = Callable[[nn.Module, Any], object]
 
-_TORCHS: Any = nn.modules.module  # for the private parts of `load_state_dict()`
+_TORCHS: Any = nn.modules.module  # module with private parts of `load_state_dict()`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Loading:
 
     Attributes:
         module: The module.
-        makers: Paths of submodules with their own loading method, so that a copy is not enough.
-        hooks: Hooks to call after a copy, in torch's order, each with its submodule.
+        makers: Paths of submodules with their own loading method, for which a copy is not enough.
+        hooks: Pairs (submodule, hook to call after a copy), in torch's order.
     """
 
     module: nn.Module
@@ -48,7 +48,7 @@ class Loading:
         return any(not path or name.startswith(f"{path}.") for path in self.makers)
 
     def load(self, values: Mapping[str, torch.Tensor], *, strict: bool) -> None:
-        """Call `load_state_dict()` with `values`, and the module's own tensors for other names.
+        """Call `load_state_dict()` with `values`; other names get the module's own tensors.
 
         The module may keep the tensors of `values`.
 
@@ -83,7 +83,7 @@ class Loading:
 
 
 def loading_of(module: nn.Module) -> Loading | None:
-    """Return how a module is loaded; None if a copy into its tensors is enough."""
+    """Return how to load a module; None if a copy into its tensors is enough."""
     parts = [*_in_order(module, "")]
     makers = [path for path, part in parts if _loads_by_itself(part)]
     if not _copies(module.load_state_dict):
@@ -97,7 +97,7 @@ def loading_of(module: nn.Module) -> Loading | None:
 
 
 def _in_order(module: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every submodule in the order in which `load_state_dict` finishes them: inner first."""
+    """Yield (path, submodule) in the order in which `load_state_dict` ends them: inner first."""
     for name, inner in module._modules.items():  # noqa: SLF001
         if inner is not None:
             yield from _in_order(inner, f"{path}.{name}".lstrip("."))
@@ -105,11 +105,13 @@ def _in_order(module: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _loads_by_itself(part: Any) -> bool:
+    # Return whether a submodule has its own loading method or a pre-hook that is not known.
     before = _hooks(part, "_load_state_dict_pre_hooks")
     return not all(map(_copies, (part._load_from_state_dict, *before)))  # noqa: SLF001
 
 
 def _copies(function: Any) -> bool:
+    # Return whether a loading function only copies: it belongs to a package of `COPYING`.
     if isinstance(function, _TORCHS._WrappedHook):  # noqa: SLF001
         function = function.hook
     while isinstance(function, partial):
@@ -118,4 +120,5 @@ def _copies(function: Any) -> bool:
 
 
 def _hooks(part: nn.Module, kind: str) -> list[object]:
+    # Return the hooks of this kind.
     return [*cast("Mapping[int, object]", getattr(part, kind, None) or {}).values()]

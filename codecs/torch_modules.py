@@ -1,9 +1,9 @@
-"""Tensors of torch modules: which ones are published under which names, and which are written to.
+"""Tensors of torch modules: which are published under which names, and which can be written to.
 
 Extra state is the value of `get_extra_state()`. The schemes send the extra state of every
-submodule. A tensor has the name `<path>._extra_state`; of a mapping, nested or not, each tensor has
-the name `<path>._extra_state.<key>`. A dot within a key would look like nesting, so keys are
-written with `%2E` for a dot and `%25` for a percent sign.
+submodule. A tensor as extra state has the name `<path>._extra_state`. If the extra state is a
+mapping, nested or not, each tensor in it has the name `<path>._extra_state.<key>`. A dot within a
+key would look like nesting, so keys are written with `%2E` for a dot and `%25` for a percent sign.
 """
 
 import copy
@@ -32,9 +32,9 @@ from .torch_tensors import GATHER, is_one_block, memory_fault, placeholder_fault
 _CONTENTS = ("_modules", "_parameters", "_buffers")
 _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
 _AFTER_LOADING, _BEFORE_LOADING = "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"
-EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
+EXTRA_STATE = "_extra_state"  # the last part of the name of extra state
 
-Format = Literal["tensordict", "state_dict"]  # names of all tensors, or those of `state_dict()`
+Format = Literal["tensordict", "state_dict"]  # all tensors, or those in `state_dict()`
 Tensors = dict[str, torch.Tensor]
 
 
@@ -43,11 +43,12 @@ class ModuleParts:
     """The parts of a module that a version can write to.
 
     Attributes:
-        tensors: The module's tensors by name, tied ones under each name, in the module's memory.
+        tensors: The module's tensors by name, in the module's memory. A tied tensor has several
+            names.
         extra: The modules with extra state, by the name of that state.
-        faults: Reasons why the module cannot be written to.
+        faults: Error lines: why the module cannot be written to.
         optional: Names of non-persistent buffers, which not every sender has.
-        loading: How the module is loaded, if a copy into its tensors is not enough.
+        loading: How to load the module, if a copy into its tensors is not enough.
     """
 
     tensors: Tensors
@@ -57,7 +58,7 @@ class ModuleParts:
     loading: Loading | None = None
 
     def part_of(self, name: str) -> str | None:
-        """Return the name of the extra state that a tensor's name belongs to, or None."""
+        """Return the name of the extra state to which a tensor of this name belongs, or None."""
         if name in self.extra:
             return name
         head, mark, _ = name.rpartition(f"{EXTRA_STATE}.")
@@ -109,7 +110,7 @@ def parts_of(module: nn.Module) -> ModuleParts:
 
 
 def parts_by(module: nn.Module, names: Format) -> ModuleParts:
-    """Return the parts of a module as the schemes write them: every buffer and all extra state."""
+    """Return the parts of a module that the schemes write, with all buffers and extra state."""
     if fault := _unfit(module):
         return ModuleParts({}, {}, [fault])
     loading = loading_of(module)
@@ -131,12 +132,12 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
 
 
 def _unfit(module: nn.Module) -> str | None:
-    """Return why a module would not use weights copied into its tensors; None if it would."""
+    """Return why a module would not use weights that are copied into its tensors; or None."""
     return shards_fault(module) or gathered_fault(module) or quantised_fault(module)
 
 
 def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
-    """Set the extra state of all modules; if one raises, restore the others' and re-raise."""
+    """Set the extra state of all modules. If one raises, restore that of the others."""
     before = {name: _cloned(name, value) for name, value in extra_of(parts.extra).items()}
     done: list[str] = []
 
@@ -157,7 +158,7 @@ def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
 
 
 def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the entries of `state_dict()`; StateError for one that is not a tensor."""
+    """Yield the entries of `state_dict()`; StateError if an entry is not a tensor."""
     for name, value in _state_dict(module).items():
         if not isinstance(value, torch.Tensor):
             raise StateError(
@@ -168,7 +169,7 @@ def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
-    """Return the entries of a module that the schemes send, by name, in the module's own memory.
+    """Return the entries of a module that the schemes send, by name; they share its memory.
 
     With "state_dict", adapters are merged if there are any (PEFT), and entries that are not tensors
     are included.
@@ -236,6 +237,7 @@ def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
+    # Raise StateError if a parameter is a placeholder of ZeRO 3.
     for fault in _placeholders(module, tensors):
         raise StateError(fault)
 
@@ -266,7 +268,7 @@ def extra_of(parts: Mapping[str, nn.Module]) -> Tensors:
 
 
 def outline(module: nn.Module) -> Outline | None:
-    """Return a module's outline; None if its `state_dict()` may return other tensors each time."""
+    """Return a module's outline; None if `state_dict()` may return other tensors each time."""
     key: list[object] = []
     leaves: list[torch.Tensor] = []
     for part in module.modules():
@@ -295,7 +297,7 @@ def on_meta(module: nn.Module) -> bool:
 
 
 def materialise(module: nn.Module) -> None:
-    """Give every meta parameter and buffer of a module memory; tied ones stay tied.
+    """Give memory to every parameter and buffer on the meta device; tied tensors stay tied.
 
     `Module.to_empty` would untie tied weights and discard the tensors that have values. The device
     is that of the module's first real tensor, else torch's default.
@@ -306,7 +308,7 @@ def materialise(module: nn.Module) -> None:
 
 
 def replace_tensors(module: nn.Module) -> None:
-    """Give every parameter and buffer new memory with the same values; tied ones stay tied."""
+    """Give every parameter and buffer new memory with the same values; tied tensors stay tied."""
 
     def copied(old: torch.Tensor, name: str) -> torch.Tensor:
         new = _cloned(name, old.detach())
@@ -316,7 +318,7 @@ def replace_tensors(module: nn.Module) -> None:
 
 
 def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]) -> None:
-    """Replace each tensor for which `new` returns another tensor, wherever the module uses it."""
+    """Replace each tensor for which `new` returns another one, wherever the module has it."""
     made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
     for part in module.modules():
         others: Tensors = {}
@@ -340,7 +342,7 @@ def take_out_of_shared_memory(module: nn.Module) -> None:
     own: dict[int, torch.Tensor] = {}
     for _, _, tensor in _slots(module):
         if tensor.device.type != "cpu" or _is_lazy(tensor) or memory_fault(tensor):
-            continue  # reading or writing its values raises a clear error
+            continue  # using its values raises a clear error
         if not cast("Any", tensor).is_shared():
             continue
         shared = tensor.untyped_storage()
@@ -353,6 +355,7 @@ def take_out_of_shared_memory(module: nn.Module) -> None:
 
 
 def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
+    # Return a tensor like `old` with memory on a device.
     new = torch.empty_like(old, device=device, requires_grad=False)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
@@ -364,6 +367,7 @@ def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _has_a_mind_of_its_own(part: nn.Module) -> bool:
+    # Return whether a submodule's `state_dict()` may return other tensors than it has.
     kind, inside = type(part), vars(part)
     if not all(isinstance(inside.get(name), dict) for name in _CONTENTS):
         return True  # a ScriptModule stores them elsewhere
@@ -379,6 +383,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
+    # Return whether a tensor is lazy: it has no shape yet.
     return bool(nn.parameter.is_lazy(tensor))
 
 
@@ -410,7 +415,7 @@ def _held(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _tensors(module: nn.Module) -> Tensors:
-    """Return every parameter and buffer by name, tied ones under each of their names."""
+    """Return every parameter and buffer by name; a tied tensor under each of its names."""
     return {
         f"{path}.{name}".lstrip("."): tensor if _is_lazy(tensor) else tensor.detach()
         for path, part in _modules(module)
@@ -419,6 +424,7 @@ def _tensors(module: nn.Module) -> Tensors:
 
 
 def _lost_buffers(module: nn.Module) -> Iterator[str]:
+    # Yield names of meta buffers that no version contains.
     for path, part in _modules(module):
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta and name not in part.state_dict():
@@ -426,7 +432,7 @@ def _lost_buffers(module: nn.Module) -> Iterator[str]:
 
 
 def _unshaped(module: nn.Module) -> str | None:
-    """Return an error text for a tensor without a shape, as `state_dict()` would fail, or None."""
+    """Return an error text for a tensor without a shape, since `state_dict()` fails; or None."""
     for path, part in _modules(module):
         if torch_params.is_params(part):
             for name, tensor in torch_params.held(part):
@@ -436,7 +442,7 @@ def _unshaped(module: nn.Module) -> str | None:
 
 
 def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
-    """Return error texts for attributes of a meta module that stay meta tensors after an apply.
+    """Return error texts for tensors in attributes that stay on the meta device after an apply.
 
     Loading code, extra state or a forward pre-hook may fill such tensors, and modules called with
     TensorDictParams use other tensors, so these modules are not checked.
@@ -457,10 +463,12 @@ def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
 
 
 def _takes_extra(part: nn.Module) -> bool:
+    # Return whether a submodule accepts extra state.
     return type(part).set_extra_state is not nn.Module.set_extra_state
 
 
 def _in_attribute(value: Any) -> list[torch.Tensor]:
+    # Return the tensors in an attribute's value: itself, or items of a container.
     if isinstance(value, dict) or is_tensordict(value):
         inside = [*cast("Mapping[object, object]", value).values()]
     elif isinstance(value, list | tuple):
@@ -473,7 +481,7 @@ def _in_attribute(value: Any) -> list[torch.Tensor]:
 def with_extra(
     module: nn.Module, method: Literal["get_extra_state", "set_extra_state"]
 ) -> dict[str, nn.Module]:
-    """Return the modules that override a method for extra state, by that state's name."""
+    """Return the modules that override this method, by the name of their extra state."""
     return {
         f"{path}.{EXTRA_STATE}".lstrip("."): part
         for path, part in _modules(module)
@@ -482,6 +490,7 @@ def with_extra(
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    # Yield (name, tensor) of the tensors in an extra state.
     if isinstance(value, torch.Tensor):
         yield name, value.detach()
     elif isinstance(value, Mapping) or hasattr(value, "batch_size"):
@@ -512,4 +521,5 @@ def _put(part: nn.Module, root: str, tensors: Tensors) -> None:
 
 
 def _key(written: str) -> str:
+    # Return a key as it was before `_flatten` replaced its dots.
     return written.replace("%2E", ".").replace("%25", "%")

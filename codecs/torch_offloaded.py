@@ -1,4 +1,4 @@
-"""Modules that compute with other tensors than those that they hold between two passes.
+"""Modules that compute with other tensors than those that they have between two passes.
 
 accelerate offloads a module (`cpu_offload`, `disk_offload`, a `device_map`): its tensors are on the
 meta device, and a hook fetches their values from a mapping before each pass. FSDP2 gathers
@@ -31,7 +31,7 @@ MADE = (
 
 
 def offloaded(module: nn.Module) -> tuple[Tensors, list[str]]:
-    """Return a module's offloaded tensors by name, and the names of those not in memory."""
+    """Return a module's offloaded tensors by name, and names of offloaded tensors not in memory."""
     found: Tensors = {}
     gone: list[str] = []
     for path, part in _modules(module):
@@ -62,7 +62,7 @@ def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
 
 
 def gathered_fault(module: nn.Module) -> str | None:
-    """Return an error text for a submodule with parameters that FSDP2 has gathered now, or None."""
+    """Return an error text for a submodule whose parameters FSDP2 has gathered now, or None."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     path = next(
         (
@@ -98,6 +98,7 @@ def quantised_fault(module: nn.Module) -> str | None:
 
 
 def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    # Return an iterator over (path, submodule), with a submodule once for each of its paths.
     return cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
 
 
@@ -110,7 +111,7 @@ def _hooks(part: nn.Module) -> Iterator[Any]:
 
 
 def _in_memory(held: Any, name: str) -> torch.Tensor | None:
-    """Return the tensor that accelerate's mapping has under a name; None if it is not in memory."""
+    """Return the tensor of this name in accelerate's mapping; None if it is not in memory."""
     while hasattr(held, "dataset") and hasattr(held, "prefix"):
         held, name = held.dataset, f"{held.prefix}{name}"
     inside = cast("object", held if isinstance(held, dict) else getattr(held, "state_dict", None))

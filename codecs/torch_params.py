@@ -1,7 +1,8 @@
-"""The tensors of a `TensorDictParams`, which computes with those of the TensorDict inside it.
+"""The tensors of a `TensorDictParams`, which computes with the tensors of the TensorDict inside it.
 
 A `TensorDictParams` is a module, too, but may list other tensors as its parameters: code that moves
-a policy to the meta device, such as TorchRL's collectors, replaces only the TensorDict's tensors.
+a policy to the meta device, such as TorchRL's collectors, replaces only the tensors of the
+TensorDict.
 """
 
 import sys
@@ -45,4 +46,5 @@ def put(params: Any, others: Mapping[str, torch.Tensor]) -> None:
 
 
 def _name(key: str | tuple[str, ...]) -> str:
+    # Return a key of a TensorDict as a dotted name.
     return key if isinstance(key, str) else ".".join(key)

@@ -24,10 +24,10 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}
 _EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10
 _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
-# Devices whose tensors have real addresses. Tensors on others (such as XLA) may have none.
+# Devices whose tensors have real addresses. Tensors on other devices (such as XLA) may have none.
 _ADDRESSED: Final = ("cpu", "cuda", "xpu")
-# From this size on, a tensor's storage is measured before every copy; the copy takes a hundred
-# times as long. For a smaller tensor only the address is compared, which changes when its storage
+# From this size on, a tensor's storage is measured before every copy, which takes a hundredth of
+# the copy's time. For a smaller tensor only the address is compared, which changes when its storage
 # is freed.
 LARGE_BYTES: Final = 2**20
 
@@ -81,7 +81,7 @@ def _in_other_blocks(tensor: torch.Tensor) -> str:
 
 
 def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
-    """Return whether a tensor is of a class in a module that may not be imported."""
+    """Return whether a tensor is of a class, without importing the module of the class."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(tensor, kind)
 
@@ -90,11 +90,11 @@ def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
 
 
 def memory_fault(tensor: torch.Tensor) -> str | None:
-    """Return why not all elements of a tensor are in memory, and what to do; None if they are.
+    """Return an error text, with advice, if not all elements of a tensor are in memory; or None.
 
-    A copy of such a tensor would read at address null, or beyond its memory, and crash. A tensor on
-    the meta device has no memory by design, which is not a fault. Tensors that are not strided are
-    not checked.
+    A copy of such a tensor would read at address null, or beyond the tensor's memory, and crash. A
+    tensor on the meta device has no memory by design, which is no fault. Tensors that are not
+    strided are not checked.
     """
     if type(tensor) not in PLAIN and _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):
         return (
@@ -110,7 +110,7 @@ def memory_fault(tensor: torch.Tensor) -> str | None:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """Return the end of a tensor in its storage, in bytes."""
+    """Return the offset, in bytes, at which a tensor ends in its storage."""
     elements = tensor.numel()
     if elements and not tensor.is_contiguous():
         sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -119,7 +119,7 @@ def _reach(tensor: torch.Tensor) -> int:
 
 
 def _without_storage(tensor: torch.Tensor, error: RuntimeError) -> str | None:
-    """Return an error text for a tensor whose `data_ptr()` or storage raises; None if expected."""
+    """Return an error text for a tensor whose storage raises; None if that is expected."""
     if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
         return None
     return (
@@ -156,6 +156,7 @@ def _explained(tensor: torch.Tensor) -> str | None:
 
 
 def _wrapping(tensor: torch.Tensor) -> str:
+    # Return what kind of tensor a wrapper is, and what to give instead.
     kind = type(tensor).__name__
     if _is_a(tensor, "torch.masked.maskedtensor.core", "MaskedTensor"):
         return f"a {kind}, which would lose its mask: give its .to_tensor(value) or .get_data()"
@@ -183,7 +184,7 @@ def placeholder_fault(tensor: torch.Tensor) -> str | None:
 
 
 def large(tensors: Iterable[object]) -> list[int]:
-    """Return the indices of the tensors whose storages are measured in every publish."""
+    """Return the indices of the tensors whose storages are measured; see `LARGE_BYTES`."""
     return [
         place
         for place, each in enumerate(tensors)
@@ -200,7 +201,7 @@ def identity(tensor: torch.Tensor) -> Hashable | None:
 
 
 def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
-    """Return the memory that a tensor lies in, its address there, and its strides in bytes."""
+    """Return the address space of a tensor, its address there, and its strides in bytes."""
     strides = tuple(step * tensor.itemsize for step in tensor.stride())
     if tensor.is_meta:  # there every storage begins at address 0
         begin = int(tensor.storage_offset()) * tensor.itemsize
@@ -210,9 +211,10 @@ def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
-    """Return marks of plain tensors, which change if a tensor is replaced or reshaped.
+    """Return values that change if a plain tensor is replaced, moved or reshaped.
 
-    Return None if a tensor has no marks, as one without memory: the full analysis then reports it.
+    Return None if a tensor has no such values, for example without memory: the full analysis then
+    reports it.
     """
     if native.BUILT and _EXCHANGE is not None:
         with contextlib.suppress(BufferError, RuntimeError):  # complex, sparse and nested tensors
@@ -242,14 +244,14 @@ def bare(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """Return a tensor's bytes as a version has them; no copy if its memory has them so."""
+    """Return a tensor's bytes as a version has them. They share its memory if possible."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
     return data
 
 
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
-    """Return each tensor's part of the data section as a tensor that shares its memory.
+    """Return each tensor as a torch tensor that shares the memory of the data section.
 
     A part that is not aligned to its element (which occurs only in foreign files) is copied
     instead, so writable views need a layout made by `Layout.plan`. Torch has no read-only tensors:
@@ -274,21 +276,21 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
 
 
 def shaped(part: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return `part`, the bytes of a tensor in a data section on any device, as that tensor."""
+    """Return the bytes of a tensor (`part`, on any device) as a tensor with its dtype and shape."""
     shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
     return part.view(torch_dtype(spec.dtype)).view(shape)
 
 
 def owner(spec: TensorSpec, data: Bytes) -> torch.Tensor:
-    """Return a tensor's part of the data section as a tensor with its own storage object."""
+    """Return a tensor of the data section as a torch tensor with its own storage object."""
     return shaped(torch.frombuffer(data[spec.begin : spec.end], dtype=torch.uint8), spec)
 
 
 def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
     """Return why a tensor cannot be moved to other memory as the same object; None if it can.
 
-    No other tensor may share its storage, as that tensor would keep the old storage. With `parts`,
-    the tensor may be a part of a storage that is moved as a whole.
+    No other tensor may share its storage, since that tensor would keep the old storage. With
+    `parts`, the tensor may be a part of a storage that is moved as a whole.
     """
     if type(tensor) not in PLAIN:
         return f"a {type(tensor).__name__}, no plain tensor"
@@ -307,7 +309,7 @@ def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
 
 
 def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy tensors pairwise, in place, casting and moving between devices where they differ."""
+    """Copy tensors pairwise, in place. Cast if dtypes differ, and copy between devices."""
     # In one call, since a Python loop over many small tensors takes three times as long.
     # Inference mode, not no_grad, since a target may hold tensors that were made in inference mode.
     with torch.inference_mode():
@@ -315,7 +317,7 @@ def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 
 def changed(tensors: list[torch.Tensor]) -> None:
-    """Raise the version counters of written tensors: a backward pass on old values then fails."""
+    """Increment the version counters of tensors, so that a backward pass on old values fails."""
     torch.autograd.graph.increment_version(tensors)
 
 

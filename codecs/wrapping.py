@@ -1,7 +1,7 @@
 """One-line explanations of name differences between a model and the same model in a wrapper.
 
 A wrapper (a compiler, data parallelism, an adapter) makes all tensor names longer in the same way.
-A list of twenty names hides that; the one line made here names the prefix, suffix or inner part,
+A list of twenty names hides that. The one line made here names the prefix, suffix or inner part,
 and the model or the renaming to pass instead.
 """
 
@@ -11,7 +11,7 @@ from itertools import islice
 
 from .words import printable
 
-# Parts that wrappers add to names: the wrapper, and what to give instead.
+# Parts that wrappers add to names: the name of the wrapper, and what to pass instead.
 WRAPPERS = {
     "_orig_mod.": ("torch.compile", "model._orig_mod"),
     "module.": ("DistributedDataParallel, DataParallel or AveragedModel", "model.module"),
@@ -45,7 +45,7 @@ COMPUTED = {
     "_v": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
 }
 SIGNS = "._"  # a suffix begins with one of these
-SHARE = 0.5  # an explanation must cover more of the differing names (of the side with fewer)
+SHARE = 0.5  # an explanation must cover more than this fraction of the names
 SHOWN = 64  # characters of a prefix or suffix
 
 
@@ -74,6 +74,7 @@ def explanation(published: Collection[str], own: Collection[str]) -> str | None:
 
 
 def _enough(found: int, longer: Collection[str], shorter: Collection[str]) -> bool:
+    # Return whether an explanation covers enough of the differing names.
     return found > SHARE * min(len(longer), len(shorter))
 
 
@@ -149,6 +150,7 @@ def _said(whose: str, how: str, part: str, less: str, more: str) -> str:
 
 
 def _quantised(theirs: Iterable[str], ours: Iterable[str]) -> str | None:
+    # Return an explanation if only one side has been quantised.
     found: Mapping[str, set[str]] = {
         whose: {by for name in names for end, by in QUANTISED.items() if name.endswith(end)}
         for whose, names in (("the published model", theirs), ("the target", ours))

@@ -1,8 +1,8 @@
 """Bit strings in numpy, and the codes of a patch; no Python loop runs over elements.
 
-A Rice code has a parameter k: `v >> k` in unary (that many zeros, then a one), and the low k bits.
-An Exp-Golomb code has n zeros and a one, then n + k bits, where `v + 2**k` has n + k + 1 bits.
-Codes of many values are stored split: first all unary parts, then all low bits.
+A Rice code has a parameter k: first `v >> k` in unary (that many zeros, then a one), then the low k
+bits of v. An Exp-Golomb code has n zeros and a one, then n + k bits, where `v + 2**k` has n + k + 1
+bits. The codes of many values are stored split: first all unary parts, then all low bits.
 """
 
 from typing import Final
@@ -15,16 +15,16 @@ from ..errors import PatchError
 Bit = NDArray[np.uint8]  # one bit per byte
 Values = NDArray[np.int64]
 
-GOLOMB_BITS_MAX: Final = 16  # the size of every step fits
+GOLOMB_BITS_MAX: Final = 16  # enough for the size of every step
 
 
 def fixed(values: Values, width: int) -> Bit:
-    """Return the bits of fixed-width numbers, the lowest bit of each first."""
+    """Return the bits of numbers of `width` bits; of each number, the lowest bit first."""
     return ((values[:, None] >> np.arange(width)) & 1).astype(np.uint8).ravel()
 
 
 def unary(values: Values) -> Bit:
-    """Return the unary codes of numbers: n zeros and a one."""
+    """Return the unary codes of numbers: for n, n zeros and a one."""
     ends = np.cumsum(values + 1)
     out = np.zeros(ends[-1] if len(ends) else 0, np.uint8)
     out[ends - 1] = 1
@@ -56,7 +56,7 @@ def _places(widths: Values) -> Values:
 
 
 def positions(gaps: Values, most: int) -> Values:
-    """Return the positions that follow from gaps; PatchError if a position is `most` or more."""
+    """Return the positions that gaps lead to; PatchError if a position is `most` or more."""
     at = np.cumsum(gaps + 1) - 1
     if len(at) and at[-1] >= most:
         raise PatchError(f"gaps lead to position {at[-1]} of {most}")
@@ -111,7 +111,7 @@ class BitReader:
         if count and int(widths.max()) > GOLOMB_BITS_MAX:
             raise PatchError(f"a step has {widths.max()} bits; {GOLOMB_BITS_MAX} are allowed")
         bits = self.take(int(widths.sum())).astype(np.int64) << _places(widths)
-        sums = np.concatenate([[0], np.cumsum(bits)])  # exact, as each is below 2**16
+        sums = np.concatenate([[0], np.cumsum(bits)])  # exact, since each number is below 2**16
         ends = np.cumsum(widths)
         return np.asarray(sums[ends] - sums[ends - widths] + (1 << widths) - (1 << k), np.int64)
 

@@ -1,8 +1,8 @@
 """Encoding of a patch: the difference between two versions of one layout, as small as possible.
 
 Each block gets the mode with the fewest bytes. Steps are coded with one class or, for dtypes with a
-known exponent, with sixteen: the probability of a change halves from one exponent to the next, so
-the gaps between changed elements are shorter when only elements of the same class are counted.
+known exponent, with sixteen classes. The probability of a change halves from one exponent to the
+next, so gaps between changed elements are shorter if only elements of the same class are counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,15 +38,15 @@ def encode(
     """Return the patch that leads from one data section to another, bit for bit.
 
     Args:
-        layout: The layout of both.
+        layout: The layout of both data sections.
         base: The data section that the receiver has.
         target: The data section that the receiver makes with the patch.
         digests: The digests of base and target for `chunk_bytes`, if they are known.
         chunk_bytes: The chunk size of the digests.
-        classes: Whether steps may be coded by class: fewer bytes, but a receiver must read every
-            element of the base.
+        classes: Whether steps may be coded by class. This takes fewer bytes, but a receiver must
+            then read every element of the base.
         check: Whether to decode the patch, and compare the result with `target`.
-        step: A function that is called repeatedly; an exception from it aborts the encoding.
+        step: Called repeatedly; an exception from it aborts the encoding.
 
     Raises:
         PatchError: A data section is not of the layout, or the patch failed its check.
@@ -68,7 +68,7 @@ def encode(
 
 
 def section_bytes(layout: Layout, data: Memory) -> Bytes:
-    """Return a data section as bytes; PatchError if its size is not that of the layout."""
+    """Return a data section as bytes; PatchError if it does not have the layout's size."""
     flat = np.frombuffer(cast("memoryview", data), np.uint8)
     if flat.size != layout.nbytes:
         raise PatchError(f"a data section of {flat.size} bytes; {layout!r} has another")
@@ -76,7 +76,7 @@ def section_bytes(layout: Layout, data: Memory) -> Bytes:
 
 
 def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -> list[bytes]:
-    """Return the parts of a group in the coding with the fewest bytes."""
+    """Return the bytes of a group of blocks, in parts, in the coding with the fewest bytes."""
     pairs = [(old[b.begin : b.end], new[b.begin : b.end]) for b in blocks]
     kind = blocks[0].kind
     ways = [fmt.PLAIN] if kind == fmt.PLAIN else [fmt.INTEGER]
@@ -87,7 +87,7 @@ def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -
 
 
 class _Group:
-    """Blocks that share a table; caches the coding of each block without steps."""
+    """Blocks that share a table; caches each block's coding without steps."""
 
     def __init__(self, blocks: Sequence[fmt.Block], pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
         self._blocks, self._pairs = blocks, pairs
@@ -104,9 +104,9 @@ class _Group:
         return [*entries, table, *(body for _, body in coded)]
 
     def _stepped(self, kind: int) -> tuple[dict[int, bytes], bytes]:
-        """Return the bodies of the blocks for which steps are best, and the table of their codes.
+        """Return the bodies of blocks that are shortest with steps, and the table of their codes.
 
-        A block for which steps are not best even with its own table does not affect the table.
+        A block that is not shorter with steps even with its own table does not affect the table.
         """
         found = {index: kernels.take(*pair, kind) for index, pair in enumerate(self._pairs)}
         found = {index: each for index, each in found.items() if each[1].size}
@@ -120,10 +120,11 @@ class _Group:
         return {}, b""
 
     def _alone(self, index: int, found: Found) -> bool:
+        # Return whether steps are best for a block that has its own table.
         return bool(self._written({index: found})[1])
 
     def _written(self, found: Mapping[int, Found]) -> tuple[fmt.Table, dict[int, bytes]]:
-        """Return the table of some blocks, and the bodies of those for which steps are best."""
+        """Return the table of some blocks, and the bodies of those that are shortest so."""
         counts, gaps, steps = zip(*found.values(), strict=True)
         table = kernels.tune(np.stack(counts), np.concatenate(gaps), np.concatenate(steps))
         bodies: dict[int, bytes] = {}
@@ -134,10 +135,12 @@ class _Group:
         return table, bodies
 
     def _is_best(self, index: int, nbytes: int, changes: int) -> bool:
+        # Return whether a body with steps is the shortest body of a block.
         least = _overwrite_least(changes, self._blocks[index].width)
         return nbytes <= least or nbytes <= len(self._without_steps(index)[1])
 
     def _without_steps(self, index: int) -> tuple[int, bytes]:
+        # Return mode and body of a block without steps.
         if index not in self._without:
             self._without[index] = _overwritten(self._blocks[index], *self._pairs[index])
         return self._without[index]
@@ -149,7 +152,7 @@ def _overwrite_least(changes: int, width: int) -> int:
 
 
 def _overwritten(block: fmt.Block, before: Bytes, after: Bytes) -> tuple[int, bytes]:
-    """Return mode and body of a block without steps: changed elements, or all bytes if shorter."""
+    """Return mode and body of a block without steps: only changed elements, or all bytes."""
     unit = f"<u{block.width}"
     changes = int(np.count_nonzero(before.view(unit) != after.view(unit)))
     if not changes:

@@ -27,9 +27,9 @@ from ..layout import Layout
 
 NAME: Final = "delta-1"
 MAGIC: Final = b"WBDELTA1"
-BLOCK_ELEMENTS: Final = 2**18  # a block is decoded alone, and fits into a second-level cache
-GROUP_BLOCKS: Final = 16  # blocks that share a table, so that its size does not matter
-CLASSES: Final = 16  # classes of base values; narrower classes gained half a percent when measured
+BLOCK_ELEMENTS: Final = 2**18  # a block is decoded by itself, and fits into a second-level cache
+GROUP_BLOCKS: Final = 16  # so many blocks share a table, so that its size is negligible
+CLASSES: Final = 16  # classes of base values; more classes gained half a percent
 
 HEADER: Final = struct.Struct("<8sIIQ32s32s32s")
 CHUNKS_MAX: Final = 2**20  # of a version, as in the protocol: a digest covers four bytes per chunk
@@ -39,12 +39,12 @@ UNCHANGED, STEPS, OVERWRITE, RAW = range(4)  # modes of a block
 PLAIN, INTEGER, BF16, F16 = range(4)  # kinds of elements: any, 16 bits, with an exponent
 
 COUNT_BITS, GAP_BITS, LARGE_BITS, LARGE_GAP_BITS, SIZE_BITS = 5, 5, 5, 5, 4  # of a table's fields
-EVERY: Final = 31  # in place of the width of the large count: every step has a size
+EVERY: Final = 31  # value of the field "large" if every step has a size
 WIDTH_MAX: Final = BLOCK_ELEMENTS.bit_length()  # the most bits of a count
 RICE_MAX: Final = 18
 STEP_MAX: Final = 2**16 - 1
 
-Table = NDArray[np.uint8]  # one row for each class: the five fields, as they are used
+Table = NDArray[np.uint8]  # one row of five fields for each class
 KINDS = {"BF16": BF16, "F16": F16, "I16": INTEGER, "U16": INTEGER}
 
 
@@ -55,7 +55,7 @@ class Block:
     begin: int
     end: int
     width: int  # bytes of an element; 1 if it has fewer than 8 bits
-    kind: int
+    kind: int  # one of PLAIN, INTEGER, BF16, F16
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +68,7 @@ class Block:
 
 
 def groups(layout: Layout) -> Iterator[list[Block]]:
-    """Yield the blocks of a layout in order, in groups of one dtype."""
+    """Yield the blocks of a layout, in order, as groups of blocks of one dtype."""
     for dtype, specs in groupby((s for s in layout.tensors if s.nbytes), lambda s: s.dtype):
         stretch = list(specs)
         width = max(DTYPES[dtype].bits // 8, 1)
@@ -81,13 +81,13 @@ def groups(layout: Layout) -> Iterator[list[Block]]:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a patch: its base and its target, by digest."""
+    """The header of a patch: names its base and its target by their digests."""
 
     layout_id: str
     nbytes: int
     chunk_bytes: int  # the chunk size of both digests
-    base: str
-    target: str
+    base: str  # digest
+    target: str  # digest
 
     def pack(self) -> bytes:
         ids = (bytes.fromhex(text) for text in (self.layout_id, self.base, self.target))
@@ -114,7 +114,7 @@ class Header:
 
 
 def pack_entry(mode: int, nbytes: int) -> bytes:
-    """Return the entry of a block: its mode and the size of its body, seven bits per byte."""
+    """Return the entry of a block: its mode, and its body's size, in seven bits per byte."""
     value, out = nbytes << 2 | mode, bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -123,7 +123,7 @@ def pack_entry(mode: int, nbytes: int) -> bytes:
 
 
 def parse_entry(data: memoryview, at: int, block: Block) -> tuple[int, int, int]:
-    """Parse a block's entry at a position; return mode, size of the body, and the end position.
+    """Parse a block's entry at position `at`; return mode, body size, and the entry's end.
 
     Raises:
         PatchError: The entry is malformed.
@@ -154,7 +154,7 @@ def parse_entry(data: memoryview, at: int, block: Block) -> tuple[int, int, int]
 
 
 def pack_table(table: Table) -> bytes:
-    """Return the bytes of a table: the number of classes, then the fields of each, as bits."""
+    """Return the bytes of a table: the number of classes, then the fields of each class as bits."""
     bits, at = 0, 0
     for row in table.tolist():
         for value, width in _fields(row):
@@ -164,7 +164,7 @@ def pack_table(table: Table) -> bytes:
 
 
 def _fields(row: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the fields of a row that are written, each with its width."""
+    """Yield (value, width in bits) of each field of a row that is written."""
     count, gap, large, large_gap, size = row
     yield count, COUNT_BITS
     if count:
@@ -177,7 +177,7 @@ def _fields(row: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
-    """Parse a group's table at a position; return the table and its end position.
+    """Parse a group's table at position `at`; return the table and its end position.
 
     Raises:
         PatchError: The table is malformed.
@@ -193,6 +193,7 @@ def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
 
 
 def _row(bits: "_Bits") -> list[int]:
+    # Return the five fields of a class's row, as read from the bits.
     count = bits.take(COUNT_BITS, WIDTH_MAX)
     if not count:
         return [0] * 5
@@ -211,6 +212,7 @@ class _Bits:
         self._value, self._left, self._at = int.from_bytes(data, "little"), 8 * len(data), 0
 
     def take(self, width: int, most: int) -> int:
+        # Return the next number of `width` bits; PatchError if it exceeds `most`.
         value = self._value >> self._at & (1 << width) - 1
         self._at += width
         if self._at > self._left:

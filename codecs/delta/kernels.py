@@ -18,7 +18,7 @@ Steps = NDArray[np.int32]
 Found = tuple[Positions, Positions, Steps]  # counts, gaps and steps
 
 BUILT: bool = native.DELTA is not None
-_OVERWRITE_HEAD = 3  # bytes: 19 bits of a count, and 5 of a Rice parameter
+_OVERWRITE_HEAD = 3  # bytes: 19 bits for a count, and 5 for a Rice parameter
 
 
 def take(base: Bytes, target: Bytes, kind: int) -> Found:
@@ -27,12 +27,13 @@ def take(base: Bytes, target: Bytes, kind: int) -> Found:
     Args:
         base: A block of the base.
         target: The same block of the target.
-        kind: `BF16` or `F16`: elements have 16 classes; else one.
+        kind: `BF16` or `F16`: elements have 16 classes; for other kinds, one class.
 
     Returns:
-        Three arrays: for each class, the number of elements that differ; for each such element, the
-        gap before it, counted in unchanged elements of its class; and for each such element, its
-        step from the base's value to the target's, in the order of `numpy_kernels.keys`.
+        Three arrays. Counts: for each class, the number of elements that differ. Gaps: for each
+        such element, the number of unchanged elements of its class before it. Steps: for each such
+        element, the step from the base's value to the target's, in the order of
+        `numpy_kernels.keys`.
     """
     if not BUILT:
         return numpy_kernels.take(base, target, kind)
@@ -44,7 +45,7 @@ def take(base: Bytes, target: Bytes, kind: int) -> Found:
 
 
 def tune(counts: Positions, gaps: Positions, steps: Steps) -> Table:
-    """Choose the codes for the steps of a group.
+    """Return the table of the codes for the steps of a group.
 
     Args:
         counts: The counts, by block and class.
@@ -70,7 +71,7 @@ def write(
 
 
 def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, NDArray[np.uint16]]:
-    """Return the positions that a body with steps changes, each once, and their new elements.
+    """Return the positions that a body with steps changes, and the new elements there.
 
     Raises:
         PatchError: The body is malformed, or `base` is not the block that it was made for.
@@ -84,11 +85,11 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, 
         count = native.DELTA.read(body, table, base, kind, at, values)
     except ValueError as error:
         raise PatchError(str(error)) from None
-    return at[:count].copy(), values[:count].copy()  # callers keep these, rarely `most` elements
+    return at[:count].copy(), values[:count].copy()  # copied, since callers keep few elements
 
 
 def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
-    """Return the body of a block that overwrites the elements that differ, of any width."""
+    """Return the body of a block that lists the elements that differ, which have any width."""
     unit = f"<u{width}"
     old, new = base.view(unit), target.view(unit)
     at = np.flatnonzero(old != new)
@@ -100,7 +101,7 @@ def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
 
 
 def read_overwrite(body: Bytes, width: int, elements: int) -> tuple[Positions, NDArray[np.uint8]]:
-    """Return the positions that a body of `write_overwrite` changes, and the new elements' bytes.
+    """Return the positions that a body of `write_overwrite` changes, and the new bytes there.
 
     Raises:
         PatchError: The body is malformed.

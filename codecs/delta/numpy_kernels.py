@@ -19,7 +19,7 @@ Counts = NDArray[np.uint32]
 
 
 def keys(elements: Elements) -> NDArray[np.int32]:
-    """Return the ranks of bit patterns in the order of their numbers, with NaNs at both ends."""
+    """Return the rank of each bit pattern, in the order of float values, with NaNs at both ends."""
     u = elements.astype(np.int32)
     return np.where(u & 0x8000, 0xFFFF - u, u | 0x8000)
 
@@ -30,7 +30,7 @@ def elements_of(placed: NDArray[np.int32]) -> Elements:
 
 
 def classes_of(elements: Elements, kind: int) -> NDArray[np.uint8]:
-    """Return the class of each element, by its exponent: two exponents to a class."""
+    """Return the class of each element, by its exponent: a class has two exponents."""
     if kind == F16:
         return ((elements >> 11) & 15).astype(np.uint8)
     exponents = np.maximum((elements >> 7).astype(np.uint8), 96)  # drops the sign
@@ -38,6 +38,7 @@ def classes_of(elements: Elements, kind: int) -> NDArray[np.uint8]:
 
 
 def take(base: Bytes, target: Bytes, kind: int) -> tuple[Counts, Counts, NDArray[np.int32]]:
+    # See `kernels.take`.
     old, new = base.view("<u2"), target.view("<u2")
     at = np.flatnonzero(old != new)
     steps = keys(new[at]) - keys(old[at])
@@ -57,11 +58,12 @@ def take(base: Bytes, target: Bytes, kind: int) -> tuple[Counts, Counts, NDArray
 
 
 def _gaps(at: NDArray[np.int64]) -> Counts:
+    # Return the gaps between positions: the number of positions left out before each.
     return (np.diff(at, prepend=-1) - 1).astype(np.uint32)
 
 
 def _ranks(chosen: NDArray[np.bool_], at: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of chosen elements before each position."""
+    """Return, for each position, the number of chosen elements before it."""
     packed = np.packbits(chosen, bitorder="little")
     words = np.zeros(-(-len(packed) // 8) * 8, np.uint8)
     words[: len(packed)] = packed
@@ -73,6 +75,7 @@ def _ranks(chosen: NDArray[np.bool_], at: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def tune(counts: Counts, gaps: Counts, steps: NDArray[np.int32]) -> Table:
+    # See `kernels.tune`.
     classes = counts.shape[1]
     number = np.repeat(np.arange(counts.size) % classes, counts.ravel())
     table = np.zeros((classes, 5), np.uint8)
@@ -118,7 +121,7 @@ def best_rice(values: bits.Values) -> tuple[int, int]:
 
 
 def _best_golomb(like: bits.Values, values: bits.Values) -> tuple[int, int]:
-    """Return the best Exp-Golomb parameter for `like`, and the bits that `values` take with it."""
+    """Return the best Exp-Golomb parameter for `like`, and how many bits `values` take with it."""
     lengths = np.bincount(bits.bit_length(like), minlength=17).astype(np.int64)
     guesses = [
         (int((lengths * (1 + k + 2 * np.maximum(np.arange(17) - k, 0))).sum()), k)
@@ -131,6 +134,7 @@ def _best_golomb(like: bits.Values, values: bits.Values) -> tuple[int, int]:
 def write(
     counts: Counts, gaps: Counts, steps: NDArray[np.int32], table: Table, nbytes_max: int
 ) -> bytes | None:
+    # See `kernels.write`.
     parts: list[bits.Bit] = []
     head: list[bits.Bit] = [np.zeros(0, np.uint8)]
     begin = 0
@@ -157,6 +161,7 @@ def write(
 
 
 def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Counts, Elements]:
+    # See `kernels.read`.
     old = base.view("<u2")
     reader = bits.BitReader(body)
     rows = [(number, row) for number, row in enumerate(table.tolist()) if row[0]]
@@ -180,6 +185,7 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Counts, Ele
 
 
 def _large_count(reader: bits.BitReader, large: int) -> int:
+    # Return the number of large steps; 0 if every step has a size.
     return reader.number(large) if large != EVERY else 0
 
 
@@ -200,7 +206,7 @@ def _read_class(
 
 
 def _select(classes: NDArray[np.uint8], number: int, ranks: bits.Values) -> bits.Values:
-    """Return the positions of a class's elements by their ranks in the class."""
+    """Return the positions of the elements that have these ranks within a class."""
     there = np.flatnonzero(classes == number) if len(ranks) else ranks
     if len(ranks) and ranks[-1] >= len(there):
         raise PatchError(

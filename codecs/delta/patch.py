@@ -2,7 +2,7 @@
 
 All faults except a wrong result are found before a byte is written: `Delta` checks what can be
 checked without the base, and `apply` first decodes every block against the base. Small decoded
-changes are kept for writing; the others are decoded again.
+changes are kept until they are written; the others are decoded again.
 """
 
 from collections.abc import Callable, Generator
@@ -19,7 +19,7 @@ from ..numpy_tensors import Bytes, Memory
 from . import format as fmt
 from . import kernels
 
-KEPT: Final = 8  # decoded changes are kept up to 1/8 of the data section's size
+KEPT: Final = 8  # decoded changes are kept, up to 1/8 of the data section's size
 
 Elements = NDArray[np.uint16] | Bytes
 Change = tuple[kernels.Positions | None, Elements]
@@ -32,10 +32,10 @@ class BlockPatch:
     block: fmt.Block
     mode: int
     body: Bytes
-    table: fmt.Table | None
+    table: fmt.Table | None  # the table of its group; None if no block of the group has steps
 
     def decode(self, base: Bytes) -> Change:
-        """Return the changed positions and their new elements, or None and all bytes.
+        """Return (changed positions, new elements), or (None, all bytes of the block).
 
         Raises:
             PatchError: The body is malformed, or `base` is not the base of the patch.
@@ -109,12 +109,12 @@ class Delta:
     def apply(
         self, base: Bytes, out: Bytes | None = None, *, base_digest: str | None = None
     ) -> Bytes:
-        """Return the target's data section; nothing is written unless all blocks decode.
+        """Return the target's data section. Nothing is written unless all blocks can be decoded.
 
         Args:
             base: The base's data section.
             out: The memory to write to, which may be `base` itself; None: allocate it.
-            base_digest: The digest of `base`, if it is known; else it is computed.
+            base_digest: The digest of `base`, if it is known; None: it is computed.
 
         Raises:
             PatchError: `base` is not the base, or a block is malformed: `out` is unchanged. Or the
@@ -126,7 +126,7 @@ class Delta:
         return out
 
     def steps(self, base: Bytes, out: Bytes, *, base_digest: str | None = None) -> Generator[None]:
-        """Do the work of `apply`, a block or a chunk per step, so that the caller can stop it."""
+        """Do the work of `apply`; yield after each block or chunk, so that the caller can stop."""
         wanted = self.header
         found = base_digest or (yield from self._digesting(base))
         if found != wanted.base:
@@ -152,7 +152,7 @@ class Delta:
             raise PatchError(f"the patch leads to {made[:12]}, and says {wanted.target[:12]}")
 
     def _digesting(self, data: Bytes) -> Generator[None, None, str]:
-        """Return the digest of a data section; hashes a chunk per step."""
+        """Return the digest of a data section; yield after each hashed chunk."""
         chunk_bytes, crcs = self.header.chunk_bytes, list[int]()
         for crc in crcs_of(data, chunk_bytes):
             crcs.append(crc)

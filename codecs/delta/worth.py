@@ -2,8 +2,8 @@
 
 A patch takes a little more than the entropy of the changed positions and of the changes. Coding by
 class (`encoding.py`) saves a part of the positions' entropy, but takes longer. So over the fastest
-links the whole version arrives first, over the slowest a patch with classes, and over those in
-between a patch without classes.
+links the whole version arrives first; over the slowest links, a patch with classes; and over links
+in between, a patch without classes.
 
 Values for patches without and with classes are pairs in this order, so that `classes` is the index.
 """
@@ -21,15 +21,15 @@ from ..layout import Layout
 from ..numpy_tensors import Bytes
 from .format import HEADER, PLAIN, groups
 
-SAMPLES: Final = 64  # sampled blocks, at least, if there are as many
+SAMPLES: Final = 64  # least number of sampled blocks, if there are as many
 SAMPLE_BYTES: Final = 2**18  # bytes of all samples together
 STEPS: Final = 2**12  # steps whose sizes are sampled
 TINY: Final = 2.0**-64  # replaces a share of 0, whose logarithm is multiplied by 0
 STEP_BITS: Final = 2.0  # for a step of size 1, with sign; a larger step takes 2 * log2(size) more
-SAVED: Final = 0.7  # the part of the positions' entropy that remains with classes
+SAVED: Final = 0.7  # fraction of the positions' entropy that remains with classes
 SAMPLE_BLOCKS: Final = 2  # blocks to measure encoding with: a megabyte of 16-bit elements
 CHANGED: Final = 40.0  # extra work of a changed element, relative to an unchanged one
-WORTH: Final = 1.1  # a patch must save more time than it takes, by this factor: rates are rough
+WORTH: Final = 1.1  # a patch must save this many times the time that it takes
 
 Pair = Sequence[float]
 
@@ -38,8 +38,9 @@ class Estimate(NamedTuple):
     """The estimated cost of patches.
 
     Attributes:
-        sizes: Bytes of a patch, without and with classes.
-        work: The time to make or decode a patch, relative to a version in which nothing changes.
+        sizes: Bytes of a patch without classes, and of a patch with classes.
+        work: The time to make or decode a patch, as a multiple of that for a version without
+            changes.
     """
 
     sizes: Pair
@@ -47,7 +48,7 @@ class Estimate(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A kind of patch: with classes or without, and its `work`; 0 if that is unknown."""
+    """A kind of patch: whether it has classes; and its `work` (0: unknown)."""
 
     classes: bool
     work: float = 0.0
@@ -60,7 +61,7 @@ def chosen(nbytes: int, would: Estimate, rate: float, encode: Pair, decode: Pair
         nbytes: Bytes of the version.
         would: The estimated cost of patches.
         rate: The rate of the link, in bytes per second.
-        encode: Seconds per byte at the publisher, for a version in which nothing changes.
+        encode: Seconds per byte at the publisher, for a version without changes, as a pair.
         decode: The same at the worker.
     """
     costs = [(e + d) * nbytes * would.work for e, d in zip(encode, decode, strict=True)]
@@ -71,7 +72,7 @@ def chosen(nbytes: int, would: Estimate, rate: float, encode: Pair, decode: Pair
 
 
 def may_pay(rate: float, encode: Pair, decode: Pair) -> bool:
-    """Return whether a patch could pay on a link, if nothing had changed."""
+    """Return whether a patch of a version without changes would arrive first on a link."""
     return chosen(1, Estimate((0.0, 0.0), 1.0), rate, encode, decode) is not None
 
 
@@ -93,9 +94,9 @@ def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
 
 
 def sample(layout: Layout) -> tuple[Layout, slice]:
-    """Return a layout of a few blocks of the largest group, and their place in the data section.
+    """Return a layout of some blocks of the largest group, and their slice of the data section.
 
-    The time to encode a patch of this sample predicts the time for the whole version. The blocks
+    The time to encode a patch of this sample predicts the time for the whole version. All blocks
     are of one group, since a group shares a table.
     """
     group = max(groups(layout), key=lambda blocks: blocks[-1].end - blocks[0].begin)
