@@ -1,4 +1,4 @@
-"""Divides bytes into chunks of one size (the last may be smaller); records which have arrived.
+"""Divides bytes into chunks of one size (the last may be smaller), and records which arrived.
 
 Workers and publishers share the record `Chunks`. A worker updates the record as chunks arrive. A
 publisher reads the record, and adds checksums. So a relay can send chunks from a worker's staging
@@ -47,14 +47,14 @@ class ChunkPlan:
         object.__setattr__(self, "count", -(-self.nbytes // self.chunk_bytes))  # it is frozen
 
     def span(self, index: int) -> tuple[int, int]:
-        """Return the bytes [begin, end) of the data section that a chunk holds."""
+        """Return (begin, end) of a chunk in the data section, in bytes."""
         if not 0 <= index < self.count:
             raise IndexError(f"chunk {index} of {self.count}: chunks are numbered from 0")
         begin = index * self.chunk_bytes
         return begin, min(begin + self.chunk_bytes, self.nbytes)
 
     def of(self, chunks: int) -> int:
-        """Return about how many bytes `chunks` chunks have."""
+        """Return about how many bytes a number of chunks has."""
         return min(chunks * self.chunk_bytes, self.nbytes)
 
 
@@ -66,20 +66,20 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     """Memory that is divided into chunks, and which of the chunks have arrived.
 
     One thread owns the record, so there is no lock. References protect the memory: a publisher has
-    a view of the memory (`lend`), and the publisher's sockets have slices of the view. The memory's
-    owner may overwrite the memory once no view exists (`in_use`). If the owner drops its reference
-    instead, the memory is freed with the last view.
+    a view of the memory (`lend`), and the publisher's sockets have slices of that view. The
+    memory's owner may overwrite the memory once no view exists (`in_use`). If the owner drops its
+    reference instead, the memory is freed together with the last view.
 
     Attributes:
         plan: The sizes and number of the chunks.
-        memory: The memory, of the type that its owner uses.
+        memory: The memory, as an object of the type that its owner uses.
         crcs: The CRC-32C of each chunk; None: the chunk was not verified or hashed yet.
-        layout: The id of the layout, which the digest includes; empty: no digest, as for a patch.
-        here: The number of chunks with a CRC-32C.
+        layout: The id of the layout, which the digest covers; empty: no digest, as for a patch.
+        here: The number of chunks that have a CRC-32C.
         whole: True if all bytes have arrived and are correct, even if some chunks are not hashed.
             If False, only chunks with a CRC-32C have arrived.
         digest: The digest; empty until it is computed or verified.
-        view: A weak reference to the publisher's view; None: no view was made.
+        view: A weak reference to the publisher's view; None: no view was made so far.
     """
 
     plan: ChunkPlan
@@ -128,7 +128,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         self.crcs, self.here = [None] * self.plan.count, 0
 
     def lend(self: "Chunks[Memory]") -> Memory:
-        """Return a view of the memory; the owner does not overwrite it while the view exists."""
+        """Return a view of the memory, which the owner does not overwrite while the view exists."""
         view = self.view() if self.view is not None else None
         if view is None:
             view = self.memory.view()

@@ -9,11 +9,11 @@ from .errors import ClosedError, DeadlineError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-ANSWER_SECONDS = 5.0  # time for the publisher's thread to answer, after a call's deadline
+ANSWER_SECONDS = 5.0  # seconds, after a call's deadline, for the thread to answer
 
 
 class Deadline:
-    """A time limit, and the text of the error that is raised when the limit has passed.
+    """A time limit, with the text of the error that is raised after the limit.
 
     Args:
         at: The limit, as a time of the monotonic clock; infinity: no limit.
@@ -51,7 +51,7 @@ class FutureLike(Protocol[T_co]):
 
 
 def result_of(future: FutureLike[T], timeout: float) -> T:
-    """Wait for an answer of the publisher's thread, which normally comes in time; return it.
+    """Wait for an answer of the publisher's thread, and return the answer.
 
     Raises:
         ClosedError: No answer came within `timeout` seconds.

@@ -15,8 +15,8 @@ from .staged import Copying, Patching, StagedVersion
 class Send(msgspec.Struct, frozen=True):
     """Send a message: from a publisher to one worker, or from a worker to its publisher.
 
-    `to`: the worker's routing id. `upstream`: send on the data connection if possible; the report
-    is repeated on the control channel. (W34)
+    `to`: the worker's routing id, at a publisher. `upstream`: send on the data connection if
+    possible; the report is repeated on the control channel. (W34)
     """
 
     message: Message
@@ -37,8 +37,8 @@ class Notice(msgspec.Struct, frozen=True):
 class Connect(msgspec.Struct, frozen=True):
     """Connect to a data endpoint, in place of the previous data connection.
 
-    If there is a ticket, it is valid for one connection; each further connection needs a new
-    ticket.
+    A ticket is valid for one connection, so each further connection needs a new ticket. An empty
+    ticket: none is needed.
     """
 
     endpoint: str
@@ -50,14 +50,14 @@ class Redial(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Subscribe to a topic if `on` is True, else unsubscribe."""
+    """Subscribe to a topic if `on` is True; unsubscribe if it is False."""
 
     topic: bytes
     on: bool
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Allocate memory for a version, for a later one if `key` is None; answered by `Granted`."""
+    """Allocate memory for a version (`key` None: for a later one); answered by `Granted`."""
 
     model: str
     key: tuple[int, int] | None
@@ -65,7 +65,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Open a version's segment (without a model, the publisher's probe); answered by `Opened`."""
+    """Open a version's segment (empty model: the publisher's probe); answered by `Opened`."""
 
     model: str
     key: tuple[int, int]
@@ -93,19 +93,19 @@ class Prefault(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Hand over a staged version, which may be applied."""
+    """Hand over a staged version that may be applied."""
 
     staged: StagedVersion
 
 
 class WholeStaged(msgspec.Struct, frozen=True):
-    """Hand over a staged version, which may be applied once its publisher commits it."""
+    """Hand over a staged version that may be applied after its publisher has committed it."""
 
     staged: StagedVersion
 
 
 class Renamed(msgspec.Struct, frozen=True):
-    """Report that the running version has this epoch and number from now on, with equal bytes."""
+    """Report that the running version has another epoch and number from now on; same bytes."""
 
     model: str
     epoch: int
@@ -137,7 +137,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """Report that the publisher has received all messages sent before the `Flush` of this mark."""
+    """Report that the publisher has received all messages sent before `Flush(mark)`."""
 
     mark: int
 

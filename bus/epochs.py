@@ -1,15 +1,15 @@
 """Decides which of two publishers started later, even if their clocks disagree.
 
 Epochs order publishers by their start. A publisher's first epoch is wall-clock time, which may be
-wrong. A duration that one host measures is right. So a publisher sends workers its age, and a
+wrong. But a duration that one host measures is right. So a publisher sends workers its age, and a
 worker sends other publishers the present age of the publisher whose weights it runs. A publisher
 that is younger than this age started later, whatever the clocks say, and may take a later epoch.
 Both ages are measured before they are sent, so a delay can only weaken the proof.
 
 An outdated publisher cannot take a later epoch in this way, since it is older.
 
-A worker may send any value. So a hello can only raise an epoch, only as far as wrong clocks can
-explain, and less and less often.
+A worker may send any value. So a hello can raise an epoch only as far as wrong clocks can explain,
+and less and less often.
 """
 
 import math
@@ -17,7 +17,7 @@ import math
 from .limits import EPOCH_CLOCK_MAX, EPOCH_LEAP_MAX_MS, EPOCHS_KEPT, INTEGER_MAX
 from .messages import Hello
 
-DRIFT = 1.001  # most seconds of one host per second of another: ten times the error of real clocks
+DRIFT = 1.001  # greatest ratio of two clocks' speeds: ten times the error of real clocks
 
 
 class Ages:
@@ -29,7 +29,10 @@ class Ages:
         ] = {}  # by epoch, the latest possible time of its publisher's start
 
     def heard(self, epoch: int, age_ms: int, applied: int, now: float) -> None:
-        """Record the age of an epoch's publisher; `applied` is the epoch that the worker runs."""
+        """Record the age of an epoch's publisher.
+
+        `applied`: the epoch of the version that the worker runs; older epochs are forgotten.
+        """
         since = min(now - age_ms / 1000, self._started_by.get(epoch, now))
         kept = sorted(e for e in self._started_by if e >= applied)[: EPOCHS_KEPT - 1]
         self._started_by = {e: self._started_by[e] for e in kept} | {epoch: since}
@@ -40,20 +43,21 @@ class Ages:
 
 
 def epoch_above(hello: Hello, age: float | None, started_ms: float) -> int | None:
-    """Return the epoch above a hello's epoch that a publisher may take; None if it may take none.
+    """Return the epoch that a publisher may take to exceed a hello's epoch; None if it may not.
 
     The new epoch is the hello's epoch plus the proven time between the starts of the two
-    publishers. The other publisher's clock would have given this epoch. So two successors of one
-    publisher are in order.
+    publishers: the epoch that the other publisher's clock would have given. So two successors of
+    one publisher are in order.
 
-    The new epoch is at most `EPOCH_LEAP_MAX_MS` after this publisher's start by its own clock, as
-    clocks are not more wrong. At this bound successors are still in order, since a later start has
-    a later bound. So a successor can still take a later epoch, and hellos cannot shut it out.
+    The new epoch is at most `EPOCH_LEAP_MAX_MS` after this publisher's start by its own clock,
+    since clocks are not more wrong than that. At this bound successors are still in order, since a
+    later start has a later bound. So a successor can always take a later epoch, and hellos cannot
+    prevent that.
 
     Args:
         hello: The hello of a worker that runs weights of a later epoch than the publisher's.
-        age: Seconds since the publisher started; None: its epoch was chosen, and is final.
-        started_ms: When the publisher started by its own clock, in milliseconds since 1970.
+        age: Seconds since the publisher started; None: its user chose the epoch, which is final.
+        started_ms: When the publisher started, by its own clock, in milliseconds since 1970.
     """
     if age is None:
         return None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .receipt import Receipt
 
 
-# Codes of errors that say that disk, memory or descriptors are exhausted, maybe temporarily.
+# Codes of errors that say that disk, memory or descriptors are exhausted, perhaps temporarily.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 FRAMES_TOLD = 5  # innermost frames of a traceback that a report contains
@@ -41,7 +41,7 @@ class ProtocolError(WeightBusError):
     """A peer broke the protocol. Its message is dropped, and the session continues.
 
     Args:
-        text: A text of what was received and what is allowed.
+        text: The error text: what was received, and what is allowed.
 
     Attributes:
         code: The code of the `refuse` message that the peer gets.
@@ -85,7 +85,7 @@ class DeadlineError(WeightBusError, TimeoutError):
 
 
 class PublishError(WeightBusError):
-    """A publish did not meet its requirement in time; the text names the workers not done.
+    """A publish did not reach the required workers in time; the text names the missing workers.
 
     Attributes:
         receipt: The receipt: what every worker did with the version, and when.
@@ -144,7 +144,7 @@ def not_applied(
 ) -> ApplyError:
     """Return the error for a version that could not be applied because of `cause`.
 
-    `intact`: whether the model still has the previous version, and not parts of two.
+    `intact`: whether the model still has the previous version; otherwise it has parts of two.
     """
     no_room = isinstance(cause, MemoryError) or getattr(cause, "errno", None) in NO_ROOM
     begun = "" if intact else ", and no version runs until one is applied, which mends it"
@@ -160,7 +160,7 @@ def not_applied(
 
 
 def rejected(model: str, epoch: int, version: int, code: str, text: str) -> ApplyError:
-    """Return the error for a version that was rejected before a byte of it was applied."""
+    """Return the error for a version that was rejected before any of its bytes was applied."""
     later = ""
     if code == "layout-mismatch":
         later = ". Once names, shapes and dtypes here fit, it is taken without another publish"

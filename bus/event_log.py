@@ -6,10 +6,10 @@ from ..codecs.words import printable
 from .effects import Notice
 from .token_bucket import Rate, TokenBucket
 
-EVERY_SECONDS = 10.0  # between two warnings of one kind, so that a day's log stays readable
+EVERY_SECONDS = 10.0  # seconds between two warnings of one kind
 
-KIND_RATE = Rate(256, 8)  # lines on one kind of event, so that a day of a flood stays readable
-WORKER_RATE = Rate(64, 1)  # lines on one worker: a quarter, so that other workers have room
+KIND_RATE = Rate(256, 8)  # log lines on one kind of event
+WORKER_RATE = Rate(64, 1)  # log lines on one worker: a quarter, so that other workers have room
 WORKER_BUCKETS_MAX = 1024  # workers with a bucket; for others only the kind's bucket counts
 
 
@@ -31,7 +31,7 @@ class EventLog:
         self._suppressed = RateLimitedWarning(log, "too many events to log each, such as: %s")
 
     def write(self, notice: Notice, now: float) -> None:
-        """Log an event, escaped to one line; only count an event that exceeds a bucket."""
+        """Log an event, escaped to one line; if a bucket is empty, only count the event."""
         level = logging.WARNING if notice.warning else logging.INFO
         if not self._log.isEnabledFor(level):
             return
@@ -57,7 +57,7 @@ class EventLog:
 
 
 class RateLimitedWarning:
-    """A warning that is logged at most once in `EVERY_SECONDS`, with the number not logged.
+    """A warning that is logged at most once in `EVERY_SECONDS`, with a count of the others.
 
     Args:
         log: The log to write to.
@@ -70,7 +70,7 @@ class RateLimitedWarning:
         self._suppressed = 0
 
     def warn(self, reason: object, now: float, cause: BaseException | None = None) -> None:
-        """Log the warning, with the traceback of `cause` if there is one; or only count it."""
+        """Log the warning, with the traceback of `cause` if given; if it is too early, count it."""
         if now < self._next_at:
             self._suppressed += 1
             return

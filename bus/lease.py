@@ -1,7 +1,7 @@
-"""A lease of memory to the receiver of one payload, which fills the memory piece by piece.
+"""A lease: memory that is lent to the receiver of one payload, which fills it piece by piece.
 
 The owner of the memory may end the lease at any time. Once the memory is full, the receiver hands
-the lease to the machine in place of the payload.
+the lease to the machine, in place of the payload.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ class Lease:
     Args:
         view: The memory, as large as the payload.
         message: The message that the payload belongs to, if any.
-        on_cancel: Called when the payload will never be complete, or is not wanted.
+        on_cancel: Called if the payload will never be complete, or is not wanted any more.
         hashed: Whether to compute `crc`.
-        opening: Decrypts a sealed payload in place; None: the payload is not sealed.
+        opening: Decrypts a sealed payload in place; None: the payload is not encrypted.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Lease:
         opening: Opening | None = None,
     ) -> None:
         self.view, self.message = view, message
-        self.live = True  # False once the lease has ended: the memory may have another use
+        self.live = True  # False once the lease has ended: the memory may be used otherwise
         self.count = 0  # bytes received
         self.crc = 0  # CRC-32C of the received bytes, computed while they are in the cache
         self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
     def received(self, count: int) -> None:
-        """Hash and decrypt the next `count` bytes of `view`, which were received."""
+        """Decrypt and hash the next `count` bytes of `view`, which have been received."""
         begin, self.count = self.count, self.count + count
         if self._opening is not None:
             self._opening.take(self.view[begin : self.count], self.view[begin : self.count])

@@ -10,9 +10,9 @@ from ..codecs.checksum import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from .token_bucket import Rate
 
-DESCRIPTORS_RESERVED = 32  # not for connections: other files, connections that are closing
-CROWDED_SECONDS = 60.0  # how long connections rejected for lack of descriptors are reported
-INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library keeps exact
+DESCRIPTORS_RESERVED = 32  # descriptors for other files and closing connections
+CROWDED_SECONDS = 60.0  # seconds for which rejected connections are reported
+INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library reads exactly
 HEADER_BYTES_MAX = 64 * 1024  # a header has names and numbers; bulk data is in payload frames
 MESSAGE_BYTES_MAX = max(CHUNK_BYTES_MAX, LAYOUT_BYTES_MAX) + HEADER_BYTES_MAX  # ZMQ_MAXMSGSIZE
 CHUNKS_MAX = 2**20  # chunks in a version: a worker keeps a checksum for each
@@ -21,10 +21,10 @@ MODELS_MAX = 64  # models of one worker, so that a hello with the longest names 
 WORKERS_MAX = 10_000  # workers of one publisher: peers can make a roster grow to this size
 KEYS_MAX = WORKERS_MAX  # public keys that a publisher allows: one for each worker
 TICKET_SECONDS = 30  # lifetime of a ticket: DNS lookup and connect take some ten
-STRANGER_SECONDS = 1.5  # how long a data connection may exist without a ticket
-EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: the greatest epoch that is taken
-# A publisher takes an epoch after a worker's hello up to this time after its own start, by its own
-# clock. A year covers time zones, suspended machines, and a clock set to the wrong year.
+STRANGER_SECONDS = 1.5  # seconds that a data connection may exist without a ticket
+EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: the greatest epoch that a publisher takes
+# After a worker's hello, a publisher takes an epoch of at most this much after its own start, by
+# its own clock. A year covers time zones, suspended machines, and a clock set to the wrong year.
 EPOCH_LEAP_MAX_MS = 366 * 86_400_000
 # The longest pause before a publisher takes a further epoch, in multiples of `lost_after`. The
 # pause starts at one and doubles each time, since workers see each new epoch as a restart.
@@ -32,7 +32,7 @@ RENEWAL_PAUSES = 64
 ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # models of all workers: a name and a digest take up to 0.6 kB
 PATCHES_MAX = 8  # patches to one version, each on another base: most workers run one of two
 # Timeouts in a row without new data, after which a worker fetches the whole version instead of a
-# patch, or drops the announcement: half a minute, as links may be slow.
+# patch, or drops the announcement: half a minute, since links may be slow.
 TRIES_MAX = 5
 GROUP_KEYS_MAX = 2  # group keys of a session: the present one, and the previous during a change
 FEATURES_MAX = 64  # features that one side can name
@@ -43,7 +43,7 @@ LABEL_MAX = 256  # characters of a client's description or host, which error tex
 TEXT_MAX = 4096  # characters of a reason or an address
 TOPIC_BYTES_MAX = 128 + len("/ctl")  # the topic of the longest model id
 TOPICS_MAX = 4 * MODELS_MAX  # topics of one subscriber: more than a worker of all models needs
-STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes by default
+STAGING_BYTES_MAX = 64 * 2**30  # bytes of the largest version that a worker accepts by default
 
 # Rate limits of peers: a burst, and units per second. A flood above these rates must not slow down
 # other peers: rejecting a message costs a few microseconds, a whole flood about a tenth of a core.
@@ -51,37 +51,38 @@ STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes by de
 # keep up unsubscribes and subscribes again for each version that it fetches.
 SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, including answers to pings
 # ZMTP commands on one connection, and empty messages on a control connection. A publisher sends a
-# ZMTP ping every few seconds, a worker none. More of these would keep a thread busy with answers.
+# ZMTP ping every few seconds, and a worker sends none. More commands would keep a thread busy with
+# answers.
 COMMANDS = Rate(64, 16)
 UNREAD_BYTES_MAX = 2**16  # bytes of such answers, queued for a peer that does not read them
 ACCEPT_SECONDS = 1.0  # before another attempt when no descriptor is left for a connection
 # Unread bytes on a worker's control connection, beyond the bytes that the worker has requested:
 # announcements and other unrequested messages that arrive while the worker is busy.
 UNASKED_BYTES_MAX = 2**22
-# Cost units from one connection, per second or per ping interval if that is shorter. A worker sends
-# at most four hellos a second, of four units each, and a ping.
+# Cost units from one connection, per second, or per ping interval if that is shorter. A worker
+# sends at most four hellos a second, of four units each, and a ping.
 CONTROL_RATE = Rate(64, 32)
-# Messages of all connections without a known worker, each of which may be from a worker.
+# Messages of all connections whose worker is not known yet.
 UNKNOWN_PEER_RATE = Rate(1024, 256)
 CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # bytes of one message to a publisher
 PARTIAL_BYTES_MAX = 2**24  # bytes of unfinished messages of all control connections
 # Control connections that have sent no message: some 3 kB each, and at most a quarter of the
-# descriptors. A further connection replaces the oldest of the host that has most.
+# descriptors. A further connection replaces the oldest of the host that has the most of them.
 UNPROVEN_MAX = 512
-HANDSHAKE_SECONDS = 5  # four round trips, and retransmissions
+HANDSHAKE_SECONDS = 5  # seconds for four round trips, with retransmissions
 COPIES_BYTES_MAX = 2**25  # bytes of all copies of half-sent messages, for peers that do not read
-# Control connections of one host that have sent no message; further ones are closed at once.
+# New control connections of one host that send no message; further connections are closed at once.
 CONNECT_RATE = Rate(16, 8)
 HOSTS_MAX = 1024  # hosts with a bucket for new connections
-ACCEPTS = Rate(512, 200)  # new data connections; workers without one fetch meanwhile
+ACCEPTS = Rate(512, 200)  # new data connections; a worker without one fetches meanwhile
 
-# Bytes of a layout that a worker always takes: some 10,000 tensors. A larger layout must not exceed
-# its data by more than this, nor a share of `bytes_max`, as parsing and storing a layout takes many
-# times its bytes.
+# Bytes of a layout that a worker always accepts: some 10,000 tensors. A larger layout must not
+# exceed its data by more than this, nor a fraction of `bytes_max`, since parsing and storing a
+# layout takes many times its bytes.
 LAYOUT_BYTES_FREE = 2**20
 LAYOUT_MEMORY = 16
 # Tensors of a model whose names the worker does not know in advance: two seconds of work, in which
-# the worker is silent. The largest models, with a tensor for each expert, have half as many.
+# the worker does not answer. The largest models, with a tensor for each expert, have half as many.
 TENSORS_UNKNOWN_MAX = 2**18
 WINDOW_CHUNKS = 16  # chunks that a worker requests before the first arrives
 PUSH_CHUNKS = 64  # chunks that a push runs ahead of the greatest reported progress
@@ -90,29 +91,31 @@ PROGRESS_CHUNKS = 16  # chunks between two reports of progress: a quarter of `PU
 EPOCHS_KEPT = 8  # epochs for which a worker remembers the publisher's age
 ABSENT_MAX = 64  # remembered workers that left or are refused: as many as a person reads
 ABSENT_SECONDS = 60.0  # between two log lines about the same refused worker
-OBSERVERS_MAX = 16  # observers at once: people and dashboards; each costs a roster search
-OBSERVER_SECONDS = 10.0  # without a request, until an observer no longer counts
-LOOKED_SECONDS = 60.0  # without a request, until changes are no longer recorded
-# Rows sent to all observers: a burst with all workers, then under a twentieth of a core.
+# observers at once: people and dashboards; each one costs a search of the roster
+OBSERVERS_MAX = 16
+OBSERVER_SECONDS = 10.0  # seconds without a request, until an observer no longer counts
+LOOKED_SECONDS = 60.0  # seconds without a request, until changes are no longer recorded
+# Rows sent to all observers: a burst with all workers, then less than a twentieth of a core.
 ROWS = Rate(16_384, 4096)
 PAGES_MAX = 2  # pages in one answer: some ten milliseconds of the publisher's thread
 PAGE_ROWS_MAX = 1024  # rows of one kind in a page: more than fit a header
-CHECK_NAMES_MAX = 4096  # tensors in one `checked`: no more fit a header
-CHECK_BYTES = 2**27  # of weights, after which a `checked` has no more tensors: some 10 ms
+CHECK_NAMES_MAX = 4096  # tensors in one `checked`: more do not fit a header
+CHECK_BYTES = 2**27  # bytes of weights in one `checked` message: some 10 ms
 CHECKS = Rate(8, 4)  # `checked` messages of a worker: under a tenth of a core for most tensors
 DIFFERENCES_TOLD = 64  # tensors listed as different: as many as a person reads
 UNLIKE_KEPT = MODELS_MAX  # wrong digests of a worker that are not logged again: one per model
 EVENTS_TOLD = 64  # latest events sent to observers: as many as a person reads
-VERSIONS_TOLD = 24  # versions of a model sent with their ages: fewer of the older ones
+VERSIONS_TOLD = 24  # versions of a model that are sent with their ages
 VERSIONS_TIMED = 4096  # versions of a model whose publish time is kept
 ERROR_MAX = 512  # characters of an error sent to observers: a roster may have many errors
 EVENTS_MAX = 10_000  # events queued for one callback: one of each worker
 CALLS_MAX = 256  # open calls of publish of a model: each acknowledgement visits them all
-SNAPSHOTS_MAX = 3  # copies of a model at a publisher while older versions are in use
-APPLIES_MAX = 3  # torn applies in a row, until a worker no longer tries a version
-APPLY_SECONDS = 60  # for the user's code to apply a version, by default
+SNAPSHOTS_MAX = 3  # most copies of a model at a publisher, while older versions are in use
+APPLIES_MAX = 3  # applies that fail half-way in a row, until a worker gives a version up
+APPLY_SECONDS = 60  # seconds for the user's code to apply a version, by default
 APPLY_SECONDS_MAX = 86_400  # the greatest value that the user can set: a day
-HINT_SECONDS = 3.0  # greatest `hint_after`: hints come within 5 s however large `lost_after` is
+# greatest `hint_after`: hints are logged within 5 s, however large `lost_after` is
+HINT_SECONDS = 3.0
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
 
@@ -120,9 +123,10 @@ class Timing:
     """Intervals and timeouts of publishers and workers, in seconds.
 
     Args:
-        ping: Time between two pings; 0.001 to 3,600.
-        lost_after: Silence after which the other side is lost; at least twice `ping`, and at most
-            36,000. The other times follow from these two (Timers in `docs/protocol/index.md`).
+        ping: Seconds between two pings; 0.001 to 3,600.
+        lost_after: Seconds without a message after which the other side is lost; at least twice
+            `ping`, and at most 36,000. The other times follow from these two (Timers in
+            `docs/protocol/index.md`).
 
     Raises:
         ValueError: A time is out of bounds, or `lost_after` is less than two pings.
@@ -144,15 +148,18 @@ class Timing:
                 f"twice ping and at most {self.LOST_MAX}, and ping of 0.001 to "
                 f"{self.PING_MAX}, in seconds"
             )
-        self.ping = ping  # between two pings, beacons, or repetitions of a report
-        self.lost_after = lost_after  # silence after which the other side is lost
-        self.gone_after = 2 * ping  # for a worker to reconnect after its connection is closed
-        self.deaf_after = 6 * lost_after  # silence on control alone: a chunk may take long
+        self.ping = ping  # seconds between two pings, beacons, or repetitions of a report
+        self.lost_after = lost_after  # seconds without a message until the other side is lost
+        self.gone_after = 2 * ping  # seconds for a worker to reconnect after a close
+        # seconds without a control message until the worker reconnects
+        self.deaf_after = 6 * lost_after
         self.stuck_after = lost_after  # time without progress, after which a live worker is stuck
-        self.hello_retry = min(ping, 0.25)  # between two hellos without an answer
-        self.quiet = min(ping, 0.25)  # silence until a worker no longer waits for a push
-        self.report = 0.4 * self.quiet  # between reports of progress if chunks arrive slowly
-        self.patience = ping  # silence after which a fetch is repeated; doubles each time
+        self.hello_retry = min(ping, 0.25)  # seconds between two hellos without an answer
+        # seconds without data until a worker no longer waits for a push
+        self.quiet = min(ping, 0.25)
+        # seconds between reports of progress if chunks arrive slowly
+        self.report = 0.4 * self.quiet
+        self.patience = ping  # seconds until a fetch is repeated; doubles each time
         self.patience_max = 16 * ping
 
     @property

@@ -67,16 +67,16 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """A message; `wbp` is the protocol's number, 0 if the received header lacks it."""
+    """A message. `wbp`: the protocol's number; 0 if the received header has none."""
 
     wbp: int = 0
 
 
 class SanitizedText(msgspec.Struct, frozen=True):
-    """A struct with texts from a peer, which are shown on terminals, in logs and on web pages.
+    """A struct with texts from a peer, made safe for terminals, logs and web pages.
 
-    Each text is made printable and cut to its bound when a struct is made or decoded. Names have a
-    pattern instead, and strings for programs, such as paths, stay as they are.
+    Each text is made printable, and cut to its greatest length, when a struct is made or decoded.
+    Names have a pattern instead, and strings for programs, such as paths, are not changed.
     """
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class SanitizedText(msgspec.Struct, frozen=True):
 
 @cache
 def _text_fields(kind: type[SanitizedText]) -> tuple[tuple[str, int], ...]:
-    """Return the text fields of a struct, each with its maximal length in characters."""
+    """Return (name, greatest length in characters) of each text field of a struct."""
     described = cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind))
     return tuple(
         (field.name, text.max_length)
@@ -127,7 +127,7 @@ class Number(msgspec.Struct, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A version that a worker runs, and the digest; empty: the worker did not hash the version."""
+    """A version that a worker runs. `digest`: empty if the worker did not hash the version."""
 
     epoch: Count
     version: Positive
@@ -155,7 +155,7 @@ Patches = Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)]
 
 
 class Hello(Message, SanitizedText, tag="hello", frozen=True, kw_only=True):
-    """Request to join; `models` has each model of the worker, with the version that runs."""
+    """Request to join. `models` has each model of the worker, with the version that it runs."""
 
     name: Name
     instance: Hex32
@@ -169,7 +169,7 @@ class Hello(Message, SanitizedText, tag="hello", frozen=True, kw_only=True):
 
 
 class Fetch(Message, SanitizedText, tag="fetch", frozen=True, kw_only=True):
-    """Request `count` chunks of a version from index `first` on; with 0, the announcement."""
+    """Request `count` chunks of a version, from index `first` on; with 0, its announcement."""
 
     model: Name
     epoch: Count
@@ -198,16 +198,16 @@ class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
 
 
 class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
-    """Report that the worker runs a version; an empty digest: the version was not hashed."""
+    """Report that the worker runs a version. `digest`: empty if the version was not hashed."""
 
     digest: Digest
     patch: PatchId | None = None
     decode_us: Count = 0
-    note: Text = ""  # made printable where it is used, as it is mostly empty
+    note: Text = ""  # made printable where it is used, since it is mostly empty
 
 
 class Failed(Versioned, SanitizedText, tag="failed", frozen=True, kw_only=True):
-    """Report that the worker will not run a version; if `intact`, the previous one still runs."""
+    """Report that the worker will not run a version. `intact`: the previous one still runs."""
 
     code: Name
     text: Text
@@ -241,7 +241,7 @@ class Pong(Message, tag="pong", frozen=True, kw_only=True):
 
 
 class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
-    """Admit a worker; has the data endpoint, and the latest version of each of its models."""
+    """Admit a worker, and send the data endpoint, and the latest version of each model."""
 
     epoch: Count
     data: Text
@@ -255,7 +255,7 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
 
 
 class Rekey(Message, tag="rekey", frozen=True, kw_only=True):
-    """Send the group keys, of which the last seals messages from now on."""
+    """Send the group keys. The last one encrypts messages from now on."""
 
     epoch: Count
     keys: Keys
@@ -271,7 +271,7 @@ class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
 
 
 class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
-    """Give the running version `was` another epoch and number, whose version has equal bytes."""
+    """Give the running version `was` another epoch and number; the bytes are equal."""
 
     was: Running
     metadata: Metadata = {}
@@ -299,7 +299,7 @@ class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
 
 
 class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
-    """One chunk of a version's data section, which is the payload."""
+    """One chunk of a version's data section. The payload is the chunk."""
 
     index: Index
     crc: Crc
@@ -307,7 +307,7 @@ class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
 
 
 class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
-    """One sealed chunk of a version's data section, which is the payload."""
+    """One encrypted chunk of a version's data section. The payload is the encrypted chunk."""
 
     index: Index
     key: Hex16
@@ -316,7 +316,7 @@ class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
 
 
 class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
-    """A sealed announcement, end or beacon for all subscribers; keeps an announcement's payload."""
+    """An encrypted announcement (its payload is not in `sealed`), end or beacon for all."""
 
     key: Hex16
     count: Positive
@@ -343,7 +343,7 @@ class Abort(Versioned, SanitizedText, tag="abort", frozen=True, kw_only=True):
 
 
 class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
-    """The latest version of a model (0: none yet)."""
+    """Repeat the number of a model's latest version (0: none yet)."""
 
     model: Name
     epoch: Count
@@ -351,7 +351,7 @@ class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
 
 
 class Refuse(Message, SanitizedText, tag="refuse", frozen=True, kw_only=True):
-    """Refuse a message, with the reason."""
+    """Refuse a worker or a message, with the reason."""
 
     code: Name
     text: Text
@@ -365,12 +365,12 @@ AnyChunk = Chunk | SealedChunk
 OfVersion = Announce | Chunk | SealedChunk | SealedMessage | End | Commit | Abort | Beacon
 PublisherMessage = Welcome | Prepare | Rename | Rekey | OfVersion | Refuse | Ping | Pong
 
-PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
+PAYLOAD: Final = 2  # index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
 DELTA: Final = "delta-1"  # the feature of a worker that decodes patches of this encoding
-UPSTREAM: Final = "upstream"  # of a worker that can send `applied` on its data connection
-TICKET: Final = "ticket"  # the feature of a publisher with keys, for one data connection
+UPSTREAM: Final = "upstream"  # the feature of a worker that sends `applied` on its data connection
+TICKET: Final = "ticket"  # the feature of a publisher with keys: a ticket for a data connection
 TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of an upstream token
 
 # The least and greatest number of payload frames after a header; other types have none.
@@ -399,7 +399,7 @@ def encode(message: Message) -> bytes:
 def decode(
     decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
 ) -> tuple[_M, Sequence[Buffer]]:
-    """Decode a message from its frames, without a topic; return it and the payload frames.
+    """Decode a message from its frames (no topic); return the message and the payload frames.
 
     Raises:
         ProtocolError: The frames break the protocol.
@@ -457,7 +457,7 @@ def data_topic(model: str) -> bytes:
 
 
 def token_of(welcome: Welcome, feature: str) -> str:
-    """Return the 32 digits of a welcome's `upstream` or `ticket` feature; empty if it lacks it."""
+    """Return the 32 digits of a welcome's feature `upstream` or `ticket`; empty if it has none."""
     named = (each.removeprefix(f"{feature}.") for each in welcome.features if "." in each)
     return next((token for token in named if _TOKEN.match(token)), "")
 

@@ -1,8 +1,8 @@
 """The messages between observers and publishers: the roster's changes, in pages.
 
-An observer is no worker. An observer sends `observe` repeatedly, and each answer has the changes
+An observer is not a worker. An observer sends `observe` repeatedly, and each answer has the changes
 since the previous answer: rows of models, rows of workers, and events. A page fits a header. Times
-are ages in milliseconds when the answer is sent, so that clocks need not agree.
+are sent as ages in milliseconds, so that clocks need not agree.
 
     observer              publisher              worker
     verify(worker) ──────> check ───────────────> sums its present weights
@@ -71,7 +71,7 @@ Ages = Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)]
 
 
 class Doing(SanitizedText, frozen=True, omit_defaults=True):
-    """The state of a model at a worker: the versions that run, arrive, or have failed."""
+    """The state of a model at a worker: which versions run, arrive, or have failed."""
 
     epoch: Count = 0
     version: Count = 0
@@ -87,7 +87,7 @@ class Doing(SanitizedText, frozen=True, omit_defaults=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model's latest version for all workers, and publish times of it and earlier versions."""
+    """A model's latest version for all workers, and the ages of this and earlier versions."""
 
     name: Name
     version: Count
@@ -111,7 +111,7 @@ class WorkerRow(SanitizedText, frozen=True, omit_defaults=True):
 
 
 class Happened(SanitizedText, frozen=True, omit_defaults=True):
-    """An event of a worker; after `left` the worker is no longer on the roster."""
+    """An event of a worker. After the event `left`, the worker is no longer on the roster."""
 
     kind: Name
     worker: Name
@@ -142,7 +142,7 @@ class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
 
 
 class Check(Message, tag="check", frozen=True, kw_only=True):
-    """Request the checksums of a worker's present weights, from the tensor of index `first` on."""
+    """Request the checksums of a worker's present weights, from tensor number `first` on."""
 
     model: Name
     epoch: Count
@@ -154,7 +154,7 @@ Sums = Annotated[list[Crc | None], msgspec.Meta(max_length=CHECK_NAMES_MAX)]
 
 
 class Checked(Message, SanitizedText, tag="checked", frozen=True, kw_only=True):
-    """Answer a check: the CRC-32C of tensors (null: not comparable), or why there are none."""
+    """Answer a check: the CRC-32C of each tensor (null: not comparable), or the reason for none."""
 
     model: Name
     epoch: Count
@@ -185,7 +185,7 @@ Differences = Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TO
 
 
 class Verified(Message, SanitizedText, tag="verified", frozen=True, kw_only=True):
-    """Answer a verify: the compared tensors in which a worker's and published weights differ."""
+    """Answer a verify: how many tensors were compared, and which of them differ."""
 
     worker: Name
     model: Name

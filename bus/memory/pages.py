@@ -1,11 +1,11 @@
 """Private memory in whole pages: allocated, touched ahead of use, and exchanged without a copy.
 
-Theory of operation: `mremap` moves pages within a process, and writes only their page tables: that
+Theory of operation: `mremap` moves pages within a process, and writes only their page tables. That
 takes 0.6 ms for a GiB if whole tables (2 MiB) move. Three moves, through a spare mapping, exchange
 the contents of two places. No move unmaps its source (MREMAP_DONTUNMAP), since another thread's
 mapping could take the hole. A failed move may leave a hole for a moment, which is filled
-immediately. If another thread was quicker, the process aborts; if only the spare mapping is lost,
-the process goes on, and moves no pages again.
+immediately. If another thread was quicker, the process aborts. If only the spare mapping is lost,
+the process continues, and moves no pages any more.
 """
 
 import mmap
@@ -21,13 +21,13 @@ from ...codecs import native
 
 Check = Callable[[], None]  # called between steps; the steps end if this raises
 
-TABLE_BYTES = 2**21  # of the pages in one page table, which move together if aligned to this
+TABLE_BYTES = 2**21  # bytes in one page table, whose pages move together if aligned
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
-STEP_BYTES = 2**26  # of memory that is allocated at a time: a fraction of a tenth of a second
+STEP_BYTES = 2**26  # bytes allocated at a time, in much less than 0.1 s
 
 
 class Pages(mmap.mmap):
-    """A private mapping. An array over the mapping keeps it alive, never the other way round.
+    """A private mapping. An array over the mapping keeps the mapping alive.
 
     Attributes:
         nbytes: The size of the array over the mapping, in bytes.
@@ -36,7 +36,7 @@ class Pages(mmap.mmap):
     nbytes: int
 
     def __new__(cls, nbytes: int) -> "Pages":
-        """Map `nbytes` bytes, and room to align them to `TABLE_BYTES`."""
+        """Map `nbytes` bytes, plus room to align them to `TABLE_BYTES`."""
         room = nbytes + TABLE_BYTES if nbytes >= TABLE_BYTES else nbytes
         pages = super().__new__(cls, -1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.nbytes = nbytes
@@ -46,12 +46,13 @@ class Pages(mmap.mmap):
 def memory_of(
     nbytes: int, *, touched: bool = False, check: Check = lambda: None
 ) -> NDArray[np.uint8]:
-    """Return zeroed bytes in pages of their own; `touched`: the kernel allocates the pages now.
+    """Return zeroed bytes that share no page with other memory.
 
-    `check` is called between the steps of this allocation, and may raise.
+    `touched`: the kernel allocates the pages now. `check` is called between the steps of that, and
+    may raise.
 
-    numpy does not allocate the memory, since numpy requests huge pages. If memory is fragmented,
-    the kernel takes half a second to make huge pages for 200 MiB; they make no copy faster.
+    Not allocated by numpy, which requests huge pages. If memory is fragmented, the kernel takes
+    half a second to make huge pages for 200 MiB, and they make no copy faster.
 
     Raises:
         MemoryError: There is not enough memory.
@@ -76,7 +77,7 @@ def address_of(memory: NDArray[np.uint8]) -> int:
 
 
 def pages_of(memory: NDArray[np.uint8]) -> Pages | None:
-    """Return the mapping that contains an array; None if that is no `Pages`."""
+    """Return the mapping that contains an array; None if the mapping is not a `Pages`."""
     base: Any = memory
     while isinstance(base, np.ndarray):
         base = base.base
@@ -86,14 +87,14 @@ def pages_of(memory: NDArray[np.uint8]) -> Pages | None:
 
 
 def within(pages: Pages, address: int, nbytes: int) -> NDArray[np.uint8]:
-    """Return `nbytes` bytes of a mapping, from an address on."""
+    """Return `nbytes` bytes of a mapping, as an array that begins at `address`."""
     whole = np.frombuffer(pages, np.uint8)
     begin = address - address_of(whole)
     return whole[begin : begin + nbytes]
 
 
 def has_pages_of_its_own(memory: NDArray[np.uint8]) -> bool:
-    """True if nothing else lies in the pages of an array."""
+    """True if the pages of an array contain nothing else."""
     pages = pages_of(memory)
     whole = pages is not None and pages.nbytes == memory.nbytes
     return whole and address_of(memory) % mmap.PAGESIZE == 0
@@ -109,14 +110,15 @@ os.register_at_fork(
 
 
 def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
-    """Exchange the contents of two arrays of equal size, both with pages of their own.
+    """Exchange the contents of two arrays of equal size, which share no page with other memory.
 
-    Another thread that reads the arrays meanwhile may see zeros. A fork waits for the end.
+    Another thread that reads the arrays meanwhile may see zeros. A fork waits for the end of the
+    exchange.
 
     Raises:
         OSError: The system cannot exchange pages; nothing has changed.
-        MemoryError: There is no room for the spare mapping; nothing has changed.
-        ValueError: These two arrays cannot be exchanged.
+        MemoryError: Too little address space is left for the spare mapping; nothing has changed.
+        ValueError: The arrays differ in size, or share pages with other memory.
     """
     if not one.nbytes and not other.nbytes:
         return
@@ -132,7 +134,7 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
 
 
 def populate(memory: mmap.mmap, check: Check) -> None:
-    """Have the kernel allocate all pages of a new mapping, which costs more on first use."""
+    """Make the kernel allocate all pages of a new mapping, which would cost more at first use."""
     for begin in range(0, len(memory), STEP_BYTES):
         length = min(STEP_BYTES, len(memory) - begin)
         try:
@@ -143,7 +145,7 @@ def populate(memory: mmap.mmap, check: Check) -> None:
 
 
 def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
-    """Return memory of this size, and a generator whose steps have its pages allocated.
+    """Return memory of this size, and a generator whose steps allocate its pages.
 
     Raises:
         MemoryError: There is not enough memory.
@@ -153,7 +155,7 @@ def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
 
 
 def _touching(pages: Pages | None) -> Generator[None]:
-    """Have the kernel allocate all pages, in steps; bytes written meanwhile are kept."""
+    """Make the kernel allocate all pages, in steps; bytes written meanwhile are kept."""
     if pages is None:  # an empty array
         return
     for begin in range(0, len(pages), STEP_BYTES):

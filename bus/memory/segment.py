@@ -1,6 +1,6 @@
 """Segments: memory that workers on the same host read directly (the shared-memory transport).
 
-A publisher's snapshots lie in a `memfd`: memory with a file descriptor but no name. A worker of the
+A publisher's snapshots are in a `memfd`: memory with a file descriptor but no name. A worker of the
 same user opens this file read-only, as `/proc/<pid>/fd/<fd>`. A worker that finds the announced
 token there is on the publisher's host. No cleanup is needed: the kernel frees the memory when the
 last process that maps the file has ended, in whatever way.
@@ -18,7 +18,7 @@ only the second copy is made, and only the second stamp is set.
 
 No torn read is possible: the publisher fills a segment under an exclusive `flock`, a worker copies
 under a shared `flock`, and neither waits for the other. A segment that a worker has locked is not
-overwritten, even if the worker is stopped in the middle of its copy; the kernel releases the lock
+overwritten, even if the worker is stopped in the middle of its copy. The kernel releases the lock
 of a worker that dies. The stamp (epoch, version, model) names the content, and is zero while the
 segment is being filled. A worker that finds another stamp than announced is too late, and fetches
 the latest version.
@@ -54,8 +54,8 @@ STAMP_END = 48 + MODEL_BYTES
 NOTE_BEGIN, NOTE_BYTES = 256, 96  # the location of a second copy
 SECOND_BEGIN, SECOND_END = 512, 512 + STAMP_END - 24  # the stamp of that copy
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
-TOUCH_BYTES = 2**26  # touched in one call; other threads run in between
-# From 3.13 on Python need not duplicate the descriptor of a mapping.
+TOUCH_BYTES = 2**26  # bytes touched in one call; other threads run in between
+# From 3.13 on, Python need not duplicate the descriptor of a mapping.
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each in a few blocks
 
@@ -90,13 +90,13 @@ class Segment:
             os.close(fd)
             raise
         self._noted = False
-        self._fd = fd  # `__del__` closes it from now on: only once, as the number may be reused
+        self._fd = fd  # from now on, `__del__` closes it, and only once: the number may be reused
         self.token = secrets.token_hex(16)
         self._memory[:24] = MAGIC + bytes.fromhex(self.token)
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
 
     def claim(self) -> bool:
-        """Lock the segment to fill it; False if a worker is copying from it."""
+        """Lock the segment, to fill it; return False if a worker is copying from it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # S3
         except BlockingIOError:
@@ -106,7 +106,7 @@ class Segment:
         return True
 
     def release(self, model: str, epoch: int, version: int, *, late: bool = False) -> None:
-        """Stamp and unlock the filled segment; if `late`, stamp only the second copy."""
+        """Stamp the filled segment (if `late`, only its second copy), and unlock it."""
         stamp = stamp_of(model, epoch, version)
         if self._noted:
             self._memory[SECOND_BEGIN:SECOND_END] = stamp  # S12
@@ -115,12 +115,12 @@ class Segment:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def arrived(self) -> None:
-        """Stamp the segment, whose late bytes are here. No lock: no worker reads them before."""
+        """Stamp the segment, after its late bytes. No lock: workers read only stamped bytes."""
         # S12
         self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
 
     def note(self, note: bytes) -> None:
-        """Set the location of a second copy; empty: there is none. Call `claim` before."""
+        """Set the location of a second copy; empty: there is none. The segment must be locked."""
         self._noted = bool(note)  # S12
         self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES] = note.ljust(NOTE_BYTES, b"\0")
 
@@ -153,8 +153,8 @@ class StampedMemory(ABC):
         """Hold the lock while the block copies from the memory, or from the second copy. (S5)
 
         Raises:
-            StaleError: The memory holds another version than this one, or is being filled.
-            OverwrittenError: The memory held this version before the copy, but not after.
+            StaleError: The memory has another version than this one, or is being filled.
+            OverwrittenError: The memory had this version before the copy, but not after.
         """
         stamp = stamp_of(model, epoch, version)
         found = self._second_stamp if second else self._stamp
@@ -182,6 +182,7 @@ class StampedMemory(ABC):
         """Return the memory's stamp."""
 
     def _second_stamp(self) -> bytes:
+        # Return the stamp of the second copy; empty if there is none.
         return b""
 
 
@@ -207,13 +208,13 @@ class MappedSegment(StampedMemory):
             raise OSError(f"{shared.path} is the memory of somebody else")
         self.token, self._path = shared.token, shared.path
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
-        self.touched = False  # whether `touching` has begun
+        self.touched = False  # whether `touching` was called
         self._lock = threading.Lock()
-        self._holders = 0  # all threads share the descriptor's kernel lock
+        self._holders = 0  # number of blocks that read; all threads share one kernel lock
 
     @property
     def given_up(self) -> bool:
-        """True if the owner has closed the segment, and so writes no more versions there."""
+        """True if the owner has closed the segment, and so will write no more versions into it."""
         try:
             found, ours = os.stat(self._path), os.fstat(self._fd)
         except OSError:
@@ -226,7 +227,7 @@ class MappedSegment(StampedMemory):
         return self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES]
 
     def touching(self) -> Generator[None]:
-        """Touch every page once, in steps: this is half the cost of the first copy."""
+        """Read from every page once, in steps: this is half the cost of the first copy."""
         self.touched = True
         for begin in range(0, self.data.nbytes, TOUCH_BYTES):
             self.data[begin : begin + TOUCH_BYTES : mmap.PAGESIZE].max()
@@ -261,7 +262,7 @@ class MappedSegment(StampedMemory):
 
 
 class MappedSegments:
-    """The segments that a worker has opened, so that each is mapped once."""
+    """The segments that a worker has opened. Each is mapped only once."""
 
     def __init__(self) -> None:
         self._views: dict[str, MappedSegment] = {}
@@ -275,7 +276,7 @@ class MappedSegments:
             view = MappedSegment(shared, nbytes)
         except (OSError, ValueError):
             return None
-        # A mapping keeps memory allocated, even if its owner closed it to make room for this one.
+        # A mapping keeps memory allocated, even if the owner closed the segment to free memory.
         self._views = {token: each for token, each in self._views.items() if not each.given_up}
         while len(self._views) >= VIEWS_MAX:  # S4
             del self._views[next(iter(self._views))]
@@ -284,7 +285,7 @@ class MappedSegments:
 
 
 def _leave_room(fd: int) -> None:
-    """Check that half of the descriptors stay free for connections.
+    """Raise OSError if fewer than half of the descriptors would stay free for connections.
 
     Raises:
         OSError: `fd`, which had the lowest free number, is in the other half.
@@ -299,7 +300,7 @@ def _leave_room(fd: int) -> None:
 
 
 def probe() -> Segment | None:
-    """Return an empty segment, by which workers detect that they are on this host, or None."""
+    """Return an empty segment, by which workers detect that they are on this host; or None."""
     try:
         return Segment(0)
     except OSError:

@@ -7,14 +7,15 @@ Theory of operation: a block of memory holds one snapshot, and a snapshot has on
      └──────────┴──> over  over: its block is free once no socket sends from it
 
 `Pool.take` returns a free block, the reclaimable block, or a new block, without waiting for another
-thread. Only if the maximum number of blocks is in use does `take` ask the machine to give up a
-snapshot, and wait until its block is free.
+thread. Only if the maximum number of blocks is in use, `take` asks the machine to give up a
+snapshot, and waits until its block is free.
 
 In a steady state one block is enough: when every worker has the version in it, the next version
 overwrites it. If a worker is still receiving the old version, the next version goes into another
 block. There are at most three blocks. Messages queued in sockets refer to a snapshot weakly, and
 sockets copy the rest of a partly sent message once its snapshot is released: so each block can be
-reclaimed soon. A long-running reader, such as the disk, keeps its block, which then does not count.
+reclaimed soon. A reader that takes long, such as the disk, keeps its block, which then does not
+count.
 """
 
 import logging
@@ -53,8 +54,9 @@ _unshared = RateLimitedWarning(
 
 NEVER = Deadline(math.inf, "")
 PATIENCE = 1.0  # seconds for sockets to release a snapshot, or the machine to give one up
-REUSE_PATIENCE = 0.05  # seconds to wait for the latest version's block before taking another
-CROSSING_SECONDS = 60.0  # limit for a device to transfer bytes; a GiB takes some hundredths
+REUSE_PATIENCE = 0.05  # seconds to wait for the latest version's block before another is used
+# seconds in which a device must transfer bytes; a GiB takes some hundredths
+CROSSING_SECONDS = 60.0
 _HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
 RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it gave up no snapshot
 
@@ -74,9 +76,9 @@ class MemoryBlock:
     Attributes:
         data: The memory.
         shared: The path and token by which workers on this host find the block.
-        retired: The block must not be written any more.
-        asked: Bytes were requested when only a second copy existed.
-        late: Of the state that was written last, only the second copy exists.
+        retired: Whether the block must not be written any more.
+        asked: Whether bytes were requested when only a second copy existed.
+        late: Whether only the second copy exists of the state that was written last.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class MemoryBlock:
         return found
 
     def lost(self, state: State) -> Found:
-        """Count the values of the last written state that the layout's dtypes cannot represent."""
+        """Return how many values of the last written state the layout's dtypes cannot represent."""
         return {} if self._writer is None else self._writer.lost(state)
 
     def arrive(self) -> None:
@@ -137,14 +139,14 @@ class MemoryBlock:
                 self.late = False
 
     def claim(self) -> bool:
-        """Lock the block to overwrite it; False if a worker is copying from it."""
+        """Lock the block, to overwrite it; return False if a worker is copying from it."""
         if self._segment is not None and not self._segment.claim():
             return False
         self.late = False
         return True
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Stamp the block, so that workers may read it; False if a worker is copying from it."""
+        """Stamp the block, so that workers may read it; return False if a worker copies from it."""
         if self._segment is None:
             return True
         if not self._segment.claim():
@@ -154,6 +156,7 @@ class MemoryBlock:
 
 
 def _segment(nbytes: int, check: Check) -> Segment | None:
+    # Return a segment; None if this system or host has none.
     try:
         return Segment(nbytes, check)
     except DeadlineError:  # which is an OSError, too
@@ -167,9 +170,10 @@ class Snapshot:
     """The bytes of one version, from before they are written until they are released.
 
     Args:
-        block: The memory that contains them.
-        lock: Protects take, keep and release; a plain lock is acquired faster than a condition.
-        let_go: A condition of that lock, which any thread notifies when the bytes may be free.
+        block: The memory of the bytes.
+        lock: Protects `take`, `keep` and `release`.
+        let_go: A condition of that lock, notified when the bytes may be free. (A plain lock is
+            acquired faster than a condition.)
     """
 
     def __init__(
@@ -180,7 +184,8 @@ class Snapshot:
         self._block: MemoryBlock | None = block
         self._lock, self._let_go = lock, let_go
         self._phase: Phase = "held"
-        # Has one element while reclaimable: the thread that pops it gets the memory, lock-free.
+        # Has one element while reclaimable: the thread that pops it gets the memory, without a
+        # lock.
         self._reclaim_token = deque[None]()
         self._keepers = 0
         # A view of our own: sockets that send from it keep only the view alive.
@@ -192,6 +197,7 @@ class Snapshot:
     # For the owner: a publishing thread, then the publisher's thread.
 
     def _held(self) -> tuple[MemoryBlock, NDArray[np.uint8]]:
+        # Return the block and the view; raise AssertionError unless the owner has the snapshot.
         if self._phase != "held" or self._block is None or self._view is None:
             raise AssertionError(f"the bytes of a snapshot that is {self._phase} are not ours")
         return self._block, self._view
@@ -210,23 +216,23 @@ class Snapshot:
         *,
         late: bool = False,
     ) -> "NDArray[np.uint32] | Arriving":
-        """Copy a state into the snapshot; `check` is called between steps.
+        """Copy a state into the snapshot. `check` is called between steps, and may raise.
 
-        With `late`, if a second copy on a device is possible, only that copy is made; the bytes are
+        With `late`, only a second copy on a device is made, if that is possible. The bytes are
         transferred here once some of them are requested.
 
         Returns:
-            The CRC-32C of each chunk of `chunk_bytes`; 0: none. For a state on devices, an object
+            The CRC-32C of each chunk, if `chunk_bytes` is not 0. For a state on devices, an object
             that the caller must wait for before it uses this snapshot.
         """
         return self._held()[0].write(state, layout, check, chunk_bytes, late=late)
 
     def lost(self, state: State) -> Found:
-        """Count the values of a state that were finite, and are not finite in this snapshot."""
+        """Return how many values of a state were finite, and are not finite in this snapshot."""
         return self._held()[0].lost(state)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers of this host read the snapshot; False if a worker is copying from it."""
+        """Let workers on this host read the snapshot; return False if a worker copies from it."""
         return self._held()[0].stamp(model, epoch, version)
 
     def bytes(self, begin: int, end: int) -> memoryview:
@@ -238,7 +244,7 @@ class Snapshot:
     def chunk(self, begin: int, end: int) -> Buffer:
         """Return a view of a range of the bytes, to be sent.
 
-        A queue must refer to the view weakly: the snapshot keeps it alive.
+        A queue must refer to the view weakly; the snapshot keeps the view alive.
         """
         block, whole = self._held()
         if block.late:
@@ -266,11 +272,11 @@ class Snapshot:
 
     @property
     def there(self) -> bool:
-        """True until the memory is released or reclaimed."""
+        """True until the memory is released or reclaimed for another version."""
         return self._phase != "over"
 
     def take_back(self) -> bool:
-        """Make the memory not reclaimable again; False if it was reclaimed. Never waits."""
+        """End `lend`: return False if the memory was reclaimed already. Never waits."""
         try:
             self._reclaim_token.pop()
         except IndexError:
@@ -281,7 +287,7 @@ class Snapshot:
     # For a thread that needs memory, and for any other thread.
 
     def take(self) -> bool:
-        """Reclaim the memory if it is reclaimable and has no keeper."""
+        """Reclaim the memory if it is reclaimable and has no keeper; return whether that was so."""
         with self._lock:
             if self._keepers:
                 return False
@@ -293,7 +299,7 @@ class Snapshot:
             return True
 
     def keep(self) -> NDArray[np.uint8] | None:
-        """Return the bytes, which are not overwritten until `let_go`; None if they were released.
+        """Return the bytes, which stay unchanged until `let_go`; None if they were released.
 
         There may be any number of keepers. The publisher uses other memory meanwhile.
         """
@@ -305,14 +311,14 @@ class Snapshot:
             return self._block.data
 
     def let_go(self) -> None:
-        """Undo one `keep`: the bytes may be overwritten."""
+        """Undo one `keep`: afterwards the bytes may be overwritten."""
         with self._lock:
             self._keepers -= 1
             self._let_go.notify_all()
 
     @property
     def kept(self) -> bool:
-        """Whether the bytes have a keeper."""
+        """Whether `keep` was called more often than `let_go`."""
         return self._keepers > 0
 
     @property
@@ -322,22 +328,23 @@ class Snapshot:
 
     @property
     def in_use(self) -> bool:
-        """Whether the bytes are needed, by sockets or otherwise."""
+        """Whether the owner, a keeper or a socket still needs the bytes."""
         return self._phase != "over" or self._keepers > 0 or self._view_ref() is not None
 
 
 def _notify(let_go: threading.Condition, _view: object) -> None:
+    # Wake threads that wait for free memory.
     with let_go:
         let_go.notify_all()
 
 
-# Asks the machine to give up one of these snapshots; the flag says whether the new version replaces
-# the latest. Waits at most these seconds; returns whether a snapshot was given up.
+# Asks the machine to give up one of these snapshots. The flag says whether the new version replaces
+# the latest. Waits at most so many seconds; returns whether a snapshot was given up.
 MakeRoom = Callable[[Collection[Snapshot], bool, float], bool]
 
 
 def nobody(_among: Collection[Snapshot], _replaces_latest: bool, _timeout: float) -> bool:
-    """Give up no snapshot."""
+    """Give up no snapshot: a `MakeRoom` that returns False."""
     return False
 
 
@@ -345,13 +352,13 @@ class Pool:
     """The memory of one model. Only one thread at a time may call `take`.
 
     Args:
-        model: Its name.
+        model: The model's id.
         patience: Seconds to wait for memory if all of it is in use.
         share: Whether workers on this host may read the memory.
         second: Whether a state on one device is copied through a second copy on that device.
 
     Attributes:
-        second: As given.
+        second: The argument `second`.
     """
 
     def __init__(
@@ -365,16 +372,17 @@ class Pool:
         self._model, self._patience = model, patience
         self._share, self.second = share, second
         self._asked = False
-        self._blocks: dict[MemoryBlock, Snapshot | None] = {}  # each with its last snapshot
+        # each block, with the snapshot that used it last
+        self._blocks: dict[MemoryBlock, Snapshot | None] = {}
         self._lock = threading.RLock()
         self._let_go = threading.Condition(self._lock)
-        self._surplus = False  # blocks may not be needed any more
+        self._surplus = False  # whether some blocks may not be needed any more
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def shrink(self) -> None:
-        """Free unused blocks: now, and the latest version's block once there is a newer version."""
+        """Free unused blocks now, and the latest version's block once there is a newer version."""
         for block in self._free():
             del self._blocks[block]
         self._surplus = True
@@ -383,8 +391,8 @@ class Pool:
         """Allocate a block for such states now, so that the first version need not wait.
 
         Returns:
-            The path and token for workers on this host; None if memory is not shared, or there are
-            blocks already.
+            The path and token for workers on this host; None if memory is not shared, or if blocks
+            exist already.
         """
         if self._blocks:
             return None
@@ -407,9 +415,9 @@ class Pool:
         Args:
             nbytes: The size.
             make_room: Called to give up a snapshot if all memory is in use.
-            replaces_latest: The new version is for every worker and needs no commit, so it may
-                overwrite the latest version, unless a worker is receiving the latest version.
-            deadline: When memory must be available.
+            replaces_latest: Whether the new version is for every worker and needs no commit. Then
+                it may overwrite the latest version, unless a worker is receiving that version.
+            deadline: The time by which memory must be available.
 
         Raises:
             WeightBusError: All memory stayed in use.
@@ -421,7 +429,7 @@ class Pool:
         block = self._reuse(nbytes)
         if block is None and replaces_latest:
             block = self._reclaim_latest(nbytes)
-        # A block counts again once it has no keeper, so there may be several too many.
+        # A block counts again once it has no keeper, so several blocks too many may exist.
         while block is None and self._counted() >= SNAPSHOTS_MAX and not self._free():
             self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
             block = self._reuse(nbytes)
@@ -431,7 +439,7 @@ class Pool:
         return snapshot
 
     def retire(self) -> None:
-        """Never write to existing blocks again: a process that has mapped them must not read more.
+        """Write no more versions to existing blocks: processes that map them must not read more.
 
         Any thread may call this. A state that is being written now is still readable.
         """
@@ -439,6 +447,7 @@ class Pool:
             block.retired = True
 
     def _block(self, nbytes: int, check: Check) -> MemoryBlock:
+        # Return a new block.
         return MemoryBlock(nbytes, share=self._share, second=self.second, check=check)
 
     @property
@@ -448,13 +457,15 @@ class Pool:
         return self.second and not self._asked
 
     def _counted(self) -> int:
+        # Return the number of blocks that count: those without a keeper.
         return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
 
     def _free(self) -> list[MemoryBlock]:
+        # Return the blocks that nothing uses.
         return [b for b, snapshot in self._blocks.items() if not (snapshot and snapshot.in_use)]
 
     def _reuse(self, nbytes: int) -> MemoryBlock | None:
-        """Return an unused block; free those that do not fit."""
+        """Return an unused block of this size, or None; free unused blocks of other sizes."""
         for block, snapshot in [*self._blocks.items()]:
             if snapshot is not None and snapshot.in_use:
                 continue
@@ -465,7 +476,7 @@ class Pool:
         return None
 
     def _reclaim_latest(self, nbytes: int) -> MemoryBlock | None:
-        """Reclaim the latest version's memory if possible, once sockets have released it."""
+        """Reclaim the latest version's block, once sockets have released it; None if impossible."""
         for block, snapshot in self._blocks.items():
             if snapshot is not None and snapshot.take():
                 fits = block.data.nbytes == nbytes and not block.retired
@@ -479,7 +490,7 @@ class Pool:
         return None
 
     def _allocate(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
-        """Allocate a block, if necessary in place of one that a stopped worker holds."""
+        """Allocate a block, if necessary in place of a block that a stopped worker has locked."""
         if self._counted() >= SNAPSHOTS_MAX:
             del self._blocks[self._free()[0]]
         block = self._block(nbytes, deadline.check)
@@ -488,7 +499,7 @@ class Pool:
         return block
 
     def _wait(self, make_room: MakeRoom, replaces_latest: bool, patience: float) -> None:
-        """Wait until a block is free: sockets may release one, or the machine gives one up.
+        """Wait until a block is free: sockets release one, or the machine gives up a snapshot.
 
         Raises:
             WeightBusError: No block was free in time.
@@ -517,35 +528,36 @@ class Pool:
         return bool(self._free())
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        # Wait until a condition is true; return False after `seconds`.
         with self._let_go:
             return self._let_go.wait_for(condition, seconds)
 
 
 class _Room:
-    """Memory for the sealed bytes of one version."""
+    """Memory for the encrypted bytes of one version."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = memory_of(nbytes)
-        self.spare = False  # whether the last allocation did not need this room
+        self.spare = False  # whether the last allocation did not need this memory
         self._sent_views: weakref.ref[NDArray[np.uint8]] | None = None
 
     @property
     def free(self) -> bool:
-        """Whether the memory is no longer referenced."""
+        """Whether nothing refers to the memory any more."""
         return self._sent_views is None or self._sent_views() is None
 
     def give(self) -> NDArray[np.uint8]:
-        """Return a view of the memory; the room is free again once the view is collected."""
+        """Return a view of the memory, which is free again once the view is garbage-collected."""
         view = self.memory.view()
         self._sent_views, self.spare = weakref.ref(view), False
         return view
 
 
 class SealedMemory:
-    """The memory for the sealed bytes of each model of one publisher; sent memory is reused.
+    """The memory for the encrypted bytes of each model of one publisher, which is reused.
 
-    Each model has as many rooms as it may have snapshots. An unused room is freed at the second
-    allocation that does not need it.
+    Each model has as many blocks (`_Room`) as it may have snapshots. An unused block is freed at
+    the second allocation that does not need it.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Passes events of workers to callbacks, each of which runs in its own thread.
 
 The publisher's thread only appends to a bounded queue, so a callback that is slow, hangs or raises
-affects nothing else. A callback that is too slow misses the oldest events, and gets their number.
+affects nothing else. A callback that is too slow misses the oldest events, and gets the number of
+missed events.
 """
 
 import logging
@@ -16,7 +17,7 @@ from ..publisher.status import WorkerStatus
 
 log = logging.getLogger("weightbus.publisher")
 
-CLOSE_SECONDS = 1.0  # for a callback to process remaining events when the publisher closes
+CLOSE_SECONDS = 1.0  # seconds for a callback to process queued events at the close
 
 EventKind = Literal["joined", "lost", "back", "stuck", "left", "refused", "failed"]
 EVENT_KINDS = get_args(EventKind)
@@ -35,7 +36,7 @@ class WorkerEvent:
         worker: The worker's name.
         text: What happened and why, as text for people.
         status: The worker's entry in `workers()` at that moment; None if there was none.
-        missed: How many events before this one were dropped because the callback was too slow:
+        missed: How many events before this one were dropped because the callback was too slow.
             `workers()` has the current state.
     """
 
@@ -75,17 +76,18 @@ class EventCallback:
             self._changed.notify()
 
     def end(self) -> None:
-        """Accept no further events; queued ones are still delivered."""
+        """Accept no more events; queued events are still delivered."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     def join(self, timeout: float) -> None:
-        """Wait until all events are delivered."""
+        """Wait until all events are delivered, at most `timeout` seconds."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def _next(self) -> WorkerEvent | None:
+        # Return the next event; None after `end`, if all events were returned.
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._ended)
             if not self._events:

@@ -1,6 +1,7 @@
 """The sockets of a worker. Only this module and `trust/` (for keys) import zmq.
 
-The data connection is not libzmq's but our own (`sub.py`): the same protocol, but faster.
+The data connection is not libzmq's but our own implementation (`sub.py`) of the same protocol,
+which is faster.
 
 The sockets belong to one thread, except `wake`. Only `poll` blocks, for the time given.
 """
@@ -34,15 +35,16 @@ from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
 
 log = logging.getLogger("weightbus.worker")
 
-LINGER_MS = 200  # for messages in transit at close, such as a goodbye or a report
+LINGER_MS = 200  # time for messages in transit at close, such as a goodbye or a report
 # TCP keepalive detects dead peers, so that their queues are freed. ZeroMQ's own pings are not used:
 # libzmq (4.3.5) aborts the process if a ping is due on an unread connection that breaks.
-KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each unanswered probe
-UNSENT_MS = 30_000  # for the peer's kernel to take sent bytes: 1 MiB at 40 kB/s takes less
+# seconds without data until a probe, and between probes
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2
+UNSENT_MS = 30_000  # time for the peer's kernel to accept sent bytes
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
-CONNECT_MS = 3_000  # for one attempt, in which the kernel sends two SYNs: now and after 1 s
-HANG_UP_SECONDS = 1.0  # before reconnecting to a publisher after a limit was exceeded
-DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; small, since bytes matter
+CONNECT_MS = 3_000  # time for one attempt to connect: the kernel sends two SYNs
+HANG_UP_SECONDS = 1.0  # seconds until a reconnect, after a publisher exceeded a limit
+DEALER_QUEUE = 32  # messages that a worker queues before TCP pushes back
 
 # Plain integers: arithmetic with the enumerations of pyzmq is slow.
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -52,7 +54,7 @@ Found = list[tuple[selectors.SelectorKey, int]]
 
 
 class Activity(NamedTuple):
-    """What `poll` found."""
+    """What `poll` found: messages on control or data, or room to send."""
 
     control: bool
     data: bool
@@ -64,10 +66,10 @@ class WorkerSockets:
 
     Args:
         address: The endpoint of the publisher's control socket.
-        place: Returns where to receive the payload of a published message, see `zmtp.Stream`.
+        place: Returns where to receive the payload of a published message; see `zmtp.Stream`.
         keys: The worker's keys, and the publisher's public key; None: no keys are used.
         awaits: Returns the most requested bytes that may be in transit to this worker.
-        any_data_host: Whether published data may come from another host, see `endpoints.resolve`.
+        any_data_host: Whether published data may come from another host; see `endpoints.resolve`.
 
     Raises:
         AddressError: The address is invalid.
@@ -123,6 +125,7 @@ class WorkerSockets:
         close_in_children(self)
 
     def _dealer(self) -> "zmq.Socket[bytes]":
+        # Return a new DEALER socket with its options set.
         s = self._context.socket(zmq.DEALER)
         s.setsockopt(zmq.LINGER, LINGER_MS)
         s.setsockopt(zmq.TCP_KEEPALIVE, 1)
@@ -139,7 +142,7 @@ class WorkerSockets:
         return s
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
-        """Wait for a message or `wake`, or with `writable` for an open control connection."""
+        """Wait for a message or `wake`; with `writable`, also for an open control connection."""
         now = time.monotonic()
         if now >= self._incoming.look_at:
             self._look(now)
@@ -170,7 +173,7 @@ class WorkerSockets:
         """Return the events of the control socket.
 
         The socket's descriptor signals only changes, and may not signal again once the socket was
-        used: so check the events after each use, before the next wait.
+        used. So check the events after each use, before the next wait.
         """
         if not self._events_fresh:
             self._events_fresh, self._ready = True, int(self._control.get(zmq.EVENTS))
@@ -190,6 +193,7 @@ class WorkerSockets:
         self._dial_at = now + HANG_UP_SECONDS
 
     def _hang_up(self) -> None:
+        # Close the control connection.
         with contextlib.suppress(zmq.ZMQError):  # there is no connection
             self._control.disconnect(self._dialled)
         self._incoming.follow(-1, "")
@@ -209,7 +213,7 @@ class WorkerSockets:
         self._dialled = endpoint
 
     def unknown(self, now: float) -> str:
-        """Return an error text if the publisher's host has long had no address; else empty."""
+        """Return an error text if the publisher's host name has long had no address; else ""."""
         return self._lookup.fault(now) if self._lookup is not None else ""
 
     def _watch(self, wanted: tuple[socket.socket, bool] | None) -> None:
@@ -225,7 +229,7 @@ class WorkerSockets:
         self._watched = wanted
 
     def receive(self) -> Sequence[Buffer] | None:
-        """Return the frames of the next control message, if there is one."""
+        """Return the frames of the next control message; None if there is none."""
         if not self._poll_events() & READABLE:
             return None
         self._events_fresh = False
@@ -240,7 +244,7 @@ class WorkerSockets:
         return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
-        """Send a message, with a token on the data connection if possible; it may be lost."""
+        """Send a message; with a token, on the data connection if possible. It may be lost."""
         if token and self.data.say(WORD + token.encode() + header):
             return
         self._events_fresh = False
@@ -250,7 +254,7 @@ class WorkerSockets:
     def changed(self, patience: float) -> tuple[bool, str]:
         """Return whether the control connection has changed, and why a handshake failed.
 
-        If handshakes end without a status, that counts as a failure after `patience` seconds.
+        Handshakes that end without a status count as a failure after `patience` seconds.
         """
         before = self._monitor_events.descriptor, self._monitor_events.connections
         changed = self._monitor_events.read(time.monotonic(), patience)
@@ -259,7 +263,7 @@ class WorkerSockets:
         return changed
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:
-        """Receive published messages from this endpoint, in place of any earlier one.
+        """Receive published messages from this endpoint, in place of any earlier endpoint.
 
         Raises:
             AddressError: The endpoint is invalid, or not on the publisher's host.
@@ -275,14 +279,14 @@ class WorkerSockets:
         self.data.redial()
 
     def close_in_child(self) -> None:
-        """Close the descriptors that a forked child has inherited, see `inheritance`."""
+        """Close the descriptors that a forked child has inherited; see `inheritance`."""
         self.data.close()
         self._selector.close()
         self._waker.close()
         close_libzmqs(self._libzmqs)
 
     def close(self) -> None:
-        """Close everything; messages in transit have `LINGER_MS` to be sent."""
+        """Close all sockets. Messages in transit have `LINGER_MS` to be sent."""
         self._control.disable_monitor()  # ZeroMQ would wait for a reader of the monitor
         self.data.close()
         keep_in_children(self)

@@ -1,8 +1,8 @@
-"""A worker's second thread, for slow work: the first thread must answer pings meanwhile.
+"""A worker's second thread, for slow work, since the first thread must answer pings meanwhile.
 
-The thread copies versions from shared memory and decodes patches, one after another. When idle it
-touches memory ahead of its first use. The first job starts the thread. Jobs are generators that do
-a little at each step, so they can be stopped.
+The thread copies versions from shared memory and decodes patches, one after another. When it is
+idle, it touches memory ahead of the first use of that memory. The first job starts the thread. Jobs
+are generators that do a little at each step, so they can be stopped.
 """
 
 import logging
@@ -28,8 +28,8 @@ log = logging.getLogger("weightbus.worker")
 
 T = TypeVar("T")
 
-AT_ONCE_BYTES = 2**20  # a copy up to this size takes less time than waking the thread
-CLOSE_SECONDS = 5.0  # for the current step, which takes some milliseconds
+AT_ONCE_BYTES = 2**20  # a smaller copy takes less time than waking the thread
+CLOSE_SECONDS = 5.0  # seconds to wait at close for the current step, which takes some milliseconds
 
 
 class Copier:
@@ -42,16 +42,17 @@ class Copier:
     def __init__(self, done: Callable[[Copied | Decoded], None]) -> None:
         self._done = done
         self._changed = threading.Condition()
-        # Each job has a buffer, so there are few.
+        # Each job has a buffer, so there are few jobs.
         self._copies: deque[Copying | Patching] = deque()
-        # Steps to run when idle. A publisher may cause many: the oldest are dropped, without harm.
+        # Steps to run when idle. A publisher may cause many: then the oldest are dropped, without
+        # harm.
         self._ahead: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
         self._closed = False
         self._untouched = RateLimitedWarning(log, "memory was not touched ahead of its use: %s")
         self._thread: threading.Thread | None = None
 
     def copy(self, copy: Copying | Patching) -> None:
-        """Copy a version or decode a patch, in the thread.
+        """Queue a copy of a version, or the decoding of a patch.
 
         Raises:
             RuntimeError: The process cannot start another thread; nothing is done.
@@ -61,7 +62,7 @@ class Copier:
         self._wake()
 
     def ahead(self, steps: Generator[None]) -> None:
-        """Run these steps when idle."""
+        """Run these steps when the thread is idle."""
         self._start()
         self._ahead.append(steps)
         self._wake()
@@ -99,6 +100,7 @@ class Copier:
         self._ahead.clear()
 
     def _touch(self, steps: Generator[None]) -> None:
+        # Run steps until a job comes; then keep the rest for later.
         try:
             for _ in steps:
                 if self._closed or self._copies:
@@ -109,7 +111,7 @@ class Copier:
 
 
 def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decoded:
-    """Decode a patch until `stopped` returns true; return the result."""
+    """Decode a patch, unless `stopped` returns True meanwhile; return the result."""
     begun = time.perf_counter()
     try:
         fault = _result(patching(job), stopped)
@@ -121,7 +123,7 @@ def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decod
 
 
 def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied:
-    """Copy a version until `stopped` returns true; return the result."""
+    """Copy a version, unless `stopped` returns True meanwhile; return the result."""
     try:
         return Copied(copy, _result(copying(copy), stopped))
     except Exception:  # not fatal: the version is fetched over the network instead
@@ -141,7 +143,7 @@ def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T |
 
 
 def patching(job: Patching) -> Generator[None, None, str]:
-    """Decode a patch, step by step; return an error text, empty on success. (D5)"""
+    """Decode a patch, step by step; return an error text, "" on success. (D5)"""
     unwanted = "nobody wants it any more"
     if not job.live:
         return unwanted
@@ -159,9 +161,9 @@ def patching(job: Patching) -> Generator[None, None, str]:
 
 
 def copying(copy: Copying) -> Generator[None, None, NDArray[np.uint32] | None]:
-    """Copy a version from shared memory, chunk by chunk; return the checksum of each. (S5)
+    """Copy a version from shared memory, chunk by chunk; return the checksum of each chunk. (S5)
 
-    The result is None if the memory is locked or holds another version, or on cancel.
+    The result is None if the memory is locked or has another version, or if the copy is cancelled.
     """
     crcs = np.zeros(copy.plan.count, np.uint32)
     try:

@@ -19,18 +19,18 @@ RAISE = "raise the limit (`ulimit -n`) where it is started"
 
 
 def limit_of() -> float:
-    """Return the most descriptors that this process may have open."""
+    """Return how many descriptors this process may have open; infinity: no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def nearly_exhausted(descriptor: int) -> bool:
-    """True if few descriptors are left below a new one, which has the lowest free number."""
+    """True if few descriptors are left; `descriptor` is new, and has the lowest free number."""
     return descriptor >= limit_of() - DESCRIPTORS_RESERVED
 
 
 def check_left() -> None:
-    """Check that enough descriptors for all sockets are free, by opening and closing them.
+    """Raise OSError if too few descriptors for all sockets are free; opens and closes some.
 
     Raises:
         OSError: Too few descriptors are free; the error says how many.
@@ -73,13 +73,13 @@ class RejectedConnections:
         self._used = 0
 
     def note(self, descriptor: int, host: str, now: float) -> None:
-        """Count a rejected connection from a host; `descriptor` is its descriptor's number."""
+        """Count a rejected connection from a host; `descriptor`: its descriptor's number."""
         if now - self._last_at >= CROWDED_SECONDS:
             self._count = 0
         self._count, self._host, self._used, self._last_at = self._count + 1, host, descriptor, now
 
     def text(self, now: float) -> str:
-        """Return a report of recent rejections; empty if there are none."""
+        """Return a text on recent rejections; empty if there were none."""
         if now - self._last_at >= CROWDED_SECONDS:
             return ""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,7 +21,7 @@ _IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
 
 
 def check(endpoint: str) -> str:
-    """Return the endpoint if this bus can use it.
+    """Return `endpoint`, which must be TCP with a port, or IPC with a path.
 
     Raises:
         AddressError: The endpoint is neither TCP with a port nor IPC with a path.
@@ -65,12 +65,12 @@ def advertised(control: str, data: str) -> str:
 
 
 def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = False) -> str:
-    """Return the announced data endpoint as this worker can use it.
+    """Return the announced data endpoint in the form in which this worker can use it.
 
     Args:
         data: The endpoint in the welcome.
         control: The publisher's address, as the user gave it.
-        dialled: That address with the host's numeric address, if the host was given by name.
+        dialled: The publisher's address with a numeric host; empty if the user gave no host name.
         any_host: Whether the data may be on another host, or at any path: then a publisher can make
             this worker connect to any address that the worker can reach.
 
@@ -96,7 +96,7 @@ def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = Fals
 
 
 def _is_beside(data: str, control: str) -> bool:
-    """True if the data endpoint is on the control endpoint's host, or at its path + suffix."""
+    """True if the data endpoint has the control endpoint's host, or its path with a suffix."""
     path, beside_path = ipc_path(control), ipc_path(data)
     if path is not None or beside_path is not None:
         if path is None or beside_path is None:
@@ -112,7 +112,7 @@ def _is_beside(data: str, control: str) -> bool:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Return the host and port of a TCP endpoint that `check` has passed."""
+    """Return the host and port of a valid TCP endpoint."""
     match = _TCP.match(endpoint)
     if match is None or match["port"] == "*":
         raise AddressError(f"{endpoint!r} cannot be connected to: it names no host and port")
@@ -154,7 +154,7 @@ def same_place(one: str, other: str) -> bool:
 
 
 def ipc_path(endpoint: str) -> str | None:
-    """Return the path of an IPC endpoint; None for any other."""
+    """Return the path of an IPC endpoint; None for any other endpoint."""
     match = _IPC.match(endpoint)
     return match["path"] if match else None
 

@@ -1,13 +1,13 @@
-"""Counts the bytes received on a worker's control connection that are in no message yet.
+"""Counts received bytes on a worker's control connection that belong to no complete message.
 
-libzmq limits the size of a frame, but not the number of frames of a message: it collects them for
-as long as more arrive. So the bytes received are compared with those of messages taken, and a
-connection whose publisher sends more than was requested is closed.
+libzmq limits the size of a frame, but not the number of frames of a message: it collects frames for
+as long as more arrive. So the bytes received are compared with those of messages taken. A
+connection is closed if its publisher sends more than was requested.
 
 Only Linux counts received bytes, and only for TCP. Otherwise only the size of frames is limited.
 
 libzmq reveals the descriptor of its connection. The number may have been reused for another socket
-since, so each check duplicates the descriptor and verifies its peer first.
+since. So each check duplicates the descriptor, and first verifies the peer of the duplicate.
 """
 
 import os
@@ -18,20 +18,20 @@ from . import endpoints
 
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
 SMALL_BYTES = 2**13  # libzmq reads at most this at once
-LOOK_SECONDS = 0.1  # between two checks: a flood brings some 40 MB over loopback in each
+LOOK_SECONDS = 0.1  # seconds between two checks
 FORGIVEN_PER_SECOND = 64  # bytes that are never in a message: ZeroMQ's own pings
-ALERT_SECONDS = 0.02  # between two checks while many bytes are in no message
+ALERT_SECONDS = 0.02  # seconds between two checks while many bytes are in no message
 
 
 class Incoming:
-    """The byte counts of one connection at a time.
+    """Counts the bytes of one connection at a time.
 
     Bytes received before the first check are not counted: their messages may have been taken before
     the connection was known.
 
     Attributes:
-        taken: Bytes of messages taken since the first check, with the heads of their frames.
-        look_at: When the next check is due.
+        taken: Bytes of messages taken since the first check, including the heads of their frames.
+        look_at: The time of the next check.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Incoming:
         self._looked_at = self.look_at = 0.0
 
     def follow(self, descriptor: int, peer: str) -> None:
-        """Count the bytes of another connection, to the endpoint `peer`; -1: of none."""
+        """Count the bytes of another connection, to the endpoint `peer`; -1: of no connection."""
         self._descriptor, self._peer, self._own = descriptor, peer, 0
         self._came, self.look_at = None, 0.0
 
@@ -70,11 +70,12 @@ class Incoming:
                 if not self._is_ours(connection):
                     return None
                 told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.stop)
-        except OSError:  # it is closed
+        except OSError:  # the connection is closed
             return None
         return int.from_bytes(told[RECEIVED], sys.byteorder)
 
     def _is_ours(self, connection: socket.socket) -> bool:
+        # Return whether a connection is to the publisher, and from the same port as before.
         peer, own = connection.getpeername(), connection.getsockname()
         if not isinstance(peer, tuple) or peer[1] != endpoints.host_and_port(self._peer)[1]:
             return False

@@ -1,14 +1,14 @@
-"""Closes our sockets and locks in forked children; their parent continues to use them.
+"""Closes our sockets and locks in forked children, while their parent continues to use them.
 
 A connection ends, and an address or a lock becomes free, when the last process has closed it. So a
-child that lives on (a DataLoader's worker) would keep an address or a lock from a trainer that is
+child that lives on (a DataLoader's worker) would keep the address or the lock of a trainer that is
 killed and restarted.
 
 libzmq does not reveal its descriptors. But a context always opens the same kinds with its first
 socket: for each of its two threads an epoll and an eventfd that wakes the thread, another eventfd,
 and an eventfd for each socket (a monitored socket adds two, for the sender and the receiver of its
 events). All later descriptors are registered in these epolls, whose content the kernel lists. If it
-does not, or another thread opened a descriptor meanwhile, libzmq's descriptors stay open.
+does not, or if another thread opened a descriptor meanwhile, libzmq's descriptors stay open.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _registered: list[None] = []  # not empty once the fork handler is registered
 
 
 def close_in_children(handle: ForkHandle) -> None:
-    """Have forked children close an object's descriptors, for as long as the object lives."""
+    """From now on, make forked children close an object's descriptors, as long as it exists."""
     if not _registered:
         _registered.append(None)
         os.register_at_fork(after_in_child=_abandon_all)
@@ -46,11 +46,12 @@ def close_in_children(handle: ForkHandle) -> None:
 
 
 def keep_in_children(handle: ForkHandle) -> None:
-    """Undo `close_in_children`: once an object is closed, its descriptors may be reused."""
+    """Undo `close_in_children`. Needed when an object is closed: its numbers may be reused."""
     _living.discard(handle)
 
 
 def _abandon_all() -> None:
+    # Close the descriptors of all registered objects. (Runs in a forked child.)
     global _opening
     _opening = threading.Lock()  # its holder is not in this process
     for handle in list(_living):
@@ -60,7 +61,7 @@ def _abandon_all() -> None:
 
 @contextlib.contextmanager
 def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
-    """Yield a list, which gets the descriptors of a context and its `sockets` in the block."""
+    """Yield a list. At the block's end it has the descriptors of a context with so many sockets."""
     found: list[int] = []
     with _opening:
         before = _descriptors()
@@ -72,7 +73,7 @@ def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
 
 
 def close_libzmqs(found: Iterable[int]) -> None:
-    """Close the given first descriptors of libzmq, and those that it has opened since."""
+    """Close descriptors of libzmq: those in `found`, and those that it has opened since."""
     known = _descriptors()
     ours = {number for number in found if known.get(number) in (_EVENTS, _POLL)}
     for poll in [number for number in ours if known[number] == _POLL]:

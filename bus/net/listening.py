@@ -1,12 +1,13 @@
-"""Listening sockets: they are never bound where another process listens.
+"""Listening sockets, which are never bound where another process listens.
 
 The kernel ensures that for TCP. A socket path remains when its publisher is killed, and must be
 removed before it can be bound again, but not while a process listens there. Checking, removing and
-binding are atomic under a lock on the folder, which the kernel releases when its holder ends.
+binding are atomic under a lock on the folder, which the kernel releases when the holder of the lock
+ends.
 
-Any user who may read a folder may lock it, for as long as that user likes. So a lock that is held
-for longer than a publisher needs is ignored. A path is then first renamed before it is removed, and
-renamed back if a process listens there after all.
+Any user who may read a folder may lock it, for any time. So a lock that is held for longer than a
+publisher needs is ignored. A path is then first renamed before it is removed, and renamed back if a
+process listens there after all.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ from ..errors import AddressError
 from . import endpoints
 from .processes import PROC, SocketHolder, given_out, holder_of
 
-BACKLOG = 4096  # connections that the kernel holds until they are accepted
-LOCK_SECONDS = 1.0  # for the lock on a folder, which publishers hold for less than a millisecond
-LOOK_SECONDS = 0.005  # between two attempts to lock it
-# To retry a port that the kernel gave to a connection, or that a closing publisher of this process
-# has. (A publisher without references closes once Python has collected it.)
+BACKLOG = 4096  # connections that the kernel queues until they are accepted
+LOCK_SECONDS = 1.0  # seconds to wait for the lock on a folder
+LOOK_SECONDS = 0.005  # seconds between two attempts to lock it
+# Seconds to retry a port that the kernel gave to a connection, or that a closing publisher of this
+# process has. (A publisher without references closes once Python has collected it.)
 BIND_SECONDS = 5.0
-AGAIN_SECONDS = 0.05  # between two attempts to bind
+AGAIN_SECONDS = 0.05  # seconds between two attempts to bind
 _SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of an interface
 
 T = TypeVar("T")
@@ -44,8 +45,8 @@ class PublisherEndpoints(Protocol):
     """A publisher's sockets.
 
     Attributes:
-        leaving: Whether the sockets are about to be closed.
-        address, data_address: The endpoints of the sockets.
+        leaving: Whether the sockets will be closed soon.
+        address, data_address: The endpoints of the control socket and of the data socket.
     """
 
     leaving: bool
@@ -57,12 +58,12 @@ _publishers: "weakref.WeakValueDictionary[str, PublisherEndpoints]" = weakref.We
 
 
 def register(endpoint: str, publisher: PublisherEndpoints) -> None:
-    """Register a publisher of this process at its endpoint, for as long as the publisher lives."""
+    """Register a publisher of this process at its endpoint, as long as the publisher exists."""
     _publishers[endpoint] = publisher
 
 
 def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float | None = None) -> T:
-    """Return the result of `bind` for an endpoint; retry while the port is temporarily in use.
+    """Return the result of `bind()`; retry while the port is temporarily in use.
 
     Args:
         bind: Binds the endpoint; raises an `OSError` on failure.
@@ -87,7 +88,7 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
         if not looked and holder is not None and holder.pid in (0, os.getpid()):
             if holder.pid:
                 gc.collect()  # the holder may be an unreferenced publisher
-            looked = True  # a holder without a process may have ended meanwhile
+            looked = True  # a holder whose process is unknown may have ended meanwhile
             continue
         waited = time.monotonic() - started
         if waited >= patience or not (leaving or _is_temporary(endpoint, holder)):
@@ -96,7 +97,7 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
 
 
 def _is_temporary(endpoint: str, holder: SocketHolder | None) -> bool:
-    """True if an endpoint is in use only temporarily."""
+    """True if an endpoint is in use only temporarily, by a connection."""
     connected = holder is None or not holder.listens
     return connected and endpoints.ipc_path(endpoint) is None and PROC.exists()
 
@@ -109,6 +110,7 @@ def _at(endpoint: str) -> list[PublisherEndpoints]:
 def _taken(
     endpoint: str, parameter: str, holder: SocketHolder | None, waited: float
 ) -> AddressError:
+    # Return the error for an endpoint that is in use.
     other = f"pass another {parameter}= (port 0 takes any free one)"
     if holder is None and endpoints.ipc_path(endpoint) is not None:
         return AddressError(
@@ -136,7 +138,7 @@ def _taken(
 
 
 def _beside(endpoint: str, parameter: str, publisher: PublisherEndpoints) -> str:
-    """Return a hint if one publisher's address is another's data endpoint; else empty."""
+    """Return a hint if one publisher's address is another's data endpoint; else ""."""
     if parameter == "address" and endpoints.same_place(endpoint, publisher.data_address):
         one = f"{endpoint} is the data socket of the publisher at {publisher.address}"
     elif parameter == "data" and endpoints.same_place(endpoint, publisher.address):
@@ -147,7 +149,7 @@ def _beside(endpoint: str, parameter: str, publisher: PublisherEndpoints) -> str
 
 
 def _below(endpoint: str, holder: SocketHolder) -> str:
-    """Return a hint if the process that has a port also has the port below; else empty."""
+    """Return a hint if the process that has a port also has the next lower port; else ""."""
     if endpoints.ipc_path(endpoint) is not None:
         return ""
     _, port = endpoints.host_and_port(endpoint)
@@ -169,8 +171,9 @@ class Listener:
 
     def __init__(self, endpoint: str) -> None:
         path = endpoints.ipc_path(endpoint)
-        self._path, self._file = "", (0, 0)  # a path to remove on close, if it is still this file
-        self._folder = ""  # a folder that was created here, to remove on close
+        # a path to remove at close, if it is still the file with this id
+        self._path, self._file = "", (0, 0)
+        self._folder = ""  # a folder that was created here, to be removed at close
         if path is None:
             self.socket = _listening_tcp(endpoint)
             host, port = self.socket.getsockname()[:2]
@@ -204,7 +207,7 @@ class Listener:
 
 @contextlib.contextmanager
 def _locked_folder(path: str) -> Generator[None]:
-    """Lock the folder of a path during the block, if possible: no other publisher binds there."""
+    """Lock the folder of a path during the block, if possible, against other publishers."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -259,11 +262,13 @@ def _remove(path: str) -> None:
 
 
 def _identity(path: str) -> tuple[int, int]:
+    # Return device and inode of a file.
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
 
 def _listening_tcp(endpoint: str) -> socket.socket:
+    # Return a socket that listens at a TCP endpoint.
     host, port = endpoints.host_and_port(endpoint.replace(":*", ":0"))
     family = socket.AF_INET6 if "[" in endpoint else socket.AF_INET
     host = _address_of(host)
@@ -292,6 +297,7 @@ def _address_of(host: str) -> str:
 
 
 def _listening_at(name: str) -> socket.socket:
+    # Return a socket that listens at a path or an abstract name.
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(name)
@@ -302,6 +308,7 @@ def _listening_at(name: str) -> socket.socket:
 
 
 def _ready(listener: socket.socket) -> socket.socket:
+    # Make a bound socket listen, and return it.
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

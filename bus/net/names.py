@@ -14,8 +14,8 @@ from . import endpoints
 
 log = logging.getLogger("weightbus.worker")
 
-AGAIN_SECONDS = 1.0  # between two lookups without a connection: a host may move
-PATIENCE_SECONDS = 2.0  # without an address, before an error is reported
+AGAIN_SECONDS = 1.0  # seconds between two lookups without a connection: a host may move
+PATIENCE_SECONDS = 2.0  # seconds without an address until an error is reported
 
 
 def is_name(endpoint: str) -> bool:
@@ -27,7 +27,7 @@ def is_name(endpoint: str) -> bool:
 
 
 class Lookup:
-    """Looks up the address of a host. It belongs to one thread, which never blocks here.
+    """Looks up the address of a host. Belongs to one thread, which this never blocks.
 
     Args:
         endpoint: A TCP endpoint with the host's name.
@@ -44,7 +44,7 @@ class Lookup:
         self._answer: str | OSError | None = None
         self._error: OSError | None = None
         self._due = float("-inf")
-        self._since: float | None = None  # when the first lookup was made
+        self._since: float | None = None  # when the first lookup began
         self._unknown = RateLimitedWarning(log, "%s")
 
     def poll(self, now: float) -> bool:
@@ -70,7 +70,7 @@ class Lookup:
         return moved
 
     def fault(self, now: float) -> str:
-        """Return an error text if there has been no address for a while; else empty."""
+        """Return an error text if the host has had no address for a while; else ""."""
         if self.found or self._since is None or now - self._since < PATIENCE_SECONDS:
             return ""
         host, _ = endpoints.host_and_port(self._endpoint)

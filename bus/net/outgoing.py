@@ -1,10 +1,11 @@
 """Outgoing messages of one peer: a queue, and the message that is partly sent.
 
 A queued message refers weakly to the memory of its payload: when a version is released, its
-messages vanish from each queue, so a peer that reads nothing keeps no version alive. A partly sent
-message must be completed, or its connection closed. If it makes no progress, the rest of it is
-copied, so that the version's memory is free for the next version. All connections of a publisher
-share one limit of copied bytes: beyond it, the connection without progress for longest is closed.
+messages vanish from each queue. So a peer that reads nothing keeps no version alive. A partly sent
+message must be completed, or its connection closed. If such a message makes no progress, the rest
+of it is copied, so that the version's memory is free for the next version. All connections of a
+publisher share one limit of copied bytes. Beyond the limit, the connection that has made no
+progress for the longest time is closed.
 
 Everything here belongs to one thread, and never blocks.
 """
@@ -18,10 +19,10 @@ from typing import Protocol
 from ..messages import Buffer
 from .zmtp import message_parts, rest_of
 
-HOLD_SECONDS = 0.1  # that a partly sent message may hold its memory without progress
-STUCK_SECONDS = 1.5  # without progress, after which a copy's connection is closed if others wait
-COPY_SECONDS = 30.0  # in which a copy must be sent while others wait: 1 MiB at 40 kB/s
-TURN_BYTES = 2**20  # sent to one peer before the next is served
+HOLD_SECONDS = 0.1  # seconds that a partly sent message may use its memory without progress
+STUCK_SECONDS = 1.5  # seconds without progress until a copy's connection is closed, if others wait
+COPY_SECONDS = 30.0  # seconds in which a copy must be sent while others wait
+TURN_BYTES = 2**20  # bytes sent to one peer before the next peer is served
 NOT_READ = "it does not read, and too much is kept for connections that do not"
 
 
@@ -73,19 +74,19 @@ class Outgoing:
 
     Args:
         connection: The peer's socket.
-        room: The number of messages that wait before more are dropped.
+        room: The number of messages that may wait; further messages are dropped.
         commands: Encoded commands, which are sent before the queue; the caller appends commands.
-        copies: The bytes that are copied for all connections.
+        copies: Counts the bytes that are copied for all connections.
         hang_up: Closes the connection, since the peer does not read.
-        now: The time.
+        now: The time, on the monotonic clock.
 
     Attributes:
-        queue: The messages behind the one that is being sent.
+        queue: The messages behind the message that is being sent.
         waits: Whether the next message waits until other connections need fewer copies.
         began_at: When the transmission of the current message began.
         moved_at: When the kernel last accepted bytes.
-        hang_up: As given.
-        alive_at: When the peer last showed a sign of life; the connection's reader sets it, too.
+        hang_up: The argument `hang_up`.
+        alive_at: When the peer last showed a sign of life; the connection's reader sets this, too.
     """
 
     def __init__(
@@ -102,21 +103,22 @@ class Outgoing:
         self.queue: deque[QueuedMessage] = deque()
         self._sending: Sequence[Buffer] = ()  # the rest of the message that is being sent
         self._left = 0  # bytes of that rest
-        self._payload: weakref.ref[memoryview] | None = None  # its payload, while that exists
+        # the payload of that message, while it exists
+        self._payload: weakref.ref[memoryview] | None = None
         self._sent_topic = b""
         self._blocked = self._copied = self.waits = False
         self.began_at = self.moved_at = self.alive_at = now
 
     @property
     def unsent(self) -> bool:
-        """True if something can be sent as soon as the kernel accepts it."""
+        """True if bytes can be sent as soon as the kernel accepts them."""
         return bool(self._left or self._commands or (self.queue and not self.waits))
 
     def put(self, message: QueuedMessage, now: float) -> bool:
-        """Send a message if nothing else waits; else queue it, or drop it if the queue is full.
+        """Send a message if nothing else waits; else queue it; drop it if the queue is full.
 
         Returns:
-            Whether anything waits to be sent.
+            Whether bytes wait to be sent.
 
         Raises:
             OSError: The connection is closed.
@@ -133,7 +135,7 @@ class Outgoing:
         return True
 
     def withdraw(self, topics: Collection[bytes]) -> None:
-        """Drop queued messages of some topics; copy a partly sent message to free its memory."""
+        """Drop queued messages of these topics; copy a partly sent one, to free its memory."""
         if self.queue:
             self.queue = deque(m for m in self.queue if m.topic not in topics)
         if self._left and self._sent_topic in topics:
@@ -149,6 +151,7 @@ class Outgoing:
             self._copy_rest()
 
     def _copy_rest(self) -> None:
+        # Copy the rest of a partly sent message, if it is a view of a version's memory.
         if any(isinstance(part, memoryview) for part in self._sending):
             self._note_copy()
             self._copies.make_room()  # first, or the limit would be exceeded for a moment
@@ -156,10 +159,12 @@ class Outgoing:
                 self._sending = [bytes(part) for part in self._sending]
 
     def _note_copy(self) -> None:
+        # Count the copy of this peer.
         self._copied = True
         self._copies.note(self, self._left)
 
     def _forget_copy(self) -> None:
+        # Stop counting the copy of this peer.
         self._copied = False
         self._copies.forget(self)
 
@@ -167,7 +172,7 @@ class Outgoing:
         """Send until the kernel accepts no more, or until `TURN_BYTES` are sent.
 
         If a full send buffer has room again, the peer is alive, even if it takes long to read our
-        ping and to answer.
+        ping and to answer it.
 
         Raises:
             OSError: The connection is closed.
@@ -206,6 +211,7 @@ class Outgoing:
         return self._left > 0
 
     def _begin(self, message: QueuedMessage, now: float) -> None:
+        # Begin to send a message.
         self._sending, self._sent_topic = message.parts(), message.topic
         self._payload = None
         if self._sending and isinstance(view := self._sending[-1], memoryview):
@@ -224,7 +230,7 @@ class Outgoing:
 
 
 class UnreadCopies:
-    """The number of bytes copied for peers that do not read, of all connections together.
+    """Counts the bytes copied for peers that do not read, for all connections of a publisher.
 
     Args:
         most: The limit.
@@ -249,7 +255,7 @@ class UnreadCopies:
         return self._total < self._most
 
     def make_room(self) -> None:
-        """Close the connections without progress for longest, until the limit is kept."""
+        """Close connections, longest without progress first, until the limit is kept."""
         while self._total > self._most:
             min(self._sizes, key=lambda outgoing: outgoing.moved_at).hang_up()
 

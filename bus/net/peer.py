@@ -3,7 +3,8 @@
     greeting (64 bytes) ──> handshake ──> open: messages and commands
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
-Bytes are parsed one message at a time. The rest belongs to one message, whose size is limited.
+Bytes are parsed one message at a time. The remaining bytes belong to one message, whose size is
+limited.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _METADATA = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER" + b"\x08Iden
 
 
 class SecretMessage:
-    """A message to one worker, which is encrypted when its transmission begins.
+    """A message to one worker, which is encrypted when it begins to be sent.
 
     Args:
         curve: Encrypts the message.
@@ -67,14 +68,14 @@ class ControlConnection:
         now: The time.
 
     Attributes:
-        socket, identity, host: As given.
+        socket, identity, host: The arguments.
         since: When the connection was accepted.
         open: Whether the handshake is complete.
         proven: Whether a complete message has arrived.
         unparsed: Bytes that were read and not parsed yet.
         ready: Whether `unparsed` may contain a complete message.
         commands: Encoded answers and handshake, which are sent before messages.
-        broken: Whether the connection has ended; earlier messages are still taken.
+        broken: Whether the connection has ended; messages that arrived before are still taken.
         closed: Whether the connection is closed.
         process: The worker's process at the other end, if known.
         search: The search for that process.
@@ -102,8 +103,8 @@ class ControlConnection:
         self._greeted = self.open = self.proven = False
         self.ready = self.broken = self.closed = False
         self.unparsed = bytearray()
-        self._frames: list[bytes] = []  # of the message that is arriving
-        self._nbytes = 0  # of these frames
+        self._frames: list[bytes] = []  # frames of the message that is arriving
+        self._nbytes = 0  # bytes of these frames
         self._bucket = TokenBucket(COMMANDS, now)
         self.process: Process | None = None
         self.search: SocketSearch | None = None
@@ -111,12 +112,12 @@ class ControlConnection:
 
     @property
     def key(self) -> str:
-        """The peer's public key; empty where there are no keys."""
+        """The peer's public key; empty if no keys are used."""
         return "" if self._curve is None else self._curve.key
 
     @property
     def partial(self) -> int:
-        """The number of bytes here that belong to unfinished messages."""
+        """The number of received bytes that belong to unfinished messages."""
         return len(self.unparsed) + self._nbytes
 
     def fileno(self) -> int:
@@ -201,6 +202,7 @@ class ControlConnection:
         return bool(flags & MORE), bool(flags & COMMAND), body
 
     def _command(self, body: bytes) -> None:
+        # Handle a ZMTP command.
         if not self.open:
             self._shake_hands(body)
         elif body.startswith(b"\x04PING"):
@@ -211,6 +213,7 @@ class ControlConnection:
             raise ZmtpError(f"the other side reports {body[7:263].decode('latin1')!r}")
 
     def _shake_hands(self, command: bytes) -> None:
+        # Handle a command of the handshake.
         if self._curve is None:
             if not command.startswith(b"\x05READY"):
                 raise ZmtpError("another command than READY in the handshake")
@@ -226,9 +229,11 @@ class ControlConnection:
         self.open = True
 
     def _send_plainly(self, command: bytes) -> None:
+        # Append a command that is not encrypted.
         self.commands += head_of(len(command), COMMAND) + command
 
     def _send_command(self, command: bytes) -> None:
+        # Append a command, encrypted if the connection is.
         if self._curve is None or not self.open:
             self._send_plainly(command)
             return
@@ -236,7 +241,7 @@ class ControlConnection:
         self.commands += head_of(len(frame), 0) + frame
 
     def encode_effect(self, frames: Sequence[Buffer]) -> QueuedMessage:
-        """Return a message to this peer in the form in which it is queued."""
+        """Return a message to this peer, in the form for the queue."""
         return PlainMessage(frames) if self._curve is None else SecretMessage(self._curve, frames)
 
     def send_last(self, command: bytes) -> None:

@@ -1,9 +1,10 @@
 """Finds the process of this host that has a connection or an endpoint (on Linux).
 
 A live worker may replace a closed connection; a worker whose process has ended cannot. So the
-publisher looks for the process, where Linux shows it. Over ipc, Linux names the process that has
-connected. Over TCP, a worker reports its pid. In a container the worker's process has another pid
-than here, so a pid is accepted only if its process here has the socket at the other end.
+publisher looks for the worker's process, where Linux shows it. Over ipc, Linux names the process
+that has connected. Over TCP, a worker reports its pid. In a container the worker's process has
+another pid than here, so a pid is accepted only if its process here has the socket at the other
+end.
 
 If an endpoint cannot be bound, the error names its holder. The holder of a port may be a listener,
 which lasts, or an outgoing connection, to which the kernel gave that port of its ephemeral range
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from . import endpoints
 
-FILES_MAX = 4096  # of a process that are examined: some 10 ms
+FILES_MAX = 4096  # files of a process that are examined: some 10 ms
 _CREDENTIALS = struct.Struct("=iII")  # Linux's `struct ucred`: process, user, group
 _ENDED = "ZXx"  # states of a dead process, whether or not its parent has reaped it
 _STATE, _STARTED = 0, 19  # fields of /proc/PID/stat behind the name
@@ -38,10 +39,10 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Process(NamedTuple):
-    """A process of this host. Its pid may be reused, but then the start time differs."""
+    """A process of this host. If its pid is reused, the start time differs."""
 
     pid: int
-    started: str
+    started: str  # start time, as in /proc/PID/stat
 
     @property
     def ended(self) -> bool:
@@ -51,7 +52,7 @@ class Process(NamedTuple):
 
 
 def process_of(pid: int) -> Process | None:
-    """Return the process of a pid; None if there is none, or it cannot be determined."""
+    """Return the process with this pid; None if there is none, or if it cannot be determined."""
     found = _stat(pid)
     return None if found is None else Process(pid, found[_STARTED])
 
@@ -66,9 +67,10 @@ def connected_by(connection: socket.socket) -> Process | None:
 
 
 def inode_of(connection: socket.socket) -> int | None:
-    """Return the inode of the socket at the other end of a TCP connection within this host.
+    """Return the inode of the other end's socket, for a TCP connection within this host.
 
-    None if that end is elsewhere, or gone, or the kernel cannot be queried (`man 7 sock_diag`).
+    Return None if that end is on another host or closed, or if the kernel cannot be queried (`man 7
+    sock_diag`).
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the last: not Linux
         here, there = connection.getsockname(), connection.getpeername()
@@ -99,8 +101,8 @@ class SocketSearch:
         inode: The socket's inode.
 
     Attributes:
-        pid: As given.
-        found: The process, once the search has found that it has the socket.
+        pid: The argument `pid`.
+        found: The process, once the search has found that it has the socket; None before.
     """
 
     def __init__(self, pid: int, inode: int) -> None:
@@ -118,15 +120,15 @@ class SocketSearch:
 
 
 def _files_of(pid: int) -> Generator[str]:
-    """Yield the targets of a process's descriptors, as far as they can be seen."""
+    """Yield what a process's descriptors refer to, as far as this is visible."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
         for file in files:
-            with contextlib.suppress(OSError):  # it is closed by now
+            with contextlib.suppress(OSError):  # the descriptor is closed by now
                 yield os.readlink(file.path)
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; None: no such process."""
+    """Return the fields of /proc/PID/stat, from the state on; None if there is no such process."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         return text.rpartition(")")[2].split()
@@ -156,7 +158,7 @@ class SocketHolder(NamedTuple):
 
 
 def holder_of(endpoint: str) -> SocketHolder | None:
-    """Return the most permanent holder of an endpoint; None if no holder can be seen."""
+    """Return the most permanent holder of an endpoint; None if no holder is visible."""
     path = endpoints.ipc_path(endpoint)
     found = list(_at_port(endpoint) if path is None else _at_path(path))
     if not found:
@@ -167,7 +169,7 @@ def holder_of(endpoint: str) -> SocketHolder | None:
 
 
 def given_out(endpoint: str) -> str:
-    """Return the kernel's range of ephemeral ports if an endpoint's port is in it; else empty."""
+    """Return the kernel's range of ephemeral ports, if an endpoint's port is in it; else ""."""
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text().split())
         if first <= endpoints.host_and_port(endpoint)[1] <= last:
@@ -187,12 +189,14 @@ def _at_port(endpoint: str) -> Generator[tuple[bool, bool, int]]:
 
 
 def _at_path(path: str) -> Generator[tuple[bool, bool, int]]:
+    # Yield (True, False, inode) for each socket that listens at a path.
     for line in _lines("unix"):
         if len(line) > 7 and line[7] == path and int(line[3], 16) & _ACCEPTS:
             yield True, False, int(line[6])
 
 
 def _lines(table: str) -> list[list[str]]:
+    # Return the fields of each line of a table of sockets.
     try:
         text = (PROC / table).read_text(errors="replace")
     except OSError:  # another system, or no IPv6
@@ -211,7 +215,7 @@ def _address_of(written: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _overlap(host: str, bound: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Return whether a host and a bound address conflict, as far as is known."""
+    """Return whether a host and a bound address may conflict."""
     if bound.is_unspecified:
         return True
     wanted = endpoints.ip_address(host)  # None: a name, or `*`
@@ -219,12 +223,13 @@ def _overlap(host: str, bound: ipaddress.IPv4Address | ipaddress.IPv6Address) ->
 
 
 def _process_of(inode: int) -> int:
-    """Return the process that has a socket; 0 if it cannot be seen."""
+    """Return the pid of the process that has a socket; 0 if it is not visible."""
     pids = map(int, filter(str.isdigit, os.listdir("/proc")))
     return next((pid for pid in pids if f"socket:[{inode}]" in _files_of(pid)), 0)
 
 
 def _name_of(pid: int) -> str:
+    # Return the name of a process.
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:

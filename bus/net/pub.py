@@ -1,12 +1,12 @@
 """The publisher's data socket: our own PUB, which sends directly from a version's memory.
 
 libzmq makes an object of each message and passes it to a thread of its own. Here the calling thread
-sends: a small message is in the kernel when `send` returns; the parts of a large message follow
-whenever the kernel has room. Each subscriber has a queue; a message that does not fit is dropped
+sends. A small message is in the kernel when `send` returns; the parts of a large message follow
+whenever the kernel has room. Each subscriber has a queue. A message that does not fit is dropped
 for that subscriber alone, as with ZeroMQ's PUB.
 
-A subscriber that does not read (a stopped process, for instance) does not hold memory that the next
-version is to be written to (`outgoing.py`).
+A subscriber that does not read (a stopped process, for instance) does not keep the memory that the
+next version needs (`outgoing.py`).
 
 Everything here belongs to one thread, and never blocks.
 """
@@ -65,10 +65,10 @@ class SubscriberConnection:
 
     Args:
         connection: The connection's socket.
-        queue: The number of messages that wait before more are dropped.
+        queue: The number of messages that may wait; further messages are dropped.
         copies: See `Outgoing`.
         hang_up: Closes the connection, since the subscriber does not read.
-        ticketed: Whether the subscriber must send a ticket before it is served.
+        ticketed: Whether the subscriber must send a ticket before it gets messages.
 
     Attributes:
         outgoing: The outgoing messages.
@@ -92,12 +92,12 @@ class SubscriberConnection:
             connection, queue, self._stream.outgoing, copies, lambda: hang_up(self), now
         )
         self.topics: set[bytes] = set()
-        self.changed = False  # whether `topics` changed since the last look
-        self.asked: dict[bytes, None] = {}  # new topics that `receive_input` has not returned
-        self.owner: tuple[str, str] | None = None  # name and key of its worker, by its ticket
+        self.changed = False  # whether `topics` changed since the last check
+        self.asked: dict[bytes, None] = {}  # new topics that `receive_input` has not returned yet
+        self.owner: tuple[str, str] | None = None  # (name, key) of the worker that owns the ticket
         self.admitted, self.since = not ticketed, now
-        self.ticket = ""  # the ticket that it has sent, until `admit`
-        self.said: list[bytes] = []  # reports that `receive_input` has not returned
+        self.ticket = ""  # the ticket that the subscriber sent, until `admit`
+        self.said: list[bytes] = []  # reports that `receive_input` has not returned yet
         self.invalid_frames = 0  # invalid reports that the rate limit has not counted yet
         self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
@@ -110,11 +110,11 @@ class SubscriberConnection:
         self._stream.ping()
 
     def read(self, now: float) -> bool:
-        """Read and parse input; return whether any subscription, report or ticket is here.
+        """Read and parse input; return whether a subscription, report or ticket has arrived.
 
         Raises:
             OSError: The connection is closed.
-            ZmtpError: The subscriber violates the protocol of subscribers, or its rate limit.
+            ZmtpError: The subscriber violates the protocol, or exceeds its rate limit.
         """
         try:
             count = self._socket.recv_into(self._stream.room()[:READ_BYTES])
@@ -125,7 +125,7 @@ class SubscriberConnection:
         self.outgoing.alive_at = now
         before = self._stream.frames
         for message in self._stream.received(count):
-            if not isinstance(message, Lease):  # a lease never occurs here
+            if not isinstance(message, Lease):  # always true: subscribers send no payloads
                 self._take(bytes(message[0]))
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it asks for more than anybody needs")
@@ -138,6 +138,7 @@ class SubscriberConnection:
         return bool(self.asked or self.said or self.ticket)
 
     def _take(self, body: bytes) -> None:
+        # Handle a frame: a subscription, a report, or a ticket.
         on, topic = body[:1], body[1:]
         if not (self.admitted or self.ticket):  # K6
             if on != TICKET or len(topic) != TOKEN_BYTES:
@@ -164,31 +165,31 @@ class SubscriberConnection:
 
 
 def _no_place(_frames: Iterable[Buffer], _size: int) -> None:
-    """Return no place for a payload: subscribers send none."""
+    """Return None, as the place for a payload: subscribers send no payloads."""
 
 
 class SubscriberInput(NamedTuple):
-    """The input of one subscriber."""
+    """What one subscriber has sent since the last `receive_input`."""
 
     subscriber: SubscriberConnection
-    topics: Collection[bytes]  # that it has subscribed to
+    topics: Collection[bytes]  # topics that it has subscribed to
     words: Sequence[bytes]  # its reports
-    ticket: str = ""  # sent before these topics and reports
+    ticket: str = ""  # its ticket, which it sent before these topics and reports
 
 
 class PubSocket:
-    """A bound PUB socket and its subscribers.
+    """A bound PUB socket, and the connections of its subscribers.
 
     Args:
-        queue: Messages queued for a subscriber before more are dropped.
-        selector: Where its sockets are registered; pass what it finds to `process_events`.
+        queue: The number of messages that may wait for one subscriber; further ones are dropped.
+        selector: Where the sockets are registered; pass what it finds to `process_events`.
         grants: The keys that may connect; None: no key is needed.
         rejected: Counts connections that are rejected for lack of descriptors.
-        copies: The bytes that are copied for all connections of the publisher.
+        copies: Counts the bytes that are copied for all connections of the publisher.
 
     Attributes:
-        asking: The subscribers with input that `receive_input` has not returned.
-        due: When `tick` must be called.
+        asking: The subscribers with input that `receive_input` has not returned yet.
+        due: The time at which `tick` must be called.
     """
 
     def __init__(
@@ -215,10 +216,10 @@ class PubSocket:
         self.asking: dict[SubscriberConnection, None] = {}
         self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
-        self._accept_at = 0.0  # when to accept again; 0: now
+        self._accept_at = 0.0  # the time at which to accept again; 0: now
 
     def bind(self, endpoint: str, parameter: str, patience: float | None = None) -> str:
-        """Listen at an endpoint; return it with the actual port.
+        """Listen at an endpoint; return the endpoint with the actual port.
 
         Args:
             endpoint, parameter, patience: See `bound`.
@@ -241,7 +242,7 @@ class PubSocket:
                     self._accept(self._listener, now)
                 continue
             try:
-                # Read only once earlier reports are taken: this limits the memory for input.
+                # Read only after earlier reports are taken: this limits the memory for input.
                 if events & selectors.EVENT_READ and not subscriber.said and subscriber.read(now):
                     self.asking[subscriber] = None
                 if subscriber.changed:
@@ -256,7 +257,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def tick(self, now: float) -> None:
-        """Perform what is due; call this a few times a second, when `due` says."""
+        """Do what is due: accept, ping, close. Call this at the time `due`."""
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -273,7 +274,7 @@ class PubSocket:
         self.due = min(self._hold_at, self._ping_at, self._accept_at or self._ping_at)
 
     def receive_input(self) -> SubscriberInput | None:
-        """Return the new input of one subscriber, each topic once; None if none has sent any."""
+        """Return the new input of one subscriber, each topic once; None if there is no input."""
         if not self.asking:
             return None
         subscriber = next(iter(self.asking))
@@ -283,11 +284,11 @@ class PubSocket:
         return heard
 
     def admit(self, subscriber: SubscriberConnection, owner: tuple[str, str] | None) -> bool:
-        """Serve a subscriber, closing its worker's other connections; return whether it is served.
+        """Admit a subscriber, and close other connections of its worker; return if it is admitted.
 
         Args:
             subscriber: A connection that has sent a ticket.
-            owner: Name and key of the ticket's owner; None for an unknown ticket: hang up.
+            owner: Name and key of the ticket's owner; None if the ticket is unknown: hang up.
         """
         if self._connections.get(subscriber.fileno()) is not subscriber:
             return False
@@ -311,7 +312,7 @@ class PubSocket:
         """Send a message to the subscribers of its topic, which is the first frame.
 
         A subscriber whose queue is full loses the message. If the last frame is a view, the caller
-        must keep the view for as long as it should be sent.
+        keeps the view for as long as the message should be sent.
         """
         topic = frames[0]
         known = self._subscribers.get(topic) if isinstance(topic, bytes) else None
@@ -327,6 +328,7 @@ class PubSocket:
     def _put(
         self, connections: list[SubscriberConnection], frames: Sequence[Buffer], now: float
     ) -> None:
+        # Send a message to these subscribers.
         message = PlainMessage(frames, bytes(frames[0]))
         for subscriber in connections:
             try:
@@ -339,7 +341,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def has_room(self, topic: bytes) -> bool:
-        """True if some subscriber of a topic has an empty queue, or the topic has no subscriber."""
+        """True if some subscriber of a topic has an empty queue, or if it has no subscribers."""
         subscribers = self.subscribers(topic)
         for subscriber in subscribers:
             if not subscriber.outgoing.queue:
@@ -359,7 +361,7 @@ class PubSocket:
         return found
 
     def withdraw(self, topics: Collection[bytes]) -> None:
-        """Drop queued messages of some topics, since newer messages replace them."""
+        """Drop queued messages of these topics, since newer messages replace them."""
         for subscriber in list(self._connections.values()):
             if subscriber.watched != selectors.EVENT_READ:  # otherwise its queue is empty
                 subscriber.outgoing.withdraw(topics)
@@ -390,6 +392,7 @@ class PubSocket:
     # Connections.
 
     def _accept(self, listener: Listener, now: float) -> None:
+        # Accept connections, as far as rate and descriptors allow.
         if not self._accepts.take(1, now):
             self._pause(listener.socket, now)
             return
@@ -427,11 +430,12 @@ class PubSocket:
         self._selector.unregister(listener)
 
     def _write(self, subscriber: SubscriberConnection, now: float) -> None:
+        # Send what is queued for a subscriber.
         subscriber.outgoing.write(now)
         self._watch(subscriber)
 
     def _watch(self, subscriber: SubscriberConnection) -> None:
-        """Have the selector wait for input and, if anything is unsent, for room to send."""
+        """Let the selector wait for input and, if bytes are unsent, for room to send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if subscriber.outgoing.unsent else 0)
         if subscriber.watched != events:
             subscriber.watched = events
@@ -457,6 +461,7 @@ class PubSocket:
         self._hang_up(subscriber)
 
     def _hang_up(self, subscriber: SubscriberConnection) -> None:
+        # Close a connection, and forget its subscriber.
         self.asking.pop(subscriber, None)
         self._subscribers.clear()
         del self._connections[subscriber.fileno()]
@@ -465,7 +470,7 @@ class PubSocket:
 
 
 def _host_of(connection: socket.socket) -> str:
-    """Return the host of a connection; empty over ipc, or if it is closed already."""
+    """Return the peer's host; empty over ipc, or if the connection is closed already."""
     try:
         peer: tuple[str, int] | str | bytes = connection.getpeername()
     except OSError:
@@ -474,6 +479,7 @@ def _host_of(connection: socket.socket) -> str:
 
 
 def _tune(connection: socket.socket) -> None:
+    # Set the options of a new connection.
     if connection.family == socket.AF_UNIX:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
         return

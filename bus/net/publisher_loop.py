@@ -62,17 +62,18 @@ from .threads import IoThread
 
 log = logging.getLogger("weightbus.publisher")
 
-TICK = 0.1  # seconds between two ticks while idle
-# Or a ping interval if that is less: a tick this late lets messages go first.
+TICK = 0.1  # seconds between two ticks, while idle
+# A tick that is this late (or a ping interval, if that is less) lets messages go first.
 LATE_TICK_SECONDS = 1.0
 BATCH = 64  # messages taken from one socket before the other is served
-FAILED_TURNS_MAX = 16  # in a row, before the thread ends: a temporary failure has passed by then
+# failed turns in a row until the thread ends: a temporary failure is over by then
+FAILED_TURNS_MAX = 16
 PUSHING = "pushing a version, which workers fetch instead,"
 UNREADABLE = "the publisher cannot read its bytes, as its log says"
 DEFECT = "this is a defect of weightbus, please report it"
 
 T = TypeVar("T")
-Condition = Callable[[PublisherMachine, float], bool]  # of the machine, at a time
+Condition = Callable[[PublisherMachine, float], bool]  # takes the machine and the time
 
 
 class PublisherLoop:
@@ -81,14 +82,15 @@ class PublisherLoop:
     Args:
         machine: Makes the decisions.
         sockets: Carry the messages; the loop closes them.
-        keeper: Stores versions beyond the publisher's lifetime; None if nothing does.
+        keeper: Stores versions beyond the publisher's lifetime; None: versions are not stored.
         restored: Versions of an earlier publisher, which are offered first.
-        sealer: Seals outgoing messages; None if they are not sealed.
+        sealer: Encrypts outgoing messages; None: they are not encrypted.
 
     Attributes:
-        over: Set once the thread has ended.
-        leaving: The thread has ended, or is about to.
-        known: A view of the machine for any thread; only the loop's thread reads the machine.
+        over: An event, set once the thread has ended.
+        leaving: Whether the thread has ended, or will end soon.
+        known: A view of the machine for any thread; only the loop's thread reads the machine
+            itself.
     """
 
     def __init__(
@@ -103,17 +105,17 @@ class PublisherLoop:
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
         self._open: dict[int, Promise | Reply] = {}
-        self._count = 0  # of publishes so far
+        self._count = 0  # number of publishes so far
         self._unhurried = BackgroundHasher()
         self._full, self._events = RateLimitedWarning(log, "%s"), EventLog(log)
         self._unclaimed_failures = RateLimitedWarning(
             log, "a publish failed, and nobody asked for its result: %s"
         )
-        self._faults: dict[str, RateLimitedWarning] = {}  # by place, of which there are few
+        self._faults: dict[str, RateLimitedWarning] = {}  # warnings, by the place of the failure
         self._failure_actions: deque[Continuation] = (
             deque()
         )  # consequences of failures, applied after the turn
-        self._faulty = False  # whether something failed in this turn
+        self._faulty = False  # whether a step failed in this turn
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
         self.leaving = self._delayed = False
@@ -139,7 +141,7 @@ class PublisherLoop:
     def submit(
         self, offer: VersionOffer, terms: PublishTerms, started: float, answer: "Promise | Reply"
     ) -> None:
-        """Publish a version; `answer` gets the receipt, or a PublishError with the receipt."""
+        """Publish a version. `answer` gets the receipt, or a PublishError with the receipt."""
 
         def work(now: float) -> None:
             number = self._count = self._count + 1
@@ -171,7 +173,7 @@ class PublisherLoop:
         return bool(self._open)
 
     def check(self) -> None:
-        """Check that the thread is running.
+        """Raise ClosedError if the thread has ended.
 
         Raises:
             ClosedError: The thread has ended; the cause says why.
@@ -180,14 +182,14 @@ class PublisherLoop:
             raise self._closed()
 
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
-        """Have the thread call `how` soon, and perform the effects that this returns."""
+        """Make the thread call `how(machine, time)` soon, and perform the returned effects."""
 
         self._call_soon(lambda now: self._perform(how(self._machine, now), now))
 
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
     ) -> bool:
-        """Give up one of these snapshots, to make room; return whether one was given up.
+        """Make the machine give up one of these snapshots; return whether it gave one up.
 
         Raises:
             ClosedError: The publisher is closed.
@@ -212,11 +214,11 @@ class PublisherLoop:
         return self._call_soon(lambda now: self._machine.status(now))
 
     def unknown(self, names: Collection[str]) -> "Future[str]":
-        """Request an error text with the names that no worker ever had; see `absent.unknown`."""
+        """Request an error text with those names that no worker ever had; see `absent.unknown`."""
         return self._call_soon(lambda _: absent.unknown(self._machine.state, names))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
-        """Request the page of the roster that answers an observer."""
+        """Request the page of the roster that answers an observer's request."""
         return self._call_soon(lambda now: self._machine.observers.pages(asked, now)[0])
 
     def patch_candidates(
@@ -228,11 +230,11 @@ class PublisherLoop:
         )
 
     def committed(self, promise: "Promise") -> "Future[tuple[int, int] | None]":
-        """Request epoch and number of a `together` publish, once its workers must apply it."""
+        """Request (epoch, number) of a committed `together` publish; None if not committed."""
         return self._call_soon(lambda _now: promise.committed)
 
     def watch(self, condition: Condition) -> "Future[None]":
-        """Return a future that is done once a condition, checked in each turn, holds."""
+        """Return a future that is done once a condition is true. Each turn checks the condition."""
         future: Future[None] = Future()
         self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
         return future
@@ -261,7 +263,7 @@ class PublisherLoop:
         self._call_soon(work)
 
     def close(self, timeout: float = 10.0) -> None:
-        """End the thread; open publishes are resolved with their current state."""
+        """End the thread; open publishes get receipts with their current state."""
         self.stop()
         if self._thread.give_up(timeout):
             self._end(ClosedError("it was never started"))
@@ -276,7 +278,7 @@ class PublisherLoop:
         return not before
 
     def _call_soon(self, question: Callable[[float], T]) -> "Future[T]":
-        """Have the thread call a function soon; return the future of its result."""
+        """Make the thread call a function soon; return the future of its result."""
         future: Future[T] = Future()
 
         def work(now: float) -> None:
@@ -288,6 +290,7 @@ class PublisherLoop:
         return future
 
     def _hand_over(self, work: Callable[[float], None], future: "Future[T] | Reply") -> None:
+        # Queue work for the thread; if the thread has ended, fail the future.
         with self._lock:
             if self.leaving:
                 future.set_exception(self._closed())
@@ -296,11 +299,13 @@ class PublisherLoop:
         self._sockets.wake()
 
     def _closed(self) -> ClosedError:
+        # Return the error for a loop that has ended.
         return ClosedError.of("publisher", self._ended)
 
     # For the thread itself.
 
     def _run(self) -> None:
+        # Run turns until `stop`, or until too many fail in a row.
         ended: BaseException = ClosedError("close() was called")
         try:
             next_tick = time.monotonic()
@@ -332,6 +337,7 @@ class PublisherLoop:
             self._end(ended)
 
     def _end(self, reason: BaseException) -> None:
+        # Close the sockets, and fail all open futures with the reason.
         self.over.set()
         with self._lock:
             self._ended, self.leaving = reason, True
@@ -342,7 +348,7 @@ class PublisherLoop:
             *(f for _, f in work),
         ]
         for future in waiting:
-            with contextlib.suppress(InvalidStateError):  # it is done, or cancelled
+            with contextlib.suppress(InvalidStateError):  # the future is done, or cancelled
                 future.set_exception(self._closed())
         for listener in self._listeners:
             listener.end()
@@ -351,7 +357,7 @@ class PublisherLoop:
         self._sockets.close()
 
     def _run_once(self, next_tick: float) -> float:
-        """Process what is ready, push what may be pushed, and tick when it is time."""
+        """Run one turn: process what is ready, push what may be pushed, and tick if it is time."""
         if self._work:  # first, since a caller waits for it
             self._do_work(time.monotonic())
         pushes = self._machine.state.pushes
@@ -379,6 +385,7 @@ class PublisherLoop:
         return next_tick
 
     def _tick(self, now: float) -> None:
+        # Do what is due at this time: pings, timeouts, repetitions.
         if self._machine.state.malformed != self.known.malformed:
             self._update_view(now)  # not for each message: there may be a flood
         for number, step in self._steps(now):
@@ -393,7 +400,10 @@ class PublisherLoop:
         self._check_watchers(now)
 
     def _steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
-        """Yield the steps that are due, each with its publish or None; each may fail alone."""
+        """Yield (number of a publish or None, step) for each step that is due.
+
+        If a step fails, its publish fails, and the other steps are still taken.
+        """
         yield None, lambda: self._machine.rejections(self._sockets.turned_away(now), now)
         yield from self._machine.steps(now)
         yield None, self._machine.freed
@@ -411,7 +421,7 @@ class PublisherLoop:
                 self._perform(effects, now)
 
     def _hash_more(self, now: float) -> None:
-        """Hash or compare one more piece."""
+        """Hash or compare one more piece of a version."""
         try:
             effects = self._unhurried.go_on(now)
         except Exception as error:
@@ -431,20 +441,22 @@ class PublisherLoop:
             return []
 
     def _do_work(self, now: float) -> None:
+        # Do the work that other threads have queued.
         while self._work:
-            work, future = self._work[0]  # still queued: if the thread ends here, the future fails
+            # stays queued for now: if the thread ends here, the future fails
+            work, future = self._work[0]
             try:
                 work(now)
             except Exception as error:
                 self._warn("what a call handed in", error, now)
-                with contextlib.suppress(InvalidStateError):  # it is cancelled, or done
+                with contextlib.suppress(InvalidStateError):  # the future is cancelled, or done
                     future.set_exception(error)
             self._work.popleft()
             if self._watchers:
                 self._check_watchers(now)
 
     def _process_messages(self, now: float) -> bool:
-        """Process control messages; return whether all were taken."""
+        """Process up to `BATCH` control messages; return whether no more are waiting."""
         for _ in range(BATCH):
             identity = b""
             try:
@@ -464,6 +476,7 @@ class PublisherLoop:
         return False
 
     def _take_closed(self, now: float) -> None:
+        # Handle connections that were closed.
         closed = partial(self._sockets.take_closed, now)
         found = self._try("looking for connections that are closed", closed, now)
         for identity, ended in found or ():
@@ -472,7 +485,7 @@ class PublisherLoop:
             self._perform(effects or [], now)
 
     def _process_input(self, now: float) -> None:
-        """Process subscribers' input; send a beacon to each new subscriber of a topic alone."""
+        """Process subscribers' input; send a beacon to each subscriber of a new topic."""
         data = self._sockets.data
         for _ in range(BATCH):
             found = None
@@ -501,6 +514,7 @@ class PublisherLoop:
                     break
 
     def _perform(self, effects: list[Effect], now: float) -> None:
+        # Perform the effects that the machine returned.
         if self._machine.state.view_outdated:
             self._update_view(now)
         changed, sealer = False, self._sealer
@@ -566,7 +580,7 @@ class PublisherLoop:
     # Failures.
 
     def _warn(self, at: str, error: Exception, now: float) -> None:
-        """Log a failure as a warning, and have its consequences applied after this turn."""
+        """Log a failure as a warning; its consequences are applied after this turn."""
         self._faulty = True
         warning = self._faults.get(at)
         if warning is None:
@@ -575,7 +589,7 @@ class PublisherLoop:
         warning.warn(repr(error), now, error)
 
     def _try(self, at: str, step: Callable[[], T], now: float) -> T | None:
-        """Return a step's result; None if it raises."""
+        """Return a step's result; if it raises, log a warning that names `at`, and return None."""
         try:
             return step()
         except Exception as error:
@@ -583,7 +597,7 @@ class PublisherLoop:
             return None
 
     def _effect_failed(self, effect: Effect, error: Exception, now: float) -> None:
-        """Handle a failed effect: the publish or session that needs it fails after this turn."""
+        """Handle a failed effect: the publish or session that needed it fails after this turn."""
         kind = type(effect).__name__
         self._warn(f"what it does at {kind}", error, now)
         match effect:
@@ -598,7 +612,7 @@ class PublisherLoop:
                 pass  # `_apply_failures` detects a lost `Resolve`; others are repeated, or rare
 
     def _apply_failures(self, now: float) -> None:
-        """Apply the consequences of failures, and fail each publish whose result was lost."""
+        """Apply the consequences of failures; fail each publish whose result was lost."""
         while self._failure_actions:
             effects = self._try(
                 "giving that up", partial(self._failure_actions.popleft(), now), now
@@ -623,6 +637,7 @@ class PublisherLoop:
             self._perform(self._machine.rekeyed(), now)
 
     def _send(self, send: Send, now: float) -> None:
+        # Send a message to one worker.
         header, payload = encode(send.message), send.payload
         if not self._sockets.send(send.to, [header] if payload is None else [header, payload]):
             self._perform(self._machine.unreachable(send.to, now), now)
@@ -637,6 +652,7 @@ class PublisherLoop:
                 listener.tell(event)
 
     def _resolve(self, effect: Resolve) -> None:
+        # Set the result of a publish.
         future = self._open.pop(effect.publication, None)
         if future is None:
             return  # the publish has failed already
@@ -650,7 +666,7 @@ class PublisherLoop:
             future.set_exception(PublishError(effect.shortfall, effect.receipt))
 
     def _check_watchers(self, now: float) -> None:
-        """Resolve the watchers whose condition holds."""
+        """Set the result of each future whose condition is true; see `watch`."""
         for watcher in list(self._watchers):
             condition, future = watcher
             try:
@@ -668,20 +684,21 @@ class PublisherLoop:
 
 
 def _why(error: Exception) -> str:
+    # Return the error text for a publish or session that failed by a defect.
     return f"the publisher has failed at a step of this ({error!r}), as its log says"
 
 
 class Reply:
-    """The receipt that one thread waits for: a minimal future."""
+    """The receipt of one publish, for which one thread waits: a minimal future."""
 
     def __init__(self) -> None:
-        self._open = threading.Lock()  # held until the result is here
+        self._open = threading.Lock()  # locked until the result is set
         self._open.acquire()
         self._receipt: Receipt
         self._error: BaseException | None = None
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Return whether the result is still wanted: always."""
+        """Return True: the result is always wanted."""
         return True
 
     def set_result(self, receipt: Receipt) -> None:
@@ -715,16 +732,17 @@ class Reply:
 
 
 class Promise(Future[Receipt]):
-    """The future of `publish_async`, which warns of a failure that no caller asks for.
+    """The future of `publish_async`. It logs a failure that its caller never reads.
 
     A caller may publish and drop the future. A failed publish would then go unnoticed, so it is
-    logged as a rate-limited warning.
+    logged, as a rate-limited warning.
 
     Args:
-        unclaimed: The warning for a failed publish whose result no caller asks for.
+        unclaimed: The warning for a failed publish whose result was never read.
 
     Attributes:
-        publication: The call of a `together` publish, from when it is submitted until it ends.
+        publication: The open call of a `together` publish; None before it is submitted, and after
+            its end.
     """
 
     def __init__(self, unclaimed: RateLimitedWarning) -> None:
@@ -735,7 +753,7 @@ class Promise(Future[Receipt]):
 
     @property
     def committed(self) -> tuple[int, int] | None:
-        """Epoch and number of a `together` publish that its workers must apply; else None.
+        """(epoch, number) of a `together` publish that is committed; else None.
 
         Only the publisher's thread may read this property.
         """
@@ -745,7 +763,7 @@ class Promise(Future[Receipt]):
         return publication.version.key if publication.decision == "commit" else None
 
     def over(self) -> None:
-        """Drop all references to the version: the caller may keep this future for long."""
+        """Drop all references to the version, since the caller may keep this future for long."""
         if self.publication is not None and self.publication.decision != "open":
             self._committed, self.publication = self.committed, None
 
@@ -753,7 +771,8 @@ class Promise(Future[Receipt]):
         """Wait for the receipt; see `Future`.
 
         Raises:
-            ClosedError: There is no receipt yet, and this process is a forked child: it gets none.
+            ClosedError: There is no receipt yet, and this process is a forked child, which gets
+                none.
         """
         self._check_process()
         self._asked = True
@@ -771,6 +790,7 @@ class Promise(Future[Receipt]):
         super().add_done_callback(fn)
 
     def _check_process(self) -> None:
+        # Raise ClosedError in a forked child, if there is no result yet.
         if os.getpid() != self._process and not self.done():
             raise ClosedError(
                 f"process {self._process} publishes this, and this is process {os.getpid()}, which "

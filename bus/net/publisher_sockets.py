@@ -23,8 +23,8 @@ from .pub import PubSocket
 from .router import Router
 from .threads import Waker, new_selector
 
-LINGER_SECONDS = 0.2  # for messages in transit when a publisher closes
-PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
+LINGER_SECONDS = 0.2  # seconds for messages in transit when a publisher closes
+PUB_QUEUE = 1_000  # messages queued per subscriber; their payloads are not copied
 
 
 class PollResult(NamedTuple):
@@ -41,15 +41,15 @@ class PublisherSockets:
     Args:
         address: Where to bind the control socket.
         data: Where to bind the data socket; None: derived from the address.
-        queue: Messages queued for a subscriber before more are dropped.
-        secret: The publisher's secret key; empty: it has none.
-        grants: The keys that may connect; None: no key is needed.
+        queue: The number of messages that may wait for one subscriber; further ones are dropped.
+        secret: The publisher's secret key; empty: no keys are used.
+        grants: The keys that may connect; None: no keys are used.
 
     Attributes:
         address, data_address: The endpoints of the two sockets, with the actual ports.
         data: The data socket.
         broadcast: Publishes to the subscribers: see `PubSocket.send`.
-        leaving: Whether the sockets are about to be closed.
+        leaving: Whether the sockets will be closed soon.
         wake: Interrupts a `poll` in another thread.
 
     Raises:
@@ -91,6 +91,7 @@ class PublisherSockets:
         close_in_children(self)
 
     def _bind_data(self, address: str, data: str | None) -> str:
+        # Bind the data socket; return its endpoint.
         if data is not None:
             return self.data.bind(endpoints.check(data), "data")
         beside = endpoints.check(endpoints.beside(self.address))
@@ -104,7 +105,7 @@ class PublisherSockets:
 
     @property
     def key(self) -> str:
-        """The key of the sender of the last message; empty where there are no keys."""
+        """The public key of the last message's sender; empty if no keys are used."""
         return self._router.key
 
     def poll(self, seconds: float) -> PollResult:
@@ -131,7 +132,7 @@ class PublisherSockets:
         return PollResult(control=bool(router.ready), data=bool(data.asking), closed=closed)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
-        """Return the identity and the frames of the next control message, if there is one."""
+        """Return (routing id, frames) of the next control message, or None."""
         return self._router.receive(time.monotonic())
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
@@ -146,29 +147,29 @@ class PublisherSockets:
         self._router.hang_up()
 
     def turned_away(self, now: float) -> str:
-        """Return a report of recent connections rejected for lack of descriptors; else empty."""
+        """Return a text on connections rejected lately for lack of descriptors; "" if none were."""
         return self._rejected.text(now)
 
     def follow(self, pid: int) -> None:
-        """Find the process of the last message's sender, a worker that has reported `pid`."""
+        """Search for the process of the last message's sender, a worker that reported this pid."""
         self._router.follow(pid)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return (identity, text) for each closed connection; empty text: its process may run.
+        """Return (routing id, how its process ended or "") for each closed connection.
 
         Take all messages first: the last messages of a closed connection are among them.
         """
         return self._router.take_closed(now)
 
     def close_in_child(self) -> None:
-        """Close the descriptors that a forked child has inherited, see `inheritance`."""
+        """Close the descriptors that a forked child has inherited; see `inheritance`."""
         self.data.close_in_child()
         self._router.close_in_child()
         self._selector.close()
         self._waker.close()
 
     def close(self) -> None:
-        """Close everything; messages in transit have `LINGER_SECONDS` to be sent."""
+        """Close all sockets. Messages in transit have `LINGER_SECONDS` to be sent."""
         keep_in_children(self)
         self.data.close(LINGER_SECONDS)
         self._router.close(LINGER_SECONDS)

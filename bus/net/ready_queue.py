@@ -27,8 +27,8 @@ class Waiter:
 
     Attributes:
         models: The models that the thread waits for; None: any.
-        claimed: Another thread is applying the version, or has applied it.
-        over: The apply in the other thread has ended.
+        claimed: Whether another thread is applying the version, or has applied it.
+        over: Whether the apply in the other thread has ended.
         update: The update that was applied, if any.
         error: The exception to raise.
     """
@@ -37,13 +37,13 @@ class Waiter:
 
     def __init__(self, models: frozenset[str] | None) -> None:
         self.models, self.claimed, self.over = models, False, False
-        self._wake_lock = threading.Lock()  # held while it sleeps
+        self._wake_lock = threading.Lock()  # locked while the thread sleeps
         self._wake_lock.acquire()
         self.update: Any = None
         self.error: BaseException | None = None
 
     def end(self, update: object, error: BaseException | None = None) -> None:
-        """Set the result, which the waiting thread returns once that thread is woken."""
+        """Set the result, which the waiting thread returns after it is woken."""
         self.update, self.error = update, error
         self.over = True
 
@@ -56,11 +56,11 @@ class Waiter:
         """Wake the waiting thread, which then checks again."""
         try:
             self._wake_lock.release()
-        except RuntimeError:  # it is awake
+        except RuntimeError:  # the thread is awake
             return
 
     def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
-        """Wait for `wake`, for at most `seconds`; return whether it was woken."""
+        """Wait for `wake`, at most `seconds`; return whether `wake` was called."""
         return self._wake_lock.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
@@ -68,16 +68,16 @@ class ReadyQueue:
     """A queue of ready versions between two threads.
 
     Attributes:
-        lock: Protects all of it.
-        changed: Notified of every change, and when the running version changes.
+        lock: Protects all attributes.
+        changed: A condition, notified of every change, and when the running version changes.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._ready: dict[str, StagedVersion] = {}
-        self._waiters: list[Waiter] = []  # not claimed
-        self._claimed: list[Waiter] = []  # claimed, and to be woken
+        self._waiters: list[Waiter] = []  # waiters that are not claimed
+        self._claimed: list[Waiter] = []  # claimed waiters that must be woken
         self._leftover: deque[Waiter] = deque(
             maxlen=MODELS_MAX
         )  # results that no thread waited for
@@ -85,15 +85,17 @@ class ReadyQueue:
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
         self.joined_epoch = 0
-        self.asked = False  # whether any thread ever asked for a version
-        self._awaited: set[tuple[str, int, int]] = set()  # versions awaited by number
-        self._whole: dict[tuple[str, int, int], StagedVersion] = {}  # staged, waiting for a commit
+        self.asked = False  # whether any thread ever waited for a version
+        # (model, epoch, number) of versions for which threads wait
+        self._awaited: set[tuple[str, int, int]] = set()
+        # staged versions that wait for a commit
+        self._whole: dict[tuple[str, int, int], StagedVersion] = {}
         self._flushed = 0
 
     # For the worker's thread.
 
     def put(self, staged: StagedVersion) -> StagedVersion | None:
-        """Put a version; return the older one that it replaces, if any."""
+        """Add a version that is ready; return the older version that it replaces, or None."""
         with self.lock:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
@@ -101,7 +103,7 @@ class ReadyQueue:
             return older
 
     def claim(self, model: str) -> Waiter | None:
-        """Claim and return a waiter for this model, or None; `end` it, and then call `wake`."""
+        """Claim a waiter for this model, and return it, or None. Call its `end`, then `wake`."""
         with self.lock:
             for waiter in self._waiters if self._closed is None else ():
                 if waiter.models is None or model in waiter.models:
@@ -117,7 +119,7 @@ class ReadyQueue:
             self._claimed.pop().wake()
 
     def put_back(self, staged: StagedVersion) -> bool:
-        """Put back a version that was taken; return False if a newer one has arrived meanwhile."""
+        """Put back a version that was taken; return False if a newer version is ready."""
         with self.lock:
             if staged.model in self._ready:
                 return False
@@ -126,7 +128,7 @@ class ReadyQueue:
             return True
 
     def whole(self, staged: StagedVersion) -> None:
-        """Put a staged version that waits for its publisher's commit, if a thread awaits it."""
+        """Add a staged version that waits for its publisher's commit, if a thread waits for it."""
         with self.lock:
             awaited = (staged.model, *staged.key)
             if awaited in self._awaited:
@@ -134,7 +136,7 @@ class ReadyQueue:
                 self._notify_all()
 
     def flush(self, mark: int) -> None:
-        """Note that the publisher has received all messages before this mark."""
+        """Record that the publisher has received all messages before this mark."""
         with self.lock:
             self._flushed = max(self._flushed, mark)
             self._notify_all()
@@ -157,16 +159,16 @@ class ReadyQueue:
 
     @property
     def refused(self) -> bool:
-        """Whether the publisher refuses this worker, or its host has no address."""
+        """Whether the publisher refuses this worker, or the publisher's host has no address."""
         return self._refusal is not None
 
     @property
     def unasked(self) -> StagedVersion | None:
-        """A version that is ready, if no thread ever asked for a version; else None."""
+        """A version that is ready, if no thread ever waited for a version; else None."""
         return None if self.asked else next(iter(self._ready.values()), None)
 
     def unknown(self, text: str) -> None:
-        """Set the error that the publisher's host has no address; an empty `text` clears it."""
+        """Set the error that the publisher's host has no address; "": clear this error."""
         before = self._refusal if isinstance(self._refusal, AddressError) else None
         if text == (str(before) if before is not None else ""):
             return
@@ -178,19 +180,19 @@ class ReadyQueue:
                 self._refusal = None
 
     def join(self, epoch: int) -> None:
-        """Note that a session has begun."""
+        """Record that a session of this epoch has begun."""
         with self.lock:
             self._refusal, self.joined_epoch = None, epoch
             self._notify_all()
 
     def close(self, reason: BaseException) -> None:
-        """Report that no version will come any more; only the first reason counts."""
+        """Record that no version will come any more. Only the first reason counts."""
         with self.lock:
             self._closed = self._closed or reason
             self._notify_all()
 
     def close_in_child(self, reason: ClosedError) -> None:
-        """Close the queue in a forked child, where the thread that held the lock is missing."""
+        """Close the queue in a forked child. The thread that had the lock does not exist there."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._closed = reason
@@ -208,7 +210,7 @@ class ReadyQueue:
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | Waiter | None:
-        """Return the version that has been ready for longest; None after the timeout.
+        """Wait for a version; return the one that has been ready for the longest time, or None.
 
         If another thread applied a version for this call, return the waiter with the result. This
         may also be the result of an earlier call, which was interrupted.
@@ -216,7 +218,7 @@ class ReadyQueue:
         Args:
             timeout: Seconds to wait; None: until there is a version.
             models: The models to wait for; None: any.
-            stop: Returns True to end the wait at once, with the result None; see `look`.
+            stop: Returns True to end the wait immediately, with the result None; see `look`.
 
         Raises:
             ApplyError: A version could not be applied.
@@ -256,7 +258,7 @@ class ReadyQueue:
         return waiter
 
     def _taken(self, waiter: Waiter, *, stopped: bool) -> StagedVersion | None:
-        """Remove an unclaimed waiter; return a version that is ready or None, or raise an error."""
+        """Remove an unclaimed waiter; return a ready version or None, or raise an error."""
         models = waiter.models
         self._waiters.remove(waiter)
         if stopped:
@@ -276,7 +278,7 @@ class ReadyQueue:
         return None
 
     def _await_end(self, waiter: Waiter) -> None:
-        """Wait for the end of an apply in another thread: `take` returns only after that."""
+        """Wait until the apply in another thread has ended: `take` must not return earlier."""
         while not waiter.over:
             waiter.wait()
 
@@ -289,7 +291,7 @@ class ReadyQueue:
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
-        """Mark a version as awaited in the block, so that the queue keeps news of the version."""
+        """Mark a version as awaited during the block, so that the queue keeps its errors for it."""
         awaited = (model, *key)
         self._awaited.add(awaited)
         try:
@@ -306,7 +308,7 @@ class ReadyQueue:
     def wait_whole(
         self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
     ) -> tuple[bool, StagedVersion | None]:
-        """Wait for an awaited version or `done()`; return (whether either came, version or None).
+        """Wait for an awaited version or `done()`; return (False: timeout, version or None).
 
         Raises:
             ApplyError: The version could not be applied.
@@ -334,7 +336,7 @@ class ReadyQueue:
             return False, None
 
     def wait_flushed(self, mark: int, timeout: float) -> bool:
-        """Wait until the publisher has received all messages before a mark; True if it has."""
+        """Wait until the publisher has received all messages before a mark; False: timeout."""
         with self.lock:
             self.changed.wait_for(lambda: self._flushed >= mark or self.closed, timeout)
             return self._flushed >= mark
@@ -347,7 +349,7 @@ class ReadyQueue:
         done: Callable[[], bool],
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | None:
-        """Return this version once it is ready; None if `done()`, if `stop()`, or at the timeout.
+        """Wait until this version is ready, and return it; None if `done()`, `stop()`, or timeout.
 
         Raises:
             ApplyError: The version could not be applied.
@@ -376,7 +378,7 @@ class ReadyQueue:
             return None
 
     def _check(self, model: str, key: tuple[int, int], *, done: bool = False) -> None:
-        """Raise the version's error, if any; unless `done`, also that of a refusal or a close."""
+        """Raise the version's error, if any; unless `done`, also a refusal's or a close's."""
         for error in tuple(self._errors):
             if (error.model, error.epoch, error.version) == (model, *key):
                 self._errors.remove(error)
@@ -387,7 +389,7 @@ class ReadyQueue:
             self.check_open()
 
     def check_open(self) -> None:
-        """Check that versions can still come.
+        """Raise ClosedError if no version can come any more.
 
         Raises:
             ClosedError: The subscriber was closed, or one of its threads failed (see the cause).
@@ -396,7 +398,7 @@ class ReadyQueue:
             raise ClosedError.of("subscriber", self._closed)
 
     def check_alive(self) -> None:
-        """Check that no thread has failed; a normal close is fine.
+        """Raise ClosedError if a thread has failed. After a normal close, do nothing.
 
         Raises:
             ClosedError: A thread has failed; its exception is the cause.
@@ -406,7 +408,7 @@ class ReadyQueue:
 
     @property
     def failure(self) -> BaseException | None:
-        """The exception that has ended a thread; None if no thread has failed."""
+        """The exception that ended a thread of the subscriber; None if no thread has failed."""
         return None if isinstance(self._closed, ClosedError) else self._closed
 
     @property
@@ -415,11 +417,13 @@ class ReadyQueue:
         return self._closed is not None
 
     def _notify_all(self) -> None:
+        # Wake all waiting threads.
         self.changed.notify_all()
         for waiter in self._waiters + self._claimed:
             waiter.wake()
 
     def _news(self, models: frozenset[str] | None) -> bool:
+        # Return whether a thread that waits for these models has anything to return or raise.
         if self._refusal is not None or self._closed is not None:
             return True
         if models is None:
@@ -429,7 +433,7 @@ class ReadyQueue:
         return bool(self._errors) and any(error.model in models for error in self._errors)
 
     def wait_joined(self, timeout: float, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until a session has begun; return whether one has.
+        """Wait until a session has begun; return False after `timeout`, or if `stop()`.
 
         Raises:
             RefusedError: The publisher refuses this worker.
@@ -446,6 +450,6 @@ class ReadyQueue:
             return self.joined_epoch > 0
 
     def wait_closed(self, timeout: float) -> bool:
-        """Wait until the subscriber is closed; return whether it is."""
+        """Wait until the subscriber is closed; return False after `timeout`."""
         with self.lock:
             return self.changed.wait_for(lambda: self._closed is not None, timeout)

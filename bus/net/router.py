@@ -9,12 +9,12 @@ sees each connection, counts its bytes, and can close it.
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
 A connection is *unproven* until its first message is complete. The number of unproven connections
-is limited: beyond the limit, a new connection replaces the oldest unproven connection of the host
+is limited. Beyond the limit, a new connection replaces the oldest unproven connection of the host
 that has most of them. So unknown peers cannot keep workers out, whose handshake takes a moment.
 
 Bytes are parsed when `receive` takes messages, one message of one connection at a time. A
-connection is read again only once its messages are taken. The bytes that remain are part of one
-message, whose size is limited per connection and in total.
+connection is read again only after its messages are taken. The bytes that remain are part of one
+message, whose size is limited, per connection and in total.
 
 Everything here belongs to one thread, and never blocks.
 """
@@ -53,32 +53,33 @@ from .zmtp import ZmtpError
 
 log = logging.getLogger("weightbus.publisher")
 
-READ_BYTES = 2**14  # read from one connection before its messages are taken
+READ_BYTES = 2**14  # bytes read from one connection before its messages are taken
 ACCEPTS = 32  # connections accepted in a row
-TICK_SECONDS = 0.1  # between two checks for what is overdue
-SEARCH_FILES = 64  # of a process that are examined in one turn: 0.2 ms
-SEARCH_SECONDS = 0.02  # until the next turn
-ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # to wait for the end of a process; between two checks
+TICK_SECONDS = 0.1  # seconds between two checks for what is overdue
+SEARCH_FILES = 64  # files of a process that are examined in one turn: 0.2 ms
+SEARCH_SECONDS = 0.02  # seconds until the next turn
+ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # seconds to wait for a process's end; between two checks
 # TCP keepalive detects dead peers, so that their connections are closed.
-KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each unanswered probe
-UNSENT_MS = 30_000  # for the peer's kernel to take sent bytes: 1 MiB at 40 kB/s takes less
+# seconds without data until a probe, and between probes
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2
+UNSENT_MS = 30_000  # time for the peer's kernel to accept sent bytes
 
 
 class Router:
     """The bound control socket, and its connections.
 
     Args:
-        selector: Where its sockets are registered; pass what it finds to `process_events`.
+        selector: Where the sockets are registered; pass what it finds to `process_events`.
         rejected: Counts connections that are rejected for lack of descriptors.
-        copies: The bytes that are copied for all connections of the publisher.
-        curve: The publisher's keys; None: it has none.
+        copies: Counts the bytes that are copied for all connections of the publisher.
+        curve: The publisher's keys; None: no keys are used.
 
     Attributes:
-        due: When `tick` must be called.
+        due: The time at which `tick` must be called.
         ready: The connections of which `receive` may have a message.
-        gone: The closed connections that `take_closed` has not returned.
-        ending_at: When `take_closed` must be called for processes that are ending.
-        key: The key of the sender of the last message; empty where there are no keys.
+        gone: The closed connections that `take_closed` has not returned yet.
+        ending_at: The time at which `take_closed` must be called, for processes that are ending.
+        key: The public key of the last message's sender; empty if no keys are used.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class Router:
         self._over_tcp = True
         self._peers: dict[bytes, ControlConnection] = {}
         self._unproven: dict[ControlConnection, None] = {}  # the oldest first
-        self._by_host: dict[str, int] = {}  # the number of unproven connections
+        self._by_host: dict[str, int] = {}  # number of unproven connections, by host
         self._room = UNPROVEN_MAX if math.isinf(limit_of()) else min(UNPROVEN_MAX, limit_of() // 4)
-        self.ready: deque[ControlConnection] = deque()  # those with unparsed bytes
+        self.ready: deque[ControlConnection] = deque()  # connections with unparsed bytes
         self._partial: dict[
             ControlConnection, int
         ] = {}  # bytes of unfinished messages, where there are any
@@ -113,21 +114,21 @@ class Router:
         self._ending: list[
             tuple[ControlConnection, float, str]
         ] = []  # closed ones, with when to stop checking the process
-        self._last: ControlConnection | None = None  # the sender of the last message
-        self._count = 0  # of connections so far
+        self._last: ControlConnection | None = None  # the connection of the last message
+        self._count = 0  # number of connections so far
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._hung_up = RateLimitedWarning(log, "hung up on a control connection: %s")
         self._not_accepted = RateLimitedWarning(
             log, "cannot accept a connection, will try again: %s"
         )
-        self._accept_at = 0.0  # when to accept again; 0: now
+        self._accept_at = 0.0  # the time at which to accept again; 0: now
         self._tick_at = self._search_at = self.due = math.inf
         self.gone: list[ControlConnection] = []
         self.ending_at = math.inf
         self.key = ""
 
     def bind(self, endpoint: str) -> str:
-        """Listen at an endpoint; return it with the actual port.
+        """Listen at an endpoint; return the endpoint with the actual port.
 
         Raises:
             AddressError: The endpoint is in use, or invalid.
@@ -152,7 +153,7 @@ class Router:
                     self._accept(self._listener, now)
                 continue
             try:
-                # Read only once earlier input is parsed: this limits the memory for input.
+                # Read only after earlier input is parsed: this limits the memory for input.
                 if events & selectors.EVENT_READ and not peer.ready and peer.read(scratch, now):
                     self._note_partial(peer, 0)
                     peer.ready = True
@@ -163,7 +164,7 @@ class Router:
                 self._close_when_drained(peer)
 
     def receive(self, now: float) -> tuple[bytes, Sequence[Buffer]] | None:
-        """Return the identity and the frames of the next message, if there is one."""
+        """Return (routing id, frames) of the next message; None if there is none."""
         while self.ready:
             peer = self.ready.popleft()
             if peer.closed:
@@ -187,7 +188,7 @@ class Router:
         return None
 
     def _all_taken(self, peer: ControlConnection, now: float) -> None:
-        """Handle a connection whose messages are all taken: send its answers, or close it."""
+        """Handle a connection after its last message: send answers to commands, or close it."""
         peer.ready = False
         if peer.broken:
             self._close(peer)
@@ -205,12 +206,14 @@ class Router:
             self._reject(longest, ZmtpError(text), now)
 
     def _reject(self, peer: ControlConnection, error: ZmtpError | CurveError, now: float) -> None:
+        # Close a connection that violates the protocol, and log the reason.
         if isinstance(error, CurveError):
             peer.send_last(error.reply)
         self._hung_up.warn(f"{peer.host or 'a process of this host'}: {error}", now)
         self._close(peer)
 
     def _note_partial(self, peer: ControlConnection, nbytes: int) -> None:
+        # Record how many bytes of unfinished messages a connection has.
         self._partial_bytes += nbytes - self._partial.pop(peer, 0)
         if nbytes:
             self._partial[peer] = nbytes
@@ -239,11 +242,12 @@ class Router:
         return True
 
     def _write(self, peer: ControlConnection, now: float) -> None:
+        # Send what is queued for a connection.
         peer.outgoing.write(now)
         self._watch(peer)
 
     def _watch(self, peer: ControlConnection) -> None:
-        """Have the selector wait for input and, if anything is unsent, for room to send."""
+        """Let the selector wait for input and, if bytes are unsent, for room to send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing.unsent else 0)
         if peer.watched != events and not peer.broken:
             peer.watched = events
@@ -254,7 +258,7 @@ class Router:
     # Time.
 
     def tick(self, now: float) -> None:
-        """Perform what is due; call this when `due` says."""
+        """Do what is due: accept, search, close. Call this at the time `due`."""
         if now >= self._search_at:
             self._search(now)
         if now >= self._tick_at:
@@ -263,6 +267,7 @@ class Router:
         self.due = min(self._tick_at, self._search_at)
 
     def _look_after(self, now: float) -> None:
+        # Accept again, and close connections that are overdue.
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
@@ -290,6 +295,7 @@ class Router:
     # Connections.
 
     def _accept(self, listener: Listener, now: float) -> None:
+        # Accept connections, as far as limits and descriptors allow.
         for _ in range(ACCEPTS):
             try:
                 connection, address = listener.socket.accept()
@@ -306,6 +312,7 @@ class Router:
             self._add(connection, host, now)
 
     def _add(self, connection: socket.socket, host: str, now: float) -> None:
+        # Add a new connection.
         connection.setblocking(False)
         if self._over_tcp:
             with contextlib.suppress(OSError):  # the peer has closed it, as the first read shows
@@ -325,7 +332,7 @@ class Router:
             self._close(peer)
 
     def _within_rate(self, host: str, now: float) -> bool:
-        """True if a host may connect again: its connections are limited in burst and rate."""
+        """Count a new connection of a host; return False if the host exceeds its rate limit."""
         if host not in self._hosts:
             if len(self._hosts) >= HOSTS_MAX:
                 self._hosts = {h: each for h, each in self._hosts.items() if not each.is_full(now)}
@@ -335,7 +342,7 @@ class Router:
         return self._hosts[host].take(1, now)
 
     def _make_room(self, connection: socket.socket, host: str, now: float) -> bool:
-        """Return whether there is room for a new connection; close an unproven one if necessary."""
+        """Return whether a new connection has room; close an unproven one if necessary."""
         crowded = nearly_exhausted(connection.fileno())
         if crowded:
             self._rejected.note(connection.fileno(), host, now)
@@ -351,13 +358,14 @@ class Router:
         return True
 
     def _mark_proven(self, peer: ControlConnection) -> None:
-        """Mark a connection as proven by its first message: it no longer counts as unproven."""
+        """Mark a connection as proven, after its first message."""
         peer.proven = True
         self._forget_unproven(peer)
         if (bucket := self._hosts.get(peer.host)) is not None:
             bucket.give_back(1)
 
     def _forget_unproven(self, peer: ControlConnection) -> None:
+        # Stop counting a connection as unproven.
         if peer in self._unproven:
             del self._unproven[peer]
             self._by_host[peer.host] -= 1
@@ -369,7 +377,7 @@ class Router:
         self._selector.unregister(listener)
 
     def _close_when_drained(self, peer: ControlConnection) -> None:
-        """Close a connection that has ended once its earlier messages are taken."""
+        """Close a connection that has ended, after its earlier messages are taken."""
         if not peer.ready:
             self._close(peer)
         elif not peer.broken:
@@ -382,6 +390,7 @@ class Router:
             self._reject(peer, ZmtpError(NOT_READ), time.monotonic())
 
     def _close(self, peer: ControlConnection) -> None:
+        # Close a connection; if it is proven, `take_closed` will return it.
         del self._peers[peer.identity]
         self._forget_unproven(peer)
         self._note_partial(peer, 0)
@@ -418,7 +427,7 @@ class Router:
     # Processes of workers.
 
     def follow(self, pid: int) -> None:
-        """Find the process of the last message's sender, a worker that has reported this pid."""
+        """Search for the process of the last message's sender, a worker that reported this pid."""
         peer = self._last
         if peer is None or peer.closed or peer.process is not None or pid == os.getpid():
             return
@@ -439,6 +448,7 @@ class Router:
             self._search_at = now + SEARCH_SECONDS
 
     def _look(self, peer: ControlConnection, now: float) -> None:
+        # Continue the search for a connection's process.
         search = peer.search
         if search is None or peer.closed:
             return
@@ -450,10 +460,10 @@ class Router:
         self.due = min(self.due, self._search_at)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return (identity, text) for each closed connection; empty text: its process may run.
+        """Return (routing id, how its process ended or "") for each closed connection.
 
         Take all messages first: the last messages of a closed connection are among them. A process
-        may outlive its connection for a moment: the identity is returned again once it has ended.
+        may outlive its connection for a moment: the routing id is returned again after its end.
         """
         found: list[tuple[bytes, str]] = []
         closed = [(peer, now + ENDING_SECONDS, "closed") for peer in self.gone]
@@ -488,6 +498,7 @@ def _host_of(address: tuple[Any, ...] | str) -> str:
 
 
 def _tune(connection: socket.socket) -> None:
+    # Set the options of a new TCP connection.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):

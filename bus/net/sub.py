@@ -1,7 +1,8 @@
 """The worker's data connection: connects in the background, receives payloads in place.
 
 The connection belongs to one thread, which never blocks here: a helper thread resolves the host,
-connects and then wakes the owner. A connection that breaks or falls silent is replaced.
+connects, and then wakes the owner. A connection that breaks, or on which nothing arrives, is
+replaced.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ class Subscription:
     """A SUB connection to one publisher.
 
     Args:
-        place: Returns where to receive a payload, see `zmtp.Stream`.
+        place: Returns where to receive a payload; see `zmtp.Stream`.
         wake: Wakes the owning thread; called by the thread that connects.
     """
 
@@ -51,11 +52,12 @@ class Subscription:
         self._heard_at = 0.0
         self._commands = TokenBucket(COMMANDS, 0.0)  # limits the commands of this connection
         self._expected = 1
-        self._drained = False  # no bytes are left to read, until the descriptor is readable
-        self.pending = False  # messages may be here already, though the descriptor is not readable
+        self._drained = False  # whether nothing is left to read until the descriptor is readable
+        # whether messages may have arrived although the descriptor is not readable
+        self.pending = False
 
     def connect(self, endpoint: str, ticket: str = "") -> None:
-        """Receive messages from this endpoint, in place of any earlier one.
+        """Receive messages from this endpoint, in place of any earlier endpoint.
 
         `endpoint` was checked, see `endpoints.check`. If a ticket is given, each later connection
         needs a new one: a ticket is valid once.
@@ -82,7 +84,7 @@ class Subscription:
         return connection is not None and self._stream.say(body) and self._write(connection)
 
     def process_events(self, now: float) -> tuple[socket.socket, bool] | None:
-        """Perform what is due; return the socket to watch and whether bytes are unsent, or None."""
+        """Do what is due; return (socket to watch, whether bytes are unsent), or None."""
         while self._dialled:
             self._use_connection(*self._dialled.popleft(), now)
         patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
@@ -112,11 +114,11 @@ class Subscription:
 
     @property
     def needs_ticket(self) -> bool:
-        """True if a new connection is needed, but no ticket for it is here."""
+        """True if a new connection is needed, but there is no ticket for it."""
         return self._ticketed and not (self._ticket or self._socket or self._dialling)
 
     def receive(self, now: float) -> Arrived | None:
-        """Return the next message or None; `pending` then says whether more may be here."""
+        """Return the next message or None. Then `pending` says whether more may have arrived."""
         while not self._arrived and (self._stream.held or not self._drained):
             connection, stream = self._socket, self._stream
             if connection is None:
@@ -177,14 +179,14 @@ class Subscription:
             )
 
     def _set_low_water(self) -> None:
-        """Have the kernel wake us for a large part of the missing bytes, not for each packet."""
+        """Let the kernel wake us for a large part of the missing bytes, not for each packet."""
         count = min(self._stream.missing, LOW_WATER_BYTES)
         if count != self._expected and self._socket is not None:
             self._expected = count
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def close(self) -> None:
-        """Close the connection, and make no other."""
+        """Close the connection, and never connect again."""
         self._closed = True
         self._endpoint = ""
         self._hang_up()
@@ -193,7 +195,7 @@ class Subscription:
     # Connecting.
 
     def _dial(self, endpoint: str) -> None:
-        """Connect. (Runs in a helper thread.)"""
+        """Connect, in a helper thread, and wake the owner."""
         found: socket.socket | None = None
         with contextlib.suppress(OSError, UnicodeError):
             found = endpoints.dial(endpoint, DIAL_SECONDS)
@@ -203,7 +205,7 @@ class Subscription:
             self._forget_dialled()
 
     def _forget_dialled(self) -> None:
-        """Close new connections that will not be used. Either thread calls this, after `close`."""
+        """Close new connections that will not be used. Any thread calls this, after `close`."""
         with contextlib.suppress(IndexError):
             while True:
                 _, found = self._dialled.popleft()
@@ -211,6 +213,7 @@ class Subscription:
                     found.close()
 
     def _use_connection(self, endpoint: str, found: socket.socket | None, now: float) -> None:
+        # Use a connection that the helper thread has made; None: it failed.
         self._dialling = False
         if found is None:
             return
@@ -237,6 +240,7 @@ class Subscription:
         return True
 
     def _hang_up(self) -> None:
+        # Close the connection, if any.
         if self._socket is not None:
             self._socket.close()
             self._socket = None

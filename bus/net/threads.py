@@ -1,9 +1,9 @@
 """The thread of a publisher or worker, which owns its sockets, and the waker for other threads.
 
-Once the thread runs, only the thread closes what it owns. The caller of `start` may be interrupted
-while the thread begins to run (by Ctrl-C, for instance), and must clean up without knowing whether
-the thread will run. So a lock decides: the thread closes the sockets if it acquires the lock first,
-the caller if `give_up` does.
+Once the thread runs, only the thread closes its sockets. The caller of `start` may be interrupted
+while the thread begins to run (by Ctrl-C, for instance), and must then clean up without knowing
+whether the thread will run. So a lock decides: the thread closes the sockets if it acquires the
+lock first; the caller does, if `give_up` acquires it first.
 """
 
 import selectors
@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-WAKES = 4096  # bytes read at once: a read of fewer has emptied the socket
+WAKES = 4096  # bytes read at once; fewer bytes mean that the socket is empty
 
 
 class IoThread(threading.Thread):
     """A thread that owns its sockets; it does not keep the process alive.
 
     Args:
-        work: The thread's function, which at its end closes what the thread owns.
+        work: The thread's function, which closes the thread's sockets at its end.
         name: The thread's name.
     """
 
@@ -34,7 +34,7 @@ class IoThread(threading.Thread):
             super().run()
 
     def give_up(self, timeout: float) -> bool:
-        """Return True at once if the thread has not run and never will; else wait for its end."""
+        """Return True if the thread never began to run (and prevent it); else wait for its end."""
         if self._taken.acquire(blocking=False):
             return True
         if self.is_alive():
@@ -60,7 +60,7 @@ def new_selector() -> selectors.DefaultSelector:
 
 
 class Waker:
-    """Wakes a thread that waits in its selector; repeated wakes have the effect of one."""
+    """Wakes a thread that waits in its selector. Repeated wakes have the effect of one wake."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()

@@ -1,7 +1,7 @@
 """The worker's thread: it owns the sockets, passes messages, and lets the machine decide.
 
 Effects that do not block (memory, opening a segment) are performed immediately, before the next
-message; slow effects run in the `Copier`. Ready versions go to the `ReadyQueue`; the user's thread
+message. Slow effects run in the `Copier`. Ready versions go to the `ReadyQueue`; the user's thread
 reports the outcome of each version by a `Report`.
 """
 
@@ -59,7 +59,7 @@ log = logging.getLogger("weightbus.worker")
 
 P = ParamSpec("P")
 
-TICK = 0.1  # seconds between two ticks while idle
+TICK = 0.1  # seconds between two ticks, while idle
 BATCH = 16  # messages taken from one socket before the other is served
 
 
@@ -69,10 +69,10 @@ class WorkerLoop:
     Args:
         machine: Makes the decisions.
         sockets: Carry the messages; the loop closes them.
-        ready_queue: Where ready versions are put.
+        ready_queue: Gets the versions that are ready to be applied.
         look: Called many times a second; must not block.
-        on_renamed: Called when the running version is renamed; the user holds no version then.
-        shared_memory: Whether to read the publisher's memory where it is on this host.
+        on_renamed: Called when the running version is renamed and the user has no version.
+        shared_memory: Whether to read the publisher's memory if it is on this host.
     """
 
     def __init__(
@@ -89,14 +89,15 @@ class WorkerLoop:
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
         self._work: deque[Happening] = deque()
-        self._copier = Copier(partial(_enqueue, self._work, sockets))  # `tell` would hold the loop
+        # not `tell`, which refers to the loop
+        self._copier = Copier(partial(_enqueue, self._work, sockets))
         self._stopping, self._refused = False, ""
         self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
         self._failures = RateLimitedWarning(log, "%s")
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = IoThread(self._run, "weightbus-worker")
-        self._ident = 0  # of that thread, once it runs
+        self._ident = 0  # id of that thread, once it runs
 
     # For any thread.
 
@@ -141,6 +142,7 @@ class WorkerLoop:
     # For the thread itself.
 
     def _run(self) -> None:
+        # Run turns until `stop`, or until the thread fails.
         ended: BaseException = ClosedError("close() was called")
         self._ident = threading.get_ident()
         try:
@@ -156,13 +158,14 @@ class WorkerLoop:
             self._end(ended)
 
     def _end(self, reason: BaseException) -> None:
+        # Close the queue and the sockets.
         self._ready_queue.close(reason)
         self._copier.close()
         self._sockets.close()
         self._at_once = self._examine = None  # they may refer to the owner of this loop
 
     def _run_once(self, next_tick: float) -> float:
-        """Process what is ready, and tick when it is time."""
+        """Run one turn: process what is ready, and tick if it is time."""
         outside = self._machine.session == "outside"
         may_hello = outside and self._machine.may_say_hello(time.monotonic())
         wait = 0.0 if self._work else next_tick - time.monotonic()
@@ -201,20 +204,22 @@ class WorkerLoop:
         return next_tick
 
     def _call_look(self) -> list[Effect]:
+        # Call `look`, as a step without effects.
         self._look()
         return []
 
     def _do_work(self, now: float) -> None:
+        # Pass queued events to the machine.
         while self._work:
             self._perform(self._machine.happened, self._work.popleft(), now)
 
     def _perform(
         self, decide: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Perform the effects that the machine decides on; if that raises, warn and recover.
+        """Perform the effects that `decide` returns; if it raises, warn and recover.
 
         An exception from one message, event or effect does not end the thread; only an exception
-        from this loop does. If an effect fails, the machine gets the event for its failure.
+        from this loop does. If an effect fails, the machine gets the event of that failure.
         """
         try:
             effects = decide(*args, **kwargs)
@@ -231,7 +236,7 @@ class WorkerLoop:
                     self._done(answer)
 
     def _recover(self, error: Exception, taken: object) -> list[Effect]:
-        """Return the effects of recovering from an exception in a message or event."""
+        """Return the effects by which the machine recovers from an exception."""
         why, now = f"this worker has failed in the middle: {_cause(error)}", time.monotonic()
         self._failures.warn(f"{why}. It drops what is not whole, and joins again", now)
         try:
@@ -245,6 +250,7 @@ class WorkerLoop:
             return []
 
     def _do(self, effect: Effect) -> None:
+        # Perform one effect.
         match effect:
             case Send(message):
                 token = self._machine.terms.upstream if effect.upstream else ""
@@ -280,7 +286,7 @@ class WorkerLoop:
                 self._join(effect.epoch)
             case Rejected(model, epoch, version, code, text):
                 error = rejected(model, epoch, version, code, text)
-                if not self._ready_queue.asked:  # otherwise the user's call raises the error
+                if not self._ready_queue.asked:  # if a call waits, it raises the error
                     log.warning("%s", on_one_line(error))
                 self._ready_queue.reject(error)
             case Refused(code, text):
@@ -303,6 +309,7 @@ class WorkerLoop:
         log.log(level, "%s", line, extra={"weightbus": {"kind": kind, "worker": name}})
 
     def _join(self, epoch: int) -> None:
+        # Record and log that a session has begun.
         self._log("joined", f"joined, epoch {epoch}")
         self._refused = ""
         self._ready_queue.join(epoch)
@@ -319,6 +326,7 @@ class WorkerLoop:
         self._ready_queue.refuse(RefusedError(said, code))
 
     def _deliver(self, staged: StagedVersion) -> None:
+        # Apply a small version at once, or add a version to the ready queue.
         small = staged.data.nbytes <= AT_ONCE_BYTES
         if small and self._at_once is not None and self._at_once(staged):
             self._do_work(time.monotonic())  # send its report now: the publisher waits for it
@@ -329,10 +337,11 @@ class WorkerLoop:
             self._done(Report(older.model, older.key, "newer"))
 
     def _done(self, event: Happening) -> None:
+        # Pass an event to the machine.
         self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
-        """Return memory, or None; if it is for a later version, touch its pages when idle."""
+        """Return memory, or None without any. Memory for a later version is touched when idle."""
         try:
             if effect.key is not None:
                 return memory_of(effect.nbytes)
@@ -343,6 +352,7 @@ class WorkerLoop:
         return memory
 
     def _connect(self, endpoint: str, ticket: str) -> None:
+        # Connect to the data endpoint; on an error, versions are fetched.
         try:
             self._sockets.connect_data(endpoint, ticket)
         except AddressError as error:  # all versions can still be fetched

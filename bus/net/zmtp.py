@@ -2,9 +2,9 @@
 
 libzmq receives each message into newly allocated memory: page faults, a hand-over between threads,
 and a copy to the final place together cost more than the network does. So the worker reads
-published messages itself, and the bulk of a payload goes from the kernel directly to its place.
+published messages itself, and most of a payload goes from the kernel directly to its place.
 (`pub.py` says why the publisher sends messages itself.) The caller receives into `room()` and then
-calls `received()`; it sends the bytes in `outgoing`, but never between the frames of a message.
+calls `received()`. It sends the bytes in `outgoing`, but never between the frames of a message.
 
     greeting (64 bytes) ──> READY ──> messages and commands
 
@@ -25,10 +25,10 @@ from ..messages import PAYLOAD, Buffer
 MORE, LONG, COMMAND = 1, 2, 4
 # The first byte of a subscriber's message: unsubscribe, subscribe, report, or ticket.
 OFF, ON, WORD, TICKET = b"\0", b"\1", b"\2", b"\3"
-SCRATCH_BYTES: Final = 8192  # read ahead; at most this much of a payload is copied twice
-PIECE_BYTES: Final = 2**18  # of a payload, received at once: still in the cache for the checksum
+SCRATCH_BYTES: Final = 8192  # bytes read ahead; at most so many of a payload are copied twice
+PIECE_BYTES: Final = 2**18  # bytes of a payload received at once, still in the cache when hashed
 FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
-FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
+FRAMES_MAX: Final = 8  # frames of a message; a later protocol may have several payloads
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 SINK: Final = memoryview(bytearray(2**16))  # for unwanted bytes; never read
@@ -43,11 +43,11 @@ class ZmtpError(Exception):
 
 
 class Stream:
-    """The protocol state of one connection.
+    """The protocol state of one connection, without the socket.
 
     Args:
-        place: Given the topic and header of a message and the size of its payload, returns a lease
-            on the place for the payload; the lease then stands for the message. If it returns None,
+        place: Takes the topic and header of a message, and the size of its payload. Returns a lease
+            of the memory for the payload; the lease then replaces the message. If it returns None,
             the payload is read and discarded, and the message has an empty payload.
         kind: This side's socket type. (The greeting is of ZMTP 3.0, where subscriptions are
             messages.)
@@ -70,11 +70,11 @@ class Stream:
         self.state: State = "greeting"
         self._place = place
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self._have = 0  # bytes in the scratch
+        self._have = 0  # number of received bytes in the scratch
         self.missing = 1  # bytes that must arrive before anything can be processed
-        self.held = False  # a payload in the scratch waits until earlier messages are processed
-        self._frames: list[Buffer] = []  # of the message that is arriving
-        # A frame longer than the scratch, which is being received: its flags and lease.
+        self.held = False  # whether a payload waits until earlier messages are processed
+        self._frames: list[Buffer] = []  # frames of the message that is arriving
+        # A frame longer than the scratch, which is being received: (flags, lease).
         self._body: tuple[int, Lease | None] | None = None
         self._topics: set[bytes] = set()
         self.first = b""  # a message to send before all others
@@ -107,9 +107,10 @@ class Stream:
         return SINK[: self.missing]
 
     def received(self, count: int) -> Sequence[Arrived]:
-        """Process bytes that were received into `room()`; return the messages completed by them.
+        """Process bytes that were received into `room()`; return the messages that they complete.
 
-        If `held` is set afterwards, process these messages and call this with 0 before `room()`.
+        If `held` is True afterwards, more input is buffered: process these messages, and call this
+        with 0 before `room()`.
 
         Raises:
             ZmtpError: The peer violates the protocol: close the connection.
@@ -136,7 +137,7 @@ class Stream:
     # Parsing.
 
     def _parse(self, messages: list[Arrived]) -> None:
-        """Process complete frames in the scratch, and begin a frame that does not fit."""
+        """Process complete frames in the scratch; begin a frame that does not fit into it."""
         scratch, have, at = self._scratch, self._have, 0
         self.held = False
         if self.state == "greeting" and have >= len(GREETING):
@@ -159,7 +160,8 @@ class Stream:
                 raise ZmtpError(f"a frame of {size} bytes")
             if not payload and end - at <= SCRATCH_BYTES:
                 break
-            self.held = payload and bool(messages)  # earlier messages may determine its place
+            # earlier messages may decide where the payload goes
+            self.held = payload and bool(messages)
             if not self.held:
                 self._begin(flags, size, scratch[body:have], payload=payload)
                 at = have
@@ -169,6 +171,7 @@ class Stream:
         self._have = have - at
 
     def _greet(self, greeting: memoryview) -> int:
+        # Check the peer's greeting, and send READY; return the greeting's size.
         if fault := greeting_fault(greeting, b"NULL"):
             raise ZmtpError(fault)
         self.state = "ready"
@@ -177,7 +180,7 @@ class Stream:
         return len(GREETING)
 
     def _begin(self, flags: int, size: int, begun: memoryview, *, payload: bool) -> None:
-        """Find a place for a frame that exceeds the scratch, and copy its first bytes there."""
+        """Get memory for a frame that exceeds the scratch, and copy its first bytes there."""
         if payload and size > MESSAGE_BYTES_MAX:
             raise ZmtpError(f"a frame of {size} bytes")
         lease: Lease | None = None
@@ -191,7 +194,7 @@ class Stream:
             lease.received(len(begun))
 
     def _whole(self, flags: int, lease: Lease | None, messages: list[Arrived]) -> None:
-        """Process a frame that did not fit the scratch."""
+        """Process a frame that did not fit into the scratch."""
         if lease is not None and lease.message is None:
             self._frame(flags, lease.view, messages)
             return
@@ -203,6 +206,7 @@ class Stream:
             lease.cancel()  # more frames follow than this protocol has
 
     def _frame(self, flags: int, body: Buffer, messages: list[Arrived]) -> None:
+        # Process a complete frame: a command, or a part of a message.
         self.frames += 1
         if flags & COMMAND:
             self._command(bytes(body))
@@ -217,6 +221,7 @@ class Stream:
             self._frames = []
 
     def _command(self, body: bytes) -> None:
+        # Process a command.
         self.commands += 1
         size = 1 + body[0] if body else 0
         name, rest = body[1:size], body[size:]
@@ -232,11 +237,12 @@ class Stream:
             raise ZmtpError(f"the other side says: {rest[1:].decode('latin1')}")
 
     def _send(self, body: bytes, flags: int = 0) -> None:
+        # Queue a small frame.
         self.outgoing += bytes([flags, len(body)]) + body
 
 
 def greeting_fault(greeting: Buffer, mechanism: bytes) -> str:
-    """Return an error text for a greeting, as far as it has arrived; empty if it is valid."""
+    """Return an error text for a greeting, which may be incomplete; "" if it is valid so far."""
     head = bytes(greeting[:32])
     signature, version, theirs = head[:10], head[10:11], head[12:32]
     begins = signature[:1] in (b"", b"\xff") and signature[9:10] in (b"", b"\x7f")
@@ -266,7 +272,7 @@ def head_of(size: int, flags: int) -> bytes:
 
 
 def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """Return what remains of some buffers once `sent` bytes of them are sent."""
+    """Return what remains of some buffers after `sent` bytes of them were sent."""
     left: list[Buffer] = []
     for part in parts:
         if sent >= len(part):

@@ -1,10 +1,10 @@
 """Explains why a publisher does not reach workers: they left, were refused, or are misconfigured.
 
-Workers that left in order or were refused are remembered, up to a bound, so that the warning on a
+Workers that left in order or were refused are remembered, up to a bound, so that the warning for a
 publish to no worker can name these workers and the reasons.
 
 A misspelt model name, or a worker that never applies, raises no error: both sides just wait. So
-such a mistake is logged here, once, with a suggestion.
+such a mistake is logged here, once, with advice.
 """
 
 import difflib
@@ -26,7 +26,7 @@ _COUNTERS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
 
 
 def unknown(state: PublisherState, names: Collection[str]) -> str:
-    """Return an error text with those `names` that no worker ever had; empty if all are known."""
+    """Return an error text with those names that no worker ever had; "" if all are known."""
     known = {peer.name for peer in state.roster}
     unknown_names = [n for n in names if n not in known and not has_left(state, n)]
     if not unknown_names:
@@ -44,13 +44,13 @@ def has_left(state: PublisherState, name: str) -> bool:
 
 
 def reasons(state: PublisherState, model: str) -> list[str]:
-    """Return texts on why workers of a model are absent and why connections were rejected."""
+    """Return texts: why workers of a model are absent, and why connections were rejected."""
     known = [absence.text for absence in state.absent.values() if model in absence.models]
     return [*known, state.rejections] if state.rejections else known
 
 
 def likely_meant(name: str, names: Iterable[str]) -> str:
-    """Return that name in `names` of which `name` is probably a typo; empty if there is none."""
+    """Return the name in `names` of which `name` is probably a typo; "" if there is none."""
     plain = _COUNTERS.sub("", name)
     first = name[0].lower()  # a typo is rarely in the first letter: `encoder` is no `decoder`
     others = [n for n in names if _COUNTERS.sub("", n) != plain and n[0].lower() == first]
@@ -58,7 +58,7 @@ def likely_meant(name: str, names: Iterable[str]) -> str:
 
 
 def others_want(model: str, wanted: Sequence[str]) -> str:
-    """Return a text with the models `wanted`, which live workers want instead of `model`."""
+    """Return a text with the models that live workers want (`wanted`) instead of `model`."""
     shown = ", ".join(map(repr, wanted[:NAMES_LISTED])) + (
         ", ..." if len(wanted) > NAMES_LISTED else ""
     )
@@ -99,7 +99,7 @@ def _likely_typos(state: PublisherState, now: float) -> Iterator[Effect]:
 
 
 def _report_never_applied(state: PublisherState, now: float) -> Iterator[Effect]:
-    """Yield warnings of workers that have staged a version and have never applied any version."""
+    """Yield warnings about workers that have staged a version, and have never applied one."""
     found = _live(state, lambda p: [m for m in p.incoming if _awaits_user(state, p, m)])
     for model, peers in state.never_applied.held_since(found, now - state.timing.hint_after, now):
         version = peers[0].incoming[model].version
@@ -111,7 +111,7 @@ def _report_never_applied(state: PublisherState, now: float) -> Iterator[Effect]
 
 
 def _awaits_user(state: PublisherState, peer: Peer, model: str) -> bool:
-    """True if a worker's first version is staged and waits only for the user to apply it."""
+    """True if a worker's first version is staged, and waits only for the user to apply it."""
     incoming, versions = peer.incoming[model], state.store.get(model)
     pending = versions.pending if versions is not None else None
     waits = pending is not None and pending.version == incoming.version  # waits for its commit
@@ -119,7 +119,7 @@ def _awaits_user(state: PublisherState, peer: Peer, model: str) -> bool:
 
 
 def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[str, list[Peer]]:
-    """Return the live workers by model; `models` returns the models to list a worker under."""
+    """Return the live workers by model. `models` returns the models of a worker to list."""
     found: dict[str, list[Peer]] = {}
     for peer in state.roster:
         for model in () if peer.lost else models(peer):
@@ -128,6 +128,7 @@ def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[st
 
 
 def _names(peers: list[Peer], one: str, many: str) -> str:
+    # Return the names of workers, with the verb for one (`one`) or several workers (`many`).
     names = sorted(peer.name for peer in peers)
     if len(names) == 1:
         return f"worker {names[0]} {one}"

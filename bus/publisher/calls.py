@@ -18,11 +18,12 @@ from .state import PublisherState
 from .status import phase_of, reason_of
 from .version import Chunked, Version, VersionPatch
 
-NOTHING_RUNS = "; it runs no version now, until one is applied"  # ends the text of a torn apply
+# the end of the text for an apply that failed half-way
+NOTHING_RUNS = "; it runs no version now, until one is applied"
 
 
 def undecided(state: PublisherState, version: Version) -> Publication | None:
-    """Return the open, uncommitted call that published a version; None if there is none."""
+    """Return the open call that published a version, if it is not committed yet; else None."""
     for call in state.calls.values():
         if call.version is version and call.decision != "commit":
             return call
@@ -41,7 +42,7 @@ def must_hash(state: PublisherState, model: str, version: int) -> bool:
 def record_transport(
     state: PublisherState, peer: Peer, said: Staged | Applied, version: Version | None, now: float
 ) -> None:
-    """Record as what a worker received a version, whole or a patch, and how fast. (D11)"""
+    """Record how a worker received a version, whole or as a patch, and how fast. (D11)"""
     by: Chunked | None = version
     if version is not None and said.patch is not None:
         by = version.find(said.patch)
@@ -63,7 +64,7 @@ def record_transport(
 
 
 def give_up(state: PublisherState, pending: Version | None, why: str, now: float) -> list[Effect]:
-    """End the calls that published a version; a pending version is thereby aborted."""
+    """End the calls that published this version. If it is not committed yet, it is aborted."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if call.version is pending:
@@ -81,7 +82,7 @@ def end(state: PublisherState, call: Publication, why: str, now: float) -> list[
 
 
 def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
-    """End a model's oldest call if too many are open, as when no worker applies its versions."""
+    """End a model's oldest call if too many are open, for example if no worker applies versions."""
     same = [call for call in state.calls.values() if call.version.model == model]
     if len(same) <= CALLS_MAX:
         return []
@@ -90,7 +91,7 @@ def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
 
 
 def renewed(state: PublisherState, epoch: int) -> None:
-    """Reset the calls whose versions were moved to a new epoch."""
+    """Reset the calls whose versions were moved to this new epoch."""
     for call in state.calls.values():
         if call.version.epoch == epoch:
             call.renew()
@@ -113,7 +114,7 @@ def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
 
 
 def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[Effect]:
-    """Handle a worker's loss in all calls; `gone`: its connection or process has ended."""
+    """Handle the loss of a worker, in all calls. `gone`: its connection or process has ended."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         call.lose(peer.name, now, peer.why, gone=gone)
@@ -124,7 +125,7 @@ def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[E
 def move(
     state: PublisherState, peer: Peer, event: TargetEvent, now: float, of: Version | None = None
 ) -> list[Effect]:
-    """Apply a worker's event to the calls of the version `of`, or to all calls if that is None."""
+    """Apply a worker's event to the calls of the version `of` (None: to all calls)."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if of is None or call.version is of:
@@ -134,7 +135,7 @@ def move(
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:
-    """Handle a `failed` report, in the calls of the version that the report names."""
+    """Handle a worker's report that a version failed, in the calls of that version."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         v = call.version
@@ -162,7 +163,7 @@ def arrived(
     now: float,
     note: str = "",
 ) -> list[Effect]:
-    """Record that a worker runs a version, in the calls of that version and of older versions."""
+    """Update every open call for this version or an older one: the worker now runs `runs`."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         of = call.version
@@ -192,7 +193,7 @@ def close(state: PublisherState, now: float) -> list[Effect]:
 
 
 def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]:
-    """Commit or abort a call's version if that is decided, and resolve the call if it is over."""
+    """Commit or abort a call's version if that is decided; resolve the call if it is over."""
     effects: list[Effect] = []
     open_ = call.terms.commit == "together" and call.decision == "open"
     if open_ and call.decide(now) != "open":
@@ -202,7 +203,7 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
         missing, why = 0, ""
         if not achieved:
             missing, why = call.missing, _shortfall_reason(state, call)
-        if not (achieved and call.for_all):  # else every target is done
+        if not (achieved and call.for_all):  # otherwise every target is done
             _set_details(state, call, now)
         receipt, require = call.resolve(now, call.version.chunks.digest), call.terms.require
         about = receipt, achieved, call.done, missing, require, why, call.terms.named
@@ -215,6 +216,7 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
 
 
 def _decided(state: PublisherState, call: Publication) -> list[Effect]:
+    # Commit or abort the version of a call, as decided.
     version = call.version
     versions = state.store[version.model]
     peers = [p for n in call.targets if (p := state.roster.by_name(n)) is not None and not p.lost]
@@ -231,7 +233,7 @@ def _decided(state: PublisherState, call: Publication) -> list[Effect]:
 
 
 def _absence_reasons(state: PublisherState, call: Publication) -> list[str]:
-    """Return why each absent worker that wants the call's model is absent, one text for each."""
+    """Return, for each absent worker that wants the call's model, a text on why it is absent."""
     model = call.version.model
     lost = [p for p in state.roster if p.lost and model in p.hello.models]
     others = [p for p in lost if call.terms.alive or p.name not in call.targets]
@@ -239,13 +241,13 @@ def _absence_reasons(state: PublisherState, call: Publication) -> list[str]:
 
 
 def _other_models_text(state: PublisherState, model: str) -> str:
-    """Return a text with the models that live workers want; empty if one wants this model."""
+    """Return a text with the models that live workers want; "" if one of them wants this model."""
     wanted = {m for peer in state.roster if not peer.lost for m in peer.hello.models}
     return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
 
 
 def _shortfall_reason(state: PublisherState, call: Publication) -> str:
-    """Return a text of why a call was ended early, and why expected workers are missing."""
+    """Return a text: why a call was ended early, and why expected workers are missing."""
     said = [call.ended] if call.ended else []
     if call.terms.named is not None:
         return "; ".join(said)
@@ -275,7 +277,7 @@ def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
 
 
 def _set_details(state: PublisherState, call: Publication, now: float) -> None:
-    """Set the detail of each target that is not done: a text of what the worker is doing."""
+    """Set, for each target that is not done, a text on what the worker is doing."""
     model = call.version.model
     for target in call.targets.values():
         if target.state in call.done or target.detail:

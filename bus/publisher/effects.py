@@ -1,7 +1,7 @@
 """The effects that only a publisher's machine returns (`bus/effects.py` has the common ones).
 
-Some effects name bytes to send: `offers.py` encodes them as messages, and hashes unhashed chunks
-first. Others concern a version's memory, or start work that is too long for one step. The shell
+Some effects name bytes to send: `offers.py` encodes them as messages, and first hashes unhashed
+chunks. Others concern a version's memory, or start work that is too long for one step. The shell
 reports the end of such work: after `Hash` it calls `PublisherMachine.hashed`.
 """
 
@@ -51,7 +51,7 @@ class BroadcastWhole(msgspec.Struct, frozen=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Drop a model's queued messages, which are outdated, except those being sent."""
+    """Drop a model's queued messages, which are outdated, except those that are being sent."""
 
     model: str
 
@@ -61,7 +61,7 @@ class HangUp(msgspec.Struct, frozen=True):
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Watch the connection of the last received message, which is that of an admitted worker.
+    """Watch the connection of the last received message; its worker has been admitted.
 
     Call `unreachable` when the connection is closed. If the worker's process runs on this host,
     with the process id `pid`, also call `unreachable` when that process has ended.
@@ -84,8 +84,8 @@ class Resolve(msgspec.Struct, frozen=True):
         done: The states in which a worker counts as done.
         missing: The number of expected workers that never joined.
         required: The number of workers that had to be done; None: all.
-        named: The workers that had to be done, if the call named them.
-        why: Further text for the error if the requirement was not met.
+        named: The names of the workers that had to be done; None: the call named none.
+        why: More text for the error if the requirement was not met.
     """
 
     publication: int
@@ -99,7 +99,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
     @property
     def shortfall(self) -> str:
-        """A text with the number of workers that are done, and the state of each other worker."""
+        """An error text: how many workers are done, and the state of each other worker."""
         receipt, there = self.receipt, self.receipt.in_state(*self.done)
         known = receipt.workers
         if self.named is None:
@@ -122,13 +122,13 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Hand a version that became the latest for all workers to the `VersionKeeper`, if any."""
+    """Pass a version that became the latest for all workers to the `VersionKeeper`, if any."""
 
     version: Version
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """Write a version's number into its shared segment; if that fails, call `unshared`."""
+    """Write a version's stamp into its shared segment; if that fails, call `unshared`."""
 
     version: Version
 
@@ -178,15 +178,15 @@ Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
 class VersionKeeper(Protocol):
-    """Keeps `Settled` versions beyond the end of the publisher.
+    """Stores `Settled` versions beyond the end of the publisher.
 
     `python_client/publishing/state_writer.py` implements it.
     """
 
     def offer(self, version: Version) -> None:
-        """Keep a version that is the latest for all workers; must not block."""
+        """Store a version that is the latest for all workers; must not block."""
         ...
 
     def stop(self) -> None:
-        """Stop the keeper, as no further version follows; must not block."""
+        """Stop, since no further version follows; must not block."""
         ...

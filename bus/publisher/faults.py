@@ -2,7 +2,7 @@
 
 An exception is a defect, and the record that the step worked on may be inconsistent. So that record
 is dropped, in a way that workers and callers already handle: a worker joins again, a call of
-publish fails, a push ends early. All other workers, calls and pushes continue.
+publish fails, or a push ends early. All other workers, calls and pushes continue.
 """
 
 from ..effects import Send
@@ -15,7 +15,7 @@ from .version import Version, VersionOffer
 
 
 def drop(state: PublisherState, identity: bytes, why: str, now: float) -> list[Effect]:
-    """End the session of a worker whose record may be wrong; the worker sends hello and rejoins."""
+    """End the session of a worker whose record may be wrong. The worker then joins again."""
     peer = state.roster.by_identity(identity)
     if peer is None:
         return []
@@ -39,7 +39,7 @@ def forget(state: PublisherState, number: int) -> None:
 
 
 def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool:
-    """Drop a call that failed; return True if the call's offer became a version nevertheless.
+    """Drop a call that failed; return True if its offer has become a version all the same.
 
     The machine owns the memory of such a version, and frees it as usual.
     """

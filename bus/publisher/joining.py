@@ -31,7 +31,7 @@ from .state import PublisherState
 def hello(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
 ) -> list[Effect]:
-    """Handle a hello: admit or refuse its worker, whose public key is `key`, if any."""  # P3
+    """Handle a hello: admit or refuse its worker. `key`: the public key; "": no keys."""  # P3
     effects: list[Effect] = []
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
@@ -72,6 +72,7 @@ def hello(
 def _admit(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str
 ) -> list[Effect]:
+    # Admit a worker to the roster, or refuse it.
     admission, peer = state.roster.admit(identity, hello, now, key)
     match admission:
         case "contested" if peer is not None and peer.phase == "away":
@@ -94,7 +95,7 @@ def _refuse_hello(
 ) -> list[Effect]:
     """Refuse a worker's hello, and log the refusal once although the hello is repeated.
 
-    Any number of workers may be refused by a full roster, so the log only counts these refusals.
+    Any number of workers may be refused by a full roster, so the log only counts those refusals.
     """
     effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
     told = f"worker {hello.name} is refused ({code}): {text}"
@@ -108,6 +109,7 @@ def _refuse_hello(
 
 
 def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> list[Effect]:
+    # Return the effects that begin a session: welcome, announcements, renames.
     effects: list[Effect] = []
     state.welcomed(peer.name)
     if admission != "known":
@@ -147,8 +149,8 @@ def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
     """Return the features of a welcome: a ticket for the data connection if there are keys.
 
     Without keys, a worker with the feature `upstream` gets a token, with which it sends `applied`
-    on that connection. With keys there is no token: the data connection is unencrypted, so a token
-    could be read and reused. (K9, P22)
+    on that connection. With keys there is no token: the data connection is not encrypted, so a
+    token could be read and reused. (K9, P22)
     """
     if state.grants is not None and state.secret is not None:
         state.roster.ticket(peer, state.secret(), now)
@@ -162,7 +164,7 @@ def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
 
 
 def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
-    """Return a rename for each version that a worker runs and that has the latest's bytes."""
+    """Return a rename for each running version whose bytes equal those of the latest version."""
     effects: list[Effect] = []
     for model, running in peer.running.items() if RENAMING in peer.hello.features else ():
         versions = state.store.get(model)
@@ -194,7 +196,7 @@ def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> l
 
 
 def _prepare_message(peer: Peer, prepared: Prepare) -> list[Effect]:
-    """Return the prepare for a worker, if it is live, wants the model and knows the message."""
+    """Return the prepare for a worker that is live, wants the model and knows the message."""
     wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
     return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
 
@@ -218,6 +220,7 @@ def _never_published(state: PublisherState, hello: Hello) -> str:
 
 
 def _stale_epoch_text(state: PublisherState, hello: Hello) -> str:
+    # Return the error text for a worker that runs weights of a later epoch.
     text = (
         f"this publisher is of epoch {state.epoch}, but {hello.name} runs weights of epoch "
         f"{hello.epoch}, from another publisher, and "
@@ -238,6 +241,7 @@ def _stale_epoch_text(state: PublisherState, hello: Hello) -> str:
 
 
 def _renewal_pause_text(state: PublisherState, hello: Hello, since: float) -> str:
+    # Return the error text for a hello that would raise the epoch too soon again.
     return (
         f"{hello.name} runs weights of epoch {hello.epoch}, and this publisher has taken epoch "
         f"{state.epoch} {span(since)} ago, on another worker's word: it takes a later one in "
@@ -267,6 +271,7 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
 
 
 def _name_taken(peer: Peer) -> str:
+    # Return the error text for a worker whose name belongs to another worker.
     return (
         f"the name {peer.name!r} belongs to a living worker (host {peer.hello.host or 'unknown'}, "
         f"process {peer.hello.pid}): give this one another name, or stop that one"

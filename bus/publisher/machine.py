@@ -2,8 +2,8 @@
 
 The shell, which owns the sockets, passes in messages (`receive`), calls of the user (`publish`) and
 the time (`tick`). Each method returns effects, which the shell carries out. While `ready` names
-topics, `push` returns the next chunks. The state is one record (`state.py`); the modules on the
-right handle the events.
+topics, `push` returns the next chunks to send. The state is one record (`state.py`); the modules on
+the right handle the events.
 
     hello ──> welcome                          adds the worker to the roster     joining.py
     publish ──> announce, chunk..., end        pushed to all; or announce and    publishing.py
@@ -14,7 +14,8 @@ right handle the events.
     silence ──> lost                                                             sessions.py
 
 The machine owns the memory of its versions: no other code writes there before the machine returns
-`Release` or `Lend`. The publisher need not be a trainer, and a worker may be a relay.
+`Release` or `Lend`. The publisher need not be a trainer; a worker can be a publisher, too (a
+relay).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -69,7 +70,7 @@ class PublisherMachine:
         self._limits = RateLimits(state.timing)
 
     def _with_freed_memory(self, effects: list[Effect]) -> list[Effect]:
-        """Return the effects and those that free memory, which precede `Resolve`.
+        """Return these effects, with those that free memory before any `Resolve`.
 
         So a caller that publishes again at once finds the freed memory.
         """
@@ -89,13 +90,13 @@ class PublisherMachine:
     def receive(
         self, identity: bytes, frames: Sequence[Buffer], now: float, key: str = ""
     ) -> list[Effect]:
-        """Handle one message from a worker or an observer; refuse a malformed message, never raise.
+        """Handle a message from a worker or an observer. Never raises: refuses malformed messages.
 
         Args:
             identity: The ZeroMQ routing id of the message's connection.
             frames: Header and payload.
             now: The time.
-            key: The public key of the connection, if the publisher has keys.
+            key: The public key of the connection's peer; empty if no keys are used.
         """
         nbytes = len(frames[0]) if frames else 0
         peer = self.state.roster.by_identity(identity)
@@ -122,14 +123,15 @@ class PublisherMachine:
         if isinstance(message, Observe | Verify):  # P23, P24, K4
             return self.observers.asked(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
-            if peer.phase == "away":  # the worker reconnected with its old routing id
+            if peer.phase == "away":  # the worker has reconnected with its old routing id
                 peer.move("spoke")
             effects = sessions.returned(self.state, peer, now) if peer.heard(now) else []
             effects += sessions.tell_keys(self.state, peer)
             effects += self._dispatch(peer, message, now)
             unlike = peer.charge_wrong_digests() if peer.unlike else 0
             if unlike and not self._limits.allow(identity, COST_LOW * unlike, nbytes, now):
-                effects.append(HangUp())  # else a worker could send any number of wrong digests
+                # otherwise a worker could send any number of wrong digests
+                effects.append(HangUp())
             if now < self.observers.until:
                 self.observers.heard(peer, message)
             return self._with_freed_memory(effects)
@@ -170,6 +172,7 @@ class PublisherMachine:
         return self._with_freed_memory(effects)
 
     def _dispatch(self, peer: Peer, message: Message, now: float) -> list[Effect]:
+        # Handle a message of a worker in session.
         match message:
             case Fetch():
                 return serving.fetch(self.state, peer, message, now)
@@ -191,21 +194,22 @@ class PublisherMachine:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
     def unreachable(self, identity: bytes, now: float, ended: str = "") -> list[Effect]:
-        """Handle a closed connection; `ended` says how the worker's process ended, if it did.
+        """Handle a closed connection. `ended`: how the worker's process ended; empty: it may run.
 
-        Call this after all messages of the connection are handled, as the last one may be a `bye`.
+        Call this after all messages of the connection are handled, since the last one may be a
+        `bye`.
         """
         return self._with_freed_memory(sessions.unreachable(self.state, identity, now, ended))
 
     def subscribed(self, topic: bytes) -> Beacon | None:
-        """Return the beacon that confirms a new subscription; None if the topic is of no model."""
+        """Return the beacon that confirms a new subscription; None if it is not a model's topic."""
         model = model_of(topic)
         return self._beacon(model) if model is not None else None
 
     # Keys.
 
     def redeem(self, ticket: str, now: float) -> tuple[str, str] | None:
-        """Return name and public key of the worker that owns a ticket; None if it is not valid."""
+        """Return (name, public key) of the worker that owns a ticket; None if it is not valid."""
         return sessions.redeem(self.state, ticket, now)
 
     def grant(self, by_key: Mapping[str, Grant], now: float) -> list[Effect]:
@@ -228,10 +232,10 @@ class PublisherMachine:
         """Publish a version to every worker that has the model, or to named workers.
 
         Args:
-            number: Identifies the call in `Resolve` effects.
+            number: The number of the call, by which `Resolve` effects name it.
             offered: The version to publish.
             terms: What the call requires.
-            started: When the call was made.
+            started: The time at which the call was made.
             now: The time.
 
         Raises:
@@ -254,7 +258,7 @@ class PublisherMachine:
         """Make room for a model's next version: evict one version, if any may be evicted.
 
         Args:
-            model: The model's name.
+            model: The model's id.
             among: The snapshots whose memory fits the next version.
             replaces_latest: Whether the next version is for every worker and needs no commit.
         """
@@ -274,7 +278,7 @@ class PublisherMachine:
         )
 
     def arrived(self, version: Version, now: float) -> list[Effect]:
-        """Handle the arrival of more chunks of a version that is published while it is received."""
+        """Handle new chunks of a version that is published while it is being received."""
         if version.gone:
             return []
         effects = serving.arrived(self.state, version, now)
