@@ -58,11 +58,12 @@ class Receipt:
         nbytes: Bytes of the version's tensors (each tied tensor once).
         seconds: Seconds from the call of publish to this receipt.
         digest: A hash of the weights (layout and checksums of all chunks, not the metadata), which
-            workers' bytes must have. Empty if no worker needed it, as when all are on this host.
+            workers' bytes must have. Empty if no worker needed it, for example if all are on this
+            host.
         workers: The receipt of each worker that the publish was for, by name.
         metadata: The version's metadata, as text by name.
-        detail: Text for people on the values that are beyond the range of the dtype in which they
-            were published; empty if there are none.
+        detail: Text for people on values that did not fit the dtype in which they were published;
+            empty if all did.
     """
 
     __module__ = "weightbus.types"
@@ -78,7 +79,7 @@ class Receipt:
     detail: str = ""
 
     def in_state(self, *states: State) -> list[str]:
-        """Return the names of the workers in one of these `states`, sorted."""
+        """Return the names of the workers that are in one of these states, sorted."""
         return sorted(w.name for w in self.workers.values() if w.state in states)
 
     def __str__(self) -> str:

@@ -336,7 +336,7 @@ class PublisherMachine:
         return [push.topic for push in self.state.pushes.values() if push.ready]
 
     def push(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
-        """Return the effects that push the next chunks; with `topics`, only on these topics."""
+        """Return the effects that push the next chunks, on these topics (None: on all topics)."""
         return self._with_freed_memory(publishing.push(self.state, now, topics))
 
     # Time.
@@ -346,7 +346,7 @@ class PublisherMachine:
         return self._with_freed_memory([effect for _, step in self.steps(now) for effect in step()])
 
     def steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
-        """Yield the steps of `tick`, each with the number of the call that it settles, or None.
+        """Yield (number of a call or None, step) for each step of `tick`.
 
         If one step raises, the shell continues with the others and then calls `freed`.
         """
@@ -372,7 +372,7 @@ class PublisherMachine:
         return [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
 
     def freed(self) -> list[Effect]:
-        """Return the effects for memory that is no longer needed."""
+        """Return the effects that free memory which is not needed any more."""
         return self._with_freed_memory([])
 
     def close(self, now: float) -> list[Effect]:
@@ -389,7 +389,7 @@ class PublisherMachine:
         return [Notice("crowded", text, warning=True)] if unreported else []
 
     def present(self, model: str | None) -> int:
-        """Return the number of live workers; with a model, the number of those that want it."""
+        """Return the number of live workers that want a model; None: of all live workers."""
         live = (peer for peer in self.state.roster if not peer.lost)
         return sum(model is None or model in peer.hello.models for peer in live)
 

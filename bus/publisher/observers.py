@@ -54,12 +54,12 @@ NO_OBSERVER = (
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
 )
 REVISION = itemgetter(0)
-SHORT = 64  # characters that are kept of each error if a worker's row exceeds a page
+SHORT = 64  # characters kept of each error if a worker's row exceeds a page
 
 
 @dataclass(slots=True)
 class _Model:
-    """The newest versions of a model, as last recorded for observers."""
+    """The newest versions of a model, as they were last recorded for observers."""
 
     latest: tuple[int, int] = (0, 0)
     nbytes: int = 0
@@ -77,7 +77,7 @@ class _Page:
         self._room, self._count = PAGE_BYTES, 0
 
     def takes(self, row: Row, revision: int) -> bool:
-        """Add a row with this revision; return False if the page has no room for the row."""
+        """Add a row with this revision; return False if the page is too full for the row."""
         nbytes = len(msgspec.json.encode(row)) + 1
         if nbytes > PAGE_BYTES and isinstance(row, WorkerRow):
             short = {m: replace(d, error=d.error[:SHORT]) for m, d in row.models.items()}
@@ -101,7 +101,7 @@ class Observers:
     """Records changes of the roster for observers, and answers their requests. (P23)
 
     Attributes:
-        until: When the last observer counts as gone, after which changes are not recorded.
+        until: The time at which the last observer counts as gone; then changes are not recorded.
     """
 
     def __init__(self, state: PublisherState) -> None:
@@ -130,7 +130,7 @@ class Observers:
                 pass
 
     def _note(self, peer: Peer, model: str) -> None:
-        """Record what a worker does with a model; with an empty model, the worker's transport."""
+        """Record what a worker does with a model; with an empty model, record its transport."""
         seen: object = road_of(peer)
         if model:
             incoming = peer.incoming.get(model)
@@ -150,7 +150,7 @@ class Observers:
                 self._state.roster.touch(peer)
 
     def _forget_event(self) -> None:
-        """Drop the oldest event of the most frequent kind, of the worker that has most of these.
+        """Drop an event: the oldest one of the most frequent kind, of the worker with most of them.
 
         So a worker that repeats the same event does not displace the events of others.
         """
@@ -187,8 +187,8 @@ class Observers:
         return self.pages(asked, now)
 
     def pages(self, asked: Observe, now: float) -> list[RosterPage]:
-        """Return pages with the changes since a revision, oldest first, as many as are allowed."""
-        if now >= self.until:  # changes were not recorded meanwhile
+        """Return pages with the changes since a revision, oldest first; as many as are allowed."""
+        if now >= self.until:  # changes were not recorded before
             for peer in self._state.roster:
                 for model in ("", *peer.hello.models):
                     self._note(peer, model)
@@ -231,7 +231,7 @@ class Observers:
         ]
 
     def _note_versions(self, versions: Versions) -> None:
-        """Record a model's latest version, and the workers with a newer targeted version."""
+        """Record a model's latest version, and which workers have a newer targeted version."""
         model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
         if latest is not None and latest.key != model.latest:
             model.latest, model.revision = latest.key, self._state.roster.next_revision()
@@ -269,6 +269,7 @@ class Observers:
         return ModelRow(name, version, model.nbytes, "raw", published, model.metadata)
 
     def _row(self, peer: Peer, now: float) -> WorkerRow:
+        # Return a worker's row.
         return WorkerRow(
             name=peer.name,
             state="lost" if peer.lost else "stuck" if is_stuck(self._state, peer, now) else "live",
@@ -281,6 +282,7 @@ class Observers:
         )
 
     def _doing(self, peer: Peer, model: str, now: float) -> Doing:
+        # Return what a worker does with a model.
         (epoch, version), versions = peer.runs(model), self._state.store.get(model)
         newest = versions.latest_for(peer.name) if versions is not None else None
         took, (failed, error) = peer.seen.took.get(model, 0.0), peer.seen.failed.get(model, (0, ""))
@@ -306,8 +308,10 @@ class Observers:
 
 
 def _event(notice: Notice, at: float, now: float) -> Happened:
+    # Return an event for observers.
     return Happened(notice.kind, notice.worker, notice.text, _ms(now - at))
 
 
 def _ms(seconds: float) -> int:
+    # Return seconds as whole milliseconds, at least 0.
     return max(0, round(seconds * 1000))

@@ -34,7 +34,7 @@ from .version import Chunked, Version, VersionOffer
 
 Continuation = Callable[[float], list[Effect]]  # called with the time; returns the next effects
 
-SLICE_BYTES = 2**22  # hashed of a version between other work: a fraction of a millisecond
+SLICE_BYTES = 2**22  # bytes of a version hashed between other work, in less than 1 ms
 
 
 def announcement(
@@ -44,7 +44,7 @@ def announcement(
 
     Args:
         version: The version to announce.
-        publication: The open call that published the version, unless the call is committed. None:
+        publication: The open call that published the version, if it is not committed yet. None:
             workers apply without a commit.
         whole: Checksum and digest of the version's bytes, if the bytes are in the same message.
     """
@@ -71,7 +71,7 @@ def announcement(
 
 
 def commit_of(version: Version) -> Commit:
-    """Return the `commit` message, upon which workers apply a staged version."""
+    """Return the `commit` message, which allows workers to apply a staged version."""
     return Commit(
         model=version.model,
         epoch=version.epoch,
@@ -81,7 +81,7 @@ def commit_of(version: Version) -> Commit:
 
 
 def abort_of(model: str, epoch: int, version: int, text: str) -> Abort:
-    """Return the `abort` message, upon which workers drop a version."""
+    """Return the `abort` message, which makes workers drop a version."""
     return Abort(model=model, epoch=epoch, version=version, text=text)
 
 
@@ -98,9 +98,9 @@ def end_of(chunked: Chunked) -> End:
 
 
 def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
-    """Return the error code and text that refuse a fetch; both empty if it can be served.
+    """Return (error code, text) to refuse a fetch; both are empty if it can be served.
 
-    `version`: the version to send, None if it is gone.
+    `version`: the version to send; None if it is gone.
     """
     if version is None:
         return "gone", f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"
@@ -117,7 +117,7 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
 
 
 def hash_chunk(of: Chunked | VersionOffer, index: int) -> int:
-    """Return a chunk's CRC-32C, which is computed at the first call and then stored."""
+    """Return a chunk's CRC-32C, which is computed at the first call, and then stored."""
     crc = of.chunks.crcs[index]
     if crc is None:
         crc = crc32c(of.snapshot.bytes(*of.chunks.plan.span(index)))
@@ -144,18 +144,18 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
 
 
 def hash_all(version: Version) -> Iterator[int]:
-    """Hash the unhashed chunks of a version, one a step; yield the bytes of each step."""
+    """Hash the unhashed chunks of a version, one per step; yield the bytes of each step."""
     for index in version.chunks.unhashed():
         hash_chunk(version, index)
         yield version.plan.chunk_bytes
 
 
 class BackgroundHasher:
-    """A queue of long work on versions, such as hashing, done in small steps between other work.
+    """A queue of long work on versions, such as hashing, which is done in small steps.
 
     Attributes:
-        waiting: The queued work: version, steps, a callback for the end of the work, and one for a
-            step that raises.
+        waiting: The queued work, as (version, steps, function to call at the end, function to call
+            if a step raises).
     """
 
     def __init__(self) -> None:
@@ -164,20 +164,20 @@ class BackgroundHasher:
     def add(
         self, version: Version, steps: Iterator[int], done: Continuation, failed: Continuation
     ) -> None:
-        """Queue work on a version; each of its `steps` yields the bytes that the step processed.
+        """Queue work on a version. Each of its `steps` yields the bytes that the step processed.
 
         `done` is called after the last step, `failed` if a step raises.
         """
         self.waiting.append((version, steps, done, failed))
 
     def give_up(self) -> Continuation:
-        """Drop the first work, of which a step has raised, and return its `failed` callback."""
+        """Drop the first work, after a step of it has raised; return its `failed`."""
         return self.waiting.popleft()[-1]
 
     def go_on(self, now: float) -> list[Effect]:
-        """Do some steps of the first work; return the effects of its end, if that is reached.
+        """Do some steps of the first work; if it ends, return the effects of its end.
 
-        If the version is gone, the work ends at once.
+        If the version is gone, the work ends immediately.
         """
         version, steps, done, _ = self.waiting[0]
         nbytes = 0
@@ -191,7 +191,7 @@ class BackgroundHasher:
 
 
 def encode_for_worker(effect: SendChunk, sealer: Sealer | None = None) -> Send:
-    """Return the message with a chunk for one worker, sealed if there is a `sealer`."""
+    """Return the message with a chunk for one worker, encrypted if there is a `sealer`."""
     chunk_for = chunk_of if sealer is None else sealer.chunk
     chunk, payload = chunk_for(effect.version, effect.index)
     return Send(chunk, payload, effect.to)
@@ -200,7 +200,7 @@ def encode_for_worker(effect: SendChunk, sealer: Sealer | None = None) -> Send:
 def encode_for_all(
     effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = None
 ) -> Broadcast:
-    """Return the message with a chunk for all subscribers, sealed if there is a `sealer`."""
+    """Return the message with a chunk for all subscribers, encrypted if there is a `sealer`."""
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
         return Broadcast(effect.topic, *chunk_for(effect.version, effect.index))
@@ -217,7 +217,7 @@ def encode_for_all(
 
 
 def _without_memory_to_seal(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect:
-    """Return the effect that replaces `effect` when there is no memory to seal its chunk.
+    """Return the effect to perform if there is no memory to encrypt the chunk of `effect`.
 
     The chunk is not sent. Workers that need the chunk fetch it until it arrives.
     """
@@ -234,7 +234,7 @@ def _without_memory_to_seal(effect: SendChunk | BroadcastChunk | BroadcastWhole)
 
 
 def encode_effect(effect: Effect, sealer: Sealer | None) -> LoopEffect:
-    """Return an effect for the loop: chunks encoded as messages; with a sealer, all sealed."""
+    """Return an effect for the loop, with chunks as messages. A sealer encrypts all messages."""
     if isinstance(effect, SendChunk | BroadcastChunk | BroadcastWhole):
         request = effect
         try:

@@ -2,7 +2,7 @@
 
 A phase changes only by these tables. An event without an arrow from a phase has no effect.
 `docs/protocol/publisher.md` has the same tables, and `tests/vectors/publisher_phases.json` has
-every pair of a phase and an event, also those without an arrow.
+every pair of a phase and an event, even those without an arrow.
 
 A version. The machine owns its memory, except while the version is *lent* (reclaimable) or *gone*.
 
@@ -29,8 +29,8 @@ A target: one worker in one call of publish. Reports may be late, repeated or re
 The decision of a call that commits together: *open*, then *commit* or *abort*.
 
 How the tables are coupled: a worker that becomes *lost* receives no version any more, so a version
-may become `unread`. Calls stop waiting for that worker, at once or after their grace period. Calls
-wait for an *away* worker as for a worker that is *here*. A version is `pending` while a call may
+may become `unread`. Calls stop waiting for that worker, at once or after their grace period. For
+calls, an *away* worker is like a worker that is *here*. A version is `pending` while a call may
 still commit it.
 """
 
@@ -40,9 +40,9 @@ from ..receipt import State
 
 VersionPhase = Literal[
     "pending",  # numbered, and not committed: workers may have to stage it first
-    "latest",  # the newest for all workers that have no newer targeted version
-    "lent",  # the latest, but no worker receives it: the next publish may overwrite it
-    "targeted",  # the newest version that was published to some named workers
+    "latest",  # the newest version, for workers without a newer targeted one
+    "lent",  # reclaimable: the latest, but no worker receives it
+    "targeted",  # the newest version that was published to named workers only
     "old",  # replaced, but a worker still receives it
     "gone",  # the machine no longer owns its memory
 ]
@@ -50,12 +50,12 @@ VersionPhase = Literal[
 VersionEvent = Literal[
     "for-all",  # committed, for all workers
     "for-some",  # committed, for named workers
-    "unread",  # no worker receives it, and nothing hashes or compares it
-    "asked",  # requested, and its bytes are still in memory
-    "overwritten",  # requested, but another version was written over its bytes
-    "newer",  # replaced by newer versions for all of its workers
+    "unread",  # no worker receives it, and no step hashes or compares it
+    "asked",  # its bytes are requested, and still in memory
+    "overwritten",  # its bytes are requested, but were overwritten by another version
+    "newer",  # newer versions replaced it for all of its workers
     "aborted",
-    "given-up",  # evicted: the next version needs its memory
+    "given-up",  # it is evicted: the next version needs its memory
 ]
 
 VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
@@ -88,7 +88,7 @@ VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
 
 WorkerPhase = Literal[
     "here",
-    "away",  # its connection is closed, and there is no new one
+    "away",  # its connection is closed, and it has no new connection
     "lost",
 ]
 
@@ -166,7 +166,7 @@ Decision = Literal["open", "commit", "abort"]
 
 DecisionEvent = Literal[
     "enough",  # as many workers as required have staged the version
-    "too-few",  # too few workers are left, the call is ended early, or its deadline has passed
+    "too-few",  # too few workers remain, or the call has ended
 ]
 
 DECISIONS: dict[Decision, dict[DecisionEvent, Decision]] = {

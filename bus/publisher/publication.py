@@ -2,15 +2,15 @@
 
 Each target is in one state, which changes only as the table in `phases.py` allows.
 
-`verdict` decides from the number of targets in each state whether the requirement is met, or can
-still be met. `decide` does so for the commit of a call that commits together. Both run after every
-report, so the numbers are updated incrementally.
+`verdict` decides, from the number of targets in each state, whether the requirement is met, or can
+still be met. `decide` does the same for the commit of a call that commits together. Both run after
+every report, so the numbers are updated incrementally.
 
-A worker that becomes silent may return, so the call waits for it a while (`grace`). Another period
+A worker that becomes silent may return, so the call waits for it (`grace`). Another period
 (`grace_of_gone`) is for a worker whose connection is closed, for which the publisher has already
 waited, and for a worker whose process has ended, which returns only if it is restarted. A worker
-that leaves in order no longer counts. If a number of workers is expected, workers that join become
-targets until that number is reached.
+that leaves in order does not count any more. If a number of workers is expected, workers that join
+become targets until that number is reached.
 
 A call may name the workers that it requires. The version is still sent to all workers that want the
 model, but only the named workers decide whether and when the call is achieved.
@@ -39,9 +39,9 @@ class Recipient(msgspec.Struct, eq=False):
 
     name: str
     state: State = "behind"
-    at: float | None = None  # when the target reached that state; None while it is `behind`
+    at: float | None = None  # when the target reached its state; None while it is `behind`
     detail: str = ""
-    encoding: str = ""  # in which the worker received the version: `raw`, or that of a patch
+    encoding: str = ""  # how the worker received the version: `raw`, or a patch's encoding
     nbytes: int = 0  # bytes of that version or patch
 
     def explain(self, text: str) -> None:
@@ -53,18 +53,18 @@ class PublishTerms(msgspec.Struct, frozen=True, eq=False):
     """What a call of publish requires.
 
     Attributes:
-        workers: The workers to publish to, by name; None: every worker that wants the model.
-        require: Number of workers that must be done; None: all.
+        workers: The names of the workers to publish to; None: every worker that wants the model.
+        require: How many workers must be done; None: all.
         named: The names of the workers that count, of which `require` must be done; None: every
             worker counts.
-        wait: The state in which a worker is done.
-        commit: Whether workers apply once they are ready (`auto`), or together.
+        wait: The state in which a worker counts as done.
+        commit: Whether workers apply as soon as they are ready (`auto`), or together.
         timeout: Seconds for the whole call.
         hash: Whether workers that read shared memory must hash what they read.
         grace: Seconds to wait for a worker that is lost because it became silent.
         grace_of_gone: Seconds to wait for a worker whose connection is closed or process has ended.
         expect: If all workers are required, the least number of workers.
-        alive: If all workers are required, whether lost workers do not count.
+        alive: If all workers are required: whether lost workers do not count.
     """
 
     workers: tuple[str, ...] | None = None
@@ -84,17 +84,17 @@ class Publication:
     """One call of publish.
 
     Args:
-        number: Identifies the call in `Resolve` effects.
+        number: The number of the call, by which `Resolve` effects name it.
         version: The published version.
         terms: What the call requires.
         started: When the call was made, on the machine's clock, in seconds.
         names: The names of the workers that the version is for; each begins as `behind`.
 
     Attributes:
-        deadline: When the call is over at the latest.
+        deadline: The time at which the call is over at the latest.
         decision: Whether the version is committed or aborted, if the call commits together.
-        resolved: Whether the caller has the result.
-        ended: Why the call is ended before its deadline; empty: it is not.
+        resolved: Whether the caller has got the result.
+        ended: Why the call was ended before its deadline; empty: it was not.
         targets: The workers that the version is for, by name.
         done: The states in which a target counts as done.
         for_all: Whether the call is achieved only when all targets are done.
@@ -122,7 +122,7 @@ class Publication:
         self._grace_ends: dict[str, float] = {}  # by lost worker, when the call stops waiting
 
     def welcome(self, name: str) -> None:
-        """Handle a worker's join: the worker becomes a target if more workers are expected."""
+        """Handle a worker that joins: it becomes a target if more workers are expected."""
         named = self.terms.named
         if name not in self.targets and self.missing and (named is None or name in named):
             self.targets[name] = Recipient(name)
@@ -152,7 +152,7 @@ class Publication:
             self._grace_ends[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
 
     def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
-        """Change a target's state as the table says; ignore a worker that is no target."""
+        """Change a target's state as the table says. Ignore a worker that is not a target."""
         target = self.targets.get(name)
         after = TARGETS[target.state].get(event) if target is not None else None
         if target is not None and after is not None:
@@ -165,13 +165,14 @@ class Publication:
             target.at = None if after == "behind" else now
 
     def record_transport(self, name: str, by: Chunked) -> None:
-        """Record as what a worker received the version: `by` is the version itself or a patch."""
+        """Record how a worker received the version. `by`: the version itself, or a patch."""
         target = self.targets.get(name)
         if target is not None:
             target.encoding = "raw" if by.patch is None else by.patch.encoding
             target.nbytes = by.plan.nbytes
 
     def _count(self, states: frozenset[State]) -> int:
+        # Return the number of targets in these states.
         return sum(map(self._counts.__getitem__, states))
 
     @property
@@ -185,17 +186,18 @@ class Publication:
 
     @property
     def nobody(self) -> bool:
-        """True if the call requires all targets, and no target counts."""
+        """True if the call requires all targets, but no target counts."""
         if self.terms.require is not None or self._counts["applied"]:
             return False
         return len(self.targets) == self._gone
 
     @property
     def _gone(self) -> int:
-        """The number of targets that no longer count when all are required."""
+        """The number of targets that do not count any more if all targets are required."""
         return self._counts["left"] + (self._counts["lost"] if self.terms.alive else 0)
 
     def _needed(self, now: float) -> int:
+        # Return how many targets must be done at this time.
         if self.terms.require is not None:
             return self.terms.require
         away = self._may_return(now) if self.terms.alive and now < self.deadline else 0
@@ -218,7 +220,7 @@ class Publication:
         self.deadline = now
 
     def decide(self, now: float) -> Decision:
-        """Return the decision of a call that commits together, decided now if that is possible."""
+        """Decide a call that commits together, if that is possible now; return the decision."""
         if self.decision == "open" and self.terms.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
             possible = staged + self._counts["behind"] + self._waited_for(now)
@@ -229,10 +231,11 @@ class Publication:
         return self.decision
 
     def _decide(self, event: DecisionEvent) -> None:
+        # Change the decision as the table says.
         self.decision = DECISIONS[self.decision].get(event, self.decision)
 
     def verdict(self, now: float) -> bool | None:
-        """Return whether the call achieved what it requires; None while that is not known."""
+        """Return whether the call achieved what it requires; None while that is open."""
         if self._counts["behind"] and self.for_all and not self.ended and now < self.deadline:
             return None  # fast path: after each acknowledgement before the last
         if self.for_all and self._counts["applied"] == len(self.targets) >= self.terms.expect:

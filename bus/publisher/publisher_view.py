@@ -1,7 +1,7 @@
 """The view of a publisher's state for all threads: an immutable record, replaced at each change.
 
-The machine belongs to one thread. A thread that publishes reads this view instead of waiting for
-the machine's thread. The view tells whether a version will be sent over the network, and so whether
+The machine belongs to one thread. A thread that publishes reads this view, in place of waiting for
+the machine's thread. The view says whether a version will be sent over the network, and so whether
 to hash the version while it is copied.
 """
 
@@ -25,7 +25,7 @@ class PublisherView:
     Attributes:
         epoch: The publisher's epoch.
         reached: The workers that receive pushed versions.
-        turned_away: A text of why connections were rejected; empty: none were.
+        turned_away: A text on why connections were rejected; empty: none were rejected.
         malformed: The number of malformed messages received until the view was made.
     """
 
@@ -37,8 +37,8 @@ class PublisherView:
     def sends(self, model: str, workers: Collection[str] | None, *, shared: bool) -> bool:
         """Return whether a version for these workers would be sent over the network. (P7, S9)
 
-        A version that would be sent is hashed while it is copied, any other one when it is first
-        sent. `shared`: the version is in shared memory.
+        A version that would be sent is hashed while it is copied; any other version, when it is
+        sent for the first time. `shared`: the version is in shared memory.
         """
         for each in self.reached:
             meant = model in each.models and (workers is None or each.name in workers)

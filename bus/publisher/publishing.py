@@ -105,14 +105,14 @@ def _announce(
 
 
 def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast | BroadcastWhole:
-    """Return the announcement to all subscribers; with the bytes if these are pushed and few."""
+    """Return the announcement to all subscribers; with the bytes, if they are few and pushed."""
     version = call.version
     known = version.layout.id == versions.announced_layout
     if not known:
         versions.announce_layout(version.layout.id)
     small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
     if push and known and small and version.chunks.whole and version.receivers:  # P7
-        crc = version.chunks.crcs[0]  # most versions were hashed as they were copied
+        crc = version.chunks.crcs[0]  # most versions were hashed while they were copied
         whole = None if crc is None else Whole(crc=crc, digest=version.chunks.digest)
         return BroadcastWhole(version, announcement(version, call, whole))
     topic, header = control_topic(version.model), None if known else version.layout.header
@@ -120,7 +120,7 @@ def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast |
 
 
 def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
-    """Return the patch to a version that a worker can decode; None if there is none."""
+    """Return a patch to a version, for a worker that can decode it; None if there is none."""
     takes = DELTA in peer.hello.features
     return version.patch_on(peer.running.get(version.model)) if takes else None
 
@@ -129,7 +129,7 @@ def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
 
 
 def followed(state: PublisherState, report: Progress, now: float) -> None:
-    """Pass a worker's report of progress to the push that the report is about, if any."""
+    """Pass a worker's report of progress to the push of that version or patch, if any."""
     topic = (data_topic if report.patch is None else patch_topic)(report.model)
     push = state.pushes.get(topic)
     if push is None or push.version.patch != report.patch:
@@ -141,14 +141,14 @@ def followed(state: PublisherState, report: Progress, now: float) -> None:
 def push(
     state: PublisherState, now: float, topics: Collection[bytes] | None = None
 ) -> list[Effect]:
-    """Return the effects that push the next chunks; with `topics`, only on these topics."""
+    """Return the effects that push the next chunks, on these topics (None: on all topics)."""
     effects: list[Effect] = []
     for push in list(state.pushes.values()):
         if topics is not None and push.topic not in topics:
             continue
         version = push.version.target
         versions, held = state.store[version.model], version.phase not in ("lent", "gone")
-        if held or versions.hold(version):  # else the version was aborted or overwritten
+        if held or versions.hold(version):  # otherwise the version was aborted or overwritten
             effects += push.step(now)
             if push.stalled and push.needs_digest:
                 effects += versions.hash(version)

@@ -2,8 +2,8 @@
 
 The data socket silently drops chunks that do not fit into a subscriber's queue. So a push runs at
 most `PUSH_CHUNKS` ahead of the chunks that the fastest worker has reported. Workers of that speed
-lose no chunk. Slower workers lose chunks, which they fetch, instead of delaying the others. If no
-worker reports progress for a while, the push ends early, and workers fetch the rest.
+lose no chunk. Slower workers lose chunks, which they fetch later, instead of delaying the others.
+If no worker reports progress for a while, the push ends early, and workers fetch the rest.
 
 An unhashed chunk is hashed when it is pushed. Chunks are pushed in small bursts, when a connection
 has room. So their bytes are still in the cache when they are sent, and at most a burst is queued.
@@ -30,14 +30,15 @@ class Push:
         self.topic = topic_of(version.target.model)
         self.next, self._count = 0, version.plan.count
         self.done = False
-        self.stalled = False  # no worker reports progress: the push ends once the digest is known
+        self.stalled = False  # whether no worker reports progress: the push ends early
         self._reported = 0
         self._progress_at = now
         self._patience = patience
-        self._burst = max(1, min(BURST_BYTES // version.plan.chunk_bytes, queue))  # in chunks
+        # chunks that are sent in one step
+        self._burst = max(1, min(BURST_BYTES // version.plan.chunk_bytes, queue))
 
     def report(self, chunks: int, now: float) -> None:
-        """Record a worker's report that it has received `chunks` chunks."""
+        """Record a worker's report of how many chunks it has received."""
         if chunks > self._reported:
             self._reported, self._progress_at = chunks, now
 
@@ -69,6 +70,7 @@ class Push:
         return self.stalled and not hashed
 
     def _next(self, now: float) -> list[Effect]:
+        # Send the next chunks, as far as the workers' progress allows.
         first, chunks = self.next, self.version.chunks
         last = min(first + self._burst, self._count, self._reported + PUSH_CHUNKS)
         if chunks.whole:

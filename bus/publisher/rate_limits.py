@@ -1,10 +1,10 @@
 """Rate limits on the control connections of a publisher.
 
-A worker sends a few hellos and a ping now and then. The worker's reports and fetches advance a
+A worker sends a few hellos, and a ping now and then. The worker's reports and fetches advance a
 version, and may come as fast as the worker can send. Every other message costs its connection units
 of a token bucket. A connection whose bucket has too few units is closed. Connections without a
-known worker share one further bucket, since a closed connection can come back as a new one. The
-publisher sends no error message, as an answer to each message would help a flood.
+known worker share one more bucket, since a closed connection can come back as a new one. The
+publisher sends no error message, since an answer to each message would help a flood.
 """
 
 from ..limits import CONTROL_RATE, UNKNOWN_PEER_RATE, Timing
@@ -12,7 +12,7 @@ from ..messages import Bye, Hello, Message, Ping, Pong
 from ..observed import Checked, Observe, Verify
 from ..token_bucket import Rate, TokenBucket
 
-COST_LOW, COST_HIGH = 1, 4  # units of a message with at most one answer, and with more effects
+COST_LOW, COST_HIGH = 1, 4  # units of a message with at most one effect; with more effects
 BYTES_PER_COST = 2**14  # bytes after which a message costs more; few hellos have a tenth
 
 

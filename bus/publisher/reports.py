@@ -25,7 +25,7 @@ def progress(state: PublisherState, peer: Peer, message: Progress, now: float) -
     receiving = message.phase == "receiving"
     version = versions.get(message.version) if receiving else None
     if receiving and version is None:
-        return []  # a version may be gone only if the worker already has all of it
+        return []  # a version may be gone only if the worker has all of it
     coming = version.find(message.patch) if version is not None else None
     peer.progressed(message, coming.plan if coming is not None else None, now)
     versions.left(peer.name, older_than=message.version + (not receiving))
@@ -110,7 +110,7 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
 
 
 def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """Handle the digest of a version: send the awaited `end`, and check the reports received."""
+    """Handle the digest of a version: send `end` to workers that wait for it, and check reports."""
     effects: list[Effect] = []
     ends, claims = state.store[version.model].hashed(version)
     for name in sorted(ends):
@@ -131,7 +131,7 @@ def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
 def plausible(state: PublisherState, model: str, running: Running) -> bool:
     """True if a worker's report of a running version may be right.
 
-    A report may be right if the version is of an older epoch, is too old to remember, or has the
+    The report may be right if the version is of an older epoch, is too old to remember, or has the
     reported digest. An empty digest may be right for a version that was in shared memory, unless an
     open call requires a digest.
     """
@@ -144,7 +144,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
             return False
         unhashed = version is None or version.shared is not None or bool(version.names)
         return versions.had(running.version) and unhashed
-    if version is not None:  # False until the version is hashed; the worker repeats the report
+    if version is not None:  # not known before the version is hashed; the worker repeats the report
         return version.chunks.digest == running.digest
     known = versions.known_digest(running.version)
     if known == "":
@@ -160,6 +160,7 @@ def _of(state: PublisherState, message: Progress | Staged | Failed) -> Versions 
 def _check_later(
     state: PublisherState, peer: Peer, version: Version, message: Staged | Applied
 ) -> list[Effect]:
+    # Keep a report until its version is hashed, and start to hash it.
     versions = state.store[version.model]
     if not versions.hold(version):
         return _wrong_digest(state, peer, message)  # overwritten before it was hashed
@@ -168,7 +169,7 @@ def _check_later(
 
 
 def _wrong_digest(state: PublisherState, peer: Peer, message: Staged | Applied) -> list[Effect]:
-    """Reject a report with a wrong digest: return a notice, at the first such report.
+    """Reject a report with a wrong digest; return a notice at the first such report.
 
     The worker repeats the report with each ping, and may send such reports for any version.
     """  # P15

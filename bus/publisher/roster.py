@@ -19,32 +19,32 @@ from .phases import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
 
-LINK_BYTES = 2**26  # bytes after which a report's weight in a link's estimate is half
+LINK_BYTES = 2**26  # bytes after which a report has half its weight in the estimate
 AT_MOST = 3.0  # assumed ratio of a link's rate to the rate from publish to applied
 
 
 @dataclass(slots=True)
 class Delivery:
-    """A version on its way to a worker, as the worker reports it."""
+    """A version that a worker is receiving or applying, as the worker reports it."""
 
     version: int
     phase: str
     chunks: int
-    since: float  # when the worker last made progress with it
+    since: float  # when the worker last reported progress
     patch: PatchId | None = None  # the patch that arrives; None: the whole version
-    waits: str = ""  # the worker's text of which reader delays the apply, and how long
+    waits: str = ""  # the worker's text: which reader delays the apply, and how long
 
 
 @dataclass(slots=True)
 class ObserverRecord:
-    """A worker's data that is kept only for observers and logs, by model."""
+    """A worker's data for observers and logs only, by model."""
 
-    told: dict[str, object] = field(default_factory=dict[str, object])  # last recorded state
-    # Seconds from a version's publish to the worker's report that it runs; missing: unknown.
+    told: dict[str, object] = field(default_factory=dict[str, object])  # the last recorded state
+    # Seconds from a version's publish to the report that the worker runs it; missing: unknown.
     took: dict[str, float] = field(default_factory=dict[str, float])
-    # The last version that the worker failed, and why, until it runs that or a newer version.
+    # The last version that failed at the worker, and why, until it runs that or a newer version.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    # Model, epoch and version for which the worker reported a wrong digest, oldest first.
+    # (model, epoch, version) for which the worker reported a wrong digest, oldest first.
     unlike: dict[tuple[str, int, int], None] = field(
         default_factory=dict[tuple[str, int, int], None]
     )
@@ -64,8 +64,8 @@ class PatchCandidate:
     Attributes:
         running: The version that the worker runs.
         rate: Bytes per second to the worker; infinite if unknown.
-        decode: Seconds that the worker takes to decode a patch, per byte of an unchanged version:
-            for patches with classes (True) and without (False). Missing: not reported.
+        decode: Seconds to decode a patch, per byte of an unchanged version: for patches with
+            classes (True) and without (False). Missing: the worker has not reported this.
     """
 
     running: Running | None
@@ -75,14 +75,14 @@ class PatchCandidate:
 
 @dataclass(slots=True)
 class Link:
-    """An estimate of a link's rate from reports of progress, of which later reports weigh more.
+    """An estimate of a link's rate from reports of progress. Later reports weigh more.
 
-    Each report is weighted by the time since the previous report. In a mean of rates, reports that
-    follow each other at once would weigh too much, such as a periodic report and an answer.
+    Each report is weighted by the time since the previous report. In a mean of rates, reports in
+    quick succession would weigh too much, such as a periodic report and an answer.
     """
 
-    carried: float = 0.0  # bytes
-    waited: float = 0.0  # seconds
+    carried: float = 0.0  # bytes that the link carried, weighted
+    waited: float = 0.0  # seconds that this took, weighted
     least: float = 0.0  # lower bound: bytes per second from publish to applied
 
     @property
@@ -90,7 +90,7 @@ class Link:
         """Bytes per second; infinite if unknown.
 
         Versions may be too small for two reports of progress. Then the rate is `AT_MOST` times the
-        rate from publish to applied, since most of that time may not be transfer.
+        rate from publish to applied, since most of that time may be spent otherwise.
         """
         return self.carried / self.waited if self.waited else AT_MOST * self.least or math.inf
 
@@ -103,7 +103,7 @@ class Link:
     def observe_rate(self, nbytes: int, seconds: float) -> None:
         """Record that a version of `nbytes` bytes was reported applied `seconds` after its publish.
 
-        A busy worker reports late, so one slow version only halves the estimate.
+        A busy worker reports late, so one slow version at most halves the estimate.
         """
         if seconds > 0:
             self.least = max(nbytes / seconds, self.least / 2)
@@ -115,11 +115,11 @@ class Peer:
 
     name: str
     instance: str
-    identity: bytes
+    identity: bytes  # the routing id of its connection
     hello: Hello
-    heard_at: float
-    running: dict[str, Running]
-    incoming: dict[str, Delivery] = field(default_factory=dict[str, Delivery])
+    heard_at: float  # when its last message arrived
+    running: dict[str, Running]  # by model, the version that runs
+    incoming: dict[str, Delivery] = field(default_factory=dict[str, Delivery])  # by model
     subscribed: bool = False  # the worker has confirmed that published messages reach it
     shared: bool = False  # the worker reads shared memory of this host
     phase: WorkerPhase = "here"
@@ -127,19 +127,20 @@ class Peer:
     closed_at: float = 0.0  # when the connection was closed, if the worker is away
     # When the worker will count as unresponsive, if it sends nothing after an announcement.
     unresponsive_after: float = math.inf
-    stuck: bool = False  # the worker was reported as stuck
+    stuck: bool = False  # whether the worker was reported as stuck
     contested_at: float | None = None  # when another instance requested its name
     unlike: int = 0  # reports of wrong digests that the rate limit has not charged yet
-    torn: set[str] = field(default_factory=set[str])  # models that are torn: no version runs
-    revision: int = 0  # the roster's, at the worker's last change for observers
+    # models of which an apply failed half-way: no version runs
+    torn: set[str] = field(default_factory=set[str])
+    revision: int = 0  # the roster's revision at the worker's last change for observers
     seen: ObserverRecord = field(default_factory=ObserverRecord)
     key: str = ""  # the worker's public key, if the publisher has keys
     link: Link = field(default_factory=Link)
     decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `PatchCandidate`
-    warm: bool = False  # a patch was decoded since the join, so the memory for it is mapped
-    rekeyed: bool = False  # the worker has not received the current group key
-    ticket: str = ""  # for the next data connection, until redeemed; below, when it was sent
-    ticket_at: float = 0.0
+    warm: bool = False  # whether it has decoded a patch since it joined
+    rekeyed: bool = False  # whether the worker lacks the current group key
+    ticket: str = ""  # for the next data connection, until it is redeemed
+    ticket_at: float = 0.0  # when the ticket was sent
     token: str = ""  # the prefix of reports on the data connection; empty: none was assigned
 
     @property
@@ -221,7 +222,7 @@ class Peer:
         self.note(model, version, "receiving", None, now).patch = patch
 
     def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
-        """Update the time to decode a patch, from one of `work` bytes that took `seconds`. (D11)
+        """Update the time to decode patches: a patch of `work` bytes took `seconds`. (D11)
 
         The first patch is ignored: it takes much longer, since the memory for decoding is mapped
         then.
@@ -234,7 +235,7 @@ class Peer:
     def note(
         self, model: str, version: int, phase: str, chunks: int | None, now: float
     ) -> Delivery:
-        """Return a version's delivery, updated to this phase and, unless None, these `chunks`."""
+        """Return a version's delivery, updated to this phase and to `chunks` (None: unchanged)."""
         doing = self.incoming.get(model)
         if doing is None or (doing.version, doing.phase) != (version, phase):
             doing = self.incoming[model] = Delivery(version, phase, chunks or 0, now)
@@ -243,7 +244,7 @@ class Peer:
         return doing
 
     def applied(self, model: str, running: Running, took: float, *, current: bool) -> None:
-        """Record that the worker runs a version, and end the delivery of that or an older version.
+        """Record that the worker runs a version; end the delivery of that or an older version.
 
         Args:
             model, running: The version that runs.
@@ -262,7 +263,7 @@ class Peer:
         self.torn.discard(model)
 
     def failed(self, failed: Failed, *, current: bool) -> None:
-        """Record that the worker failed a version; if the model is torn, that no version runs."""
+        """Record that a version failed at the worker. If it is not `intact`, no version runs."""
         if not failed.intact:
             self.running.pop(failed.model, None)
             self.torn.add(failed.model)
@@ -291,7 +292,7 @@ class Peer:
         return uncharged
 
     def forget(self) -> None:
-        """Drop the worker's deliveries; it is not subscribed until it confirms that again."""
+        """Drop the worker's deliveries. It counts as subscribed once it confirms that again."""
         self.subscribed = False
         self.incoming.clear()
 
@@ -305,9 +306,9 @@ class Roster:
         self._by_identity: dict[bytes, Peer] = {}
         self._by_token: dict[str, Peer] = {}
         self._by_ticket: dict[str, Peer] = {}
-        self._models = 0  # sum over all workers
-        self.revision = 0
-        self._by_change: dict[str, Peer] = {}  # by name, oldest change first
+        self._models = 0  # number of models of all workers
+        self.revision = 0  # increases with each change
+        self._by_change: dict[str, Peer] = {}  # by name; the oldest change first
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._by_name.values())
@@ -333,7 +334,7 @@ class Roster:
         return found
 
     def by_name(self, name: str) -> Peer | None:
-        """Return the worker with this name, even if it is lost; None if there is none."""
+        """Return the worker with this name, which may be lost; None if there is none."""
         return self._by_name.get(name)
 
     def by_identity(self, identity: bytes) -> Peer | None:
@@ -341,7 +342,7 @@ class Roster:
         return self._by_identity.get(identity)
 
     def by_token(self, token: str) -> Peer | None:
-        """Return the worker whose reports on data connections begin with this token, or None."""
+        """Return the worker with this token for reports on its data connection, or None."""
         return self._by_token.get(token)
 
     def give(self, peer: Peer, token: str) -> None:
@@ -349,7 +350,7 @@ class Roster:
         peer.token, self._by_token[token] = token, peer
 
     def ticket(self, peer: Peer, ticket: str, now: float) -> None:
-        """Assign a ticket to a worker; a previous ticket that was not redeemed becomes invalid."""
+        """Assign a ticket to a worker. A previous ticket that was not redeemed becomes invalid."""
         self._by_ticket.pop(peer.ticket, None)
         peer.ticket, peer.ticket_at, self._by_ticket[ticket] = ticket, now, peer
 
@@ -360,7 +361,7 @@ class Roster:
     def patch_candidates(
         self, model: str, workers: Collection[str] | None, *, shared: bool
     ) -> list[PatchCandidate]:
-        """Return the workers to which a version would be sent and that can decode patches. (D2)
+        """Return the workers to which a version would be sent, and that can decode patches. (D2)
 
         `shared`: the version is in shared memory.
         """
@@ -389,7 +390,7 @@ class Roster:
     def admit(
         self, identity: bytes, hello: Hello, now: float, key: str = ""
     ) -> tuple[Admission, Peer | None]:
-        """Handle a hello; return the admission, and the worker that has the name.
+        """Handle a hello; return (admission, worker that has the name).
 
         The worker is admitted if it is `new`, `known` (the same instance as before) or `again`
         (another instance, after the first was lost). `contested`: the caller must ping the returned
@@ -427,9 +428,9 @@ class Roster:
         return admitted, peer
 
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
-        """True if there is room for a worker, for which lost workers are removed if needed.
+        """True if the roster has room for a worker. Removes lost workers if that is needed.
 
-        `instead_of`: the worker that the new one replaces.
+        `instead_of`: the worker that the new worker replaces, or None.
         """
         count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
 
@@ -459,10 +460,11 @@ class Roster:
         return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
 
     def gone(self, now: float, patience: float) -> list[Peer]:
-        """Return the workers that have been away for at least `patience` seconds."""
+        """Return the workers whose connection has been closed for at least `patience` seconds."""
         return [p for p in self if p.phase == "away" and now - p.closed_at >= patience]
 
     def _forget_lost(self, but: Peer | None) -> bool:
+        # Remove all lost workers except `but`; return whether there were any.
         lost = [peer for peer in self if peer.lost and peer is not but]
         for peer in lost:
             self.forget(peer)

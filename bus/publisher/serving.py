@@ -28,7 +28,7 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     told = _unpatched_notice(peer, version, fetch.unpatched)
     if fetch.count:
         return told + _send_chunks(state, peer, version, fetch, now)
-    if versions is not None:  # the worker moves on to this version, and so drops older versions
+    if versions is not None:  # the worker begins this version, and so drops older versions
         versions.left(peer.name, older_than=version.version)
     end = fetch.version > 0 and not fetch.layout  # such a fetch requests the `end`
     return told + describe(state, peer, version, layout=fetch.layout, end=end)
@@ -68,7 +68,7 @@ def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
 def _refuse_fetch(
     state: PublisherState, peer: Peer, fetch: Fetch, code: str, text: str
 ) -> list[Effect]:
-    """Refuse a fetch; if the version is gone, announce the newest version too."""
+    """Refuse a fetch. If the version is gone, also announce the newest version."""
     refuse = Refuse(
         code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
     )
@@ -83,6 +83,7 @@ def _refuse_fetch(
 def _send_chunks(
     state: PublisherState, peer: Peer, chunked: Chunked, fetch: Fetch, now: float
 ) -> list[Effect]:
+    # Send the requested chunks, as far as they have arrived.
     version = chunked.target
     if _counts_as_receiving(peer, version):
         version.read_by(peer.name)
@@ -121,7 +122,8 @@ def describe(
     """Announce a version to one worker, followed by the `end`.
 
     A worker that reads the version in shared memory gets no `end`, unless `end` is True. The `end`
-    has the digest, so it is sent later if the digest is not known yet. `layout`: add the layout.
+    has the digest, so it is sent later if the digest is not known yet. `layout`: whether to add the
+    layout.
     """
     header = version.layout.header if layout else None
     announce = announcement(version, undecided(state, version))
@@ -142,7 +144,7 @@ def describe(
 def _counts_as_receiving(peer: Peer, version: Version) -> bool:
     """True if a worker that fetches a version counts as receiving it.
 
-    False if the worker already runs the version: its report on the data connection can overtake its
+    Not if the worker already runs the version: its report on the data connection can overtake its
     fetch. (P19)
     """
     return peer.runs(version.model) < version.key

@@ -14,7 +14,7 @@ from .serving import describe
 from .state import PublisherState
 from .status import is_stuck, phase_of
 
-FAILURES_TOLD = 3  # failed models in the log line of a worker that leaves: as many as fit a line
+FAILURES_TOLD = 3  # failed models in the log line of a worker that leaves
 REVOKED = "this publisher does not allow the key any more: ask whoever keeps its folder of keys"
 
 
@@ -44,7 +44,7 @@ def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
 
 
 def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
-    """Return `latest` for a worker that (re)joins, and keep the versions that it will fetch.
+    """Return `latest` for a worker that joins (again), and keep the versions that it will fetch.
 
     Otherwise the next publish may overwrite such a version before the fetch arrives.
     """  # P9
@@ -75,9 +75,10 @@ def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
 def unreachable(
     state: PublisherState, identity: bytes, now: float, ended: str = ""
 ) -> list[Effect]:
-    """Handle a closed connection; `ended` says how the worker's process ended, if it did.
+    """Handle a closed connection. `ended`: how the worker's process ended; empty: it may run.
 
-    A worker whose process runs is away: it may reconnect, unless another instance wants its name.
+    A worker whose process may run is away: it may reconnect, unless another instance wants its
+    name.
     """  # P18
     peer = state.roster.by_identity(identity)
     if peer is None:
@@ -131,6 +132,7 @@ def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:
 
 
 def _activity(state: PublisherState, peer: Peer, now: float) -> str:
+    # Return a text on what a worker is doing.
     return "; ".join(phase_of(state, m, i, now) for m, i in peer.incoming.items())
 
 
@@ -143,7 +145,7 @@ def _drop_worker_state(state: PublisherState, peer: Peer) -> None:
 
 
 def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effect]:
-    """Remove a worker that leaves in order; no call waits for the worker any more."""
+    """Remove a worker that leaves in order, for which no call waits any more."""
     _drop_worker_state(state, peer)
     state.roster.forget(peer)
     text = f"worker {peer.name} has left: {why}"
@@ -158,7 +160,7 @@ def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effec
 
 
 def redeem(state: PublisherState, ticket: str, now: float) -> tuple[str, str] | None:
-    """Return name and key of the worker that owns a ticket, once; None if it is not valid."""  # K6
+    """Return (name, key) of the worker that owns a ticket, once; None if it is invalid."""  # K6
     peer = state.roster.redeem(ticket)
     return (peer.name, peer.key) if peer and now - peer.ticket_at < TICKET_SECONDS else None
 
@@ -175,7 +177,7 @@ def revoke(state: PublisherState, now: float) -> list[Effect]:
 
 
 def rekeyed(state: PublisherState) -> list[Effect]:
-    """Ping every live worker, so that it sends a message, which gets the new group keys.
+    """Ping every live worker, so that it answers, and gets the new group keys.
 
     Keys are sent only in answer to a message, since a routing id may belong to another connection
     by now.

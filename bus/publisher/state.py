@@ -35,11 +35,11 @@ class Absence:
     models: frozenset[str]
     code: str
     text: str
-    at: float
+    at: float  # when it left or was last refused
 
 
 class PersistentCondition:
-    """Finds the models for which a condition lasts at some worker; reports each model once."""
+    """Finds models for which a condition lasts at some worker, and reports each model once."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, set[str]]] = {}
@@ -54,9 +54,9 @@ class PersistentCondition:
     def held_since(
         self, found: dict[str, list[Peer]], since: float, now: float
     ) -> list[tuple[str, list[Peer]]]:
-        """Return the models, with their workers, for which the condition has held since `since`.
+        """Return (model, workers) for which the condition has been true since `since`, once each.
 
-        `found` has the workers for which the condition holds now, by model.
+        `found`: by model, the workers for which the condition is true now.
         """
         kept, due = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}
@@ -89,9 +89,9 @@ class PublisherState:
             messages are not encrypted.
         grants: The permissions of each key. None: there are no keys, and peers may do everything.
         clock: Returns the seconds since 1970, which are also sent to observers. None: unknown.
-        recorded: Returns whether an epoch is recorded for later publishers; only such an epoch may
-            be taken. Must not block. None: any epoch may be taken.
-        queue: Number of chunks queued for one subscriber, beyond which chunks are dropped.
+        recorded: Returns whether an epoch is recorded for later publishers; only then may it be
+            taken. Must not block. None: any epoch may be taken.
+        queue: The most chunks queued for one subscriber; further chunks are dropped.
     """
 
     epoch: int
@@ -110,19 +110,21 @@ class PublisherState:
     store: dict[str, Versions] = field(init=False, default_factory=dict[str, Versions])  # by model
     calls: dict[int, Publication] = field(init=False, default_factory=dict[int, Publication])
     pushes: dict[bytes, Push] = field(init=False, default_factory=dict[bytes, Push])  # by topic
-    # By model, where its first version will be in memory, until that version is published.
+    # By model, the segment in which its first version will be, until that version is published.
     prepared: dict[str, Prepare] = field(init=False, default_factory=dict[str, Prepare])
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
     view_outdated: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
     renewed_at: float = field(init=False, default=-math.inf)  # when a later epoch was taken
-    renewal_pause: float = field(init=False)  # seconds from then until the next may be taken
+    renewal_pause: float = field(init=False)  # seconds from then until another may be taken
     _first_epoch: int = field(init=False)  # the epoch at the publisher's start
     beacon_at: float = field(init=False, default=0.0)  # when the next beacons are due
     # Workers that left or were refused, by name, oldest first.
     absent: dict[str, Absence] = field(init=False, default_factory=dict[str, Absence])
-    rejections: str = field(init=False, default="")  # why connections were rejected, if any were
-    rejections_logged_at: float = field(init=False, default=-math.inf)  # when that was last logged
-    # Models published to no worker; `hinted`: those that were logged with the models workers want.
+    # why connections were rejected; empty: none were
+    rejections: str = field(init=False, default="")
+    # when `rejections` was last logged
+    rejections_logged_at: float = field(init=False, default=-math.inf)
+    # Models published to no worker; `hinted`: those of them for which other models were suggested.
     unreached_models: set[str] = field(init=False, default_factory=set[str])
     hinted: set[str] = field(init=False, default_factory=set[str])
     hints_at: float = field(init=False, default=0.0)  # when to check next for likely mistakes
@@ -136,15 +138,15 @@ class PublisherState:
     def started_ms(self) -> float:
         """Return when this publisher started, in milliseconds since 1970.
 
-        The start is the clock's present time less the publisher's age, as the clock may have been
-        set since. Without a clock, the first epoch is returned.
+        The start is the clock's present time less the publisher's age, since the clock may have
+        been set since then. Without a clock, the first epoch is returned.
         """
         if self.clock is None or self.age is None:
             return self._first_epoch
         return 1000 * (self.clock() - self.age())
 
     def versions(self, model: str) -> Versions:
-        """Return the `Versions` of a model, which are new and empty for an unknown model."""
+        """Return the `Versions` of a model; make new, empty ones for an unknown model."""
         versions = self.store.get(model)
         if versions is None:
             versions = self.store[model] = Versions(model)

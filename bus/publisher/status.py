@@ -23,9 +23,9 @@ class WorkerStatus:
             memory).
         models: The models that the worker wants.
         running: By model, the (epoch, version) that the worker runs.
-        phase: By model, a text of what the worker does with a newer version, such as "receiving
+        phase: By model, a text on what the worker does with a newer version, such as "receiving
             version 5, 3 of 8 chunks here". Models without a newer version are missing.
-        progress: By model that the worker is receiving, the chunks that have arrived, and all.
+        progress: By model, (chunks that have arrived, all chunks) of the version that is arriving.
         silent_s: Seconds since the worker's last message.
         client, host, pid: The worker's client, host and process id, as the worker reports them.
     """
@@ -77,7 +77,7 @@ def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
 
 
 def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) -> str:
-    """Return a text of what a worker does with a version, and how long it made no progress."""
+    """Return a text: what a worker does with a version, and how long without progress."""
     text = f"{incoming.phase} version {incoming.version}"
     if incoming.phase == "receiving":
         text += f", {incoming.chunks} of {chunks_of(state, model, incoming)} chunks here"
@@ -93,7 +93,7 @@ def reason_of(failed: Failed) -> str:
 
 
 def chunks_of(state: PublisherState, model: str, incoming: Delivery) -> int:
-    """Return the number of chunks of a delivery; if its version is gone, of those that arrived."""
+    """Return the number of chunks of a delivery; if its version is gone, those that arrived."""
     versions = state.store.get(model)
     version = versions.find(incoming.version) if versions is not None else None
     coming = version.find(incoming.patch) if version is not None else None

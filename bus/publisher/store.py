@@ -2,8 +2,8 @@
 
 A version is kept while it is the latest for a worker, waits for its commit, or is being received.
 All other versions are released, so that their memory can be reused. The latest version is
-reclaimable (`lent`) while no worker receives it: the next version overwrites it, so one copy of a
-model is enough. If all copies are in use, the least needed version is evicted.
+reclaimable (phase `lent`) while no worker receives it: the next version overwrites it, so one copy
+of a model is enough. If all copies are in use, the least needed version is evicted.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -29,11 +29,12 @@ class Versions:
     def __init__(self, model: str) -> None:
         self.model = model
         self.latest: Version | None = None  # for workers without a newer targeted version
-        self.pending: Version | None = None  # the version that commits together and is undecided
+        self.pending: Version | None = None  # the version whose commit is undecided
         self.announced_layout = ""  # the id of the layout last published on the data socket
-        self._targeted: dict[str, Version] = {}  # by worker, the newest version for named workers
+        # by worker, the newest version that was published to named workers
+        self._targeted: dict[str, Version] = {}
         self._versions: dict[int, Version] = {}
-        self._digests: dict[int, str] = {}  # of versions that are gone
+        self._digests: dict[int, str] = {}  # digests of versions that are gone, by number
         self._first, self._count = 1, 0  # first and last version number of this epoch
         self.times: dict[int, float] = {}  # by number, when the last versions were published
         self.changed = False  # True if `freed` may have effects to return
@@ -53,7 +54,7 @@ class Versions:
         return version
 
     def renew(self, epoch: int) -> list[Effect]:
-        """Move the needed versions to a later epoch, as if no worker had received any of them."""
+        """Move the needed versions to a later epoch, as if no worker had received them."""
         for version in list(self):
             version.withdraw()
             self.hold(version)
@@ -67,7 +68,7 @@ class Versions:
     # Looking.
 
     def find(self, number: int) -> Version | None:
-        """Return the version with this number if its bytes exist; use `get` to send the version."""
+        """Return the version with this number, if its bytes exist. To send it, use `get`."""
         version = self._versions.get(number)
         if version is None or version.phase != "lent" or version.snapshot.there:
             return version
@@ -79,23 +80,24 @@ class Versions:
         return version if version is not None and self.hold(version) else None
 
     def targeted(self) -> dict[str, int]:
-        """Return, by worker, the number of a targeted version that is newer than the latest."""
+        """Return, by worker, the number of its targeted version that is newer than the latest."""
         return {worker: version.version for worker, version in self._targeted.items()}
 
     def latest_for(self, worker: str) -> Version | None:
-        """Return a worker's newest committed version; to send the version, use `get_latest_for`."""
+        """Return a worker's newest committed version, or None. To send it, use `get_latest_for`."""
         known = [v for v in (self.latest, self._targeted.get(worker)) if v is not None]
         return max(filter(_exists, known), key=lambda v: v.key, default=None)
 
     def get_latest_for(self, worker: str) -> Version | None:
-        """Return a worker's newest committed version that can be sent, no longer reclaimable."""
+        """Return a worker's newest committed version that can be sent, not reclaimable any more."""
         version = self.latest_for(worker)
         if version is None or self.hold(version):
             return version
-        return self.latest_for(worker)  # the latest was just overwritten; others are never lent
+        # the latest was just overwritten; other versions are never reclaimable
+        return self.latest_for(worker)
 
     def hold(self, version: Version) -> bool:
-        """Take a reclaimable version back; return True if the version can be sent."""
+        """Make a version not reclaimable; return False if it is gone, and cannot be sent."""
         if version.phase == "lent":
             self.changed = True
             self._move(version, "asked" if version.snapshot.take_back() else "overwritten")
@@ -104,8 +106,8 @@ class Versions:
     def serves(self, peer: Peer) -> bool:
         """True if a version is kept for a worker because the worker is receiving it.
 
-        If so, no other version is kept for the worker, so that a worker that reads no chunks holds
-        at most one version. A worker that moves on to a later version reports or fetches that
+        Then no other version is kept for the worker, so that a worker that reads no chunks keeps at
+        most one version in memory. A worker that begins a later version reports or fetches that
         version.
         """
         doing = peer.incoming.get(self.model)
@@ -122,7 +124,7 @@ class Versions:
         return self._first <= number <= self._count
 
     def known_digest(self, number: int) -> str | None:
-        """Return the digest of the version with this number; empty or None if it is not known.
+        """Return the digest of a version; empty or None if it is not known.
 
         The result is None if no worker can have this version, because the version does not exist,
         or was never in shared memory and its memory was reused before its digest was sent. The
@@ -140,7 +142,7 @@ class Versions:
     # Changing.
 
     def settle(self, version: Version, targets: frozenset[str] | None) -> None:
-        """Make a version, which is now committed, the newest: for all workers, or for `targets`."""
+        """Make a committed version the newest: for the workers `targets`, or if None for all."""
         if self.pending is version:
             self.pending = None
         version.move("for-all" if targets is None else "for-some")
@@ -170,7 +172,7 @@ class Versions:
         self._move(version, "aborted")
 
     def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
-        """Make room for the next version: evict the least needed one whose snapshot is in `among`.
+        """Make room for the next version: evict the least needed version of these snapshots.
 
         `replaces_latest`: the next version is for all workers, so the latest may be evicted too.
         """
@@ -188,7 +190,7 @@ class Versions:
             version.forget_worker(worker)
 
     def supersede(self, latest: Version, peers: Iterable[Peer]) -> None:
-        """Stop keeping older versions for workers that read shared memory.
+        """Stop keeping versions older than `latest` for workers that read shared memory.
 
         Such a worker needs only the latest version, so older memory is freed without a message. A
         worker that copies from an older version holds a file lock on the segment.
@@ -198,7 +200,7 @@ class Versions:
                 self.changed |= version.left_by(*[p.name for p in peers if p.shared])
 
     def left_all(self, worker: str, *, but: int) -> None:
-        """Record that a worker receives no version, except perhaps that with number `but`."""
+        """Record that a worker receives no version, except perhaps the one with number `but`."""
         for number, version in self._versions.items():
             if number != but and worker in version.receivers:
                 self.changed |= version.left_by(worker)
@@ -231,7 +233,7 @@ class Versions:
     def freed(self) -> list[Effect]:
         """Return the effects for memory that became free or reclaimable since the last call."""
         latest = self.latest
-        if latest is None or len(self._versions) > 1:  # else no version can be pruned
+        if latest is None or len(self._versions) > 1:  # otherwise no version can be pruned
             self._prune()
         self.changed = False
         freed, self._freed = self._freed, []
@@ -264,11 +266,13 @@ class Versions:
             self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]
         digest = version.chunks.digest
-        if digest or version.shared is None:  # else workers may have it, with an unknown digest
+        # otherwise workers may have it, with an unknown digest
+        if digest or version.shared is None:
             self._digests[version.version] = digest
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
 
 
 def _exists(version: Version) -> bool:
+    # Return whether a version's bytes are still in memory.
     return version.phase != "lent" or version.snapshot.there

@@ -1,8 +1,8 @@
 """Verifies for observers that a worker's weights equal the published weights. (P24)
 
 The worker computes a CRC-32C of each of its tensors. The publisher computes those of its own bytes,
-in small steps and once for each version, and returns the tensors that differ. At most one check is
-open at each worker. If the worker does not answer in time, the publisher answers the observer.
+in small steps and once for each version, and returns the tensors that differ. Each worker has at
+most one open check. If the worker does not answer in time, the publisher answers the observer.
 """
 
 from collections.abc import Iterator
@@ -89,6 +89,7 @@ class Comparison:
         self.version.add_sum(spec.begin, total)
 
     def _name(self, difference: Difference) -> None:
+        # Add a difference to the answer, if it has room.
         listed = [*self._found, difference]
         if len(listed) <= DIFFERENCES_TOLD and len(msgspec.json.encode(listed)) <= PAGE_BYTES:
             self._found = listed
@@ -123,7 +124,7 @@ class Checks:
         return [Send(check, to=peer.identity)]
 
     def _obstacle(self, peer: Peer | None, observer: bytes, asked: Verify) -> tuple[str, str]:
-        """Return the error code and text if a worker cannot be checked; both empty if it can."""
+        """Return (error code, text) if a worker cannot be checked; both are empty if it can."""
         if peer is None or asked.model not in peer.hello.models:
             return "absent", f"no worker {asked.worker} with {asked.model} is there"
         if peer.lost:
@@ -144,6 +145,7 @@ class Checks:
         return "", ""
 
     def _version(self, model: str, epoch: int, number: int) -> Version | None:
+        # Return the version with this key, if its bytes exist.
         versions = self._state.store.get(model)
         return versions.find(number) if versions and epoch == self._state.epoch else None
 
@@ -184,6 +186,7 @@ class Checks:
 
 
 def _unverified(observer: bytes, asked: Verify, code: str, text: str) -> Send:
+    # Return the answer to an observer that the weights were not verified, with the reason.
     return Send(
         Verified(worker=asked.worker, model=asked.model, first=asked.first, code=code, text=text),
         to=observer,

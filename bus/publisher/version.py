@@ -10,9 +10,9 @@ time. Before the machine sends chunks of such a version, it must take the memory
 was faster, the version is gone.
 
 A version can also be sent as patches, each for another base that workers run. A patch is cut into
-chunks, hashed, sealed and fetched like a version.
+chunks, hashed, encrypted and fetched like a version.
 
-A relay offers a version from a worker's staging buffer while the version arrives:
+A relay offers a version from a worker's staging buffer while the version arrives: see
 `VersionOffer.received`. Each chunk can be sent once it has arrived, and the digest once it is
 verified.
 """
@@ -119,7 +119,7 @@ class Received(BytesInPlace):
         return self._view is not None
 
     def take_back(self) -> bool:
-        """Return True if the bytes are not released, as no other version takes received memory."""
+        """Return True if the bytes are not released: no other version takes received memory."""
         return self.there
 
     def lend(self) -> None:
@@ -150,7 +150,8 @@ class OfferedPatch(NamedTuple):
         base: The version that the patch builds on, as workers report it.
         data: The bytes of the patch.
         classes: Whether the patch's steps may be coded by class, which takes longer to decode.
-        work: Bytes of an unchanged version that take as long to decode as this patch; 0: unknown.
+        work: How many bytes of an unchanged version take as long to decode as this patch; 0:
+            unknown.
     """
 
     encoding: str
@@ -171,10 +172,10 @@ class VersionOffer(msgspec.Struct, eq=False):
         shared: The segment from which workers on this host read the bytes, if any.
         names: Each (epoch, version) under which the same bytes were published before.
         metadata: The publisher's metadata, as text by name.
-        keep: Whether patches on this version may follow, for which workers keep its bytes.
-        patches: Patches to this version. The first is pushed, the others are fetched.
-        lost: Counts the values that the dtype cannot hold, once all bytes have arrived.
-        detail: Text for the receipt.
+        keep: Whether patches on this version may follow, so that workers keep its bytes.
+        patches: Patches to this version. The first patch is pushed, the others are fetched.
+        lost: Counts the values that did not fit the dtype. Call it when all bytes have arrived.
+        detail: A text for the receipt.
     """
 
     model: str
@@ -203,7 +204,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         """Return an offer of bytes that are complete and do not change.
 
         Args:
-            model, layout, snapshot, shared, lost: The attributes of this name.
+            model, layout, snapshot, shared, lost: As the attributes of these names.
             chunk_bytes: Bytes of a chunk (the last may be shorter).
             crcs: The CRC-32C of each chunk; empty: the bytes are not hashed yet.
         """
@@ -229,7 +230,7 @@ class Chunked:
         plan, chunks: The chunks, which may still be arriving from another publisher.
         snapshot: The bytes.
         patch: The id of the patch; None: a whole version.
-        sealed, was_sealed: The sealed chunks, and whether a chunk was ever sealed.
+        sealed, was_sealed: The encrypted chunks, and whether a chunk was ever encrypted.
     """
 
     plan: ChunkPlan
@@ -254,7 +255,7 @@ class Version(Chunked):
 
     Args:
         offer: The offer, whose attributes become the version's.
-        epoch, version: The version's key. `Versions.renew` may replace the epoch by a later epoch.
+        epoch, version: The version's epoch and number. `Versions.renew` may set a later epoch.
 
     Attributes:
         receivers: Names of the workers that are receiving the version.
@@ -263,15 +264,15 @@ class Version(Chunked):
         ends: Names of the workers to which `end` is sent once the digest is known.
         readers: Number of running comparisons, during which the version is not reclaimable.
         sums: CRC-32C of each tensor that was compared, by the position of the tensor's first byte.
-        waits: By worker and chunk index, until when the worker waits for that missing chunk.
-        claims: The last report of each worker and type that is checked once the digest is known.
+        waits: By worker and chunk index, the time until which the worker waits for that chunk.
+        claims: By worker and type, the last report, to be checked once the digest is known.
         unpatched: Names of the workers whose reason to use no patch was logged.
     """
 
     def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
-        # The type is narrower than in `Chunked`, which is safe as the attribute is never
+        # The type is narrower than in `Chunked`. That is safe, since the attribute is never
         # reassigned.
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
@@ -419,7 +420,7 @@ class Version(Chunked):
     # Patches.
 
     def find(self, patch: PatchId | None) -> Chunked | None:
-        """Return the patch with this id, or None if there is none; without an id, the version."""
+        """Return the patch with this id, or None; without an id, return the version itself."""
         if patch is None:
             return self
         return next((each for each in self.patches if each.patch == patch), None)
@@ -429,7 +430,7 @@ class Version(Chunked):
         return next((each for each in self.patches if each.base == running), None)
 
     def is_known_as(self, running: Running) -> bool:
-        """True if `running` has the same bytes, which were published before under that name."""
+        """True if `running` has the same bytes as this version, under another epoch and number."""
         if running.digest and self.names:
             return running.digest == self.digest
         return (running.epoch, running.version) in self.names
