@@ -1,7 +1,8 @@
-"""Seals (encrypts) a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
+"""Encrypts ("seals") a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
 
-The shared memory stays unencrypted, since workers of this host copy from it. Sealed bytes are in
-separate memory, as large as the version, from the version's first sent chunk until its release.
+The versions in shared memory are not encrypted, since workers of this host copy from there. The
+encrypted bytes of a version are in separate memory of the same size, from when the version's first
+chunk is sent until the version is released.
 """
 
 import weakref
@@ -38,13 +39,13 @@ from .messages import (
 
 
 class ByteSource(Protocol):
-    """The bytes of a version or patch, from which the sealer reads."""
+    """The unencrypted bytes of a version or patch."""
 
     def bytes(self, begin: int, end: int) -> Buffer: ...
 
 
 class VersionKey(Protocol):
-    """The name of a version: model, epoch and number."""
+    """The model, epoch and number that name a version."""
 
     model: str
     epoch: int
@@ -62,7 +63,7 @@ class Sealable(Protocol):
 
     @property
     def target(self) -> VersionKey:
-        """The version itself, or the version that the patch leads to."""
+        """The version itself; for a patch, the version that the patch leads to."""
         ...
 
     @property
@@ -70,14 +71,14 @@ class Sealable(Protocol):
 
 
 class SealedVersion:
-    """The chunks of a version or patch, sealed under one group key.
+    """The encrypted chunks of a version or patch, all under one group key.
 
     Args:
-        group: The group key.
-        subject: The version's or patch's name and sizes, from which its key derives.
-        buffer: Memory for the sealed bytes, as large as the unsealed bytes.
-        again: Whether chunks were sealed before, perhaps under the same key. If so, check that the
-            bytes have not changed.
+        group: The group key, from which the version's own key derives.
+        subject: The names and sizes of the version or patch, which go into that key.
+        buffer: Memory for the encrypted bytes, as large as the unencrypted bytes.
+        again: Whether chunks of the version were encrypted before, perhaps under the same key. If
+            so, each chunk is checked to have the same bytes as then.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class SealedVersion:
         self._chunks: dict[int, tuple[str, memoryview]] = {}  # send queues hold weak references
 
     def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
-        """Return a chunk's tag and sealed bytes; the first call seals and hashes the chunk.
+        """Return a chunk's authentication tag in hexadecimal digits, and its encrypted bytes.
 
-        A nonce must never be used for two plaintexts, so a chunk that has changed is not sent.
+        |The first call for a chunk encrypts and hashes it. A nonce must never be used for two
+        plaintexts, |so a chunk that has changed is not sent.
 
         Raises:
             AssertionError: The chunk has changed, so the publisher must not send this version.
@@ -124,13 +126,13 @@ class SealInUseError(MemoryError):
 
 
 class Sealer:
-    """Seals the data and messages of one publisher.
+    """Encrypts the data and messages of one publisher.
 
     Args:
-        draw: Returns 32 unguessable bytes for a group key.
-        take: Returns memory for sealed bytes; called with the model and the number of bytes.
-        life: Seconds after which a group key is replaced; None: never.
-        now: The time.
+        draw: Returns 32 random bytes for a group key, which nobody can guess.
+        take: Returns memory for encrypted bytes; called with the model and the number of bytes.
+        life: Seconds after which a group key is replaced; None: it is never replaced.
+        now: The present time in seconds.
 
     Raises:
         SealError: The ciphers are not available.
@@ -153,7 +155,8 @@ class Sealer:
     def rekey(self, now: float) -> None:
         """Replace the group key; workers without the new key cannot decrypt later versions.
 
-        All sealed chunks are dropped. So queued chunks, which the old key decrypts, are not sent.
+        All encrypted chunks are dropped, so that chunks in send queues, which the old key decrypts,
+        are not sent.
         """  # E6
         for version in self._sealed_versions:
             version.sealed = None
@@ -172,7 +175,7 @@ class Sealer:
         return [self._group.key.hex()]
 
     def reserve(self, model: str, nbytes: int) -> None:
-        """Allocate memory for `nbytes` sealed bytes of a model before the memory is needed.
+        """Allocate memory for `nbytes` encrypted bytes of a model before the memory is needed.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -185,7 +188,8 @@ class Sealer:
     def _take_buffer(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
         """Return memory for a version; if all is in use, take that of the oldest other version.
 
-        The other version's chunks will be sealed again if a worker fetches them.
+        If memory was taken, the other version's chunks are encrypted again when a worker fetches
+        them.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -207,12 +211,12 @@ class Sealer:
                 oldest.sealed = None
 
     def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
-        """Return the message with a sealed chunk, and the sealed bytes as its payload.
+        """Return the message with an encrypted chunk, and the encrypted bytes as its payload.
 
-        Each chunk is sealed once under a group key.
+        Each chunk is encrypted once under a group key.
 
         Raises:
-            MemoryError: There is not enough memory for sealed bytes.
+            MemoryError: There is not enough memory for encrypted bytes.
         """
         sealed, named = version.sealed, version.target
         if sealed is None or not sealed.is_of(self._group, version):
@@ -237,14 +241,14 @@ class Sealer:
         return chunk, payload
 
     def _buffer_for(self, version: Sealable) -> NDArray[np.uint8]:
-        """Return memory for sealed bytes: a buffer of the model's or, for a patch, a new array."""
+        """Return memory for encrypted bytes: a model's buffer or, for a patch, a new array."""
         nbytes = version.plan.nbytes
         if version.patch is not None:
             return np.empty(nbytes, np.uint8)
         return self._take_buffer(version.target.model, nbytes, version)
 
     def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
-        """Return the announcement of a version whose payload is the sealed `chunk`."""
+        """Return the announcement of a version whose only chunk, `chunk`, is sent along."""
         return msgspec.structs.replace(
             announce, encryption=AES_256_GCM, key=chunk.key, tag=chunk.tag
         )
@@ -260,6 +264,7 @@ class Sealer:
         return msgspec.structs.replace(message, encryption=AES_256_GCM, key=key, tag=tag), payload
 
     def _layout(self, announce: Announce, header: Buffer) -> tuple[bytes, str]:
+        # Return the encrypted layout and its tag. The last layout of each model is kept.
         last = self._layouts.get(announce.model)
         subject = subject_of(announce)
         if last is not None and last[0] == subject:
@@ -281,7 +286,7 @@ class Sealer:
 
 
 def _encoding_of(patch: PatchId | None) -> tuple[str, tuple[int, int]]:
-    """Return the encoding and base of a patch; for None, those of a whole version. (D12)"""
+    """Return the encoding, and the base's (epoch, version); None: of a whole version. (D12)"""
     return ("raw", (0, 0)) if patch is None else (patch.encoding, (patch.epoch, patch.version))
 
 

@@ -9,10 +9,10 @@ SCARCE = (errno.EMFILE, errno.ENFILE)  # the process, or the host, has no descri
 
 
 class Spare:
-    """A descriptor that is closed for a moment so that a file can be opened. Not thread-safe.
+    """A file descriptor that is closed for a moment so that another file can be opened.
 
-    Another thread may take the freed descriptor. So callers try again later, and meanwhile do work
-    that needs no descriptor.
+    |Not thread-safe. Another thread may take the freed descriptor: if so, callers try again later,
+    and |meanwhile do work that needs no descriptor.
     """
 
     def __init__(self) -> None:

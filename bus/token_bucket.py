@@ -1,11 +1,11 @@
-"""Token buckets, which limit the units that a peer may use at once and per second."""
+"""Token buckets, which limit how many units a peer may use at once and per second."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Rate(NamedTuple):
-    """The units that a full bucket has, and the units that are added each second."""
+    """The units in a full bucket, and the units that are added to it each second."""
 
     burst: float
     per_second: float
@@ -13,7 +13,7 @@ class Rate(NamedTuple):
 
 @dataclass(slots=True)
 class TokenBucket:
-    """The units that one peer may use now; a new bucket is full."""
+    """Counts the units that one peer may use now; a new bucket is full."""
 
     rate: Rate
     at: float  # time of the last `take`

@@ -5,7 +5,7 @@ def span(seconds: float) -> str:
     """Return a duration as text: 40 µs, 0.4 ms, 12 ms, 1.2 s, 45 s, 3 min, 5 h, 2 d.
 
     Args:
-        seconds: The duration; a negative value, as when clocks differ, counts as 0.
+        seconds: The duration; a negative value (two clocks may differ) counts as 0.
     """
     for limit, unit, length, digits in (
         (95e-6, "µs", 1e-6, 0),
@@ -22,7 +22,7 @@ def span(seconds: float) -> str:
 
 
 def _count(seconds: float, unit: str, length: float, digits: int) -> str:
-    """Return a text with a number of units, rounded half up as JavaScript does."""
+    """Return a text with a number of units, rounded half up, as JavaScript does."""
     scale = 10**digits
     count = int(max(0.0, seconds) / length * scale + 0.5) / scale
     return f"{count:.{digits}f} {unit}" if count else "0 s"

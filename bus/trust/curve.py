@@ -1,8 +1,8 @@
-"""CURVE on a worker's control connection: key pairs, and the reasons of failed handshakes.
+"""CURVE on a worker's control connection: key pairs, and why a handshake failed.
 
-A refused handshake has a status but no text. A worker's socket reports events of a failed
-connection, from which this module guesses the reason for the user. The publisher's side is in
-`curve_server.py`.
+The publisher's refusal of a handshake has a status but no text. A worker's socket reports events of
+a failed connection, from which this module guesses the reason for the user. The publisher's side is
+in `curve_server.py`.
 """
 
 import contextlib
@@ -13,8 +13,9 @@ from zmq.utils import z85
 
 from ..errors import KeysError
 
-# Consecutive handshakes without a status until these are reported. A publisher that stops may cause
-# one, and a publisher with many new workers several: so they must also last `lost_after`.
+# After so many consecutive handshakes without a status, they are reported. A publisher that stops
+# may cause one, and a publisher with many new workers several. So they must also last `lost_after`
+# seconds.
 BROKEN = 3
 CROWDED = 300  # status of a handshake rejected for lack of room (RFC 27: try again)
 
@@ -71,7 +72,7 @@ def keypair() -> tuple[str, str]:
 
 
 def is_key(text: str) -> bool:
-    """True if 40 characters of Z85 are a key: no five of them have a value above 32 bits."""
+    """True if `text`, 40 characters of Z85, is a key: no five have a value above 32 bits."""
     try:
         z85.decode(text)
     except struct.error:
@@ -80,6 +81,7 @@ def is_key(text: str) -> bool:
 
 
 def public_of(secret: str) -> str:
+    # Return the public key of a secret key, both as 40 characters of Z85.
     check_curve()
     return zmq.curve_public(secret.encode()).decode()
 
@@ -96,12 +98,13 @@ class ConnectionEvents:
     """Reads the events of a connecting socket, and finds out why a handshake failed.
 
     Args:
-        told: The socket's monitor socket, for the events `CHANGES`.
-        keyed: Whether the socket has keys.
+        told: The socket's monitor socket, which reports the events `CHANGES`.
+        keyed: Whether the socket was given keys.
 
     Attributes:
-        descriptor: The file descriptor of the last connection; -1: it has ended.
-        connections: The number of connections so far, since descriptors are reused.
+        descriptor: The file descriptor of the connection; -1: there is none now.
+        connections: The number of connections so far; it tells two connections apart that have the
+            same descriptor.
     """
 
     def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
@@ -111,10 +114,10 @@ class ConnectionEvents:
         self._broken_since, self._crowded = 0.0, False
 
     def read(self, now: float, patience: float) -> tuple[bool, str]:
-        """Return whether events came since the last call, and a text of why a handshake failed.
+        """Return whether an event came since the last call, and why a handshake failed.
 
-        The text is empty if no handshake failed. For handshakes without a status, there is a text
-        once these have gone on for `patience` seconds.
+        The text is empty if no handshake failed. Handshakes that ended without a status are
+        reported once they have gone on for `patience` seconds.
 
         Call this often, since ZeroMQ blocks while a thousand events are queued.
         """

@@ -35,10 +35,10 @@ _INNER_MORE, _INNER_COMMAND = 1, 2  # flags in a MESSAGE's box
 
 
 class CurveError(Exception):
-    """The peer does not use CURVE, has no allowed key, or sent a damaged or repeated box.
+    """The worker does not use CURVE, has no allowed key, or sent a damaged or repeated box.
 
     Attributes:
-        reply: A command to send before the connection is closed; empty: none.
+        reply: A command to send before the connection is closed; empty: send nothing.
     """
 
     def __init__(self, text: str, reply: bytes = b"") -> None:
@@ -47,6 +47,7 @@ class CurveError(Exception):
 
 
 def _sodium() -> Any:
+    # Return PyNaCl's functions.
     try:
         from nacl import bindings
     except ImportError:
@@ -58,7 +59,7 @@ def _sodium() -> Any:
 
 
 class CurveServer:
-    """The keys of a publisher, which all of its connections use.
+    """A publisher's secret and public key, and who may connect; for all connections.
 
     Args:
         secret: The publisher's secret key, as 40 characters of Z85.
@@ -89,11 +90,11 @@ class CurveConnection:
         self.key = ""
         self._peer_key = b""  # C'
         self._secret = self._cookie = b""
-        self._shared = b""  # of C' and S, then of C' and S'
+        self._shared = b""  # the secret that C' and S share; later, that of C' and S'
         self._last_received = self._last_sent = 0
 
     def answer(self, command: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:
-        """Handle a handshake command; return the reply, and the worker's metadata at the end.
+        """Return the reply to a handshake's command; on its end, also the worker's metadata.
 
         Raises:
             CurveError: The handshake has failed.
@@ -105,6 +106,7 @@ class CurveConnection:
         raise CurveError("a command out of order in the handshake")
 
     def _welcome(self, hello: bytes) -> bytes:
+        # Return the command WELCOME, the reply to HELLO.
         if len(hello) != _HELLO or hello[6] != 1:
             raise CurveError("a HELLO that is none")
         self._peer_key = hello[80:112]
@@ -116,6 +118,7 @@ class CurveConnection:
         return b"\x07WELCOME" + nonce + box
 
     def _ready(self, initiate: bytes, metadata: bytes) -> tuple[bytes, bytes]:
+        # Return the command READY, the reply to INITIATE, and the worker's metadata.
         if len(initiate) < _INITIATE:
             raise CurveError("an INITIATE that is none")
         if not hmac.compare_digest(initiate[9 : 9 + _COOKIE], self._cookie):
@@ -133,12 +136,12 @@ class CurveConnection:
         return b"\x05READY" + self._numbered(b"CurveZMQREADY---", metadata), plain[128:]
 
     def frame(self, body: Buffer, *, more: bool = False, command: bool = False) -> bytes:
-        """Return the encrypted form of a frame to the worker; `body` is the frame's body."""
+        """Return the encrypted form of a frame with these contents, to send to the worker."""
         flags = bytes([more * _INNER_MORE | command * _INNER_COMMAND])
         return b"\x07MESSAGE" + self._numbered(b"CurveZMQMESSAGES", b"".join((flags, body)))
 
     def carried(self, frame: bytes) -> tuple[bool, bool, bytes]:
-        """Decrypt a frame; return whether more follow, whether it is a command, and its body.
+        """Decrypt a frame of the worker.
 
         Raises:
             CurveError: The frame is not from this connection, or is repeated.
@@ -151,11 +154,13 @@ class CurveConnection:
         return bool(plain[0] & _INNER_MORE), bool(plain[0] & _INNER_COMMAND), plain[1:]
 
     def _numbered(self, prefix: bytes, plain: bytes) -> bytes:
+        # Return the next number of a box, and the box.
         self._last_sent += 1
         number = self._last_sent.to_bytes(8, "big")
         return number + self._box(plain, prefix + number, self._shared)
 
     def _open(self, prefix: bytes, numbered: bytes) -> bytes:
+        # Decrypt a number and box, unless the number was used before.
         number = int.from_bytes(numbered[:8], "big")
         if number <= self._last_received:
             raise CurveError("an encrypted frame that is repeated")
@@ -164,6 +169,7 @@ class CurveConnection:
         return plain
 
     def _agree(self, public: bytes, secret: bytes) -> bytes:
+        # Return the secret that the owners of the two keys share.
         try:
             found: bytes = self._sodium.crypto_box_beforenm(public, secret)
         except Exception as error:  # PyNaCl's RuntimeError, for a point of low order for example
@@ -171,10 +177,12 @@ class CurveConnection:
         return found
 
     def _box(self, plain: bytes, nonce: bytes, shared: bytes) -> bytes:
+        # Encrypt text.
         box: bytes = self._sodium.crypto_box_easy_afternm(plain, nonce, shared)
         return box
 
     def _unbox(self, box: bytes, nonce: bytes, shared: bytes) -> bytes:
+        # Decrypt a box.
         try:
             plain: bytes = self._sodium.crypto_box_open_easy_afternm(box, nonce, shared)
         except Exception as error:  # PyNaCl's CryptoError

@@ -1,4 +1,4 @@
-"""The permissions of keys, without files or sockets.
+"""The permissions of keys; this module uses no files and no sockets.
 
 A key is bound to a name, or to a pattern of names, and has a role. Grants may change at any time,
 so a publisher's sockets and machine share one `Grants` object, in one thread.
@@ -16,17 +16,17 @@ class Grant:
     """The permissions of one key.
 
     Attributes:
-        name: The name with which the key's owner may join. At most one `*` in the name stands for
-            any characters, or none.
-        role: `worker` or `observer`. An observer may read the roster, and gets no weights, no group
-            key and no data connection.
+        name: The name with which the owner of the key may join. At most one `*` in the name stands
+            for any number of characters, also none.
+        role: `worker` or `observer`. An observer may read the roster, and receives no weights, no
+            group key and no data connection.
     """
 
     name: str
     role: Role = "worker"
 
     def fits(self, name: str) -> bool:
-        """True if the key's owner may use this name."""  # K3
+        """True if the owner of the key may use this name."""  # K3
         begin, star, end = self.name.partition("*")
         if not star:
             return name == begin
@@ -54,7 +54,7 @@ class Grants:
         return grant is not None and grant.role == "worker" and grant.fits(name)
 
     def replace(self, by_key: Mapping[str, Grant]) -> bool:
-        """Replace all grants; return True if an earlier grant was removed or changed."""
+        """Replace all grants; return True if a key lost its grant or has another one now."""
         taken = any(by_key.get(key) != grant for key, grant in self._by_key.items())
         self._by_key = by_key
         return taken

@@ -35,11 +35,11 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class UnreadableError(KeysError):
-    """A file exists but cannot be read at present, so its contents are unknown."""
+    """A file exists but cannot be read now, so its contents are unknown."""
 
 
 class ScarceError(KeysError):
-    """No file can be read, since the process has no free descriptor."""
+    """No file can be read, since the process has no free file descriptor."""
 
 
 class _PublisherFile(msgspec.Struct):
@@ -80,7 +80,7 @@ class PublisherKeys:
         secret: The publisher's secret key, 40 characters of Z85.
         grants: The permissions of each allowed key, by public key.
         folder: The folder that the publisher rereads; None: the grants never change.
-        known: The contents of each file in `allowed` at the last read.
+        known: The contents of each file in `allowed` when it was read last.
     """
 
     __module__ = "weightbus"
@@ -112,7 +112,7 @@ class PublisherKeys:
         return cls(own.secret, allowed.read(), folder, allowed.known)
 
     def allowed(self, complain: Callable[[KeysError], None]) -> "Allowed | None":
-        """Return an object that rereads the folder; None if the keys are not from a folder.
+        """Return an object that rereads the folder; None if the keys do not come from a folder.
 
         Args:
             complain: Called with an error for each file that is invalid or cannot be read.
@@ -139,11 +139,11 @@ class WorkerKeys:
 
     @classmethod
     def read(cls, path: str | Path, name: str | None = None) -> "WorkerKeys":
-        """Read a worker's file, or a named worker's file in a folder made by `weightbus keygen`.
+        """Read one worker's file.
 
         Args:
-            path: The file, or the folder.
-            name: The worker's name, if `path` is a folder.
+            path: The file, or a folder made by `weightbus keygen` that has it.
+            name: The worker's name, for a folder with several workers.
 
         Raises:
             KeysError: There is no such file, or the file is invalid.
@@ -159,18 +159,18 @@ class WorkerKeys:
 class Allowed:
     """Reads the allowed keys in a publisher's folder, again at each call of `read`.
 
-    An error in one file does not keep the removal of another file from revoking a key.
+    If one file is invalid, the removal of another file still revokes that file's key.
 
     Args:
         folder: The publisher's folder.
         complain: Called with an error for each invalid file, which then allows no key, and for each
             file that cannot be read, whose last contents stay valid. Also called if there are more
             than `KEYS_MAX` files, of which only files that were read before count.
-        known: The contents of the files at an earlier read.
+        known: The contents of the files when they were read earlier.
 
     Attributes:
-        known: The contents of the files at the last read, for files that cannot be read next time.
-        whole: Whether all files could be read the last time. If not, call `read` again.
+        known: The contents of the files when they were read last, for use if a file cannot be read.
+        whole: Whether the last call could read all files. If not, call `read` again.
     """
 
     def __init__(
@@ -222,11 +222,13 @@ class Allowed:
         return MappingProxyType(found)
 
     def _report(self, error: KeysError) -> None:
+        # Call `complain` with an error, or raise the error.
         if self._complain is None:
             raise error
         self._complain(error)
 
     def _file(self, file: Path) -> _AllowedFile:
+        # Return the contents of a file; if it cannot be read now, its last contents.
         try:
             return _read(file, _AllowedFile)
         except UnreadableError as error:
@@ -253,6 +255,7 @@ class Allowed:
 
 
 def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
+    # Add a file's grant to `found`, unless another file has the same key.
     if allowed.public in found:
         raise KeysError(f"{file}: another file there has the same key; remove one of the two")
     found[allowed.public] = Grant(allowed.name, allowed.role)
@@ -325,6 +328,7 @@ def _file_of(folder: Path, name: str | None) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
+    # Return the paths of the key files in a folder.
     try:
         return sorted(entry for entry in folder.iterdir() if entry.suffix == SUFFIX)
     except OSError as error:
@@ -341,6 +345,7 @@ def _too_many(folder: Path, files: list[Path]) -> KeysError:
 
 
 def _stat(file: Path) -> os.stat_result | None:
+    # Return what the file system says of a file; None if there is no such file.
     with contextlib.suppress(OSError):  # the file was removed meanwhile: the next call omits it
         return file.stat()
     return None
@@ -358,6 +363,7 @@ def _may_exist(file: Path) -> bool:
 
 
 def _path(given: str | Path) -> Path:
+    # Return a path; raise an error for the contents of a key file.
     if str(given).lstrip().startswith("{"):  # the error must not quote the text, which has a secret
         raise KeysError("keys= is no path, but JSON (not shown): give the path of a file with that")
     return Path(given)
@@ -369,6 +375,7 @@ def _nonblocking_opener(file: str, flags: int) -> int:
 
 
 def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
+    # Return the parsed contents of a file; a secret file must not be readable by everybody.
     try:
         with open(file, "rb", opener=None if secret else _nonblocking_opener) as opened:
             if secret and os.fstat(opened.fileno()).st_mode & stat.S_IRWXO:
@@ -393,6 +400,7 @@ def _check_keys(*keys: str) -> None:
 
 
 def _check_pair(public: str, secret: str, file: Path) -> None:
+    # Check that a public key belongs to a secret key.
     if curve.public_of(secret) != public:
         raise KeysError(f"{file}: public and secret key do not belong together; make a new pair")
 

@@ -1,4 +1,4 @@
-"""The events of a worker's machine that are not messages: results of effects, users' actions."""
+"""The events of a worker's machine other than messages: effects' results, users' actions."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The result of `Open`; `memory` is None if we cannot read the segment."""
+    """The result of `Open`; `memory` is None if this process cannot read the segment."""
 
     model: str
     key: tuple[int, int]
@@ -27,7 +27,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """The end of a copy; `crcs` has the chunks' checksums, or is None if the copy failed.
+    """The end of a copy; `crcs` is the checksum of each chunk, or None if the copy failed.
 
     A copy fails if it is cancelled, or if the memory is locked or holds another version.
     """
@@ -37,7 +37,7 @@ class Copied(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """The model."""
+        """The model's name."""
         return self.copying.model
 
 
@@ -50,7 +50,7 @@ class Decoded(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """The model."""
+        """The model's name."""
         return self.patching.model
 
 
@@ -61,19 +61,20 @@ class Report(msgspec.Struct, frozen=True):
     """The outcome of a version that was ready.
 
     Attributes:
-        model, key: The version.
-        what: An event of `phases.py`. `declined`: the version was rejected, or did not fit, and the
-            previous version still runs; `failed`: there is no memory for the version now; `torn`:
-            the apply failed half-way, and no version runs; `newer`: another version is or will be
+        model, key: The model's name, and the version's (epoch, version).
+        what: An event of `phases.py`. `declined`: the version was rejected or did not fit, and the
+            previous version still runs. `failed`: there is no memory for the version now. `torn`:
+            the apply failed half-way, and no version runs. `newer`: another version is or will be
             applied in place of this one.
         text: Why the version was not applied; for an applied version, a remark to report.
-        digest: The digest of the bytes, if they were hashed only during the apply.
-        still: The deadline has passed, but the user's code has not returned: the version keeps its
-            phase until the report of its return. (W24)
-        bytes: The memory that holds the applied bytes from now on, if any does: the version's
-            staging buffer, or a model that is resident.
-        kept: The user continues to use the version's buffer, which must not be recycled.
-        misfit: The version was rejected since the model has other names, shapes or dtypes now.
+        digest: The digest of the bytes, if they were not hashed before the apply; otherwise empty.
+        still: Whether the deadline has passed but the user's code has not returned. If so, the
+            version keeps its phase until the report that the code has returned. (W24)
+        bytes: The memory that has the applied bytes from now on: the version's staging buffer, or
+            the memory of the model. None: no such memory is known.
+        kept: Whether the user continues to use the version's buffer, which must not be used again.
+        misfit: Whether the version was rejected since the model has other names, shapes or dtypes
+            now.
     """
 
     model: str
@@ -88,7 +89,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """A delay of an apply; `text` says what delays the apply, and since when."""
+    """A delay of an apply; `text` says what the apply waits for, and since when."""
 
     model: str
     key: tuple[int, int]
@@ -96,20 +97,20 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The only version that the user wants; `key` is None for the latest version."""
+    """The user wants only the version `key`, or (None) the latest version again."""
 
     model: str
     key: tuple[int, int] | None
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The result of `Examine`: the answer to a check."""
+    """The result of `Examine`: the answer to a publisher's check of the weights."""
 
     answer: Checked
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """A request for `Flushed`, which reports that the publisher has received earlier messages."""
+    """A request to report, by `Flushed`, that the publisher has received earlier messages."""
 
     mark: int
 
