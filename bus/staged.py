@@ -15,15 +15,15 @@ from .messages import PatchId, Running
 
 
 class StaleError(Exception):
-    """The segment holds another version, or is being filled."""
+    """The segment has another version than expected, or a version is being written to it."""
 
 
 class OverwrittenError(StaleError):
-    """The segment changed during a copy, which is torn: the publisher broke the protocol."""
+    """The segment changed during a copy: the copy is unusable, and the publisher at fault."""
 
 
 class SharedMemory(Protocol):
-    """A segment of the publisher on this host (`segment.MappedSegment`)."""
+    """A segment of a publisher on this host (class `segment.MappedSegment`)."""
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -32,7 +32,7 @@ class SharedMemory(Protocol):
 
     @property
     def note(self) -> bytes:
-        """The location of a second copy of the bytes in a device's memory; zeros: there is none."""
+        """Where a device's memory has a second copy of the bytes; only zeros: there is none."""
         ...
 
     def reading(
@@ -41,7 +41,7 @@ class SharedMemory(Protocol):
         """Lock the segment during a `with` block that copies from the segment or the second copy.
 
         Raises:
-            StaleError: The segment holds another version.
+            StaleError: The segment has another version.
             OverwrittenError: The segment was overwritten during the block.
         """
         ...
@@ -56,7 +56,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
         data: The data section, `layout.nbytes` bytes; valid until the version is applied or
             dropped.
         digest: The digest; empty on the shared-memory transport, where the bytes are not hashed.
-        say_staged: Whether the publisher requires a report that the version is staged.
+        say_staged: Whether to report to the publisher that the version is staged.
         shared: The segment that `data` is in; None: `data` is in a staging buffer.
         hash_chunks: On the shared-memory transport, the bytes of each chunk to hash; 0: do not
             hash.
@@ -89,7 +89,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def note(self) -> bytes:
-        """The location of a second copy of the bytes on a device; zeros or empty: there is none."""
+        """Where a device has a second copy of the bytes; empty or only zeros: there is none."""
         return b"" if self.shared is None else self.shared.note
 
     def reading(self, *, second: bool = False) -> AbstractContextManager[None]:
@@ -111,13 +111,13 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(slots=True, eq=False)
 class Base:
-    """The bytes of the running version, on which patches build.
+    """The bytes of the running version, which patches change into a newer version.
 
     Attributes:
         running: The running version.
         layout: Name, dtype, shape and position of each tensor.
         data: The bytes. The owner may change them, so they are verified before a patch is applied.
-        chunks: The staging buffer with the bytes, if one is kept for patches.
+        chunks: The staging buffer with the bytes; None: the bytes are not in a staging buffer.
         users: Number of patches on this base that are arriving or being decoded.
     """
 
@@ -146,11 +146,12 @@ class Patching:
 
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
-        base: The base of the patch, whose bytes do not change until the decoding has ended.
+        base: The running version that the patch changes; its bytes stay until the decoding has
+            ended.
         patch: The bytes of the patch.
-        buffer: The destination, which has no other use until the decoding has ended.
+        buffer: The memory for the decoded version, which is used for nothing else meanwhile.
         digest: The version's digest.
-        live: False once the version is no longer wanted: end soon.
+        live: False once the version is no longer wanted: stop soon.
     """
 
     model: str
@@ -173,10 +174,10 @@ class Copying:
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
         memory: The segment to copy from.
-        buffer: The destination, which has no other use until the copying has ended.
+        buffer: The memory for the copy, which is used for nothing else meanwhile.
         plan: The version's chunks.
-        live: False once the version is no longer wanted: end soon.
-        count: Number of chunks that are already copied.
+        live: False once the version is no longer wanted: stop soon.
+        count: The number of chunks that are copied already.
     """
 
     model: str

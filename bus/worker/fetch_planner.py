@@ -36,7 +36,7 @@ class FetchPlanner:
 
     Args:
         model: The model's name.
-        versions: The versions of the model that the worker holds.
+        versions: The versions of the model that this worker has.
         timing: The timeouts and intervals.
     """
 
@@ -87,7 +87,7 @@ class FetchPlanner:
         return [Send(Fetch(model=self._model, epoch=epoch, version=version, layout=True))]
 
     def answered(self, sent_at: float) -> None:
-        """Note that the ping sent at `sent_at`, and every earlier request, was answered. (W12)"""
+        """Record that the ping sent at `sent_at`, and every earlier request, was answered. (W12)"""
         self._answered = sent_at
         arriving = self._versions.at["arriving"]
         if arriving is not None:
@@ -124,7 +124,7 @@ class FetchPlanner:
         return self.exact(now)
 
     def exact(self, now: float) -> list[Effect]:
-        """Request the only version that the user wants, if it exists and is not held here."""
+        """Request the only version that the user wants, if it exists and is not here yet."""
         only, versions, running = self.only, self._versions, self._versions.at["running"]
         if only is None:
             return []
@@ -142,7 +142,7 @@ class FetchPlanner:
         return [Send(Fetch(model=self._model, epoch=only[0], version=only[1], layout=True))]
 
     def gone(self, epoch: int, version: int) -> list[Effect]:
-        """Note that the publisher no longer has a version, so that later polls for it fail."""
+        """Record that the publisher no longer has a version, so that later polls for it fail."""
         key = (epoch or self._exact.key[0], version)
         if key != self._exact.key or self._versions.has(key):
             return []
@@ -150,7 +150,7 @@ class FetchPlanner:
         return self.forgo("the publisher has it no more")
 
     def overtaken(self, key: Key) -> list[Effect]:
-        """Abandon the only version wanted if it is older than `key`, which all workers apply."""
+        """Give up the only version wanted if it is older than `key`, which all workers apply."""
         overtaken = self.only is not None and self.only < key
         return self.forgo("all workers go on to a newer one") if overtaken else []
 

@@ -338,10 +338,12 @@ class Follower:
         return [subscribe, *(self.planner.latest(newest, now) if on else [])]
 
     def _decline(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
+        # Drop a version that cannot be accepted, and report why.
         self.versions.move(entry, "failed" if code in TRANSIENT else "declined")
         return self._refuse(entry, code, text, now)
 
     def _refuse(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
+        # Report why a version is refused; if it does not fit the model, check it again later.
         if code == "layout-mismatch":
             self._acceptance.doubt(entry.announce.layout)
             self._misfit, self._recheck_at = entry.announce, now + self.timing.ping
@@ -366,7 +368,7 @@ class Follower:
         return self._acceptance.oversize(announce) is None
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
-        """Return a lease on the place for a chunk's payload; None if the chunk is not needed."""
+        """Return a lease of the memory for a chunk's payload; None: the chunk is not needed."""
         entry = self.versions.at["arriving"]
         if entry is None or entry.key != (chunk.epoch, chunk.version):
             return None
@@ -398,6 +400,7 @@ class Follower:
         return self._advance(entry, now)
 
     def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
+        # Request the version of a chunk that nobody here waits for.
         waiting = self.versions.at["announced"]
         return self.planner.hear_of(epoch, version, now) if waiting is None else []
 
@@ -441,6 +444,7 @@ class Follower:
         return effects + self._change_mode("completed", now)
 
     def _commit(self, entry: VersionEntry) -> list[Effect]:
+        # Make a staged version ready to be applied.
         self.versions.move(entry, "committed")
         return [Ready(entry.staged)]
 
@@ -568,6 +572,7 @@ class Follower:
         return said
 
     def _applied(self, entry: VersionEntry, report: Report) -> Effect:
+        # Record that a version was applied; return the report of it.
         versions, staged = self.versions, entry.staged
         older = versions.at["running"]
         running = Running(*entry.key, report.digest or staged.digest)
@@ -583,7 +588,7 @@ class Follower:
         return self.runs(entry, running)
 
     def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
-        """Note that the model holds parts of two versions; fetch this version next time."""
+        """Record that the model has parts of two versions; fetch this version next time."""
         self.versions.move(self.versions.at["running"], "torn")
         self.versions.set_patch_base(None, None, None)
         self.stale, self.torn = entry.key, self.torn + 1
@@ -603,7 +608,7 @@ class Follower:
         return self.fail(entry.key, "apply", report.text, now)[:1]
 
     def runs(self, entry: VersionEntry, running: Running) -> Effect:
-        """Note that a version runs, which `running` names; return the `applied` report."""
+        """Record that a version runs, which `running` names; return the `applied` report."""
         self.torn, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed
         if known is not None and (known.epoch, known.version) <= entry.key:

@@ -163,7 +163,7 @@ class WorkerMachine:
         return effects
 
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
-        """Return a lease on the place for a published message's payload, or None.
+        """Return a lease of the memory for a published message's payload, or None.
 
         `frames` are the topic and the header. Once the payload is complete, pass the lease to
         `receive_published`; otherwise cancel the lease. None means that the payload is not needed:
@@ -312,6 +312,7 @@ class WorkerMachine:
         return [Send(unchecked(check, "busy", "it was asked too often: ask again in a moment"))]
 
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
+        # Tell the followers which versions the publisher has.
         effects: list[Effect] = []
         for model, version in models.items():
             if model in self.followers:
@@ -319,6 +320,7 @@ class WorkerMachine:
         return effects
 
     def _refuse(self, refuse: Refuse, now: float) -> list[Effect]:
+        # Handle a publisher's refusal of a hello or request.
         match refuse.code:
             case "unknown-worker":
                 self._change_session("unknown")  # W20
@@ -359,6 +361,7 @@ class WorkerMachine:
         return now - self._said_hello_at >= self.timing.hello_retry  # W1
 
     def _hello(self, now: float) -> list[Effect]:
+        # Return a hello to send.
         self._said_hello_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -429,6 +432,7 @@ class WorkerMachine:
         return self.session != "outside" and (deaf or now - self._heard_at >= timing.lost_after)
 
     def _reconnect(self) -> list[Effect]:
+        # Return the effects that connect again.
         text = "the publisher is silent: the weights stay in use, and this worker joins it again"
         lost: list[Effect] = (
             [Notice("lost", text, warning=True)] if self._change_session("silent") else []
@@ -449,7 +453,7 @@ class WorkerMachine:
         return self._hello(now) if self.inside and self.may_say_hello(now) else []
 
     def changed(self, now: float) -> None:
-        """Note a change of the control connection: it opened, closed, or tries to connect."""
+        """Record that the control connection opened, closed, or tries to connect."""
         self._unanswered_since = now
 
     def connected(self, now: float) -> list[Effect]:
@@ -523,6 +527,7 @@ class WorkerMachine:
         return effects
 
     def _ping(self, now: float) -> Effect:
+        # Return a ping to send.
         return reports.ping(now, subscribed=self.terms.subscribed, shared=self.terms.shared)
 
     def _unheard(self, now: float) -> list[Effect]:

@@ -23,7 +23,7 @@ class Patches:
 
     Args:
         model: The model's name.
-        versions: The versions of the model that the worker holds.
+        versions: The versions of the model that this worker has.
         timing: The timeouts and intervals.
         expected: Whether patches are accepted, and the keyring.
     """
@@ -79,6 +79,7 @@ class Patches:
         return base if fits else None
 
     def _unfit(self, entry: VersionEntry) -> str:
+        # Return why no offered patch can be used here.
         runs = self._versions.at["running"]
         here = f"version {runs.key[1]} of epoch {runs.key[0]} runs" if runs else "nothing runs"
         offered = ", ".join(str(p.version) for p in entry.announce.patches)
@@ -114,5 +115,6 @@ class Patches:
 
 
 def _builds_on(patch: Patch, running: Running) -> bool:
+    # True if a patch changes exactly this running version.
     named = Running(patch.epoch, patch.version, patch.digest)
     return patch.encoding == DELTA and named == running

@@ -93,7 +93,7 @@ class Transfer:
         self._timeout = timing.patience
         self._gap = 0.0  # the longest recent time between two chunks, in seconds
         self._end_asked = False
-        self._lease: Lease | None = None  # of the chunk that is leased
+        self._lease: Lease | None = None  # the lease of the chunk whose bytes are being received
         self._leased = NONE  # index of the leased chunk, and its bytes at the last call of `wants`
 
     @property
@@ -106,7 +106,7 @@ class Transfer:
     ) -> bool:
         """Process a chunk; return whether to report progress to the publisher. (W23)
 
-        A chunk is ignored if it is sealed and the version is not, or the reverse.
+        A chunk is ignored if it is encrypted and the version is not, or the reverse.
         """
         proof = chunk.crc if isinstance(chunk, Chunk) else chunk
         if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
@@ -183,13 +183,14 @@ class Transfer:
         return proof
 
     def _opening(self, chunk: SealedChunk, size: int) -> Opening | None:
+        # Return what decrypts a chunk; None if the chunk cannot be decrypted.
         keyring = self._keyring
         if keyring is None:
             return None
         return keyring.opening(self.announce, chunk, size, self._offered)
 
     def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
-        """Return a lease on the place of a chunk of this size; None if the chunk is not needed.
+        """Return a lease of the memory for a chunk of this size; None: it is not needed.
 
         Pass the lease to `add` once the chunk is complete.
         """
@@ -267,10 +268,11 @@ class Transfer:
         self._change_way("unpushed")
 
     def _change_way(self, way: Way) -> None:
+        # Change how the version arrives.
         self.comes = COMING[self.comes].get(way, self.comes)
 
     def answered(self, sent_at: float) -> None:
-        """Note that the ping sent at `sent_at`, and every earlier request, was answered."""
+        """Record that the ping sent at `sent_at`, and every earlier request, was answered."""
         self._answered = sent_at
 
     def wants(self, now: float) -> list[tuple[int, int]]:
@@ -340,6 +342,7 @@ class Transfer:
             self._cursor = min(self._cursor, index)
 
     def _ask_again(self, now: float) -> None:
+        # Treat all requested chunks as missing again.
         self._cursor = min(self._cursor, *self._requested) if self._requested else self._cursor
         self._requested.clear()
         self._end_asked = False

@@ -1,4 +1,4 @@
-"""The versions of one model that are held here, each in its phase, and their memory.
+"""The versions of one model at this worker, each in its phase, and their memory.
 
 There are at most two buffers: one holds a complete version that waits to be applied, the other the
 version that is arriving. Buffers are reused, so a steady stream of versions touches no fresh
@@ -43,7 +43,7 @@ IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # these nee
 
 
 class VersionEntry(Struct, eq=False):
-    """A version that is held here. Which optional fields are set depends on its state."""
+    """A version at this worker. Which optional fields are set depends on its state."""
 
     key: Key
     announce: Announce
@@ -106,7 +106,7 @@ class VersionEntry(Struct, eq=False):
         return not before
 
     def late(self, deferred_outcome: Event) -> None:
-        """Note that the deadline of the apply has passed, and the user still holds the version."""
+        """Record that the apply's deadline has passed, and the user still uses the version."""
         self.time, self.deferred_outcome = TIMES[self.time].get("late", self.time), deferred_outcome
 
 
@@ -121,7 +121,8 @@ class VersionStore:
         self.mode: Mode = "following"
         self.heard: Key = (0, 0)  # the newest known version
         self._free: list[Memory] = []
-        self._nbytes = 0  # of each free buffer: the size of the version that was begun last
+        # the bytes of each free buffer: the size of the version that was begun last
+        self._nbytes = 0
         self._taken = 0  # buffers in use, with a version or without one
         self._lent: tuple[Lease, Memory] | None = None  # the buffer that was lent last
         self.base: Base | None = None  # the bytes that patches build on
@@ -153,7 +154,7 @@ class VersionStore:
         return max(keys, default=(0, 0))
 
     def hear(self, key: Key) -> bool:
-        """Note that a version exists; return whether it is new and was not rejected."""
+        """Record that a version exists; return whether it is new and was not rejected."""
         self.heard = max(self.heard, key)
         return key > self.newest and key not in self.rejected
 
@@ -163,7 +164,7 @@ class VersionStore:
             self.rejected.remove(key)
 
     def has(self, key: Key) -> bool:
-        """Return whether a version is held here."""
+        """Return whether a version is here, in any phase."""
         return any(key in entry for entry in self._live.values())
 
     def expect(self, announce: Announce, *, pushed: bool) -> VersionEntry:
@@ -194,7 +195,7 @@ class VersionStore:
         return not self._taken and not self._free
 
     def lend(self, announce: Announce) -> Lease | None:
-        """Return a lease on a free buffer for an announcement's data; None if no buffer fits."""
+        """Return a lease of a free buffer for an announcement's data; None if no buffer fits."""
         if self._taken >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
             return None
         buffer = self._free.pop()
@@ -228,6 +229,7 @@ class VersionStore:
         return True
 
     def _received_in(self, payload: Buffer | None) -> Memory | None:
+        # Return the buffer into which a payload was received, or None.
         lease, buffer = self._lent or (None, None)
         if lease is None or not lease.live or payload is not lease.view:
             return None
