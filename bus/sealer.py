@@ -264,7 +264,6 @@ class Sealer:
         return msgspec.structs.replace(message, encryption=AES_256_GCM, key=key, tag=tag), payload
 
     def _layout(self, announce: Announce, header: Buffer) -> tuple[bytes, str]:
-        # Return the encrypted layout and its tag. The last layout of each model is kept.
         last = self._layouts.get(announce.model)
         subject = subject_of(announce)
         if last is not None and last[0] == subject:

@@ -119,7 +119,6 @@ def summing(
 
 
 def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
-    # Return whether a target's tensor has the dtype, shape and memory for a checksum.
     try:
         return not _on_meta(leaf) and signature(name, leaf) == (spec.dtype, spec.shape)
     except StateError:
@@ -140,7 +139,6 @@ def _pieces(leaf: Leaf) -> Iterator[Leaf]:
 
 
 def _bytes_of(leaf: Leaf, spec: TensorSpec) -> numpy_tensors.Bytes:
-    # Return a tensor's bytes as a version has them.
     if isinstance(leaf, np.ndarray):
         return numpy_tensors.bytes_of(leaf, spec)
     from . import torch_tensors
@@ -301,12 +299,10 @@ class Reader:
         return self.section.like(spec.name, leaf) if there is None else there
 
     def _value(self, spec: TensorSpec) -> "torch.Tensor":
-        # Return a copy of a published tensor, on the CPU.
         there = self._in_second(spec)
         return self.section.tensors[spec.name].clone() if there is None else there.cpu()
 
     def _equal(self, a: TensorSpec, b: TensorSpec) -> bool:
-        # Return whether two published tensors have equal values.
         if self._from_second and self._second is not None and self._second[2] is not None:
             flat = self._second[2]
             return bool((flat[a.begin : a.end] == flat[b.begin : b.end]).all())
@@ -522,17 +518,14 @@ def _part(
 
 
 def _large(leaves: list[Leaf]) -> list[Leaf]:
-    # Return the tensors whose storages are measured: see `torch_tensors.LARGE_BYTES`.
     return [leaves[place] for place in of_torch().large(leaves)] if "torch" in sys.modules else []
 
 
 def _on_meta(leaf: Leaf) -> bool:
-    # Return whether a tensor is on the meta device, which has no memory.
     return not isinstance(leaf, np.ndarray) and leaf.is_meta
 
 
 def _fault(name: str, leaf: Leaf) -> str | None:
-    # Return why a tensor cannot be written to, or None.
     if isinstance(leaf, np.ndarray):
         return numpy_tensors.target_fault(name, leaf)
     from . import torch_tensors

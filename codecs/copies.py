@@ -159,7 +159,6 @@ def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
 
 
 def _some(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[Any]:
-    # Return the leaves with these indexes.
     if len(indexes) == len(leaves):  # all of them, in order
         return [*leaves]
     return [leaves[index] for index in indexes]
@@ -174,7 +173,6 @@ def plain_memory(destination: Leaf, source: Leaf) -> tuple[int, int, int] | None
 
 
 def _memory(leaf: Leaf, most: int = native.COPIED_BYTES_MAX) -> tuple[int, int] | None:
-    # Return address and size of a tensor, if it is plain memory of at most `most` bytes.
     if isinstance(leaf, np.ndarray):
         if leaf.nbytes > most or not leaf.flags.c_contiguous:
             return None
@@ -223,7 +221,6 @@ class Differences:
             self._found.append((there, at, new[at]))
 
     def _where(self, there: Words, new: Words) -> NDArray[np.intp]:
-        # Return the positions at which words differ; raise ValueError if there are too many.
         found: list[NDArray[np.intp]] = []
         for begin in range(0, there.size, SCAN_WORDS):
             end = begin + SCAN_WORDS

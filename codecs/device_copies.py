@@ -117,7 +117,6 @@ def _lane(device: torch.device, _direction: Direction) -> Lane:
 
 
 def lane_of(device: torch.device, direction: Direction) -> Lane:
-    # Return the lane of a device and direction; make it at the first call.
     with _making:
         return _lane(device, direction)
 
@@ -135,7 +134,6 @@ class Arriving:
 
     @property
     def done(self) -> bool:
-        # Whether all copies are complete.
         return all(event.query() for event in self._done)
 
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
@@ -254,7 +252,6 @@ class _Crossing:
         self._half = -(-(most + ALIGNED) // 512) * 512 if most else 0
 
     def _put(self, place: int, index: Index, host: torch.Tensor) -> None:
-        # Add a small tensor to the last batch, or to a new one.
         begin, last = host.data_ptr(), self._batches[-1] if self._batches else None
         if last is None or last.end != begin or begin + host.nbytes - last.begin > PIECE_BYTES:
             last = _Batch(begin)
@@ -272,7 +269,6 @@ class _Crossing:
             self._lay(hosts, devices)
 
     def _lay(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
-        # Prepare the batches, if the stage was replaced.
         stage = self._lane.stage(self._half) if self._half else None
         if stage is None or stage is self._stage:
             return
@@ -498,7 +494,6 @@ class DeviceCopies:
         return Arriving(done, sources)
 
     def cross(self) -> "Arriving":
-        # Queue the transfer of the second copy.
         return Arriving(
             [each.cross() for each in self._outward if isinstance(each, _Mirrored)], None
         )

@@ -55,7 +55,6 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    # Call a function of the driver; raise DriverError if it fails.
     driver = _driver()
     if driver is None:
         raise DriverError(name, -1)
@@ -139,7 +138,6 @@ def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned 
 
 
 def _index(device: torch.device) -> int:
-    # Return the number of a device.
     index = cast("int | None", device.index)  # None for "cuda"
     return torch.cuda.current_device() if index is None else index
 
@@ -225,7 +223,6 @@ def noted(uuid: bytes, handle: bytes, nbytes: int) -> bytes:
 
 
 def _uuid(index: int) -> bytes:
-    # Return the UUID of a device.
     device, uuid = ctypes.c_int(), (ctypes.c_char * UUID_BYTES)()
     _call("cuDeviceGet", ctypes.byref(device), index)
     _call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)

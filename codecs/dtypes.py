@@ -70,7 +70,6 @@ _FROM_TORCH = {row.torch: row.name for row in _ROWS if row.torch}
 
 
 def _numpy_type(name: str) -> "np.dtype[Any]":
-    # Return numpy's dtype for a name, little-endian.
     own = getattr(ml_dtypes, name, None)  # bfloat16 and the float8 family; numpy has the rest
     return np.dtype(own if own is not None else name).newbyteorder("<")
 
@@ -129,7 +128,6 @@ def torch_dtype(name: str) -> "torch.dtype":
 
 @cache
 def name_of_torch(dtype: "torch.dtype") -> str:
-    # Return the safetensors name of a torch dtype.
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         allowed = ", ".join(f"torch.{known}" for known in _FROM_TORCH)

@@ -386,7 +386,6 @@ def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
 
 
 def _check_name(name: str) -> None:
-    # Raise LimitError if a name is empty or too long.
     size = len(name.encode())
     if not 0 < size <= NAME_BYTES_MAX:  # L4
         raise LimitError(
@@ -395,7 +394,6 @@ def _check_name(name: str) -> None:
 
 
 def _check_dtype(name: str, dtype: str) -> None:
-    # Raise LayoutError if a dtype is unknown.
     if dtype not in DTYPES:  # L5
         raise LayoutError(
             f"tensor {name!r} has dtype {dtype[:40]!r}; safetensors knows {', '.join(DTYPES)}"
@@ -461,7 +459,6 @@ def difference(
 
 
 def _show(signature: Signature) -> str:
-    # Return a dtype and shape as text.
     return f"{signature[0]} {list(signature[1])}"
 
 

@@ -68,5 +68,4 @@ def _fault(name: str, text: str) -> str:
 
 
 def _size(name: str, text: str) -> int:
-    # Return the bytes of an entry.
     return len((name + text).encode(errors="surrogatepass"))

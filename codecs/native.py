@@ -146,7 +146,6 @@ def bytes_at(address: int, nbytes: int) -> "Bytes":
 
 
 def _view(address: int, nbytes: int) -> memoryview:
-    # Return the bytes at an address as a memoryview.
     return bytes_at(address, nbytes).data  # numpy's bytes can be assigned to
 
 

@@ -202,7 +202,6 @@ def _is_beyond(values: "torch.Tensor", least: float) -> bool:
 
 
 def _value(dtype: str, code: int) -> float:
-    # Return the value of a bit pattern.
     return float(np.array(code, f"u{_bits(dtype).width}").view(numpy_dtype(dtype)))
 
 
@@ -245,7 +244,6 @@ def _blocks(values: Leaf, dtype: str) -> Iterator[NDArray[Any]]:
 
 
 def _rows(values: Leaf) -> Iterator[Leaf]:
-    # Yield rows of a tensor, in blocks of about `BLOCK_BYTES`.
     if not values.ndim:
         yield values
         return

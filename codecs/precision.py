@@ -118,7 +118,6 @@ def precision_of(asked: object) -> Precision | None:
 
 
 def _dtype(asked: object) -> str:
-    # Return the dtype that a user names; ValueError if there is none.
     name = _NAMES.get(asked) if isinstance(asked, str) else None
     if name is None:
         raise ValueError(

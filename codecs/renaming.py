@@ -64,7 +64,6 @@ class Renaming:
         return became
 
     def _check_found(self, names: Collection[str]) -> None:
-        # Raise StateError if a name or prefix to rename does not exist.
         lacking = [f"nothing is called {name!r}" for name, _ in self.names if name not in names]
         lacking += [
             f"no name begins with {beginning!r}"

@@ -100,7 +100,6 @@ class GroupKey:
         return plain
 
     def of_version(self, subject: "Subject") -> bytes:
-        # Return the key of a version.
         return _expand(self._secret, b"version" + subject.names)
 
 
@@ -210,7 +209,6 @@ class Opening:
         return crc if self.proves() else None
 
     def _opens_short(self, source: memoryview, target: memoryview) -> int | None:
-        # Decrypt a short payload in one call; see `opens`.
         sealed = bytes(source) + self._tag
         try:
             target[:] = self._short(self._key).decrypt(self._nonce, sealed, self._associated)

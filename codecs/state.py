@@ -342,7 +342,6 @@ class Writer:
         return self._narrowed.found(self.section.data, state.tensors)
 
     def _in_pieces(self, state: State) -> "_Pieces":
-        # Return the pieces of a state; keep them for the next state.
         self._pieces = _Pieces(self.section, self._views, state)
         return self._pieces
 
@@ -416,13 +415,11 @@ class _Pieces:
         self._copies = Copies(self._of(views), self._of(values), private=True)
 
     def _of(self, leaves: Sequence[Leaf]) -> list[Leaf]:
-        # Return the leaves that are not plain memory.
         return [leaves[index] for index in self._others]
 
     def gather(
         self, values: Sequence[Leaf], chunk_bytes: int, check: Callable[[], None]
     ) -> NDArray[np.uint32]:
-        # Copy all tensors into the section; return the CRC-32C of each chunk.
         if self._others:
             self._copies.run(self._of(self._views), self._of(values), check)
         return native.gather(self._section.data, self._from, self._sizes, chunk_bytes)
@@ -572,11 +569,9 @@ def _viewed(value: object, where: str) -> numpy_tensors.Array:
 
 
 def _is_scalar(value: object) -> bool:
-    # Return whether a value is a numpy scalar.
     return isinstance(value, np.generic)
 
 
 def _is_lazy(value: object) -> bool:
-    # Return whether a value is a TensorDict that stacks its parts at each access.
     lazy = _imported("tensordict", "LazyStackedTensorDict")
     return lazy is not None and isinstance(value, lazy)

@@ -153,5 +153,4 @@ class _View:
 
 
 def _view(place: TensorPlace) -> numpy_tensors.Array:
-    # Return an array at a place, which must not be read.
     return np.asarray(_View(place))

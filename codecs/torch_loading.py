@@ -105,13 +105,11 @@ def _in_order(module: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _loads_by_itself(part: Any) -> bool:
-    # Return whether a submodule has its own loading method or a pre-hook that is not known.
     before = _hooks(part, "_load_state_dict_pre_hooks")
     return not all(map(_copies, (part._load_from_state_dict, *before)))  # noqa: SLF001
 
 
 def _copies(function: Any) -> bool:
-    # Return whether a loading function only copies: it belongs to a package of `COPYING`.
     if isinstance(function, _TORCHS._WrappedHook):  # noqa: SLF001
         function = function.hook
     while isinstance(function, partial):
@@ -120,5 +118,4 @@ def _copies(function: Any) -> bool:
 
 
 def _hooks(part: nn.Module, kind: str) -> list[object]:
-    # Return the hooks of this kind.
     return [*cast("Mapping[int, object]", getattr(part, kind, None) or {}).values()]

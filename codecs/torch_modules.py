@@ -237,7 +237,6 @@ def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
-    # Raise StateError if a parameter is a placeholder of ZeRO 3.
     for fault in _placeholders(module, tensors):
         raise StateError(fault)
 
@@ -355,7 +354,6 @@ def take_out_of_shared_memory(module: nn.Module) -> None:
 
 
 def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
-    # Return a tensor like `old` with memory on a device.
     new = torch.empty_like(old, device=device, requires_grad=False)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
@@ -367,7 +365,6 @@ def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _has_a_mind_of_its_own(part: nn.Module) -> bool:
-    # Return whether a submodule's `state_dict()` may return other tensors than it has.
     kind, inside = type(part), vars(part)
     if not all(isinstance(inside.get(name), dict) for name in _CONTENTS):
         return True  # a ScriptModule stores them elsewhere
@@ -383,7 +380,6 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    # Return whether a tensor is lazy: it has no shape yet.
     return bool(nn.parameter.is_lazy(tensor))
 
 
@@ -424,7 +420,6 @@ def _tensors(module: nn.Module) -> Tensors:
 
 
 def _lost_buffers(module: nn.Module) -> Iterator[str]:
-    # Yield names of meta buffers that no version contains.
     for path, part in _modules(module):
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta and name not in part.state_dict():
@@ -463,12 +458,10 @@ def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
 
 
 def _takes_extra(part: nn.Module) -> bool:
-    # Return whether a submodule accepts extra state.
     return type(part).set_extra_state is not nn.Module.set_extra_state
 
 
 def _in_attribute(value: Any) -> list[torch.Tensor]:
-    # Return the tensors in an attribute's value: itself, or items of a container.
     if isinstance(value, dict) or is_tensordict(value):
         inside = [*cast("Mapping[object, object]", value).values()]
     elif isinstance(value, list | tuple):
@@ -521,5 +514,4 @@ def _put(part: nn.Module, root: str, tensors: Tensors) -> None:
 
 
 def _key(written: str) -> str:
-    # Return a key as it was before `_flatten` replaced its dots.
     return written.replace("%2E", ".").replace("%25", "%")

@@ -98,7 +98,6 @@ def quantised_fault(module: nn.Module) -> str | None:
 
 
 def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    # Return an iterator over (path, submodule), with a submodule once for each of its paths.
     return cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
 
 

@@ -46,5 +46,4 @@ def put(params: Any, others: Mapping[str, torch.Tensor]) -> None:
 
 
 def _name(key: str | tuple[str, ...]) -> str:
-    # Return a key of a TensorDict as a dotted name.
     return key if isinstance(key, str) else ".".join(key)

@@ -74,7 +74,6 @@ def explanation(published: Collection[str], own: Collection[str]) -> str | None:
 
 
 def _enough(found: int, longer: Collection[str], shorter: Collection[str]) -> bool:
-    # Return whether an explanation covers enough of the differing names.
     return found > SHARE * min(len(longer), len(shorter))
 
 

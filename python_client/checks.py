@@ -68,14 +68,12 @@ def whole(value: object, name: str, least: int, most: int) -> int:
 
 
 def choice(value: T, name: str, allowed: tuple[T, ...]) -> T:
-    # Return the value, which must be one of `allowed`.
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: choose {' or '.join(map(repr, allowed))}")
     return value
 
 
 def instance(value: object, name: str, kind: type[T]) -> T | None:
-    # Return the value, which must be None or an instance of `kind`.
     if value is not None and not isinstance(value, kind):
         raise ValueError(f"{name}={value!r}: give a {kind.__name__}, or leave it out")
     return value

@@ -56,7 +56,6 @@ class InOneProcess(AsyncClosable):
     _inherited = False  # whether this object is the copy in a forked child
 
     def _belong_here(self) -> None:
-        # Record the current process as the owner; from now on forks mark the copy.
         self._process = os.getpid()
         if not _owners_marked:
             _owners_marked.append(None)
@@ -77,7 +76,6 @@ class InOneProcess(AsyncClosable):
             raise self._forked()
 
     def _forked(self) -> ClosedError:
-        # Return the error for a call in a forked child.
         kind = type(self).__name__
         return ClosedError(
             f"this {kind.lower()} was made in process {self._process}, this is process "
@@ -92,7 +90,6 @@ _owners_marked: list[None] = []  # not empty once the fork handler is registered
 
 
 def _mark_copies() -> None:
-    # Mark every copy. (Runs in a forked child, right after the fork.)
     for owner in list(_owners):
         owner._become_copy()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
@@ -113,7 +110,6 @@ def end_with(owner: InOneProcess, loop: Loop) -> None:
 
 
 def _end(loop: Loop, what: str, pid: int) -> None:
-    # Stop the thread of a dropped owner, and warn. Do nothing in a forked child.
     if os.getpid() == pid and loop.stop():  # a forked child has no thread to end
         text = f"{what} was dropped without close(): call it, or use a with block"
         log.warning("%s", text)  # by default Python does not show a ResourceWarning

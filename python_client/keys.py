@@ -62,7 +62,6 @@ def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> Work
 
 
 def _path(given: object) -> str:
-    # Return the path of the keys, from the argument or the environment; "" if there is none.
     if given is None:
         return os.environ.get(KEYS, "")
     if not isinstance(given, str | Path):
@@ -201,7 +200,6 @@ class _Watch:
             self._alarm_at = 0.0
 
     def _look(self) -> None:
-        # Read the folder if it has changed, and apply the grants.
         stamp = self._allowed.stamp()
         if stamp == self._seen:
             return
@@ -209,12 +207,10 @@ class _Watch:
         self._seen = stamp if self._allowed.whole else None
 
     def _grant(self, by_key: Mapping[str, Grant]) -> None:
-        # Let the publisher's thread apply the grants, by public key.
         self._loop.decide(partial(_grant, by_key, self._revoked))
         self._granted = by_key
 
     def _alarm(self, text: str) -> None:
-        # Log an error and show it to observers, at most once per `ALARM_SECONDS`.
         now = time.monotonic()
         if now < self._alarm_at:
             return
@@ -225,7 +221,6 @@ class _Watch:
 
 
 def _show(notice: Notice, machine: PublisherMachine, now: float) -> list[Effect]:
-    # Show a notice to observers. (Runs in the publisher's thread.)
     machine.observers.happened(notice, now)
     return []
 
@@ -236,7 +231,6 @@ def _grant(
     machine: PublisherMachine,
     now: float,
 ) -> list[Effect]:
-    # Apply grants; call `revoked` if a worker loses its connection. (In the publisher's thread.)
     effects = machine.grant(by_key, now)
     if any(isinstance(effect, DropRevoked) for effect in effects):
         revoked()

@@ -137,7 +137,6 @@ def request(
 
 
 def _names(workers: Iterable[str]) -> tuple[str, ...]:
-    # Return the names of workers, checked and without duplicates.
     names = () if isinstance(workers, str) else workers  # of a string, each letter would be a name
     if names is not workers or not isinstance(names, Iterable):  # pyright: ignore
         raise ValueError(f"workers={workers!r}: give a list of names, or None for all")
@@ -158,7 +157,6 @@ def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] |
 
 
 def _needed(require: object, names: tuple[str, ...] | None) -> int:
-    # Return the number in `require`, checked: how many workers must succeed.
     number = checks.whole(
         require, 'require (of workers, or "all", or "alive", or names)', 0, WORKERS_MAX
     )

@@ -530,7 +530,6 @@ class Publisher(InOneProcess):
         return self._known()
 
     def _known(self) -> dict[str, WorkerStatus]:
-        # Return the status of every worker, by name.
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
@@ -651,7 +650,6 @@ class Publisher(InOneProcess):
         return self._models.setdefault(name, made)
 
     def _need_folder(self) -> StateFolder:
-        # Return the state folder; raise an error without one, or if the publisher is closed.
         self._check_usable()
         if self._folder is None:
             raise StateFolderError(
@@ -661,12 +659,10 @@ class Publisher(InOneProcess):
         return self._folder
 
     def _check_usable(self) -> None:
-        # Raise ClosedError if the publisher is closed, or a forked child uses it.
         self._check_process()
         self._loop.check()
 
     def _check_known(self, names: tuple[str, ...]) -> None:
-        # Raise UnknownWorkerError unless every name is that of a worker that joined once.
         text = result_of(self._loop.unknown(names), ANSWER_SECONDS)
         if text:
             raise UnknownWorkerError(text)

@@ -177,7 +177,6 @@ class Subscriber(InOneProcess):
             before._give_way()  # noqa: SLF001 - one of ours
 
     def _give_way(self) -> None:
-        # Close this subscriber, since a newer one has its name.
         if self._inherited or self._ready_queue.closed:
             return
         text = f"another Subscriber named {self.name!r} of this process has taken its place"
@@ -244,7 +243,6 @@ class Subscriber(InOneProcess):
         model: str | None,
         stop: Callable[[], bool],
     ) -> Update | None:
-        # Apply a version; see `receive`. If `stop` returns True, the wait ends early.
         self._check_usable()
         timeout = checks.seconds(timeout, "timeout")
         if version is None and model is None:
@@ -255,7 +253,6 @@ class Subscriber(InOneProcess):
     def _exact(
         self, version: int | tuple[int, int] | None, model: str | None
     ) -> tuple[str, int | None, int]:
-        # Return (model, epoch or None, number) of a requested version; raise for invalid arguments.
         if model is None and len(self._targets) > 1:
             names = ", ".join(self._targets)
             raise ValueError(f"version={version!r}: say of which model, of {names}, with model=")
@@ -578,7 +575,6 @@ class Subscriber(InOneProcess):
         await in_thread(self.close, "weightbus-close")
 
     def _check_usable(self) -> None:
-        # Raise ClosedError if a call that applies versions is not possible.
         self._check_process()
         self._ready_queue.check_alive()
         if self._background.threads:
@@ -599,13 +595,11 @@ def _left_of(threads: list[threading.Thread], end: float) -> bool:
 
 
 def _look(calls: Calls, silence: Silence) -> None:
-    # Check the times of the user's calls and of the connection. Called periodically.
     calls.look()
     silence.look()
 
 
 def _identity(name: str, *, shared_memory: bool) -> Identity:
-    # Return what a worker sends about itself when it joins.
     return Identity(
         name=name,
         instance=secrets.token_hex(16),
@@ -630,7 +624,6 @@ def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Rena
 
 
 def _default_name(keys: WorkerKeys | None) -> str:
-    # Return a name that is unique among workers; in the form that the keys allow.
     form = "*" if keys is None else keys.name
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
     return form.replace("*", f"{host}-{os.getpid()}-{secrets.token_hex(2)}")

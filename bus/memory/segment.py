@@ -182,7 +182,6 @@ class StampedMemory(ABC):
         """Return the memory's stamp."""
 
     def _second_stamp(self) -> bytes:
-        # Return the stamp of the second copy; empty if there is none.
         return b""
 
 

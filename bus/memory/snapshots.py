@@ -156,7 +156,6 @@ class MemoryBlock:
 
 
 def _segment(nbytes: int, check: Check) -> Segment | None:
-    # Return a segment; None if this system or host has none.
     try:
         return Segment(nbytes, check)
     except DeadlineError:  # which is an OSError, too
@@ -197,7 +196,6 @@ class Snapshot:
     # For the owner: a publishing thread, then the publisher's thread.
 
     def _held(self) -> tuple[MemoryBlock, NDArray[np.uint8]]:
-        # Return the block and the view; raise AssertionError unless the owner has the snapshot.
         if self._phase != "held" or self._block is None or self._view is None:
             raise AssertionError(f"the bytes of a snapshot that is {self._phase} are not ours")
         return self._block, self._view
@@ -333,7 +331,6 @@ class Snapshot:
 
 
 def _notify(let_go: threading.Condition, _view: object) -> None:
-    # Wake threads that wait for free memory.
     with let_go:
         let_go.notify_all()
 
@@ -447,7 +444,6 @@ class Pool:
             block.retired = True
 
     def _block(self, nbytes: int, check: Check) -> MemoryBlock:
-        # Return a new block.
         return MemoryBlock(nbytes, share=self._share, second=self.second, check=check)
 
     @property
@@ -457,11 +453,9 @@ class Pool:
         return self.second and not self._asked
 
     def _counted(self) -> int:
-        # Return the number of blocks that count: those without a keeper.
         return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
 
     def _free(self) -> list[MemoryBlock]:
-        # Return the blocks that nothing uses.
         return [b for b, snapshot in self._blocks.items() if not (snapshot and snapshot.in_use)]
 
     def _reuse(self, nbytes: int) -> MemoryBlock | None:
@@ -528,7 +522,6 @@ class Pool:
         return bool(self._free())
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        # Wait until a condition is true; return False after `seconds`.
         with self._let_go:
             return self._let_go.wait_for(condition, seconds)
 

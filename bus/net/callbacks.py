@@ -87,7 +87,6 @@ class EventCallback:
             self._thread.join(timeout)
 
     def _next(self) -> WorkerEvent | None:
-        # Return the next event; None after `end`, if all events were returned.
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._ended)
             if not self._events:

@@ -193,7 +193,6 @@ class WorkerSockets:
         self._dial_at = now + HANG_UP_SECONDS
 
     def _hang_up(self) -> None:
-        # Close the control connection.
         with contextlib.suppress(zmq.ZMQError):  # there is no connection
             self._control.disconnect(self._dialled)
         self._incoming.follow(-1, "")

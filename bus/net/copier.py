@@ -100,7 +100,6 @@ class Copier:
         self._ahead.clear()
 
     def _touch(self, steps: Generator[None]) -> None:
-        # Run steps until a job comes; then keep the rest for later.
         try:
             for _ in steps:
                 if self._closed or self._copies:

@@ -75,7 +75,6 @@ class Incoming:
         return int.from_bytes(told[RECEIVED], sys.byteorder)
 
     def _is_ours(self, connection: socket.socket) -> bool:
-        # Return whether a connection is to the publisher, and from the same port as before.
         peer, own = connection.getpeername(), connection.getsockname()
         if not isinstance(peer, tuple) or peer[1] != endpoints.host_and_port(self._peer)[1]:
             return False

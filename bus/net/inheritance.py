@@ -51,7 +51,6 @@ def keep_in_children(handle: ForkHandle) -> None:
 
 
 def _abandon_all() -> None:
-    # Close the descriptors of all registered objects. (Runs in a forked child.)
     global _opening
     _opening = threading.Lock()  # its holder is not in this process
     for handle in list(_living):

@@ -262,7 +262,6 @@ def _remove(path: str) -> None:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    # Return device and inode of a file.
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
@@ -297,7 +296,6 @@ def _address_of(host: str) -> str:
 
 
 def _listening_at(name: str) -> socket.socket:
-    # Return a socket that listens at a path or an abstract name.
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(name)
@@ -308,7 +306,6 @@ def _listening_at(name: str) -> socket.socket:
 
 
 def _ready(listener: socket.socket) -> socket.socket:
-    # Make a bound socket listen, and return it.
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

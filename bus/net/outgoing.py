@@ -151,7 +151,6 @@ class Outgoing:
             self._copy_rest()
 
     def _copy_rest(self) -> None:
-        # Copy the rest of a partly sent message, if it is a view of a version's memory.
         if any(isinstance(part, memoryview) for part in self._sending):
             self._note_copy()
             self._copies.make_room()  # first, or the limit would be exceeded for a moment
@@ -159,12 +158,10 @@ class Outgoing:
                 self._sending = [bytes(part) for part in self._sending]
 
     def _note_copy(self) -> None:
-        # Count the copy of this peer.
         self._copied = True
         self._copies.note(self, self._left)
 
     def _forget_copy(self) -> None:
-        # Stop counting the copy of this peer.
         self._copied = False
         self._copies.forget(self)
 
@@ -211,7 +208,6 @@ class Outgoing:
         return self._left > 0
 
     def _begin(self, message: QueuedMessage, now: float) -> None:
-        # Begin to send a message.
         self._sending, self._sent_topic = message.parts(), message.topic
         self._payload = None
         if self._sending and isinstance(view := self._sending[-1], memoryview):

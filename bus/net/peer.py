@@ -202,7 +202,6 @@ class ControlConnection:
         return bool(flags & MORE), bool(flags & COMMAND), body
 
     def _command(self, body: bytes) -> None:
-        # Handle a ZMTP command.
         if not self.open:
             self._shake_hands(body)
         elif body.startswith(b"\x04PING"):
@@ -229,11 +228,9 @@ class ControlConnection:
         self.open = True
 
     def _send_plainly(self, command: bytes) -> None:
-        # Append a command that is not encrypted.
         self.commands += head_of(len(command), COMMAND) + command
 
     def _send_command(self, command: bytes) -> None:
-        # Append a command, encrypted if the connection is.
         if self._curve is None or not self.open:
             self._send_plainly(command)
             return

@@ -189,14 +189,12 @@ def _at_port(endpoint: str) -> Generator[tuple[bool, bool, int]]:
 
 
 def _at_path(path: str) -> Generator[tuple[bool, bool, int]]:
-    # Yield (True, False, inode) for each socket that listens at a path.
     for line in _lines("unix"):
         if len(line) > 7 and line[7] == path and int(line[3], 16) & _ACCEPTS:
             yield True, False, int(line[6])
 
 
 def _lines(table: str) -> list[list[str]]:
-    # Return the fields of each line of a table of sockets.
     try:
         text = (PROC / table).read_text(errors="replace")
     except OSError:  # another system, or no IPv6
@@ -229,7 +227,6 @@ def _process_of(inode: int) -> int:
 
 
 def _name_of(pid: int) -> str:
-    # Return the name of a process.
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:

@@ -430,7 +430,6 @@ class PubSocket:
         self._selector.unregister(listener)
 
     def _write(self, subscriber: SubscriberConnection, now: float) -> None:
-        # Send what is queued for a subscriber.
         subscriber.outgoing.write(now)
         self._watch(subscriber)
 
@@ -461,7 +460,6 @@ class PubSocket:
         self._hang_up(subscriber)
 
     def _hang_up(self, subscriber: SubscriberConnection) -> None:
-        # Close a connection, and forget its subscriber.
         self.asking.pop(subscriber, None)
         self._subscribers.clear()
         del self._connections[subscriber.fileno()]
@@ -479,7 +477,6 @@ def _host_of(connection: socket.socket) -> str:
 
 
 def _tune(connection: socket.socket) -> None:
-    # Set the options of a new connection.
     if connection.family == socket.AF_UNIX:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
         return

@@ -290,7 +290,6 @@ class PublisherLoop:
         return future
 
     def _hand_over(self, work: Callable[[float], None], future: "Future[T] | Reply") -> None:
-        # Queue work for the thread; if the thread has ended, fail the future.
         with self._lock:
             if self.leaving:
                 future.set_exception(self._closed())
@@ -299,7 +298,6 @@ class PublisherLoop:
         self._sockets.wake()
 
     def _closed(self) -> ClosedError:
-        # Return the error for a loop that has ended.
         return ClosedError.of("publisher", self._ended)
 
     # For the thread itself.
@@ -476,7 +474,6 @@ class PublisherLoop:
         return False
 
     def _take_closed(self, now: float) -> None:
-        # Handle connections that were closed.
         closed = partial(self._sockets.take_closed, now)
         found = self._try("looking for connections that are closed", closed, now)
         for identity, ended in found or ():
@@ -637,7 +634,6 @@ class PublisherLoop:
             self._perform(self._machine.rekeyed(), now)
 
     def _send(self, send: Send, now: float) -> None:
-        # Send a message to one worker.
         header, payload = encode(send.message), send.payload
         if not self._sockets.send(send.to, [header] if payload is None else [header, payload]):
             self._perform(self._machine.unreachable(send.to, now), now)
@@ -684,7 +680,6 @@ class PublisherLoop:
 
 
 def _why(error: Exception) -> str:
-    # Return the error text for a publish or session that failed by a defect.
     return f"the publisher has failed at a step of this ({error!r}), as its log says"
 
 
@@ -790,7 +785,6 @@ class Promise(Future[Receipt]):
         super().add_done_callback(fn)
 
     def _check_process(self) -> None:
-        # Raise ClosedError in a forked child, if there is no result yet.
         if os.getpid() != self._process and not self.done():
             raise ClosedError(
                 f"process {self._process} publishes this, and this is process {os.getpid()}, which "

@@ -417,13 +417,11 @@ class ReadyQueue:
         return self._closed is not None
 
     def _notify_all(self) -> None:
-        # Wake all waiting threads.
         self.changed.notify_all()
         for waiter in self._waiters + self._claimed:
             waiter.wake()
 
     def _news(self, models: frozenset[str] | None) -> bool:
-        # Return whether a thread that waits for these models has anything to return or raise.
         if self._refusal is not None or self._closed is not None:
             return True
         if models is None:

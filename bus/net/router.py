@@ -206,14 +206,12 @@ class Router:
             self._reject(longest, ZmtpError(text), now)
 
     def _reject(self, peer: ControlConnection, error: ZmtpError | CurveError, now: float) -> None:
-        # Close a connection that violates the protocol, and log the reason.
         if isinstance(error, CurveError):
             peer.send_last(error.reply)
         self._hung_up.warn(f"{peer.host or 'a process of this host'}: {error}", now)
         self._close(peer)
 
     def _note_partial(self, peer: ControlConnection, nbytes: int) -> None:
-        # Record how many bytes of unfinished messages a connection has.
         self._partial_bytes += nbytes - self._partial.pop(peer, 0)
         if nbytes:
             self._partial[peer] = nbytes
@@ -242,7 +240,6 @@ class Router:
         return True
 
     def _write(self, peer: ControlConnection, now: float) -> None:
-        # Send what is queued for a connection.
         peer.outgoing.write(now)
         self._watch(peer)
 
@@ -365,7 +362,6 @@ class Router:
             bucket.give_back(1)
 
     def _forget_unproven(self, peer: ControlConnection) -> None:
-        # Stop counting a connection as unproven.
         if peer in self._unproven:
             del self._unproven[peer]
             self._by_host[peer.host] -= 1
@@ -390,7 +386,6 @@ class Router:
             self._reject(peer, ZmtpError(NOT_READ), time.monotonic())
 
     def _close(self, peer: ControlConnection) -> None:
-        # Close a connection; if it is proven, `take_closed` will return it.
         del self._peers[peer.identity]
         self._forget_unproven(peer)
         self._note_partial(peer, 0)
@@ -448,7 +443,6 @@ class Router:
             self._search_at = now + SEARCH_SECONDS
 
     def _look(self, peer: ControlConnection, now: float) -> None:
-        # Continue the search for a connection's process.
         search = peer.search
         if search is None or peer.closed:
             return
@@ -498,7 +492,6 @@ def _host_of(address: tuple[Any, ...] | str) -> str:
 
 
 def _tune(connection: socket.socket) -> None:
-    # Set the options of a new TCP connection.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):

@@ -158,7 +158,6 @@ class WorkerLoop:
             self._end(ended)
 
     def _end(self, reason: BaseException) -> None:
-        # Close the queue and the sockets.
         self._ready_queue.close(reason)
         self._copier.close()
         self._sockets.close()
@@ -204,12 +203,10 @@ class WorkerLoop:
         return next_tick
 
     def _call_look(self) -> list[Effect]:
-        # Call `look`, as a step without effects.
         self._look()
         return []
 
     def _do_work(self, now: float) -> None:
-        # Pass queued events to the machine.
         while self._work:
             self._perform(self._machine.happened, self._work.popleft(), now)
 
@@ -309,7 +306,6 @@ class WorkerLoop:
         log.log(level, "%s", line, extra={"weightbus": {"kind": kind, "worker": name}})
 
     def _join(self, epoch: int) -> None:
-        # Record and log that a session has begun.
         self._log("joined", f"joined, epoch {epoch}")
         self._refused = ""
         self._ready_queue.join(epoch)
@@ -326,7 +322,6 @@ class WorkerLoop:
         self._ready_queue.refuse(RefusedError(said, code))
 
     def _deliver(self, staged: StagedVersion) -> None:
-        # Apply a small version at once, or add a version to the ready queue.
         small = staged.data.nbytes <= AT_ONCE_BYTES
         if small and self._at_once is not None and self._at_once(staged):
             self._do_work(time.monotonic())  # send its report now: the publisher waits for it
@@ -337,7 +332,6 @@ class WorkerLoop:
             self._done(Report(older.model, older.key, "newer"))
 
     def _done(self, event: Happening) -> None:
-        # Pass an event to the machine.
         self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
@@ -352,7 +346,6 @@ class WorkerLoop:
         return memory
 
     def _connect(self, endpoint: str, ticket: str) -> None:
-        # Connect to the data endpoint; on an error, versions are fetched.
         try:
             self._sockets.connect_data(endpoint, ticket)
         except AddressError as error:  # all versions can still be fetched

@@ -171,7 +171,6 @@ class Stream:
         self._have = have - at
 
     def _greet(self, greeting: memoryview) -> int:
-        # Check the peer's greeting, and send READY; return the greeting's size.
         if fault := greeting_fault(greeting, b"NULL"):
             raise ZmtpError(fault)
         self.state = "ready"
@@ -237,7 +236,6 @@ class Stream:
             raise ZmtpError(f"the other side says: {rest[1:].decode('latin1')}")
 
     def _send(self, body: bytes, flags: int = 0) -> None:
-        # Queue a small frame.
         self.outgoing += bytes([flags, len(body)]) + body
 
 

@@ -128,7 +128,6 @@ def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[st
 
 
 def _names(peers: list[Peer], one: str, many: str) -> str:
-    # Return the names of workers, with the verb for one (`one`) or several workers (`many`).
     names = sorted(peer.name for peer in peers)
     if len(names) == 1:
         return f"worker {names[0]} {one}"

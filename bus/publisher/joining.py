@@ -241,7 +241,6 @@ def _stale_epoch_text(state: PublisherState, hello: Hello) -> str:
 
 
 def _renewal_pause_text(state: PublisherState, hello: Hello, since: float) -> str:
-    # Return the error text for a hello that would raise the epoch too soon again.
     return (
         f"{hello.name} runs weights of epoch {hello.epoch}, and this publisher has taken epoch "
         f"{state.epoch} {span(since)} ago, on another worker's word: it takes a later one in "
@@ -271,7 +270,6 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
 
 
 def _name_taken(peer: Peer) -> str:
-    # Return the error text for a worker whose name belongs to another worker.
     return (
         f"the name {peer.name!r} belongs to a living worker (host {peer.hello.host or 'unknown'}, "
         f"process {peer.hello.pid}): give this one another name, or stop that one"

@@ -308,10 +308,8 @@ class Observers:
 
 
 def _event(notice: Notice, at: float, now: float) -> Happened:
-    # Return an event for observers.
     return Happened(notice.kind, notice.worker, notice.text, _ms(now - at))
 
 
 def _ms(seconds: float) -> int:
-    # Return seconds as whole milliseconds, at least 0.
     return max(0, round(seconds * 1000))

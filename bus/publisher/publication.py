@@ -172,7 +172,6 @@ class Publication:
             target.nbytes = by.plan.nbytes
 
     def _count(self, states: frozenset[State]) -> int:
-        # Return the number of targets in these states.
         return sum(map(self._counts.__getitem__, states))
 
     @property
@@ -197,7 +196,6 @@ class Publication:
         return self._counts["left"] + (self._counts["lost"] if self.terms.alive else 0)
 
     def _needed(self, now: float) -> int:
-        # Return how many targets must be done at this time.
         if self.terms.require is not None:
             return self.terms.require
         away = self._may_return(now) if self.terms.alive and now < self.deadline else 0
@@ -231,7 +229,6 @@ class Publication:
         return self.decision
 
     def _decide(self, event: DecisionEvent) -> None:
-        # Change the decision as the table says.
         self.decision = DECISIONS[self.decision].get(event, self.decision)
 
     def verdict(self, now: float) -> bool | None:

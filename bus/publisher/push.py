@@ -70,7 +70,6 @@ class Push:
         return self.stalled and not hashed
 
     def _next(self, now: float) -> list[Effect]:
-        # Send the next chunks, as far as the workers' progress allows.
         first, chunks = self.next, self.version.chunks
         last = min(first + self._burst, self._count, self._reported + PUSH_CHUNKS)
         if chunks.whole:

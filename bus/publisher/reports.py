@@ -160,7 +160,6 @@ def _of(state: PublisherState, message: Progress | Staged | Failed) -> Versions 
 def _check_later(
     state: PublisherState, peer: Peer, version: Version, message: Staged | Applied
 ) -> list[Effect]:
-    # Keep a report until its version is hashed, and start to hash it.
     versions = state.store[version.model]
     if not versions.hold(version):
         return _wrong_digest(state, peer, message)  # overwritten before it was hashed

@@ -464,7 +464,6 @@ class Roster:
         return [p for p in self if p.phase == "away" and now - p.closed_at >= patience]
 
     def _forget_lost(self, but: Peer | None) -> bool:
-        # Remove all lost workers except `but`; return whether there were any.
         lost = [peer for peer in self if peer.lost and peer is not but]
         for peer in lost:
             self.forget(peer)

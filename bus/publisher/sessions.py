@@ -132,7 +132,6 @@ def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:
 
 
 def _activity(state: PublisherState, peer: Peer, now: float) -> str:
-    # Return a text on what a worker is doing.
     return "; ".join(phase_of(state, m, i, now) for m, i in peer.incoming.items())
 
 

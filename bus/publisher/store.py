@@ -274,5 +274,4 @@ class Versions:
 
 
 def _exists(version: Version) -> bool:
-    # Return whether a version's bytes are still in memory.
     return version.phase != "lent" or version.snapshot.there

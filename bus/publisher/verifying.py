@@ -89,7 +89,6 @@ class Comparison:
         self.version.add_sum(spec.begin, total)
 
     def _name(self, difference: Difference) -> None:
-        # Add a difference to the answer, if it has room.
         listed = [*self._found, difference]
         if len(listed) <= DIFFERENCES_TOLD and len(msgspec.json.encode(listed)) <= PAGE_BYTES:
             self._found = listed
@@ -145,7 +144,6 @@ class Checks:
         return "", ""
 
     def _version(self, model: str, epoch: int, number: int) -> Version | None:
-        # Return the version with this key, if its bytes exist.
         versions = self._state.store.get(model)
         return versions.find(number) if versions and epoch == self._state.epoch else None
 
@@ -186,7 +184,6 @@ class Checks:
 
 
 def _unverified(observer: bytes, asked: Verify, code: str, text: str) -> Send:
-    # Return the answer to an observer that the weights were not verified, with the reason.
     return Send(
         Verified(worker=asked.worker, model=asked.model, first=asked.first, code=code, text=text),
         to=observer,

@@ -81,7 +81,6 @@ def is_key(text: str) -> bool:
 
 
 def public_of(secret: str) -> str:
-    # Return the public key of a secret key, both as 40 characters of Z85.
     check_curve()
     return zmq.curve_public(secret.encode()).decode()
 

@@ -47,7 +47,6 @@ class CurveError(Exception):
 
 
 def _sodium() -> Any:
-    # Return PyNaCl's functions.
     try:
         from nacl import bindings
     except ImportError:
@@ -106,7 +105,6 @@ class CurveConnection:
         raise CurveError("a command out of order in the handshake")
 
     def _welcome(self, hello: bytes) -> bytes:
-        # Return the command WELCOME, the reply to HELLO.
         if len(hello) != _HELLO or hello[6] != 1:
             raise CurveError("a HELLO that is none")
         self._peer_key = hello[80:112]
@@ -154,13 +152,11 @@ class CurveConnection:
         return bool(plain[0] & _INNER_MORE), bool(plain[0] & _INNER_COMMAND), plain[1:]
 
     def _numbered(self, prefix: bytes, plain: bytes) -> bytes:
-        # Return the next number of a box, and the box.
         self._last_sent += 1
         number = self._last_sent.to_bytes(8, "big")
         return number + self._box(plain, prefix + number, self._shared)
 
     def _open(self, prefix: bytes, numbered: bytes) -> bytes:
-        # Decrypt a number and box, unless the number was used before.
         number = int.from_bytes(numbered[:8], "big")
         if number <= self._last_received:
             raise CurveError("an encrypted frame that is repeated")
@@ -169,7 +165,6 @@ class CurveConnection:
         return plain
 
     def _agree(self, public: bytes, secret: bytes) -> bytes:
-        # Return the secret that the owners of the two keys share.
         try:
             found: bytes = self._sodium.crypto_box_beforenm(public, secret)
         except Exception as error:  # PyNaCl's RuntimeError, for a point of low order for example
@@ -177,12 +172,10 @@ class CurveConnection:
         return found
 
     def _box(self, plain: bytes, nonce: bytes, shared: bytes) -> bytes:
-        # Encrypt text.
         box: bytes = self._sodium.crypto_box_easy_afternm(plain, nonce, shared)
         return box
 
     def _unbox(self, box: bytes, nonce: bytes, shared: bytes) -> bytes:
-        # Decrypt a box.
         try:
             plain: bytes = self._sodium.crypto_box_open_easy_afternm(box, nonce, shared)
         except Exception as error:  # PyNaCl's CryptoError

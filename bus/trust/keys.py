@@ -222,7 +222,6 @@ class Allowed:
         return MappingProxyType(found)
 
     def _report(self, error: KeysError) -> None:
-        # Call `complain` with an error, or raise the error.
         if self._complain is None:
             raise error
         self._complain(error)
@@ -255,7 +254,6 @@ class Allowed:
 
 
 def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
-    # Add a file's grant to `found`, unless another file has the same key.
     if allowed.public in found:
         raise KeysError(f"{file}: another file there has the same key; remove one of the two")
     found[allowed.public] = Grant(allowed.name, allowed.role)
@@ -328,7 +326,6 @@ def _file_of(folder: Path, name: str | None) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    # Return the paths of the key files in a folder.
     try:
         return sorted(entry for entry in folder.iterdir() if entry.suffix == SUFFIX)
     except OSError as error:
@@ -345,7 +342,6 @@ def _too_many(folder: Path, files: list[Path]) -> KeysError:
 
 
 def _stat(file: Path) -> os.stat_result | None:
-    # Return what the file system says of a file; None if there is no such file.
     with contextlib.suppress(OSError):  # the file was removed meanwhile: the next call omits it
         return file.stat()
     return None
@@ -363,7 +359,6 @@ def _may_exist(file: Path) -> bool:
 
 
 def _path(given: str | Path) -> Path:
-    # Return a path; raise an error for the contents of a key file.
     if str(given).lstrip().startswith("{"):  # the error must not quote the text, which has a secret
         raise KeysError("keys= is no path, but JSON (not shown): give the path of a file with that")
     return Path(given)
@@ -400,7 +395,6 @@ def _check_keys(*keys: str) -> None:
 
 
 def _check_pair(public: str, secret: str, file: Path) -> None:
-    # Check that a public key belongs to a secret key.
     if curve.public_of(secret) != public:
         raise KeysError(f"{file}: public and secret key do not belong together; make a new pair")
 

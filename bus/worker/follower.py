@@ -338,12 +338,10 @@ class Follower:
         return [subscribe, *(self.planner.latest(newest, now) if on else [])]
 
     def _decline(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
-        # Drop a version that cannot be accepted, and report why.
         self.versions.move(entry, "failed" if code in TRANSIENT else "declined")
         return self._refuse(entry, code, text, now)
 
     def _refuse(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
-        # Report why a version is refused; if it does not fit the model, check it again later.
         if code == "layout-mismatch":
             self._acceptance.doubt(entry.announce.layout)
             self._misfit, self._recheck_at = entry.announce, now + self.timing.ping
@@ -400,7 +398,6 @@ class Follower:
         return self._advance(entry, now)
 
     def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
-        # Request the version of a chunk that nobody here waits for.
         waiting = self.versions.at["announced"]
         return self.planner.hear_of(epoch, version, now) if waiting is None else []
 
@@ -444,7 +441,6 @@ class Follower:
         return effects + self._change_mode("completed", now)
 
     def _commit(self, entry: VersionEntry) -> list[Effect]:
-        # Make a staged version ready to be applied.
         self.versions.move(entry, "committed")
         return [Ready(entry.staged)]
 

@@ -80,13 +80,11 @@ class Keyring:
         return self._key_missing
 
     def _key(self, key: str | None) -> GroupKey | None:
-        # Return the key with this id; record if it is missing.
         found = self._keys.get(key or "")
         self._key_missing |= found is None
         return found
 
     def _keep(self, count: int) -> None:
-        # Drop all but the newest `count` keys.
         for old in list(self._keys)[:-count]:
             del self._keys[old]
             self._counts.pop(old, None)

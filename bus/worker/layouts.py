@@ -92,7 +92,6 @@ class Acceptance:
         return None
 
     def _too_many(self) -> bool:
-        # True if old layouts should be dropped.
         nbytes = sum(len(layout.header) for layout, _ in self._known.values())
         count = len(self._known)
         return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)

@@ -312,7 +312,6 @@ class WorkerMachine:
         return [Send(unchecked(check, "busy", "it was asked too often: ask again in a moment"))]
 
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
-        # Tell the followers which versions the publisher has.
         effects: list[Effect] = []
         for model, version in models.items():
             if model in self.followers:
@@ -361,7 +360,6 @@ class WorkerMachine:
         return now - self._said_hello_at >= self.timing.hello_retry  # W1
 
     def _hello(self, now: float) -> list[Effect]:
-        # Return a hello to send.
         self._said_hello_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -432,7 +430,6 @@ class WorkerMachine:
         return self.session != "outside" and (deaf or now - self._heard_at >= timing.lost_after)
 
     def _reconnect(self) -> list[Effect]:
-        # Return the effects that connect again.
         text = "the publisher is silent: the weights stay in use, and this worker joins it again"
         lost: list[Effect] = (
             [Notice("lost", text, warning=True)] if self._change_session("silent") else []
@@ -527,7 +524,6 @@ class WorkerMachine:
         return effects
 
     def _ping(self, now: float) -> Effect:
-        # Return a ping to send.
         return reports.ping(now, subscribed=self.terms.subscribed, shared=self.terms.shared)
 
     def _unheard(self, now: float) -> list[Effect]:

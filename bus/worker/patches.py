@@ -79,7 +79,6 @@ class Patches:
         return base if fits else None
 
     def _unfit(self, entry: VersionEntry) -> str:
-        # Return why no offered patch can be used here.
         runs = self._versions.at["running"]
         here = f"version {runs.key[1]} of epoch {runs.key[0]} runs" if runs else "nothing runs"
         offered = ", ".join(str(p.version) for p in entry.announce.patches)
@@ -115,6 +114,5 @@ class Patches:
 
 
 def _builds_on(patch: Patch, running: Running) -> bool:
-    # True if a patch changes exactly this running version.
     named = Running(patch.epoch, patch.version, patch.digest)
     return patch.encoding == DELTA and named == running

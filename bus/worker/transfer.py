@@ -183,7 +183,6 @@ class Transfer:
         return proof
 
     def _opening(self, chunk: SealedChunk, size: int) -> Opening | None:
-        # Return what decrypts a chunk; None if the chunk cannot be decrypted.
         keyring = self._keyring
         if keyring is None:
             return None
@@ -268,7 +267,6 @@ class Transfer:
         self._change_way("unpushed")
 
     def _change_way(self, way: Way) -> None:
-        # Change how the version arrives.
         self.comes = COMING[self.comes].get(way, self.comes)
 
     def answered(self, sent_at: float) -> None:
@@ -342,7 +340,6 @@ class Transfer:
             self._cursor = min(self._cursor, index)
 
     def _ask_again(self, now: float) -> None:
-        # Treat all requested chunks as missing again.
         self._cursor = min(self._cursor, *self._requested) if self._requested else self._cursor
         self._requested.clear()
         self._end_asked = False

@@ -229,7 +229,6 @@ class VersionStore:
         return True
 
     def _received_in(self, payload: Buffer | None) -> Memory | None:
-        # Return the buffer into which a payload was received, or None.
         lease, buffer = self._lent or (None, None)
         if lease is None or not lease.live or payload is not lease.view:
             return None

@@ -120,7 +120,6 @@ class _Group:
         return {}, b""
 
     def _alone(self, index: int, found: Found) -> bool:
-        # Return whether steps are best for a block that has its own table.
         return bool(self._written({index: found})[1])
 
     def _written(self, found: Mapping[int, Found]) -> tuple[fmt.Table, dict[int, bytes]]:
@@ -135,12 +134,10 @@ class _Group:
         return table, bodies
 
     def _is_best(self, index: int, nbytes: int, changes: int) -> bool:
-        # Return whether a body with steps is the shortest body of a block.
         least = _overwrite_least(changes, self._blocks[index].width)
         return nbytes <= least or nbytes <= len(self._without_steps(index)[1])
 
     def _without_steps(self, index: int) -> tuple[int, bytes]:
-        # Return mode and body of a block without steps.
         if index not in self._without:
             self._without[index] = _overwritten(self._blocks[index], *self._pairs[index])
         return self._without[index]

@@ -193,7 +193,6 @@ def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
 
 
 def _row(bits: "_Bits") -> list[int]:
-    # Return the five fields of a class's row, as read from the bits.
     count = bits.take(COUNT_BITS, WIDTH_MAX)
     if not count:
         return [0] * 5
@@ -212,7 +211,6 @@ class _Bits:
         self._value, self._left, self._at = int.from_bytes(data, "little"), 8 * len(data), 0
 
     def take(self, width: int, most: int) -> int:
-        # Return the next number of `width` bits; PatchError if it exceeds `most`.
         value = self._value >> self._at & (1 << width) - 1
         self._at += width
         if self._at > self._left:

@@ -58,7 +58,6 @@ def take(base: Bytes, target: Bytes, kind: int) -> tuple[Counts, Counts, NDArray
 
 
 def _gaps(at: NDArray[np.int64]) -> Counts:
-    # Return the gaps between positions: the number of positions left out before each.
     return (np.diff(at, prepend=-1) - 1).astype(np.uint32)
 
 
@@ -185,7 +184,6 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Counts, Ele
 
 
 def _large_count(reader: bits.BitReader, large: int) -> int:
-    # Return the number of large steps; 0 if every step has a size.
     return reader.number(large) if large != EVERY else 0
 
 

@@ -102,7 +102,6 @@ class Running:
 
     @property
     def _update(self) -> Update | None:
-        # The `Update` of the model; raises ValueError if the block reads several models.
         if self.model is None:
             raise ValueError("several models are read here: say which, reading(model=...)")
         return self.update
@@ -359,7 +358,6 @@ class Applier:
         self._pinned = [*self._pinned, (staged.data, pages)][-PINNED_MAX:]
 
     def _apply_staged(self, model: str, key: tuple[int, int], timeout: float) -> Update | None:
-        # Apply the version of a `Staged`; see `Staged.apply`.
         self.lock.check_not_reading()
         return self._apply_exact(model, key, time.monotonic() + timeout, NEVER)
 
@@ -388,7 +386,6 @@ class Applier:
     def _apply_exact(
         self, model: str, key: tuple[int, int], deadline: float, stop: Callable[[], bool]
     ) -> Update | None:
-        # Wait for this version and apply it; return its `Update`, or None if that fails in time.
         def done() -> bool:
             return self._running(model) == key
 
@@ -404,7 +401,6 @@ class Applier:
         return self._layouts[model] if self._running(model) == key else None
 
     def _running(self, model: str) -> tuple[int, int] | None:
-        # Return (epoch, version) that a model runs, or None.
         running = self._runs.get(model)
         return None if running is None else (running.epoch, running.version)
 
@@ -440,7 +436,6 @@ class Applier:
         return update is not None, update
 
     def _put_back(self, staged: StagedVersion) -> None:
-        # Return a version to the ready queue, unless a newer version is ready.
         self._say(staged, "put-back")
         if not self._ready_queue.put_back(staged):  # a newer version is ready
             self._say(staged, "newer")
@@ -499,7 +494,6 @@ class Applier:
         return True
 
     def _say(self, staged: StagedVersion, what: Outcome) -> None:
-        # Send the worker's thread an outcome of a version.
         self._tell(Report(staged.model, staged.key, what))
 
     def _approve(self, staged: StagedVersion, before_apply: Callable[[Offer], object]) -> None:
@@ -522,7 +516,6 @@ class Applier:
         self._approved[staged.model] = staged.key
 
     def _outdated(self, model: str, key: tuple[int, int]) -> bool:
-        # Return whether the model runs version `key` or a newer one.
         running = self._runs.get(model)
         return running is not None and (running.epoch, running.version) >= key
 
@@ -675,7 +668,6 @@ class Applier:
 
 
 def _doing(staged: StagedVersion) -> str:
-    # Return a text on what the thread does, for error texts of others.
     return f"applying {staged.model} version {staged.key[1]}"
 
 

@@ -51,7 +51,6 @@ class Background:
         self.error: WeightBusError | None = None
 
     def start(self) -> None:
-        # Start a thread for each share of the models.
         for models in self._shares():
             first = not self.threads
             name = "weightbus-apply" if first else f"weightbus-apply-{min(models)}"
@@ -75,7 +74,6 @@ class Background:
         return True
 
     def _run(self, models: frozenset[str], *, first: bool) -> None:
-        # Apply versions of these models; if that fails, end the worker.
         try:
             self._apply_until_closed(models, first=first)
         except BaseException as error:  # no thread would apply these models: end the worker
@@ -99,14 +97,12 @@ class Background:
                 self._note(error)
 
     def _note(self, error: BaseException) -> None:
-        # Log an error, and store it in `error`.
         known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
         cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
         log.error("%s: %s", self._name, on_one_line(known), exc_info=cause)
         self._keep(known)
 
     def _keep(self, known: WeightBusError) -> None:
-        # Store an error in `error`, and wake threads that wait for a version.
         for each in (known, known.__cause__):  # keep the errors without their frames' locals
             clear_frames(each.__traceback__ if each is not None else None)
         with self._ready_queue.changed:

@@ -95,7 +95,6 @@ class Calls:
         return done
 
     def _end(self, call: _Call, how: object) -> None:
-        # Remove a call; if it missed its deadline, raise LateError. `how`: its result or error.
         with self._lock:
             self._under_way.discard(call)
         if call.giving_up is not None:

@@ -47,14 +47,12 @@ HELD_WARN = 4  # number of kept versions from which on the log warns
 
 
 def _release(hold: ExitStack) -> None:
-    # Release the memory of a kept version.
     _HELD.discard(hold)
     hold.close()
 
 
 @atexit.register
 def _release_all() -> None:
-    # Release all kept versions before the interpreter exits.
     while _HELD:  # unlock while the modules that this needs still exist
         _HELD.pop().close()
 
@@ -145,7 +143,6 @@ class Pairs(VersionInfo):
         return partial(_release, hold)
 
     def _lent(self) -> Section:
-        # Return the tensors' memory; raise RuntimeError after the function has returned.
         if self._section is None:
             raise RuntimeError(
                 f"{self.model} version {self.version}: the function that was to load it has "

@@ -92,7 +92,6 @@ class Holder:
         return ""
 
     def _who(self) -> str:
-        # Return the name of the task or thread in which the holder began.
         names = {t.ident: t.name for t in threading.enumerate()}
         thread = f"thread {names.get(self.thread, f'{self.thread} (ended)')}"
         if self.task is None:
@@ -202,7 +201,6 @@ class Reading(Holder, Generic[T]):
         self.lock.leave(self)
 
     def _begin(self, *, asynchronous: bool) -> None:
-        # Record where in the user's code the block begins.
         if self.lock.has(self):
             raise RuntimeError(f"this block has begun already ({self}): call reading() for each")
         self.asynchronous = asynchronous
@@ -353,7 +351,6 @@ class ReadingLock:
         return free and self._has_all_for(reading)
 
     def _has_all_for(self, reading: Reading[Any]) -> bool:
-        # Return whether no version that the reader needs is missing.
         torn = any(reading.model in (None, model) for model in self.torn)
         return reading.lacks is None or torn or not reading.lacks()
 
@@ -565,11 +562,9 @@ class ReadingLock:
 
 
 def _all(holders: Iterable[Holder]) -> str:
-    # Return a text that lists the holders.
     return "; ".join(map(str, [*holders]))
 
 
 def _call_in(loop: AbstractEventLoop, call: Callable[[], object]) -> None:
-    # Call a function in an event loop; do nothing if the loop is closed.
     with suppress(RuntimeError):  # the loop is closed, and its tasks with it
         loop.call_soon_threadsafe(call)

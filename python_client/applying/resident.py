@@ -67,7 +67,6 @@ class ResidentMemory:
     def __init__(
         self, layout: Layout, memory: NDArray[np.uint8], outline: Outline, tied: "list[_Tied]"
     ) -> None:
-        # Record the memory, the marks (`outline`), and all tensors of the model (`tied`).
         self.layout, self.memory = layout, memory
         self._outline = outline.marks
         self._tensors = [tensor for each in tied for tensor in each.objects]
@@ -292,7 +291,6 @@ class ResidentTarget(Target):
         return self._copying.devices
 
     def from_second(self, staged: StagedVersion) -> bool:
-        # Map the version's second copy, if the copying target can use it; return whether it can.
         return self._copying.from_second(staged)
 
     def fault(self, layout: Layout) -> str:
@@ -358,7 +356,6 @@ class ResidentTarget(Target):
         return self._residence
 
     def _warn(self, error: Exception) -> None:
-        # Warn once that the model cannot be resident.
         if not self._warned:
             self._warned = True
             log.warning("weights are copied, not exchanged: %s", error)

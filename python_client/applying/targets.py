@@ -246,7 +246,6 @@ class RenamedTarget(Target):
         return self._target.lies_in(staged)
 
     def _here(self, staged: StagedVersion) -> StagedVersion:
-        # Return a version with its layout under the target's names.
         return structs.replace(staged, layout=self._of(staged.layout)[0])
 
     def _of(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
@@ -288,12 +287,10 @@ def by_id(models: object) -> Mapping[str, object]:
 
 
 def _shown(value: object) -> str:
-    # Return the start of a value's repr, in one line.
     return " ".join(repr(value).split())[:100]  # a module's repr has many lines
 
 
 def _is_tensor(value: object) -> bool:
-    # Return whether a value is a numpy array or a torch tensor.
     return isinstance(value, np.ndarray) or (is_tensor(value) and not is_tensordict(value))
 
 

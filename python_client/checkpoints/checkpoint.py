@@ -277,7 +277,6 @@ def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
 
 
 def _map(file: BufferedReader, held: int) -> Bytes:
-    # Map a file; return its last `held` bytes, the data section.
     whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     return whole[whole.size - held :]
 

@@ -79,14 +79,12 @@ def _integer(digits: str) -> int | float:
 
 
 def _known_once(pairs: _Object, names: Sequence[str], error: LayoutError) -> None:
-    # Raise `error` if one of `names` is a duplicate key in an object.
     keys = [key for key, _ in pairs if key in names]
     if len(keys) != len(set(keys)):
         raise error
 
 
 def _texts(value: object, error: LayoutError) -> dict[str, str]:
-    # Return an object whose values are all texts, as a dict; else raise `error`.
     if not isinstance(value, _Object) or not all(isinstance(text, str) for _, text in value):
         raise error
     texts = dict(value)

@@ -104,7 +104,6 @@ class Watch:
         return None if alike else checkpoint
 
     def _say(self, text: str) -> None:
-        # Report a text, unless it was the last report.
         if text != self._reported:
             self._reported = text
             self._report(text)

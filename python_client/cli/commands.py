@@ -57,7 +57,6 @@ class _Commands(TyperGroup):
 
 
 def _without_value(option: TyperOption | None) -> TyperOption | None:
-    # Hide the value of an option in `--help`, and return the option.
     if option is not None:
         option.metavar = ""
     return option
@@ -95,7 +94,6 @@ SECONDS_MIN = 0.1
 
 
 def _seconds(value: float | None) -> float | None:
-    # Return an option's value as seconds, checked.
     try:
         return None if value is None else checks.seconds(value, "seconds")
     except ValueError as error:  # typer accepts "nan" and "inf" as numbers
@@ -159,7 +157,6 @@ InsecureHttp = Annotated[
 
 
 def _version(wanted: bool) -> None:
-    # Show the version and exit, if `--version` is given.
     if wanted:
         typer.echo(f"weightbus {version_of('weightbus')}, {native.description()}")
         raise typer.Exit

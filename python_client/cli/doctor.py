@@ -87,7 +87,6 @@ def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding
 
 
 def _rows(found: list[Finding]) -> Table:
-    # Return the findings as a table.
     rows = table("", "about", "found", "what to do")
     for each in found:
         words = (plain(each.about), plain(each.text), plain(each.advice))

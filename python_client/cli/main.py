@@ -28,5 +28,4 @@ def main() -> None:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    # Exit the process at once. (Handles Ctrl-C outside a command.)
     os._exit(128 + number)

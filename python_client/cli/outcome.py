@@ -60,7 +60,6 @@ def conclude(screen: Screen, command: Callable[[], int]) -> int:
 
 
 def _fail(screen: Screen, error: Exception, code: int) -> int:
-    # Show an error; return the exit code.
     screen.error(str(error))
     screen.emit("error", achieved=False, error=type(error).__name__, text=str(error))
     return code

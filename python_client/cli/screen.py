@@ -142,7 +142,6 @@ class Bars:
         self._progress.update(self._task(name, total), advance=by)
 
     def _task(self, name: str, total: int) -> TaskID:
-        # Return a bar's id; add the bar at the first use of the name.
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(
                 escape(printable(name)), total=total, note=""

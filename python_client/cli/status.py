@@ -84,7 +84,6 @@ def unread(observer: Observer, address: str, timeout: float) -> str:
 
 
 def _well(view: View, standings: list[Standing]) -> str:
-    # Return the text for a bus whose workers are all up to date.
     workers = counted(len(view.workers), "worker")
     late = len({s.worker for s in standings if s.verdict == "behind"})
     return f"everybody is up to date: {workers}" + (f", {late} of them applying" if late else "")
@@ -114,7 +113,6 @@ def shortfall(
 
 
 def _in_time(standing: Standing, within: float) -> bool:
-    # Return whether a worker is behind, but for less than `within` seconds.
     late = standing.lag_s  # None: unknown
     return standing.verdict == "behind" and late is not None and late < within
 

@@ -72,7 +72,6 @@ class Choice:
             self.typing = True
 
     def _type(self, key: str) -> None:
-        # Handle a key pressed while the user types a filter.
         if key in "\r\n":
             self.typing = False
         elif key == "\x7f":
@@ -85,7 +84,6 @@ class Choice:
         return sorted(filter(self._wanted, standings), key=SORTS[self.sort])
 
     def _wanted(self, s: Standing) -> bool:
-        # Return whether a row contains the user's text.
         words = (s.worker, s.model, s.verdict, s.host, s.language, s.road, s.error)
         return self.text.lower() in " ".join(words).lower()
 
@@ -148,7 +146,6 @@ def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
 
 
 def _summary(observer: Observer, standings: list[Standing]) -> str:
-    # Return a line that counts the workers by state.
     counts = [(verdict, sum(s.verdict == verdict for s in standings)) for verdict in VERDICTS]
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "nobody"
     silent = time.monotonic() - (observer.heard_at or 0.0)
@@ -213,6 +210,5 @@ def _keys() -> Generator[Callable[[float], str]]:
 
 
 def _no_keys(seconds: float) -> str:
-    # Wait, and return no keys.
     select.select([], [], [], seconds)
     return ""

@@ -98,7 +98,6 @@ def verify(
 
 
 def _look(observer: Observer, worker: str | None, model: str | None, timeout: float) -> list[Found]:
-    # Compare each worker and model that the arguments select.
     wanted = [
         s
         for s in sorted(observer.view.standings(0), key=lambda s: (s.worker, s.model))

@@ -290,12 +290,10 @@ def _other_name(home: Place, before: BinaryIO) -> str | None:
 
 
 def _hidden(home: Place) -> str:
-    # Return a new name for a hidden file beside the file.
     return f".{home.name}.{secrets.token_hex(8)}"
 
 
 def _remove(name: str, home: Place) -> None:
-    # Remove a file, if it exists.
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=home.folder)
 

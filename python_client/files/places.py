@@ -85,7 +85,6 @@ def place_of(path: Path) -> Place:
 
 
 def _check_links(links: int, path: Path) -> None:
-    # Raise OSError if a path has too many links.
     if links > LINKS_MAX:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 

@@ -96,7 +96,6 @@ def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | No
 
 
 def _others(path: Path, stored: StoredVersion) -> str:
-    # Return advice that lists the other versions of the model.
     others = [each for each in read_index(path).versions(stored.model) if each != stored]
     keys = ", ".join(str(each.key) for each in others)
     if not others:

@@ -434,7 +434,6 @@ class StateFolder(StateIndex, Closable):
             self._remove(old.file)
 
     def _replace_table(self, table: _Table) -> None:
-        # Write a new table to disk.
         text = msgspec.json.encode(table)
         sealed = _Sealed(hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
         self._replace(TABLE, [msgspec.json.encode(sealed) + b"\n"])
@@ -466,7 +465,6 @@ class StateFolder(StateIndex, Closable):
             os.unlink(name, dir_fd=self._home)
 
     def _sync_folder(self) -> None:
-        # Wait until changes of the folder itself are on disk.
         os.fsync(self._home)
 
     def close(self) -> None:
@@ -512,21 +510,18 @@ def _locker_of(lock: int) -> int:
 
 
 def _named(pid: int) -> str:
-    # Return a text that names a process and its user.
     with contextlib.suppress(OSError):
         return f"process {pid} of {user(os.stat(f'/proc/{pid}').st_uid)}"
     return f"process {pid}"
 
 
 def _write(file: int, view: memoryview, breathe: Callable[[], None]) -> None:
-    # Write all of `view`, calling `breathe` before each slice.
     while len(view):
         breathe()
         view = view[os.write(file, view[:SLICE_BYTES]) :]
 
 
 def _unsealed(text: bytes) -> _Table:
-    # Return the table in the content of `weightbus.json`; raise ValueError if the hash differs.
     sealed = msgspec.json.decode(text, type=_Sealed)
     if hashlib.sha256(sealed.table).hexdigest() != sealed.sha256:
         raise ValueError("it does not match its hash")

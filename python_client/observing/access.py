@@ -56,7 +56,6 @@ class Http:
         return self._parts()[1]
 
     def _parts(self) -> tuple[str, int]:
-        # Return host and port of `address`; raise AddressError if it is invalid.
         host, colon, port = self.address.rpartition(":")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
             raise AddressError(f"{self.address!r} is no HOST:PORT, such as 127.0.0.1:8080")

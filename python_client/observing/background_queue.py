@@ -44,12 +44,10 @@ class BackgroundQueue:
             return self._changed.wait_for(lambda: not self._at_work, timeout)
 
     def _run(self) -> None:
-        # Run jobs until none is left. (The queue's thread.)
         while (job := self._next()) is not None:
             job()
 
     def _next(self) -> Job | None:
-        # Return the next job; None if there is none, and the thread ends.
         with self._changed:
             if self._waiting:
                 return self._waiting.popleft()

@@ -49,7 +49,6 @@ class Checker:
             self._tell(Examined(unchecked(check, "busy", text)))
 
     def _examine(self, check: Check) -> None:
-        # Answer a request.
         self._tell(Examined(self._answer(check)))
 
     def _answer(self, check: Check) -> Checked:

@@ -91,7 +91,6 @@ class Connections:
             each.proven = True
 
     def _resume(self, listener: socket.socket) -> None:
-        # Accept connections again.
         if listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener)
 
@@ -142,7 +141,6 @@ class Connections:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, each: _Connection) -> None:
-        # Make the transport of a connection.
         try:
             each.transport, _ = await self._loop.connect_accepted_socket(self._make, each.socket)
         except OSError:  # the peer has closed already
@@ -154,7 +152,6 @@ class Connections:
         return sorted(self._each.values(), key=lambda each: each.since)
 
     def _look(self) -> None:
-        # Close connections that have been unproven for too long.
         now = time.monotonic()
         for each in self._open():
             if not each.proven and now - each.since >= SILENT_SECONDS:
@@ -162,7 +159,6 @@ class Connections:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _hang_up(self, each: _Connection) -> None:
-        # Close a connection.
         del self._each[each.socket.fileno()]
         if isinstance(each.transport, asyncio.Transport):
             each.transport.abort()

@@ -190,7 +190,6 @@ def page_of(page: str, style: str, script: str) -> tuple[bytes, str]:
 
 
 def _hash(text: str) -> str:
-    # Return the hash of a script or style, as a source for the policy.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -148,7 +148,6 @@ def number_of(now: float) -> int:
 
 
 def _note(moment: Moment, version: int, standings: Sequence[Standing]) -> None:
-    # Record the states of a model's workers in a moment.
     late = [s for s in standings if s.verdict != "current"]
     moment.version = max(moment.version, version)
     moment.late = max(moment.late, len(late))

@@ -106,7 +106,6 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def _counter(self, name: str) -> prometheus_client.Counter:
-        # Return a new counter of this name.
         row = METRICS[name]
         return prometheus_client.Counter(name, row.help, row.labels, registry=self.registry)
 
@@ -182,7 +181,6 @@ def _of_standings(standings: list[Standing]) -> Iterable[Metric]:
 
 
 def _of_workers(standings: list[Standing], epoch: int) -> Iterable[Metric]:
-    # Yield the metrics of single workers.
     told = set(sorted({s.worker for s in standings})[:WORKERS_LABELLED])
     some = [s for s in standings if s.worker in told]
     versions = {(s.model, s.worker): s.version if s.epoch == epoch else 0 for s in some}
@@ -191,7 +189,6 @@ def _of_workers(standings: list[Standing], epoch: int) -> Iterable[Metric]:
 
 
 def _gauge(name: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
-    # Return a gauge with these values, by labels.
     row = METRICS[name]
     family = GaugeMetricFamily(name, row.help, labels=row.labels)
     for labels, value in values.items():

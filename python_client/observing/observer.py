@@ -195,5 +195,4 @@ def together(total: Verified, answer: Verified) -> Verified:
 
 
 def _key(answer: Verified) -> tuple[int, int]:
-    # Return (epoch, version) of an answer.
     return answer.epoch, answer.version

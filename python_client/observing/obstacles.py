@@ -74,7 +74,6 @@ def examine() -> list[Finding]:
 
 
 def _descriptors() -> Finding:
-    # Return whether a process may open enough descriptors.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     room = max(0, most - DESCRIPTORS_RESERVED) // WORKER_DESCRIPTORS
     text = f"{most} descriptors for each process: a publisher has room for some {room} workers"
@@ -137,7 +136,6 @@ def room_for(name: str, nbytes: int) -> Finding | None:
 
 
 def _address_space() -> Finding | None:
-    # Return a remark if the address space is limited; None if it is not.
     limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     finite = [limit for limit in limits if limit != resource.RLIM_INFINITY]
     if not finite:
@@ -166,7 +164,6 @@ def _shared() -> Finding:
 
 
 def _native() -> Finding:
-    # Return whether the compiled helper is used.
     if native.BUILT:
         return Finding("native helper", "well", native.description())
     advice = f"unset {native.CHOICE}" if os.environ.get(native.CHOICE) == "0" else ""
@@ -175,7 +172,6 @@ def _native() -> Finding:
 
 
 def _curve() -> Finding | None:
-    # Return a remark if encryption is not available; None if it is.
     try:
         curve.check_curve()
     except KeysError as error:
@@ -200,7 +196,6 @@ def _buffers() -> Iterator[Finding]:
 
 
 def _lines(path: Path) -> list[str]:
-    # Return the lines of a file; empty if it cannot be read.
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -240,7 +235,6 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
 
 
 def _closed(address: str, error: OSError) -> Finding:
-    # Return the finding for a peer that closes the connection at once.
     text = f"{address} takes connections, and closes them at once: {error}"
     advice = (
         "too many newcomers from this host, a proxy in between, or a publisher that has no "
@@ -350,7 +344,6 @@ def _below(address: str) -> str:
 
 
 def _another(address: str, heard: bytes) -> Finding:
-    # Return the finding for a peer with another protocol; `heard`: its first bytes.
     who = next((name for head, name in OTHERS.items() if heard.startswith(head)), "")
     said = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
     text = f"{address} speaks another protocol: " + (who or f"it says '{said}'")

@@ -96,7 +96,6 @@ class HttpEndpoints:
             server.close()
 
     def _stop(self) -> None:
-        # Stop the servers, without waiting.
         for server in self._servers:
             server.stop()
         if self._listener is not None:
@@ -105,14 +104,12 @@ class HttpEndpoints:
     def _serve(
         self, http: Http, pages: "Mapping[str, Handler]", meanwhile: "Meanwhile | None" = None
     ) -> str:
-        # Start a server for some pages; return its URL.
         from .web import HttpServer
 
         self._servers.append(HttpServer(http, pages, meanwhile))
         return self._servers[-1].address
 
     def _serve_dashboard(self, http: Http) -> str:
-        # Start the server of the dashboard; return its URL.
         from .dashboard import Dashboard
 
         page = Dashboard(_Inside(self._loop).refresh)
@@ -160,5 +157,4 @@ class _Inside:
 
 
 def _http(where: str | Http) -> Http:
-    # Return an address as an `Http`.
     return where if isinstance(where, Http) else Http(where)

@@ -50,7 +50,6 @@ def tracer() -> Any:
 
 @cache
 def _version() -> str:
-    # Return the version of this package.
     return version(NAME)
 
 
@@ -94,13 +93,11 @@ def _queue(_process: int) -> BackgroundQueue:
 
 
 def _later(make: Job) -> None:
-    # Make a span in the queue's thread.
     if not _queue(os.getpid()).put(partial(_guarded, make)):
         _warn("the exporter is too slow for the spans, and some are dropped: use a faster one")
 
 
 def _guarded(make: Job) -> None:
-    # Make a span; log an error only once.
     try:
         make()
     except BaseException:
@@ -118,7 +115,6 @@ def _warn(text: str, *, exc_info: bool = False) -> None:
 
 
 def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
-    # Make the span of an apply; `end`: nanoseconds since 1970.
     attributes = {**_named(update), "weightbus.bytes": update.nbytes}
     begin = end - round(1e9 * update.seconds)
     span = makes.start_span("weightbus.apply", context, attributes=attributes, start_time=begin)
@@ -128,7 +124,6 @@ def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
 def _published(
     makes: Any, context: Any, started: float, receipt: Receipt, error: PublishError | None
 ) -> None:
-    # Make the spans of a publish that has ended.
     begin = time.time_ns() - round(1e9 * (time.monotonic() - started))
     _later(partial(_spans, makes, context, begin, receipt, error))
 
@@ -171,7 +166,6 @@ def _of_worker(
 
 
 def _named(what: "Receipt | Update") -> dict[str, Any]:
-    # Return the attributes that identify a version.
     return {
         "weightbus.model": what.model,
         "weightbus.epoch": what.epoch,

@@ -170,7 +170,6 @@ class View:
         return found
 
     def _standings(self, now: float) -> Iterator[Standing]:
-        # Yield the state of each worker with each of its models.
         for row, at in self._shown.workers.values():
             for model, doing in row.models.items():
                 yield self._standing(row, at, model, doing, now)
@@ -216,7 +215,6 @@ class View:
 
 
 def _verdict(row: WorkerRow, doing: Doing, lag: int) -> Verdict:
-    # Return the state of a worker with a model of which it is `lag` versions behind.
     if row.state == "lost":
         return "lost"
     if lag and doing.failed > doing.version:

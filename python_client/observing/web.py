@@ -98,7 +98,6 @@ class HttpServer:
         os.close(nothing)
 
     def _run(self, application: web.Application) -> None:
-        # Run the server until it is stopped. (The server's thread.)
         try:
             self._loop.run_until_complete(self._serve(application))
         finally:
@@ -175,13 +174,11 @@ def lets_in(http: Http, request: web.Request) -> bool:
 
 
 def _bears(http: Http, request: web.Request) -> bool:
-    # Return whether a request has the token in its header.
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     return http.token is not None and _same(given, http.token)
 
 
 def _same(given: str, token: str) -> bool:
-    # Return whether two tokens are equal, in a time that does not depend on the difference.
     return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
@@ -192,7 +189,6 @@ def _cookie_name(request: web.Request) -> str:
 
 
 def _cookie(request: web.Request) -> str:
-    # Return the token in the page's cookie; empty if there is none.
     try:
         found = SimpleCookie(request.headers.get("Cookie", "")).get(_cookie_name(request))
     except CookieError:

@@ -149,7 +149,6 @@ class Bases:
             self._let_go()
 
     def _let_go(self) -> None:
-        # Drop the oldest base.
         self.kept.popleft().snapshot.let_go()
 
     def _made(
@@ -352,7 +351,6 @@ class PublishedModel:
         state: State,
         weights: object,
     ) -> Form:
-        # Return the form of weights in this precision and under these names.
         known = self._converted
         if known is not None and known[0] is state.form and known[1:3] == (precision, renaming):
             return known[3]
@@ -479,7 +477,6 @@ def restore(
 
 
 def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
-    # Raise StateError if a version would have too many chunks.
     if nbytes > CHUNKS_MAX * chunk_bytes:  # P2
         raise StateError(
             f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "

@@ -197,7 +197,6 @@ class StateWriter:
             raise _OutOfTimeError
 
     def _write_epoch(self) -> None:
-        # Write a requested epoch, if it is not on disk.
         if self._epoch > self._folder.epoch:
             try:
                 self._folder.begin(self._epoch)

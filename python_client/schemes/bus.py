@@ -378,7 +378,6 @@ class _BusSender(Transport):
                 return there
 
     def _note(self, there: Iterable[str]) -> None:
-        # Add the names of workers that joined; detect whether receivers count from 1.
         self._seen.update(there)
         if self._count is not None and str(self._count) in self._seen:
             self._first = 1

@@ -195,13 +195,11 @@ class CallReceiver(Receiver):
         self._settle(version, answer)
 
     def _settle(self, version: IncomingVersion, answer: CallResult) -> None:
-        # Store the result of a version, and wake the threads that wait for the result.
         with self._changed:
             version.answer = answer
             self._changed.notify_all()
 
     def _parsed(self, version: IncomingVersion) -> Layout:
-        # Return the layout of a version; parse the header only if it changed.
         if self._layout is None or self._layout.header != version.header:
             self._layout = Layout.parse(version.header)
         return self._layout
@@ -278,7 +276,6 @@ registry = Registry()
 
 
 def _stale(version: IncomingVersion, newer: tuple[int, int]) -> CallResult:
-    # Return the result for a version that is not newer than `newer` (epoch and version).
     if (epoch := version.call.epoch) < newer[0]:
         text = f"the worker follows a newer sender, of epoch {newer[0]}; this one has epoch {epoch}"
         return CallResult("failed", f"{text}: let one sender serve a model")
@@ -353,7 +350,6 @@ def _documented(owner: object | None, strategy: str) -> str | None:
 def _handed_over(
     version: IncomingVersion, owner: object, method: str, hand: Callable[..., Outcome]
 ) -> Outcome:
-    # Call the owner's method `method` with the weights, between forward passes of its model.
     wanted, names, nested = METHODS[method]
     weights = weights_of(version.header, version.data, nested=nested)
     several = wanted is None and version.call.model_id != POLICY  # the collectors' default

@@ -226,7 +226,6 @@ class CallSender(Transport):
         ).receipt
 
     def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[CallResult]":
-        # Start the call to one worker; if that raises, return a future of the error.
         try:
             return self._peers.call(worker, payload, what, left)
         except Exception as error:  # must not prevent the calls to the other workers
@@ -235,7 +234,6 @@ class CallSender(Transport):
             return failed
 
     def _note(self, worker: int, number: tuple[int, int], call: "Future[CallResult]") -> None:
-        # Record the version that a worker runs after a call.
         answer = CallResult("failed") if call.exception() else call.result()
         runs = answer.state == "applied"
         if runs or not answer.intact:

@@ -299,14 +299,12 @@ def references(value: Any) -> list[Any]:
 
 
 def _future_of(promised: Any) -> Any:
-    # Return a future with callbacks for a value that has one; None for other values.
     if references(promised):
         return promised.future()
     return promised if hasattr(promised, "add_done_callback") else None
 
 
 async def _within(promised: Any, timeout: float) -> Any:
-    # Await `promised`; raise a TimeoutError that names its type after `timeout` seconds.
     try:
         return await asyncio.wait_for(promised, timeout)
     except TimeoutError:
@@ -314,7 +312,6 @@ async def _within(promised: Any, timeout: float) -> Any:
 
 
 def _broken(promised: Any, timeout: float) -> TimeoutError:
-    # Return the error for an awaitable that was not done in time.
     return TimeoutError(
         f"it returned a {type(promised).__name__}, which was not done within {timeout:.3g} s"
     )

@@ -137,7 +137,6 @@ class ForwardPasses:
             del self._inside[me]
 
     def _end_lost(self, under_way: int) -> None:
-        # End all but `under_way` passes of this thread: torch did not call their post-hook.
         me = threading.get_ident()
         for _ in range(under_way, len(self._inside.get(me, ()))):
             self._after(None, None, None)

@@ -173,7 +173,6 @@ class Scheme:
         self._connected().wait(timeout)
 
     def _connected(self) -> Sending:
-        # Return the sender's side; raise RuntimeError unless this is a connected sender.
         side = self._as_sender
         if side is None:
             raise RuntimeError("Must be initialized on sender before sending weights")
@@ -420,13 +419,11 @@ class Scheme:
 
     @property
     def _as_sender(self) -> Sending | None:
-        # The sender's side; None unless this is a sender.
         side = self._here()
         return side if isinstance(side, Sending) else None
 
     @property
     def _as_receiver(self) -> ReceiverSide | None:
-        # The receiver's side; None unless this is a receiver.
         side = self._here()
         return side if isinstance(side, ReceiverSide) else None
 
@@ -506,7 +503,6 @@ class Scheme:
         self._look_again()
 
     def _look_again(self) -> None:
-        # Move the hooks to the model, if it was replaced.
         if (side := self._as_receiver) is not None:
             side.destination.look_again()
 
@@ -536,7 +532,6 @@ class Scheme:
     # The state of one process.
 
     def _start_anew(self, model_id: str | None = None) -> None:
-        # Become a scheme of this process, without a side.
         self._pid = os.getpid()
         self._subject = ModelReference(model_id)
         self._renew()
@@ -553,7 +548,6 @@ class Scheme:
         self._close = weakref.finalize(self, self._open.close)
 
     def _take(self, side: Sending | ReceiverSide) -> None:
-        # Set the side, which `shutdown` closes.
         self._side = side
         self._open.callback(side.close)
 
@@ -565,7 +559,6 @@ class Scheme:
         return self._side
 
     def _begin(self, model_id: str | None, context: Any, model: Any) -> None:
-        # End the previous session, and set the model and its context.
         _accept(type(self))
         self.shutdown()
         self._subject.model_id = model_id or self.model_id or POLICY

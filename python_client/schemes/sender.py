@@ -273,7 +273,6 @@ def _send_each(
 
 
 def _late(timeout: float) -> float:
-    # Return the seconds after the deadline within which an answer still counts.
     return timeout * LATE_PART + LATE_SECONDS
 
 

@@ -221,7 +221,6 @@ class WeightStrategy:
 
 
 def strategy_named(name: Format) -> WeightStrategy:
-    # Return the strategy with this name.
     if name not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {name}. Must be 'tensordict' or 'state_dict'.")
     return WeightStrategy(name)

@@ -338,7 +338,6 @@ class RayWeightUpdater(WeightUpdaterBase):
         check(self.receipt)
 
     def _explain(self, name: str, error: BaseException) -> CallResult:
-        # Return the result of a worker whose call raised `error`.
         return explain(self.remote_collectors[int(name)], error)
 
 

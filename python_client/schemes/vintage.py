@@ -78,7 +78,6 @@ class WeightSyncScheme(Scheme):
         return self._made_receiver
 
     def _check(self, begun: bool, order: str) -> None:
-        # Raise RuntimeError unless `begun`; `order` says what to call first.
         if not begun:
             raise RuntimeError(f"Must call {order} on {type(self).__name__}")
 
@@ -115,7 +114,6 @@ class WeightSyncScheme(Scheme):
         return transports[worker]
 
     def _transport_of(self, peer: Any) -> "TransportBackend":
-        # Return a transport to one worker, `peer`; see `create_transport`.
         return WorkerTransport(self, self.carrier_to(peer))
 
     # Private names that older programs read.

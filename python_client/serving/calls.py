@@ -184,7 +184,6 @@ class Server:
 
 
 def _httpx() -> ModuleType:
-    # Return the module httpx; raise ModuleNotFoundError with advice if it is not installed.
     try:
         import httpx
     except ModuleNotFoundError as error:
@@ -197,6 +196,5 @@ def _httpx() -> ModuleType:
 
 
 def _short(text: str) -> str:
-    # Return a text in one line, cut to `SAID_MAX` characters.
     words = " ".join(text.split())
     return words if len(words) <= SAID_MAX else f"{words[: SAID_MAX - 1]}…"

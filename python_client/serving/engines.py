@@ -198,7 +198,6 @@ class Engine(ABC):
             self._stand_still(self._pause)
 
     def _stand_still(self, mode: str) -> None:
-        # Pause the server in this mode, and leave a marker file, unless another client paused it.
         try:
             if self._paused() and not self._mark.exists():
                 return
@@ -271,7 +270,6 @@ class Engine(ABC):
         return f"it is no server of {self.kind}: check its URL and --kind"
 
     def _has(self, path: str) -> bool:
-        # Return whether a GET call of this path succeeds.
         with contextlib.suppress(CallError):
             return self._server.get(path, ANSWER_SECONDS).done
         return False
@@ -302,7 +300,6 @@ class Sglang(Engine):
         """Accept every server: SGLang loads into the parameters that it computes with."""
 
     def _info(self) -> dict[str, Any]:
-        # Return the fields of the server's answer on its model.
         return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
 
     def _paused(self) -> bool:
@@ -351,7 +348,6 @@ class Sglang(Engine):
             self._succeeded(answer, "/load_lora_adapter")
 
     def _succeeded(self, answer: HttpAnswer, route: str) -> None:
-        # Raise CallError unless the answer to a call of `route` reports success.
         if self._checked(answer, route).fields.get("success") is not True:
             raise CallError(f"{self.url} refuses {route}: {answer}")
 
@@ -391,7 +387,6 @@ class Vllm(Engine):
             )
 
     def _get(self, path: str) -> dict[str, Any]:
-        # Return the fields of the answer to a GET call.
         return self._checked(self._server.get(path, ANSWER_SECONDS), path).fields
 
     def _paused(self) -> bool:
@@ -427,7 +422,6 @@ class Vllm(Engine):
         self._checked(answer, route)
 
     def _rpc(self, method: str, **named: str) -> None:
-        # Call a method on each rank of the server.
         seconds = self._how.seconds
         body = {"method": method, "kwargs": named, "timeout": seconds}
         answer = self._server.post("/collective_rpc", body, seconds + ANSWER_SECONDS)

@@ -110,7 +110,6 @@ class _RankTarget(FunctionTarget):
         self._rank = rank
 
     def fault(self, layout: Layout) -> str:
-        # Return why the rank cannot load a version with this layout, or "" if it can.
         return self._rank.fault(layout)
 
 
@@ -275,7 +274,6 @@ class Rank:
             self._worker.flush(HEARD_SECONDS)
 
     def _release(self) -> None:
-        # Release the staged version.
         self._loads = False
         if self._staged is not None:
             self._staged.release()

@@ -219,12 +219,10 @@ class ServedTarget(Target):
         raise ServersError(_listed(done.failed) + self._others(done.failed) + still)
 
     def _others(self, failed: Mapping[Engine, CallError]) -> str:
-        # Return a text that lists the servers that are not in `failed`, and so are unchanged.
         names = [engine.url for engine in self._engines if engine not in failed]
         return f" ({', '.join(names)}: as before)" if names else ""
 
     def _all(self, work: Callable[[Engine], object]) -> dict[Engine, CallError]:
-        # Run `work` on all servers; return the errors. Raise the exception of a signal.
         interrupted, failed = each(work, self._engines)
         if interrupted is not None:
             raise interrupted
@@ -286,7 +284,6 @@ class ServedTarget(Target):
         return "" if self._layout is None else self.fault(self._layout)
 
     def _is(self, there: ServedWeights, new: ServedWeights) -> bool:
-        # Return whether a server's weights `there` are the weights `new`.
         return there.folder == new.folder if self._adapter else there == new
 
     def missing(self) -> str:
@@ -327,7 +324,6 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def _listed(failed: Mapping[Engine, CallError]) -> str:
-    # Return all errors in one text.
     return "; ".join(str(error) for error in failed.values())
 
 

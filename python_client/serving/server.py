@@ -138,7 +138,6 @@ class VllmServer:
         )
 
     def _what_it_is(self) -> str:
-        # Return, for an error text, what the server is if it lacks the routes of a transfer.
         answer = self._server.get("/version", min(self._timeout, CONNECT_SECONDS))
         version = answer.fields.get("version") if answer.done else None
         if version is None:
@@ -254,7 +253,6 @@ class VllmServers:
             yield
 
     def _names(self, deployment: str) -> list[str]:
-        # Return the deployment name of each server: with its number if there are several.
         several = len(self.servers) > 1
         return [f"{deployment}{i}" if several else deployment for i in range(len(self.servers))]
 

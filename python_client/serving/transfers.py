@@ -250,12 +250,10 @@ class Transfers:
         return there
 
     def _have_join(self, until: float) -> None:
-        # Make every rank join.
         join = partial(self._client.init_weight_transfer_engine, self._join)
         self._again(join, until)
 
     def _workers(self) -> list[str]:
-        # Return the names of the connected workers of the model.
         known = self._publisher.workers().values()
         return [w.name for w in known if w.state != "lost" and self._model in w.models]
 
@@ -333,13 +331,11 @@ class Transfers:
             self._again(update, until, client)
 
     def _pause(self, until: float) -> None:
-        # Pause the servers, unless the caller pauses them.
         if self._mode is not None and isinstance(self._client, Pausing):
             self._stands = True
             self._again(partial(self._client.pause, self._mode), until)
 
     def _resume(self, until: float) -> None:
-        # Resume the servers that may be paused.
         if self._stands and isinstance(self._client, Pausing):
             self._again(self._client.resume, max(until, time.monotonic() + 1.0))
             self._stands = False
@@ -365,7 +361,6 @@ class Transfers:
             self._tell(name, until)
 
     def _result(self, future: Future[Receipt], until: float) -> Receipt:
-        # Return the receipt, or raise SilentError at the time `until`.
         try:
             return future.result(max(0.0, until - time.monotonic()))
         except FutureTimeout as error:
@@ -477,7 +472,6 @@ class Transfers:
         return [client]
 
     def _ranks_of(self, number: int, ranks: list[str], *, several: bool) -> list[str]:
-        # Return the names among `ranks` that belong to the server with this number.
         beginning = f"{self._deployment}{number}-dp" if several else ""
         return [name for name in ranks if name.startswith(beginning)]
 

@@ -278,7 +278,6 @@ class WeightTransfer:
 
 
 def _lags(receipt: Receipt) -> list[float]:
-    # Return how many seconds each worker took to apply.
     return [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
 
 

@@ -245,7 +245,6 @@ class _At:
     def following(
         self, pairs: Iterator[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        # Yield the pairs, and record each one.
         for name, tensor in pairs:
             self._name = name
             self._shown = f"{name!r} ({tensor.dtype}, {list(tensor.shape)})"
@@ -253,7 +252,6 @@ class _At:
         self._name = ""
 
     def words(self, model: torch.nn.Module, error: BaseException) -> str:
-        # Return the error text for an error, with the tensor at which it occurred.
         where = f" {self._shown}" if self._name else ""
         said = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
         return f"{type(model).__name__} cannot load{where}: {said}"

@@ -71,7 +71,6 @@ def unsupported(why: str) -> UnsupportedVllmError:
 
 
 def _this() -> str:
-    # Return a text that names the installed vLLM.
     try:
         return f"vLLM {version('vllm')}, which is installed,"
     except PackageNotFoundError:

@@ -85,7 +85,6 @@ def prove(
 
 
 def _some(what: str, names: list[str]) -> str:
-    # Return a text with the first of these names; empty if there are none.
     if not names:
         return ""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
@@ -127,7 +126,6 @@ def _recorded(model: Any, vllm_config: Any, device: torch.device) -> dict[str, P
 
 
 def _attends(module: torch.nn.Module) -> bool:
-    # Return whether a module is an attention layer.
     return hasattr(module, "kv_cache")
 
 
@@ -152,7 +150,6 @@ def _steady(module: object, given: object, answer: Any) -> Any:
 
 
 def _recorder(parts: dict[str, Part], name: str) -> Any:
-    # Return a pre-hook that adds a function to `parts`, to run the module again.
     def record(module: Any, given: Any, named: Any) -> None:
         if name not in parts:
             kept, kept_named = _cloned(given), _cloned(named)
@@ -173,7 +170,6 @@ def _cloned(given: Any) -> Any:
 
 
 def _tensors(answer: Any) -> list[torch.Tensor]:
-    # Return the tensors in an output, also in nested tuples and lists.
     if isinstance(answer, torch.Tensor):
         return [answer]
     if isinstance(answer, tuple | list):
@@ -182,13 +178,11 @@ def _tensors(answer: Any) -> list[torch.Tensor]:
 
 
 def _answers(parts: dict[str, Part], vllm_config: Any) -> dict[str, list[torch.Tensor]]:
-    # Run each part; return its output tensors by name.
     with torch.no_grad(), set_forward_context(None, vllm_config, num_tokens=TOKENS):
         return {name: [each.float().clone() for each in part()] for name, part in parts.items()}
 
 
 def _near(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    # Return whether two outputs are equal within `NEAR`.
     return all(
         bool((a - b).norm() <= NEAR * a.norm()) or torch.equal(a, b)
         for a, b in zip(one, other, strict=True)

@@ -119,7 +119,6 @@ class OwnClient(VllmServers):
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
     def _does(self, name: str, *given: Any, path: str, json: dict[str, Any] | None = None) -> None:
-        # Make the call `name`, by the client's method, its `_post`, or `VllmServers`.
         own, post = getattr(self._own, name, None), getattr(self._own, "_post", None)
         if own is not None:
             own(*given)

@@ -15,7 +15,6 @@ from .publishing import StepCallback, refuse_shards
 
 
 def _whole(module: Any) -> Any:
-    # Return the whole module: the default of `part`.
     return module
 
 

@@ -148,7 +148,6 @@ def refuse_shards(how: str) -> NoReturn:
 
 
 def _tell(step: int) -> "Callable[[Future[Receipt]], None]":
-    # Return a function that logs the receipt of a step's version, or its error.
     def tell(done: "Future[Receipt]") -> None:
         error = done.exception()
         if error is None:
