@@ -448,7 +448,6 @@ def _narrowed(pairs: _Pairs) -> Narrowed | None:
 
 
 def _open(target: object) -> _Target:
-    # Return the tensors of a target.
     if is_module(target):
         from . import torch_modules
 

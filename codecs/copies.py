@@ -208,7 +208,6 @@ class Differences:
             self._compare(destinations[index], sources[index])
 
     def _compare(self, destination: Leaf, source: Leaf) -> None:
-        # Find the elements that differ in one pair.
         held = destination if isinstance(destination, np.ndarray) else destination.detach()
         self._held.append(held)
         to, from_ = _memory(held, sys.maxsize), _memory(source, sys.maxsize)

@@ -328,7 +328,6 @@ class PubSocket:
     def _put(
         self, connections: list[SubscriberConnection], frames: Sequence[Buffer], now: float
     ) -> None:
-        # Send a message to these subscribers.
         message = PlainMessage(frames, bytes(frames[0]))
         for subscriber in connections:
             try:

@@ -648,7 +648,6 @@ class PublisherLoop:
                 listener.tell(event)
 
     def _resolve(self, effect: Resolve) -> None:
-        # Set the result of a publish.
         future = self._open.pop(effect.publication, None)
         if future is None:
             return  # the publish has failed already

@@ -91,7 +91,6 @@ class PublisherSockets:
         close_in_children(self)
 
     def _bind_data(self, address: str, data: str | None) -> str:
-        # Bind the data socket; return its endpoint.
         if data is not None:
             return self.data.bind(endpoints.check(data), "data")
         beside = endpoints.check(endpoints.beside(self.address))

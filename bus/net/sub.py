@@ -240,7 +240,6 @@ class Subscription:
         return True
 
     def _hang_up(self) -> None:
-        # Close the connection, if any.
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -269,7 +269,6 @@ class Observers:
         return ModelRow(name, version, model.nbytes, "raw", published, model.metadata)
 
     def _row(self, peer: Peer, now: float) -> WorkerRow:
-        # Return a worker's row.
         return WorkerRow(
             name=peer.name,
             state="lost" if peer.lost else "stuck" if is_stuck(self._state, peer, now) else "live",

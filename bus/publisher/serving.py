@@ -83,7 +83,6 @@ def _refuse_fetch(
 def _send_chunks(
     state: PublisherState, peer: Peer, chunked: Chunked, fetch: Fetch, now: float
 ) -> list[Effect]:
-    # Send the requested chunks, as far as they have arrived.
     version = chunked.target
     if _counts_as_receiving(peer, version):
         version.read_by(peer.name)

@@ -74,7 +74,6 @@ def _ranks(chosen: NDArray[np.bool_], at: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def tune(counts: Counts, gaps: Counts, steps: NDArray[np.int32]) -> Table:
-    # See `kernels.tune`.
     classes = counts.shape[1]
     number = np.repeat(np.arange(counts.size) % classes, counts.ravel())
     table = np.zeros((classes, 5), np.uint8)

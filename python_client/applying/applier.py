@@ -522,7 +522,6 @@ class Applier:
     def _writing(
         self, lock: ReadingLock, staged: StagedVersion, timeout: float, stop: Callable[[], bool]
     ) -> AbstractContextManager[None]:
-        # Return a context manager that takes the lock to write a version.
         since = time.monotonic()
 
         def waits(who: str) -> None:

@@ -282,7 +282,6 @@ def _map(file: BufferedReader, held: int) -> Bytes:
 
 
 def _read(file: BufferedReader, path: Path, held: int, progress: Progress | None) -> Bytes:
-    # Read the next `held` bytes of a file, the data section.
     data = np.empty(held, np.uint8)
     view, at = memoryview(cast("Buffer", data)), 0
     while at < held:

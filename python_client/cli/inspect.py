@@ -78,7 +78,6 @@ def _show(screen: Screen, checkpoint: Checkpoint, digest: str, every: bool) -> N
 
 
 def _tensors(checkpoint: Checkpoint, every: bool) -> Table:
-    # Return a table of the tensors: the first `ROWS`, or all if `every`.
     layout = checkpoint.layout
     rows = table("tensor", "dtype", "shape", "bytes", right=("bytes",))
     names = sorted(layout.names(), key=_natural)

@@ -58,7 +58,6 @@ class Choice:
     over: bool = field(default=False)
 
     def press(self, key: str) -> None:
-        # Handle a pressed key.
         if key == "\x1b":
             self.text, self.typing = "", False
         elif self.typing:
@@ -121,7 +120,6 @@ def top(
 
 
 def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
-    # Write the state of the workers as a JSON object, or show it once.
     now = time.monotonic()
     everybody = observer.view.standings(now)
     standings, wrong = choice.of(everybody), troubles(observer.view, everybody, now)

@@ -52,7 +52,6 @@ class Checker:
         self._tell(Examined(self._answer(check)))
 
     def _answer(self, check: Check) -> Checked:
-        # Return the answer, even if the checksums cannot be computed.
         try:
             return self._look(check)
         except TimeoutError as error:

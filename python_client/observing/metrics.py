@@ -166,7 +166,6 @@ class Metrics(Collector):
 
 
 def _of_standings(standings: list[Standing]) -> Iterable[Metric]:
-    # Yield the metrics of the workers' states, summed by model.
     counts = Tally((s.model, str(s.verdict)) for s in standings)
     models = {s.model for s in standings}
     by_state = {(model, v): counts[model, v] for model in models for v in VERDICTS}

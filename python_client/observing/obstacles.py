@@ -109,7 +109,6 @@ def _free_of_group() -> Iterator[int]:
 
 
 def _memory() -> Finding | None:
-    # Return whether enough memory is free; None if unknown.
     free = available()
     if free is None:
         return None
@@ -353,7 +352,6 @@ def _another(address: str, heard: bytes) -> Finding:
 
 
 def _keys(address: str, theirs: str, *, keyed: bool) -> Finding:
-    # Return the finding if only one side has keys.
     if keyed:
         text = f"{address} speaks without keys ({theirs}), and there are keys here"
         advice = "start the publisher with keys=; or leave keys=, --keys and WEIGHTBUS_KEYS away"

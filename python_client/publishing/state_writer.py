@@ -141,7 +141,6 @@ class StateWriter:
     # For this object's thread.
 
     def _run(self) -> None:
-        # Write versions until `stop` or `close`. (This object's thread.)
         try:
             while self._deadline is None:
                 self._wake.wait(LOOK_SECONDS)

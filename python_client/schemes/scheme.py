@@ -219,7 +219,6 @@ class Scheme:
         return self._weights_of(weights, model_id)
 
     def _weights_of(self, weights: Any, model_id: str | None) -> Weights:
-        # Return one set of weights; `weights` None: those of the model.
         name, context = model_id or self.model_id or POLICY, self.context
         if type(self).prepare_weights is Scheme.prepare_weights:
             source = self._source(weights, name, context)

@@ -211,7 +211,6 @@ class Sending:
             self._future = None
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
-        # Raise ValueError if one of `workers` is not a worker of the transport.
         if self.carrier.anybody:
             return
         known = self.carrier.workers()

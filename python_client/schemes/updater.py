@@ -261,7 +261,6 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._acknowledge(started)
 
     def _checked(self, worker_id: Any) -> int:
-        # Return a worker id as an int; raise an error if there is no such worker.
         try:
             place = index(worker_id)
         except TypeError:
@@ -290,7 +289,6 @@ class RayWeightUpdater(WeightUpdaterBase):
         return self._stored(self.policy_weights)
 
     def _stored(self, weights: Any) -> Any:
-        # Store weights in Ray's object store, unless they are stored already; return a reference.
         if references(weights):
             return weights  # the caller stored the weights; their size is unknown here
         if is_module(weights):

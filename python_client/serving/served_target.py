@@ -188,7 +188,6 @@ class ServedTarget(Target):
         return ServedWeights(home, version) if home else None
 
     def _written(self, home: Path, staged: StagedVersion) -> FileTarget:
-        # Write a version and the other files of its checkpoint into the folder `home`.
         home.mkdir(exist_ok=True)
         for path in self._beside:
             shutil.copyfile(path, home / path.name)

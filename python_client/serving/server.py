@@ -125,7 +125,6 @@ class VllmServer:
         return self._call("POST", path, body)
 
     def _call(self, method: str, path: str, body: object) -> dict[str, Any]:
-        # Make a call, and return the fields of the answer; raise ServerError if it failed.
         begun = time.monotonic()
         answer = self._server.call(method, path, body, self._timeout)
         if answer.done and answer.fields:

@@ -317,7 +317,6 @@ class Transfers:
         load: bool = False,
         cancel: str = "",
     ) -> None:
-        # Send the ranks an update for a version: prepare, mark for loading, or cancel it.
         client = self._client if client is None else client
         left = max(0.0, until - time.monotonic())
         said = asdict(RankVersion(*version, deadline=left / 2, load=load, cancel=cancel))
