@@ -14,7 +14,8 @@ from weightbus.bus.net import sub
 from weightbus.bus.net.sub import REDIAL_MAX_SECONDS, REDIAL_SECONDS, SILENCE_SECONDS, Subscription
 from weightbus.bus.net.zmtp import COMMAND, GREETING
 from weightbus.bus.token_bucket import Rate
-from weightbus.tests.net.test_zmtp import HELLO, frame, message
+from weightbus.tests.net.hostile import frame, message
+from weightbus.tests.net.test_zmtp import HELLO
 from weightbus.tests.simulation.placing import frames_of
 
 SECONDS = 30.0  # far more than any step here takes

@@ -195,13 +195,13 @@ class Case:
 
     def says(self, who: str, message: Json, *sends: Json, **expect: Any) -> "Case":
         """A message arrives on a connection."""
-        more = {key: expect.pop(key) for key in ("key", "times", "payloads") if key in expect}
+        more: Json = {key: expect.pop(key) for key in ("key", "times", "payloads") if key in expect}
         message = {"wbp": 1, **message}
         return self.step({"from": who, "message": message, **more}, sends, expect)
 
     def writes(self, who: str, text: str, *sends: Json, **expect: Any) -> "Case":
         """Bytes arrive that are no message."""
-        more = {key: expect.pop(key) for key in ("key", "times") if key in expect}
+        more: Json = {key: expect.pop(key) for key in ("key", "times") if key in expect}
         return self.step({"from": who, "text": text, **more}, sends, expect)
 
     def joins(self, who: str = "w", *, subscribed: bool = True, **fields: Any) -> "Case":
@@ -1015,30 +1015,30 @@ def _extras() -> Iterator[Case]:
             case.published(TWO).says("w", TWO.applied(), ends=None)
         yield case
     case = Case("a report on the data connection", "P22 P12")
-    features: Json = {"features": ["upstream"]}
+    upstream: Json = {"features": ["upstream"]}
     token, other = TOKENS[:2]
-    case.says("w", hello(**features), welcome("w", features=[f"upstream.{token}"]))
+    case.says("w", hello(**upstream), welcome("w", features=[f"upstream.{token}"]))
     case.says("v", hello("v"), welcome("v", features=[])).published(ONE)
     case.reports(token, ONE.applied(), status={"w": running(7, 1)}, forged=False)
     case.reports(other, ONE.applied(), forged=True).reports("", ONE.applied(), forged=True)
     case.reports(token, ping(), forged=True).reports(token, ONE.staged(), forged=True)
     case.says("w", ONE.progress(2)).says("w", ONE.staged(), ONE.commit("w"))
     case.says("v", ONE.applied(), ends=[done(w="applied", v="applied")])
-    case.says("w", hello(**features), welcome("w", {"m": 1}, features=[f"upstream.{token}"]))
+    case.says("w", hello(**upstream), welcome("w", {"m": 1}, features=[f"upstream.{token}"]))
     yield case.says("w", {"type": "bye"}).reports(token, ONE.applied(), forged=True)
     case = Case("a report on the data connection of a torn model", "P22 P13")
-    case.joins(**features).published(ONE).published(TWO).reports(token, ONE.applied(), ends=None)
+    case.joins(**upstream).published(ONE).published(TWO).reports(token, ONE.applied(), ends=None)
     case.says("w", TWO.failed(intact=False), **FREE).reports(
         token, ONE.applied(), status={"w": running(0, 0)}
     )
     case.says("w", ONE.applied(), status={"w": running(7, 1)})
     yield case.reports(token, TWO.applied(), status={"w": running(7, 2)}, ends=None)
     case = Case("a report on the data connection of a worker that is away", "P18 P22")
-    case.joins(**features).published(ONE).closed("w").wait(1000, sends=None)
+    case.joins(**upstream).published(ONE).closed("w").wait(1000, sends=None)
     case.reports(token, ONE.applied(), ends=None).wait(900, sends=None, tells=[])
     yield case.wait(200, sends=None, tells=["lost w"])
     case = Case("a report on the data connection of a lost worker", "P18 P22")
-    case.joins(**features).published(ONE).wait(4000, sends=None)
+    case.joins(**upstream).published(ONE).wait(4000, sends=None)
     case.reports(token, Data(1, epoch=5).applied()).wait(4000, sends=None, tells=[])
     case.wait(1200, sends=None, tells=["lost w"], ends=None)
     yield case.reports(token, ONE.applied(), status={"w": {"state": "lost", **running(5, 1)}})

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -28,7 +28,6 @@ from weightbus.tests.serving.real.served import (
     START_SECONDS,
     Served,
     chosen,
-    saved,
     trained,
 )
 from weightbus.vllm import VllmServers
