@@ -404,8 +404,7 @@ class PublishedModel:
             replaces_latest: The version will be the latest one for all workers at once.
             precision: The dtypes to convert to while copying.
             renaming: The tensors' names in the version.
-            hashed: Returns whether to hash while copying. Hashes are needed to send, and for
-                digests.
+            hashed: Returns whether to hash while copying; sends and digests need hashes.
             make_room: A function that frees memory; called when all of it is in use.
             deadline: The time by which the copy must be complete.
 
