@@ -6,7 +6,7 @@ Each case has one publisher of epoch 7 and the model `m`, of one tensor `w` of b
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -252,6 +252,7 @@ def sequence_cases() -> Iterator[Json]:
             _keeping(),
             _deciding(),
             _reporting(),
+            _stuck(),
             _receipts(),
             _lost(),
             _patches(),
@@ -780,6 +781,9 @@ def _reporting() -> Iterator[Case]:
     case.says("w", TWO.failed(), ends=[done(False, w="failed")], status={"w": running(7, 1)})
     case.says("w", TWO.failed(intact=False), status={"w": running(0, 0)})
     yield case.says("w", ONE.applied(), status={"w": running(7, 1)})
+
+
+def _stuck() -> Iterator[Case]:
     case = Case("a worker is stuck", "P14")
     case.joins(subscribed=False).published(ONE).says("w", ONE.progress(1)).wait(4000, **FREE)
     case.says("w", ONE.progress(1)).wait(900, **FREE)
@@ -916,20 +920,26 @@ def _lost() -> Iterator[Case]:
     yield case.wait(1100, sends=None, ends=[done(False, w="applied")])
 
 
+def _with_base(
+    base: Data, name: str, rules: str, workers: tuple[tuple[str, bool, int], ...]
+) -> Case:
+    """Return a case whose `workers` (name, takes patches, runs `base`) have joined."""
+    case = Case(name, rules)
+    for who, patched, _ in workers:
+        features = [DELTA] if patched else []
+        case.joins(who, features=features)
+    case.published(base, keep=True)
+    for who, _, runs in workers:
+        if runs:
+            case.says(who, base.applied(), **FREE)
+    return case
+
+
 def _patches() -> Iterator[Case]:
     size: Json = {"nbytes": 1600}
     one, two = (Data(n, **size) for n in (1, 2))
 
-    def begun(name: str, rules: str, workers: tuple[tuple[str, bool, int], ...]) -> Case:
-        case = Case(name, rules)
-        for who, patched, _ in workers:
-            features = [DELTA] if patched else []
-            case.joins(who, features=features)
-        case.published(one, keep=True)
-        for who, _, runs in workers:
-            if runs:
-                case.says(who, one.applied(), **FREE)
-        return case
+    begun = partial(_with_base, one)
 
     def patch(nbytes: int) -> Json:
         return {"epoch": EPOCH, "version": 1, "digest": one.digest, "nbytes": nbytes}
