@@ -53,6 +53,15 @@ def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
     return decorate
 
 
+def check_keywords(call: str, options: PublishOptions) -> None:
+    """Raise the TypeError that Python raises for a keyword that a function does not have.
+
+    A method with `**options` takes any keyword, so it calls this with its own name, `call`.
+    """
+    for name in options.keys() - PublishOptions.__annotations__.keys():
+        raise TypeError(f"Publisher.{call}() got an unexpected keyword argument {name!r}")
+
+
 class Request(msgspec.Struct, frozen=True, eq=False):
     """The checked arguments of one publish.
 

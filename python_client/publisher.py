@@ -64,6 +64,7 @@ from .options import (
     PublishOptions,
     Request,
     Require,
+    check_keywords,
     keywords_of,
     request,
     shows_keywords_of,
@@ -305,6 +306,7 @@ class Publisher(InOneProcess):
         goes directly to the newer version, and that counts as success. If the publish fails and you
         drop the future without reading its result, the log warns.
         """
+        check_keywords("publish_async", options)
         started, future = time.monotonic(), self._loop.promise()
         self._begin(model, weights, self._request(**options), started, future)
         return self.shown.count(future, started) if self.shown.counting else future
@@ -480,6 +482,7 @@ class Publisher(InOneProcess):
         `await asyncio.to_thread(publisher.publish, ...)`, and do not change the weights before
         `publish` returns.
         """
+        check_keywords("publish_awaitable", options)
         return await asyncio.wrap_future(self.publish_async(model, weights, **options))
 
     @shows_keywords_of(publish)
@@ -503,6 +506,7 @@ class Publisher(InOneProcess):
             StateFolderError: That version is not on disk, or its file is damaged.
             PublishError, UnknownWorkerError, ClosedError: As in `publish`.
         """
+        check_keywords("rollback", options)
         folder = self._need_folder()
         if options.get("settings") is None:
             options["settings"] = of_bytes(self._settings)

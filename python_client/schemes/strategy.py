@@ -65,7 +65,7 @@ class WeightStrategy:
         return hash(self.extract_as)
 
     def extract_weights(self, source: Any) -> Any:
-        """Return the weights of a model, as a TensorDict or dict that shares the model's memory."""
+        """Return the weights of a `source`, as a TensorDict or dict that shares its memory."""
         tensors = self.tensors_of(source)
         return tensors if self.extract_as == "state_dict" else nested(tensors)
 

@@ -59,7 +59,7 @@ class WeightUpdaterBase(abc.ABC):
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing. Collectors call this before their first batch."""
+        """Do nothing. Collectors call this before their first batch. Arguments are ignored."""
         del args, kwargs
 
     # The collector.

@@ -97,7 +97,7 @@ PLACES: list[tuple[type, str, int]] = [
     *((Follower, name, 1) for name in ("_applied", "reconnected", "runs")),
     *((VersionStore, name, 1) for name in ("expect", "reuse", "give", "hear")),
     *((VersionStore, "move", n) for n in range(1, 7)),
-    *((Transfer, name, n) for name in ("add", "wants", "end", "lend") for n in (1, 2)),
+    *((Transfer, name, n) for name in ("store", "wants", "end", "lend") for n in (1, 2)),
 ]
 
 

@@ -35,8 +35,9 @@ def weights(): return {"m": np.zeros(8, np.float32)}
 """
 
 MADE = """
-def publisher(): return Publisher(shared_memory=False)
-def subscriber(): return Subscriber("tcp://127.0.0.1:9", {"m": weights()}, shared_memory=False)
+def publisher(): return Publisher(settings=Settings(shared_memory=False))
+def subscriber():
+    return Subscriber("tcp://127.0.0.1:9", {"m": weights()}, settings=Settings(shared_memory=False))
 told = []
 for make in (publisher, subscriber):
     for left in map(int, sys.argv[1:]):
@@ -53,7 +54,7 @@ print(json.dumps(told))
 
 TURNED_AWAY = """
 import subprocess
-publisher = Publisher(shared_memory=False, settings=Settings(ping=0.1, lost_after=0.5))
+publisher = Publisher(settings=Settings(shared_memory=False, ping=0.1, lost_after=0.5))
 held = fill(22)
 other = [sys.executable, "-c", "import sys, numpy as np; from weightbus import Subscriber\\n"
     "sys.stdin.readline()\\n"  # until there is none left for it

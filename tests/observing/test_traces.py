@@ -71,7 +71,8 @@ def test_without_a_provider_nothing_is_made() -> None:
 def test_nothing_of_it_is_imported_by_us() -> None:
     code = (
         "import sys, numpy, weightbus\n"
-        "with weightbus.Publisher() as p: p.publish('m', {'w': numpy.zeros(3)}, wait='none')\n"
+        "at_once = weightbus.Settings(wait='none')\n"
+        "with weightbus.Publisher(settings=at_once) as p: p.publish('m', {'w': numpy.zeros(3)})\n"
         "print([m for m in sys.modules if m.startswith('opentelemetry')])"
     )
     assert python("-c", code, timeout=SECONDS).stdout.strip() == "[]"
