@@ -775,7 +775,7 @@ fn who_reports_other_bytes_never_counts() {
     };
     assert_eq!(say(&"0".repeat(64), 7), (true, false));
     assert_eq!(say("", 7), (false, false)); // nothing is read from shared memory here; of a version it is told once
-    assert_eq!(say(&digest, 8), (false, false)); // of an epoch that is not
+    assert_eq!(say(&digest, 8), (true, false)); // this publisher has published nothing in that epoch
     assert_eq!(say(&digest, 7), (false, true));
 }
 
