@@ -422,7 +422,8 @@ class ReadingLock:
             RuntimeError: It is inside a reading block, and would wait for itself.
         """
         me = threading.get_ident()
-        reads = [h for h in _held.get() if h in self._readers]
+        held = _held.get()
+        reads = [reading for reading in [*self._readers] if reading in held]
         # The reader of a forward pass may be in a context that another thread inherited.
         if any(reading.alive is None or reading.thread == me for reading in reads):
             raise RuntimeError("receive() inside reading(): leave the reading block first")

@@ -7,13 +7,13 @@ Hooks belong to one process and one receiver. In deep copies and pickles of the 
 that do nothing replace the hooks; such a pickle can be loaded without weightbus.
 """
 
+import asyncio
 import inspect
 import logging
 import sys
 import threading
 import time
 import weakref
-from asyncio import _get_running_loop
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache, partial
@@ -107,7 +107,7 @@ class ForwardPasses:
         # Run before a forward pass: take the lock as a reader.
         me = threading.get_ident()
         last: Reading[None] | None = getattr(self._own, "last", None)
-        free = me not in self._inside and _get_running_loop() is None
+        free = me not in self._inside and asyncio._get_running_loop() is None  # noqa: SLF001
         # reusing a reader costs half as much as a new one
         if last is not None and free and last.again():
             self._inside[me] = [last]
