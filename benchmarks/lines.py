@@ -81,21 +81,26 @@ def main(words: Sequence[str]) -> int:
 def counted(commit: str) -> Counter[str]:
     """Return the lines of each part at a commit."""
     lines: Counter[str] = Counter()
-    for name, text in tracked(commit):
-        if part := part_of(name):
-            lines[part] += text.partition(UNIT_TESTS)[0].count(b"\n")
+    for _, part, count in sized(commit):
+        lines[part] += count
     return lines
 
 
 def by_subject() -> Counter[str]:
     """Return the lines of each subject of the product and of the tests in Python, as they stand."""
     lines: Counter[str] = Counter()
-    for name, text in tracked(HERE):
-        if part_of(name):
-            *folders, _ = PurePath(name).parts
-            own_folder = folders[:1] if folders[:1] and folders[0] in CLIENTS else folders[:2]
-            lines["/".join(own_folder)] += text.partition(UNIT_TESTS)[0].count(b"\n")
+    for name, _, count in sized(HERE):
+        folders = PurePath(name).parts[:-1]
+        depth = 1 if folders[:1] and folders[0] in CLIENTS else 2
+        lines["/".join(folders[:depth])] += count
     return lines
+
+
+def sized(commit: str) -> Iterator[tuple[str, str, int]]:
+    """Yield each file that belongs to a part: its name, the part, its lines."""
+    for name, text in tracked(commit):
+        if part := part_of(name):
+            yield name, part, text.partition(UNIT_TESTS)[0].count(b"\n")
 
 
 def tracked(commit: str) -> Iterator[tuple[str, bytes]]:

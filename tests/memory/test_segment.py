@@ -63,6 +63,13 @@ def test_a_view_can_be_mapped_ahead() -> None:
     assert pages_mapped(view) >= nbytes
 
 
+@pytest.mark.parametrize("stamp", [("policy", 7, 2), ("policy", 8, 1), ("other", 7, 1)])
+def test_another_version_is_stale(stamp: tuple[str, int, int]) -> None:
+    segment = filled(3)
+    with pytest.raises(StaleError), MappedSegment(segment.shared, NBYTES).reading(*stamp):
+        pytest.fail("it was given out")
+
+
 def test_a_view_that_is_held_twice_is_held_until_both_let_go() -> None:
     segment = filled(3)
     view = MappedSegment(segment.shared, NBYTES)
@@ -95,6 +102,14 @@ def test_a_segment_that_is_being_filled_is_stale_and_one_that_is_read_is_not_ove
 )
 def test_other_paths_are_not_opened(path: str) -> None:
     assert MappedSegments().open(Shared(path, "0" * 32), NBYTES) is None
+
+
+def test_another_token_or_size_is_not_ours() -> None:
+    segment = filled(3)
+    shared = segment.shared
+    assert MappedSegments().open(Shared(shared.path, "0" * 32), NBYTES) is None
+    assert MappedSegments().open(shared, NBYTES + 1) is None
+    assert MappedSegments().open(shared, NBYTES) is not None
 
 
 def test_a_pipe_is_not_opened_and_does_not_block() -> None:

@@ -84,6 +84,13 @@ def chosen(model: transformers.PreTrainedModel, answer: list[int]) -> list[bool]
     return (logits.max(-1).values - said < 0.01).tolist()
 
 
+def answers(url: str) -> bool:
+    """True if a server with a live engine answers there."""
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health", trust_env=False, timeout=60).status_code == 200
+    return False
+
+
 class Served:
     """A `vllm serve` with weightbus's engine, in a process group of its own.
 
@@ -121,12 +128,7 @@ class Served:
     def _up(self) -> bool:
         assert self._process is not None, "it was never started"
         assert self._process.poll() is None, self.said()
-        return self._healthy()
-
-    def _healthy(self) -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            return self._client.get("/health").status_code == 200
-        return False
+        return answers(self.url)
 
     def signal(self, number: int) -> None:
         """Send all of its processes a signal."""
@@ -146,7 +148,7 @@ class Served:
         children = psutil.Process(self._process.pid).children(recursive=True)
         rank = next(child for child in children if "Worker" in child.name())
         rank.kill()
-        wait_for(lambda: not self._healthy(), "vllm serve misses its rank", KILL_SECONDS)
+        wait_for(lambda: not answers(self.url), "vllm serve misses its rank", KILL_SECONDS)
 
     def close(self) -> None:
         """Kill it, and ask it no more."""

@@ -27,6 +27,7 @@ from weightbus.tests.serving.real.served import (
     LIMIT,
     START_SECONDS,
     Served,
+    answers,
     chosen,
     trained,
 )
@@ -39,7 +40,6 @@ SECONDS = 8.0  # that a version, or a pause, may take
 KILLED_AFTER = 1.0, 8.0
 STOPPED_FOR = 1.0, 10.0  # at most
 BATCH = 100  # seeds of a trainer
-PAUSE = 2.0  # of a trainer after an error: a server takes a minute to start
 
 
 def trainer(url: str, first: int, pipe: Connection) -> None:
@@ -66,7 +66,7 @@ def trainer(url: str, first: int, pipe: Connection) -> None:
                 sending.resume()
             except weightbus.WeightBusError as error:
                 pipe.send((seed, f"{error}"))
-                time.sleep(PAUSE)
+                wait_for(partial(answers, url), "the server answers", START_SECONDS)
             else:
                 pipe.send((seed, "sent"))
 
