@@ -1,12 +1,15 @@
 """Frames a second of a collector of two processes, ours beside TorchRL's own scheme.
 
-`python benchmarks/frames.py` alternates `MultiProcessWeightSyncScheme` of weightbus and of TorchRL
-in a `MultiSyncCollector`, whose processes live through a run, and prints the medians and what ours
-has of theirs:
+`python benchmarks/frames.py` makes one `MultiSyncCollector` with `MultiProcessWeightSyncScheme` of
+weightbus and one with TorchRL's, lets them collect in turn, a slice of time each, and prints the
+medians over all slices, and over the ratios of neighbouring slices:
 
     small        a policy of one weight, never updated: what guards each forward pass costs
     small, 20ms  an update is asked for every 20 ms
     8 MB, 20ms   the same, of a policy of 8 MB
+
+Both collectors live in one run, since the speed of a shared machine drifts by more within a minute
+than the schemes differ. The collector that waits its turn collects nothing.
 
 With TorchRL's scheme a frame may see a part of an update. `tests/training/torchrl_tearing.py`
 counts those.
@@ -17,10 +20,8 @@ counts those.
 
 import argparse
 import importlib
-import json
 import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -29,104 +30,117 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-SECONDS = 4.0  # of one measurement
+SECONDS = 1.0  # of one slice
 WARM_UP_BATCHES = 3
-LIMIT_SECONDS = 180.0
 PAUSE = 0.02  # between two updates that are asked for
 FRAMES = 40  # in a batch of one worker
 OURS, THEIRS = "weightbus.torchrl", "torchrl.weight_update"
 CASES = {"small": (False, False), "small, 20ms": (False, True), "8 MB, 20ms": (True, True)}
 
+Pair = tuple[tuple[float, float], tuple[float, float]]  # ours and theirs: frames/s, updates/s
 
-def measure(module: str, case: str, seconds: float) -> dict[str, float]:
-    """Return the frames and the updates of one run, and what they took."""
-    import torch
 
-    from weightbus.tests.training.torchrl_parts import Echo, collectors, fill, policy
-    from weightbus.tests.training.torchrl_tearing import Watching, watched
+class Collecting:
+    """A collector with the scheme of a module."""
 
-    torch.set_num_threads(1)
-    large, updating = CASES[case]
-    trained = watched() if large else policy(1.0)
-    scheme = importlib.import_module(module).MultiProcessWeightSyncScheme()
-    kind: Any = Watching if large else Echo
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        collector: Any = collectors.MultiSyncCollector(
-            [partial(kind, 0), partial(kind, 1)],
-            policy=trained,
-            frames_per_batch=2 * FRAMES,
-            total_frames=-1,
-            weight_sync_schemes={"policy": scheme},
-        )
-    batches = iter(collector)
-    for _ in range(WARM_UP_BATCHES):
-        next(batches)
-    updates, ended = 0, threading.Event()
+    def __init__(self, module: str, case: str) -> None:
+        from weightbus.tests.training.torchrl_parts import Echo, collectors, policy
+        from weightbus.tests.training.torchrl_tearing import Watching, watched
 
-    def update() -> None:
-        nonlocal updates
-        value = 1.0
+        large, self._updating = CASES[case]
+        self._trained = watched() if large else policy(1.0)
+        self._scheme = importlib.import_module(module).MultiProcessWeightSyncScheme()
+        kind: Any = Watching if large else Echo
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._collector: Any = collectors.MultiSyncCollector(
+                [partial(kind, 0), partial(kind, 1)],
+                policy=self._trained,
+                frames_per_batch=2 * FRAMES,
+                total_frames=-1,
+                weight_sync_schemes={"policy": self._scheme},
+            )
+        self._batches = iter(self._collector)
+        self._value, self._updates = 1.0, 0
+        for _ in range(WARM_UP_BATCHES):
+            next(self._batches)
+
+    def measure(self, seconds: float) -> tuple[float, float]:
+        """Collect for some seconds; return the frames and the updates a second."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._update, args=(ended,), name="updating")
+        updates = self._updates
+        if self._updating:
+            thread.start()
+        began, frames, took = time.perf_counter(), 0, 0.0
+        while took < seconds:
+            frames += next(self._batches).numel()
+            took = time.perf_counter() - began
+        ended.set()
+        if self._updating:
+            thread.join()
+        return frames / took, (self._updates - updates) / took
+
+    def _update(self, ended: threading.Event) -> None:
+        from weightbus.tests.training.torchrl_parts import fill
+
         while not ended.wait(PAUSE):
-            value += 1.0
-            collector.update_policy_weights_(fill(trained, value))
-            updates += 1
+            self._value += 1.0
+            self._collector.update_policy_weights_(fill(self._trained, self._value))
+            self._updates += 1
 
-    thread = threading.Thread(target=update, name="updating")
-    if updating:
-        thread.start()
-    began, frames, took = time.perf_counter(), 0, 0.0
-    while took < seconds:
-        frames += next(batches).numel()
-        took = time.perf_counter() - began
-    ended.set()
-    if updating:
-        thread.join()
-    collector.shutdown(timeout=20.0)
-    scheme.shutdown()
-    return {"frames": frames / took, "updates": updates / took}
+    def close(self) -> None:
+        """End the collector's processes."""
+        self._collector.shutdown(timeout=20.0)
+        self._scheme.shutdown()
 
 
-def _alone(module: str, case: str, seconds: float) -> dict[str, float]:
-    words = ["--module", module, "--case", case, "--seconds", str(seconds)]
-    done = subprocess.run(  # noqa: S603 - this very script
-        [sys.executable, "-m", "weightbus.benchmarks.frames", *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        timeout=LIMIT_SECONDS,
-        check=True,
+def compare(case: str, starts: int, rounds: int, seconds: float) -> str:
+    """Let both collectors collect in turn; return the line of a case."""
+    pairs: list[Pair] = []
+    medians: list[float] = []  # of the ratios of each start
+    for start in range(starts):
+        # a process keeps for its life what it got at its start, such as the layout of its memory
+        ours, theirs = Collecting(OURS, case), Collecting(THEIRS, case)
+        try:
+            found = [_pair(ours, theirs, seconds, start + number) for number in range(rounds)]
+        finally:
+            ours.close()
+            theirs.close()
+        medians.append(statistics.median(mine[0] / other[0] for mine, other in found))
+        pairs += found
+    frames = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
+    updates = [statistics.median(pair[side][1] for pair in pairs) for side in (0, 1)]
+    ratio = statistics.median(mine[0] / other[0] for mine, other in pairs)
+    return (
+        f"{case:12} {frames[0]:6.0f} of {frames[1]:6.0f} frames/s, {ratio:.2f} "
+        f"(starts: {min(medians):.2f} to {max(medians):.2f}); "
+        f"updates/s {updates[0]:.1f} and {updates[1]:.1f}"
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+
+
+def _pair(ours: Collecting, theirs: Collecting, seconds: float, number: int) -> Pair:
+    if number % 2:
+        mine = ours.measure(seconds)
+        return mine, theirs.measure(seconds)
+    other = theirs.measure(seconds)
+    return ours.measure(seconds), other
 
 
 def main(words: Sequence[str]) -> int:
     """Measure, and print a line of each case."""
+    import torch
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, action="append", help="can be repeated; else all")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of one measurement")
-    parser.add_argument("--module", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of slices")
+    parser.add_argument("--starts", type=int, default=5, help="of the collectors")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of one slice")
     asked = parser.parse_args(words)
-    if asked.module:
-        print(json.dumps(measure(asked.module, asked.case[0], asked.seconds)), flush=True)
-        return 0
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the collectors' processes
     for case in asked.case or CASES:
-        found: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
-        for number in range(asked.rounds):
-            for module in (OURS, THEIRS) if number % 2 else (THEIRS, OURS):
-                found[module].append(_alone(module, case, asked.seconds))
-        ours, theirs = (
-            {what: statistics.median(each[what] for each in found[module]) for what in each_of}
-            for module, each_of in ((OURS, found[OURS][0]), (THEIRS, found[THEIRS][0]))
-        )
-        pairs = zip(found[OURS], found[THEIRS], strict=True)
-        ratio = statistics.median(a["frames"] / b["frames"] for a, b in pairs)
-        print(
-            f"{case:12} {ours['frames']:6.0f} of {theirs['frames']:6.0f} frames/s, {ratio:.2f}; "
-            f"updates/s {ours['updates']:.1f} and {theirs['updates']:.1f}",
-            flush=True,
-        )
+        print(compare(case, asked.starts, asked.rounds, asked.seconds), flush=True)
     return 0
 
 
