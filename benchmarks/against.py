@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ASKS = "import weightbus as w; from weightbus.codecs import native as n; print(w.__file__)"
 ASK_SECONDS = 60.0
 LARGE, SMALL, MANY = "200MiB/100", "256KiB/20", "10000KiB/10000"
-RECEIVED = ("weightbus_receive", "weightbus_shared")  # at `receive()`, on either road
+RECEIVED = ("weightbus_receive", "weightbus_shared")  # at `receive()`, over either transport
 BACKGROUND = ("weightbus_background", "weightbus_shared_background")
 # By row: the model, the contenders, and to how many workers.
 ROWS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from weightbus.benchmarks import against, cases, contender, plots, report
-from weightbus.benchmarks.bus import ROADS
+from weightbus.benchmarks.bus import TRANSPORTS
 from weightbus.benchmarks.comparison import Comparison, Plan, compare
 from weightbus.benchmarks.losses import losses
 from weightbus.benchmarks.machine import describe
@@ -111,10 +111,10 @@ def _names(text: str) -> list[str]:
 
 
 def measure_costs(shape: Shape) -> list[dict[str, Any]]:
-    """Measure memory and pauses on either road, each in a process of its own."""
+    """Measure memory and pauses over either transport, each in a process of its own."""
     costs: list[dict[str, Any]] = []
-    for road in ROADS:
-        with Process("costs", "costs", shape.text, road) as process:
+    for transport in TRANSPORTS:
+        with Process("costs", "costs", shape.text, transport) as process:
             costs.append(process.answer(COSTS_SECONDS))
     return costs
 

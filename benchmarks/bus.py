@@ -1,8 +1,8 @@
-"""Both sides of weightbus as a contender, over either of its roads.
+"""Both sides of weightbus as a contender, over either of its transports.
 
-Workers on the publisher's host take the shared road unless one side declines it. Each contender
-names its road, and every version proves which one it took: what came over the network was hashed,
-what was read from shared memory was not. So no number can stand under the wrong name.
+Workers on the publisher's host use shared memory unless one side declines it. Each contender
+names its transport, and every version proves which one it took: what came over the network was
+hashed, what was read from shared memory was not. So no number can stand under the wrong name.
 """
 
 import time
@@ -20,18 +20,18 @@ from .shelf import reach
 
 MODEL = "policy"
 FOREVER = 86_400.0
-Road = Literal["network", "shared"]
+Transport = Literal["network", "shared"]
 Resident = Literal["", "workers", "both"]
-ROADS: tuple[Road, ...] = ("network", "shared")
+TRANSPORTS: tuple[Transport, ...] = ("network", "shared")
 
 
-class WrongRoad(Exception):  # noqa: N818 - the road is wrong, and that is what happened
+class WrongTransport(Exception):  # noqa: N818 - the transport is wrong, and that is what happened
     """A version came another way than the one that is measured."""
 
 
-def road_of(text: str) -> Road:
-    """Return the road of that name."""
-    return next(road for road in ROADS if road == text)
+def transport_of(text: str) -> Transport:
+    """Return the transport of that name."""
+    return next(transport for transport in TRANSPORTS if transport == text)
 
 
 class Bus:
@@ -40,7 +40,7 @@ class Bus:
     Args:
         title: What it is called in tables.
         module: The module whose `work` the workers run.
-        road: How the bytes are to travel.
+        transport: How the bytes are to travel.
         file: Shared memory in which one worker's tensors are to lie, if somebody watches them.
         resident: Whose models are resident.
         arrays: Workers hold numpy arrays, and import no torch: many fit into a machine.
@@ -53,17 +53,17 @@ class Bus:
         self,
         title: str,
         module: str,
-        road: Road,
+        transport: Transport,
         file: str = "",
         resident: Resident = "",
         *,
         arrays: bool = False,
         timed: bool = False,
     ) -> None:
-        self.title, self._module, self._road = title, module, road
+        self.title, self._module, self._transport = title, module, transport
         self._resident = resident
         self._told = {
-            "road": road,
+            "transport": transport,
             "file": file,
             "resident": bool(resident),
             "arrays": arrays,
@@ -77,7 +77,7 @@ class Bus:
         self._model, self._workers = model, workers
         self._tensors = model.moved_in() if self._resident == "both" else model.tensors
         self.resident_before = memory.resident()
-        self.publisher = Publisher(settings=Settings(shared_memory=self._road == "shared"))
+        self.publisher = Publisher(settings=Settings(shared_memory=self._transport == "shared"))
         self.employ(self.publisher.address)
         self.publisher.prepare(MODEL, self._tensors)
         self.publisher.wait_for_workers(workers, START_SECONDS, MODEL)
@@ -98,11 +98,11 @@ class Bus:
 
     def check(self) -> None:
         self.fleet.check(self._model)
-        for index, answer in enumerate(self.fleet.ask("roads")):
-            if answer["roads"] != [self._road]:
-                raise WrongRoad(
-                    f"worker {index} had versions by {answer['roads']}, but {self._road!r} is "
-                    "measured"
+        for index, answer in enumerate(self.fleet.ask("transports")):
+            if answer["transports"] != [self._transport]:
+                raise WrongTransport(
+                    f"worker {index} had versions by {answer['transports']}, "
+                    f"but {self._transport!r} is measured"
                 )
 
     def stop(self) -> None:
@@ -126,7 +126,7 @@ def subscriber(worker: Worker, *, hook: bool = True) -> Subscriber:
         {MODEL: _target(worker)},
         name=f"worker-{worker.index}",
         settings=Settings(
-            shared_memory=worker.told["road"] == "shared",
+            shared_memory=worker.told["transport"] == "shared",
             resident=worker.told["resident"],
             before_apply=_timing(worker) if worker.told["timed"] else None,
             on_commit=_noting(worker) if hook else None,
@@ -153,12 +153,12 @@ def _timing(worker: Worker) -> Callable[[object], None]:
 def _noting(worker: Worker) -> Callable[[Update], None]:
     def note(update: Update) -> None:
         worker.pauses.append(update.seconds)
-        worker.roads.add(_road(update))
+        worker.transports.add(_transport(update))
 
     return note
 
 
-def _road(update: Update) -> Road:
+def _transport(update: Update) -> Transport:
     return "network" if update.digest else "shared"
 
 
@@ -169,9 +169,9 @@ def apply_for_ever(worker: Worker) -> None:
 
         def latest() -> set[str]:
             update = receiving.update(MODEL)
-            return {_road(update)} if update is not None else set()
+            return {_transport(update)} if update is not None else set()
 
-        worker.latest_road = latest
+        worker.latest_transport = latest
         worker.ready.set()
         worker.for_ever()
 

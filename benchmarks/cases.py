@@ -9,7 +9,7 @@ WORKERS = (1, 2, 4)
 QUICK = (("256KiB/20", 2), ("200MiB/100", 1))
 QUICK_ROUNDS = 5
 QUICK_COSTS = "64MiB/40"
-QUICK_PEERS = ("gloo_flat", "ray_put")  # one of each road, that starts soon
+QUICK_PEERS = ("gloo_flat", "ray_put")  # one of each transport, that starts soon
 
 COSTS = "200MiB/100"
 COUNTED = 10 * 2**20  # bytes of the models that differ in their number of tensors alone

@@ -1,12 +1,12 @@
 """Measure every client beside the Python worker: `python benchmarks/clients.py [--against PATH]`.
 
 One publisher, and for each language a worker that its conformance driver runs, with a model of its
-own; beside them what the road costs whoever drives. All are alive together and take turns, one at a
+own; beside them the cost of the transport alone. All are alive together and take turns, one at a
 time. What counts is the time from the call of publish to that worker's `applied`, and the processor
 time of the worker's process, in ratio to the Python worker's in the same round: that of another
-checkout, if one is given. Every version proves which road it took: what came over the network was
-hashed, what was read from shared memory was not. How late event loops are is seen afterwards, in
-workers of their own: the timers that tell it take time, too.
+checkout, if one is given. Every version proves which transport it took: what came over the network
+was hashed, what was read from shared memory was not. How late event loops are is seen afterwards,
+in workers of their own: the timers that tell it take time, too.
 
 All have keys where WEIGHTBUS_KEYS names a folder of `weightbus keygen DIR '*'`.
 """
@@ -27,7 +27,7 @@ from rich.table import Table
 
 from weightbus import Publisher, PublishError, Settings
 from weightbus.benchmarks import memory, report
-from weightbus.benchmarks.bus import ROADS, Road, road_of
+from weightbus.benchmarks.bus import TRANSPORTS, Transport, transport_of
 from weightbus.benchmarks.cases import plan
 from weightbus.benchmarks.comparison import (
     PROCESS_BYTES,
@@ -49,7 +49,7 @@ from weightbus.tests.conformance.languages import Language, NotBuiltError, chose
 SIZES = "256MiB/100,256KiB/20"
 EVENT_LOOPS = ("node",)  # whose drivers say how late it was
 PYTHON, BEFORE = "python", "python-before"  # the second is of another checkout
-LIMIT: Mapping[Road, str] = {"network": "raw_tcp", "shared": "fill_copy"}
+LIMIT: Mapping[Transport, str] = {"network": "raw_tcp", "shared": "fill_copy"}
 WIDTH = 120  # characters
 JOIN_SECONDS, ASK_SECONDS = 60.0, 60.0
 DRIVER_SECONDS = 1_800  # after which a driver ends, whatever becomes of us
@@ -111,10 +111,10 @@ def before_of(checkout: Path) -> Entrant:
 
 
 def entrants(
-    languages: Sequence[Language], road: Road, before: Entrant | None
+    languages: Sequence[Language], transport: Transport, before: Entrant | None
 ) -> dict[str, Entrant]:
-    """Return who can take a road, by model."""
-    able = [x for x in languages if road == "network" or "shared-road" not in x.unsupported]
+    """Return who can take a transport, by model."""
+    able = [x for x in languages if transport == "network" or "shared-memory" not in x.unsupported]
     here = {x.key: Entrant(x.title, x.command) for x in able}
     return here if before is None else {BEFORE: before, **here}
 
@@ -122,12 +122,14 @@ def entrants(
 def started(
     taking_part: Mapping[str, Entrant],
     planned: Plan,
-    road: Road,
+    transport: Transport,
     stack: ExitStack,
 ) -> "Round":
     """Start a publisher and all workers, and wait until all have joined."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    publisher = stack.enter_context(Publisher(settings=Settings(shared_memory=road == "shared")))
+    publisher = stack.enter_context(
+        Publisher(settings=Settings(shared_memory=transport == "shared"))
+    )
     weights = Model(planned.shape, zeros=False)
     spec = {n: {"dtype": "F32", "shape": [*a.shape]} for n, a in weights.arrays.items()}
     clients: list[Client] = []
@@ -136,7 +138,7 @@ def started(
             models=(key,),
             in_place={key: spec},
             tensors=False,
-            shared=road == "shared",
+            shared=transport == "shared",
             seconds=DRIVER_SECONDS,
         )
 
@@ -153,20 +155,20 @@ def started(
 
         clients.append(Client(key, entrant.title, start, start(key, False)))
         publisher.prepare(key, weights.arrays)
-    limit = stack.enter_context(host(LIMIT[road], planned))
-    found = introduced(LIMIT[road], limit)
+    limit = stack.enter_context(host(LIMIT[transport], planned))
+    found = introduced(LIMIT[transport], limit)
     publisher.wait_for_workers(len(clients), JOIN_SECONDS)
-    return Round(publisher, weights, clients, road, planned, limit, found)
+    return Round(publisher, weights, clients, transport, planned, limit, found)
 
 
 @dataclass
 class Round:
-    """All clients of one road, and what it costs whoever drives, ready to take turns."""
+    """All clients of one transport, and its cost alone, ready to take turns."""
 
     publisher: Publisher
     weights: Model
     clients: list[Client]
-    road: Road
+    transport: Transport
     plan: Plan
     limit: Process
     found: Result  # of the limit
@@ -175,7 +177,7 @@ class Round:
         """Publish to one client; return the seconds until it had applied the version and said so.
 
         Raises:
-            Fault: It has not, or the version took another road.
+            Fault: It has not, or the version took another transport.
         """
         self.weights.advance()
         try:
@@ -189,9 +191,11 @@ class Round:
             raise Fault(f"not applied: {receipt}")
         number = {"epoch": receipt.epoch, "version": receipt.version}
         event = client.driver.wait_event("applied", model=client.model, **number)
-        took: Road = "network" if event["digest"] else "shared"
-        if took != self.road:
-            raise Fault(f"{client.driver.name} took the road {took!r}, measured is {self.road!r}")
+        took: Transport = "network" if event["digest"] else "shared"
+        if took != self.transport:
+            raise Fault(
+                f"{client.driver.name} took the transport {took!r}, measured is {self.transport!r}"
+            )
         if "delay_ms" in event:
             client.delays.append(event["delay_ms"])
         return done.seconds
@@ -207,7 +211,7 @@ class Round:
         for number in range(-WARM_UP, self.plan.rounds):
             at = number % len(self.clients)
             for client in [*self.clients[at:], *self.clients[:at]]:
-                say(f"{self.road}, {client.title}: round {number + 1} of {self.plan.rounds}")
+                say(f"{self.transport}, {client.title}: round {number + 1} of {self.plan.rounds}")
                 seconds, cpu = self.turn(client)
                 if number >= 0:
                     client.rounds.append(seconds)
@@ -245,7 +249,7 @@ def table_of(played: Round) -> Table:
     """Return the table for a person."""
     shape, found = played.plan.shape, played.found
     base = next((c for key in (BEFORE, PYTHON) for c in played.clients if c.model == key), None)
-    title = f"{shape.label} in {shape.tensors} tensors to one worker, {played.road}"
+    title = f"{shape.label} in {shape.tensors} tensors to one worker, {played.transport}"
     title += f", {played.plan.rounds} rounds of {played.plan.burst}"
     table = Table(title=title, title_justify="left")
     than = "" if base is None else base.title
@@ -282,7 +286,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--against", type=Path, help="another checkout, built: its Python is 1.00")
     parser.add_argument("--sizes", default=SIZES, help=f"of the model, as {SIZES}")
     parser.add_argument("--rounds", type=int, help="turns that count; fewer for larger models")
-    parser.add_argument("--roads", default=",".join(ROADS), help=f"some of {','.join(ROADS)}")
+    parser.add_argument(
+        "--transports", default=",".join(TRANSPORTS), help=f"some of {','.join(TRANSPORTS)}"
+    )
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
     return parser.parse_args(words)
 
@@ -304,8 +310,8 @@ def built(languages: Sequence[Language], console: Console, *, build: bool) -> li
     return able
 
 
-def measure(taking_part: Mapping[str, Entrant], planned: Plan, road: Road) -> Round:
-    """Compare the clients on one road."""
+def measure(taking_part: Mapping[str, Entrant], planned: Plan, transport: Transport) -> Round:
+    """Compare the clients on one transport."""
     needed = (len(taking_part) + 1) * (COPIES * planned.shape.nbytes + PROCESS_BYTES)
     if needed > memory.available():
         raise Fault(
@@ -315,7 +321,7 @@ def measure(taking_part: Mapping[str, Entrant], planned: Plan, road: Road) -> Ro
         )
     console = Console(stderr=True)
     with ExitStack() as stack, console.status("") as status:
-        played = started(taking_part, planned, road, stack)
+        played = started(taking_part, planned, transport, stack)
         played.play(status.update)
         played.look_at_event_loops()
         played.look_while_idle()  # only now: who has just joined may still be touching its memory
@@ -354,9 +360,9 @@ def main(words: Sequence[str]) -> int:
     try:
         before = options.against and before_of(options.against)
         for shape in map(Shape.parse, options.sizes.split(",")):
-            for road in map(road_of, options.roads.split(",")):
-                taking_part = entrants(languages, road, before)
-                report_on(measure(taking_part, plan(shape, 1, options.rounds), road), console)
+            for transport in map(transport_of, options.transports.split(",")):
+                taking_part = entrants(languages, transport, before)
+                report_on(measure(taking_part, plan(shape, 1, options.rounds), transport), console)
     except (Fault, ProcessError) as fault:
         console.print(f"[red]{fault}[/red]", highlight=False)
         return 1

@@ -5,7 +5,8 @@ contender against the limit measured in that same round, and what is reported is
 those ratios beside the median of the times.
 
 Limits and weightbus are compared first. Then each peer has a comparison of its own, alone with the
-limit and weightbus on its road, as peers that are all alive at once color each other's results.
+limit and weightbus over its transport, as peers that are all alive at once color each other's
+results.
 """
 
 import statistics
@@ -134,7 +135,7 @@ class Comparison:
         return result.over(self.results[result.limit])
 
     def over_rival(self, result: Result, rivals: Mapping[str, str] = RIVALS) -> Spread | None:
-        """Return the spread of a peer's ratios to weightbus on its road, if that took part."""
+        """Return the spread of a peer's ratios to weightbus over its transport, if measured."""
         rival = self.results.get(rivals.get(result.limit, ""))
         return None if rival is None or result.kind != "peer" else result.over(rival)
 
@@ -195,11 +196,11 @@ def compare(
         titles = {name: introduced(name, each) for name, each in hosts.items()}
         comparisons = [Comparison(plan, played(plan, hosts, titles, say), without=without)]
         for peer in peers:
-            road = contender.load(peer).LIMIT
+            transport = contender.load(peer).LIMIT
             beside = {
                 name: each
                 for name, each in hosts.items()
-                if name in held_against and titles[name].limit == road
+                if name in held_against and titles[name].limit == transport
             }
             with host(peer, plan) as guest:
                 titles[peer] = introduced(peer, guest)

@@ -4,7 +4,7 @@ Each file in `contenders/` is one contender and holds both of its sides:
 
     NEEDS     packages without which it is left out (they need not be weightbus's own)
     PROGRAMS  programs without which it is left out, if it needs any
-    LIMIT     the contender that it is held against: what its road costs, whoever drives
+    LIMIT     the contender that it is held against: the cost of its transport alone
     create()  returns the publisher's side
     work()    is the worker's side: applies versions to `model` for ever, says "ready" once
               (unless the system starts workers of its own)
@@ -25,11 +25,11 @@ from .fleet import Worker
 from .model import Model
 
 FOLDER = Path(__file__).with_name("contenders")
-LIMITS = ("raw_tcp", "fill_copy")  # what others are held against: one for each road
+LIMITS = ("raw_tcp", "fill_copy")  # what others are held against: one for each transport
 
 Kind = Literal["limit", "weightbus", "peer"]
 KINDS: tuple[Kind, ...] = ("limit", "weightbus", "peer")
-RIVALS = {"raw_tcp": "weightbus_receive", "fill_copy": "weightbus_shared"}  # on each road
+RIVALS = {"raw_tcp": "weightbus_receive", "fill_copy": "weightbus_shared"}  # over each transport
 RESIDENT = {"raw_tcp": "weightbus_resident"}  # the same with resident workers, counted apart
 
 
@@ -84,7 +84,7 @@ def missing(name: str) -> list[str]:
 
 
 def all_names() -> list[str]:
-    """Return all contenders: the limits, weightbus, the peers; road by road, its limit first."""
+    """Return all contenders, by transport: its limit, weightbus, the peers."""
     found = sorted(path.stem for path in FOLDER.glob("*.py"))
     found.sort(key=lambda n: (KINDS.index(kind(n)), LIMITS.index(load(n).LIMIT), n not in LIMITS))
     return found

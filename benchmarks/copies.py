@@ -1,4 +1,4 @@
-"""Both sides of copying a model through shared memory: the limits of that road."""
+"""Both sides of copying a model through shared memory: the limits of that transport."""
 
 import time
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from . import memory
-from .bus import MODEL, Bus, Road, road_of
+from .bus import MODEL, Bus, Transport, transport_of
 from .fleet import START_SECONDS
 from .model import Model, Shape
 from .process import Answers, Process
@@ -20,16 +20,16 @@ VERSIONS = 10
 ASYNC_ROUNDS = 7
 
 
-def measure(shape: Shape, road: Road) -> dict[str, Any]:
+def measure(shape: Shape, transport: Transport) -> dict[str, Any]:
     """Publish ten versions to one worker and count."""
     model = Model(shape, zeros=False)
     with shelf(shape.nbytes) as file, Process("watcher", "watcher", file, shape.text) as watcher:
-        bus = Bus("weightbus", "weightbus_receive", road, file)
+        bus = Bus("weightbus", "weightbus_receive", transport, file)
         bus.start(1, model)
         try:
             return {
                 "shape": shape.text,
-                "road": road,
+                "transport": transport,
                 "bytes": shape.nbytes,
                 **_versions(bus, model),
                 **_pauses(bus),
@@ -128,4 +128,4 @@ def summary(costs: dict[str, Any]) -> list[tuple[str, str]]:
 
 if __name__ == "__main__":
     answers = Answers({})
-    answers.say(measure(Shape.parse(sys.argv[1]), road_of(sys.argv[2])))
+    answers.say(measure(Shape.parse(sys.argv[1]), transport_of(sys.argv[2])))

@@ -27,7 +27,7 @@ from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import Answer, Answers, Process
 
 MODEL, WARM_UP, SECONDS = "policy", 50, 120.0
-ROADS = {"tcp": False, "shared": True}
+TRANSPORTS = {"tcp": False, "shared": True}
 CALLED = re.compile(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(\w+)$", re.MULTILINE)  # strace's
 
 # What a side does, in its own process.
@@ -94,7 +94,7 @@ def publisher(arguments: argparse.Namespace) -> None:
 
     side = Side(calls=arguments.calls)
     tensors = _tensors(arguments.size)
-    own = weightbus.Settings(shared_memory=ROADS[arguments.road])
+    own = weightbus.Settings(shared_memory=TRANSPORTS[arguments.transport])
     few = weightbus.Settings(wait=arguments.wait)
     with weightbus.Publisher(settings=own) as source:
 
@@ -126,7 +126,7 @@ def worker(arguments: argparse.Namespace) -> None:
     import weightbus
 
     side = Side(calls=arguments.calls)
-    few = weightbus.Settings(shared_memory=ROADS[arguments.road])
+    few = weightbus.Settings(shared_memory=TRANSPORTS[arguments.transport])
     targets = {MODEL: _tensors(arguments.size)}
     with weightbus.Subscriber(arguments.address, targets, settings=few) as subscriber:
         if arguments.background:
@@ -161,7 +161,8 @@ def _sides(
 ) -> Generator[tuple[Process, list[Process]]]:
     """Yield a publisher and its workers, warm."""
     common = [
-        *("--size", arguments.size.text, "--road", arguments.road, "--wait", arguments.wait),
+        *("--size", arguments.size.text, "--transport", arguments.transport),
+        *("--wait", arguments.wait),
         *("--workers", str(arguments.workers), "--publishes", str(arguments.publishes)),
         *(["--background"] if arguments.background else []),
         *flags,
@@ -265,7 +266,7 @@ def main(words: Sequence[str]) -> int:
     """Count for this checkout, and for another beside it; print both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, help="another checkout, built")
-    parser.add_argument("--road", choices=list(ROADS), help="one of them alone")
+    parser.add_argument("--transport", choices=list(TRANSPORTS), help="one of them alone")
     parser.add_argument("--size", type=Shape.parse, default=Shape.parse("256KiB/20"))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--publishes", type=int, default=200)
@@ -278,12 +279,14 @@ def main(words: Sequence[str]) -> int:
     if arguments.side is not None:
         {"publisher": publisher, "worker": worker}[arguments.side](arguments)
         return 0
-    for road in [arguments.road] if arguments.road else ROADS:
-        arguments.road = road
+    for transport in [arguments.transport] if arguments.transport else TRANSPORTS:
+        arguments.transport = transport
         if arguments.against is not None:
             with imported_from(arguments.against) as environment:
-                print(f"{arguments.against}, {road}:", *lines(arguments, environment), sep="\n")
-        print(f"here, {road}:", *lines(arguments, {}), sep="\n", flush=True)
+                print(
+                    f"{arguments.against}, {transport}:", *lines(arguments, environment), sep="\n"
+                )
+        print(f"here, {transport}:", *lines(arguments, {}), sep="\n", flush=True)
     return 0
 
 

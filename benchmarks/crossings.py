@@ -38,8 +38,8 @@ PYTHON = ".".join(map(str, sys.version_info[:2]))  # others compile to other cal
 SECONDS = 60.0
 MODEL, CHUNKS, CHUNK_BYTES = "policy", 4, 2**20
 SIZES = {"4 KiB": 2**12, "four chunks": CHUNKS * CHUNK_BYTES}
-ROADS = ("network", "shared")
-CASES = tuple(f"{size}, {road}" for size in SIZES for road in ROADS)
+TRANSPORTS = ("network", "shared")
+CASES = tuple(f"{size}, {transport}" for size in SIZES for transport in TRANSPORTS)
 VERSIONS, LIMIT_SECONDS = 41, 45.0  # counted of each case, but for no longer
 # So much more is no rise. How chunks share wake-ups is chance: hardly two versions are alike.
 SLACK = {case: 1.08 if case == "four chunks, network" else 1.01 for case in CASES}
@@ -178,9 +178,9 @@ def follow(case: str) -> Iterator[tuple[Trails, Counter[str]]]:
 
     import weightbus
 
-    size, road = case.split(", ")
+    size, transport = case.split(", ")
     tracer = Tracer()
-    settings = weightbus.Settings(shared_memory=road == "shared")
+    settings = weightbus.Settings(shared_memory=transport == "shared")
     source, copy = ({"w": np.zeros(SIZES[size] // 4, np.float32)} for _ in range(2))
     threading.setprofile(tracer)
     sys.setprofile(tracer)

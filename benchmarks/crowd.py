@@ -8,16 +8,16 @@ import sys
 import time
 from typing import Any
 
-from .bus import Bus, Road, road_of
+from .bus import Bus, Transport, transport_of
 from .comparison import WARM_UP
 from .model import Model, Shape
 from .process import Answers
 
 
-def measure(shape: Shape, road: Road, workers: int, rounds: int) -> dict[str, Any]:
+def measure(shape: Shape, transport: Transport, workers: int, rounds: int) -> dict[str, Any]:
     """Publish so often; return the publisher's processor seconds for each."""
     model = Model(shape, zeros=False)
-    bus = Bus("weightbus", "weightbus_receive", road, arrays=True)
+    bus = Bus("weightbus", "weightbus_receive", transport, arrays=True)
     bus.start(workers, model)
     seconds: list[float] = []
     try:
@@ -29,10 +29,15 @@ def measure(shape: Shape, road: Road, workers: int, rounds: int) -> dict[str, An
         bus.check()
     finally:
         bus.stop()
-    return {"shape": shape.text, "road": road, "workers": workers, "cpu": seconds[WARM_UP:]}
+    return {
+        "shape": shape.text,
+        "transport": transport,
+        "workers": workers,
+        "cpu": seconds[WARM_UP:],
+    }
 
 
 if __name__ == "__main__":
     answers = Answers({})
-    shape, road, workers, rounds = sys.argv[1:]
-    answers.say(measure(Shape.parse(shape), road_of(road), int(workers), int(rounds)))
+    shape, transport, workers, rounds = sys.argv[1:]
+    answers.say(measure(Shape.parse(shape), transport_of(transport), int(workers), int(rounds)))

@@ -31,7 +31,7 @@ class Worker:
         pauses: Seconds that each apply took, where the contender knows.
         approved: When the latest version was about to be applied, if that is to be noted.
         shut: Seconds that readers were then shut out, of each version.
-        roads: The ways that versions came by, where there are several.
+        transports: The ways that versions came by, where there are several.
         resident_before, private_before: Bytes in memory before it had anything to do with the bus.
         latest_road: Says which way the latest came by, for those that cannot note each.
         ready: To be set when versions can be published to this worker.
@@ -44,8 +44,8 @@ class Worker:
     pauses: list[float] = field(default_factory=list[float])
     approved: float = 0.0
     shut: queue.SimpleQueue[float] = field(default_factory=queue.SimpleQueue[float])
-    roads: set[str] = field(default_factory=set[str])
-    latest_road: Callable[[], set[str]] | None = None
+    transports: set[str] = field(default_factory=set[str])
+    latest_transport: Callable[[], set[str]] | None = None
     resident_before: int = 0
     private_before: int = 0
     ready: threading.Event = field(default_factory=threading.Event)

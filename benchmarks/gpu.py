@@ -249,7 +249,7 @@ def _returns(publisher: Publisher, weights: Any) -> float:
 
 
 def applies(rows: Rows, nbytes: int) -> None:
-    """Apply what is published from memory, by either road."""
+    """Apply what is published from memory, by either transport."""
     limit, target = crossing(nbytes, "in"), weights_of(nbytes, 64)
     source = {name: each.cpu() for name, each in weights_of(nbytes, 64).items()}
     for few, name, rounds in ((Settings(), "shared memory", 7), (NETWORK, "staged", 3)):
@@ -357,7 +357,11 @@ def between(rows: Rows, nbytes: int) -> None:
         for _ in range(2):
             ours()
         rows.add(
-            f"IPC road, {nbytes / GIB:g} GiB", ours, lambda: remote.do("within"), (1.3, 1.1), 15
+            f"IPC transport, {nbytes / GIB:g} GiB",
+            ours,
+            lambda: remote.do("within"),
+            (1.3, 1.1),
+            15,
         )
         sums = [int(each.view(torch.int16).long().sum()) for each in weights.values()]
         if remote.do("sums") != sums:
@@ -365,8 +369,8 @@ def between(rows: Rows, nbytes: int) -> None:
 
 
 def constant(count: int) -> None:
-    """Publish a small model again and again, by each road; say what has grown since the start."""
-    for few, name in ((HERE, "by way of the host"), (SECOND, "IPC road")):
+    """Publish a small model again and again, by each transport; say what has grown since."""
+    for few, name in ((HERE, "by way of the host"), (SECOND, "IPC transport")):
         with pair(2**26, 200, few) as (publisher, remote, weights):
             found: list[tuple[int, int, int]] = []
             for first, last in ((1, count // 10), (count // 10 + 1, count)):

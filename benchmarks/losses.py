@@ -49,7 +49,7 @@ class Losses:
 
 
 def listed(against: Against = "over_weightbus") -> list[Case]:
-    """Return the list; with resident workers, of the road that they make a difference on."""
+    """Return the list; with resident workers, of the transport that they make a difference on."""
     lines = (line.split() for line in FILE.read_text().splitlines())
     cases = [(shape, int(workers), peer, 0.0) for shape, workers, peer in lines]
     return [c for c in cases if against == "over_weightbus" or load(c[2]).LIMIT in RESIDENT]

@@ -1,4 +1,4 @@
-"""Results as pictures: time over size, over workers, and over tensors; a panel for each road."""
+"""Results as pictures: time over size, workers and tensors; a panel for each transport."""
 
 import math
 from collections import defaultdict
@@ -21,7 +21,7 @@ K = TypeVar("K")
 Where = Callable[[dict[str, Any]], float]
 Series = dict[tuple[str, str], list[Point]]  # by kind and title
 
-ROADS = {"raw_tcp": "over TCP", "fill_copy": "through shared memory"}  # by the limit of each
+TRANSPORTS = {"raw_tcp": "over TCP", "fill_copy": "through shared memory"}  # by the limit of each
 LABEL = 0.034  # of the height of a panel, that one line of text takes
 LEADER = {"arrowstyle": "-", "alpha": 0.4, "linewidth": 0.8, "relpos": (0, 0.5)}
 ROOM = 1.06  # between the curves and their labels, as a share of a panel's width
@@ -85,7 +85,7 @@ def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _series(comparisons: list[dict[str, Any]], where: Where, limit: str) -> Series:
-    """Return the points of each contender of a road; a peer's are from its own comparison."""
+    """Return the points of each contender of a transport; a peer's are from its own comparison."""
     series: Series = defaultdict(list)
     for comparison in sorted(comparisons, key=where):
         for result in comparison["results"]:
@@ -102,7 +102,7 @@ def _picture(
     figure, panels = plt.subplots(1, len(LIMITS), figsize=(15, 6.5), sharey=True)
     figure.subplots_adjust(left=0.06, right=0.84, wspace=0.65, bottom=0.09, top=0.88)
     for panel, limit in zip(panels, LIMITS, strict=True):
-        panel.set_title(ROADS[limit])
+        panel.set_title(TRANSPORTS[limit])
         panel.set_yscale("log")
         _curves(panel, _series(comparisons, where, limit))
         places = sorted({where(c) for c in comparisons})

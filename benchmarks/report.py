@@ -64,7 +64,7 @@ def print_held(held: Held, bound: float, console: Console) -> None:
 
 
 def print_losses(found: Losses, with_what: str, console: Console) -> None:
-    """Print which peers were faster than weightbus on their road, and where."""
+    """Print which peers were faster than weightbus on their transport, and where."""
     title = f"lost, {with_what}: {found.count} {found.text}; {len(found.lost)} of all measured"
     console.print(title, highlight=False)
     if not found.lost:
@@ -117,7 +117,7 @@ def _number(value: float) -> str:
 def print_costs(costs: dict[str, Any], console: Console) -> None:
     """Print what a publish costs besides time."""
     table = Table(
-        title=f"weightbus, {costs['road']}, {costs['shape'].partition('/')[0]} to one worker",
+        title=f"weightbus, {costs['transport']}, {costs['shape'].partition('/')[0]} to one worker",
         title_justify="left",
         show_header=False,
     )

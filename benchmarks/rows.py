@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from . import pauses
-from .bus import ROADS
+from .bus import TRANSPORTS
 from .cases import plan
 from .comparison import Plan, Result, Spread, compare, host, introduced, over, played
 from .contender import missing
@@ -122,14 +122,14 @@ def cpu(scale: Scale, say: Say) -> Iterator[Line]:
 
 def crowd(scale: Scale, say: Say) -> Iterator[Line]:
     """Yield the publisher's processor time for each of many workers, in milliseconds."""
-    for road in ROADS:
-        say(f"{scale.small.text} to {scale.horde} workers, {road}")
+    for transport in TRANSPORTS:
+        say(f"{scale.small.text} to {scale.horde} workers, {transport}")
         rounds = plan(scale.small, scale.horde, scale.rounds).rounds
-        arguments = scale.small.text, road, str(scale.horde), str(rounds)
+        arguments = scale.small.text, transport, str(scale.horde), str(rounds)
         with Process("crowd", "crowd", *arguments) as process:
             found = process.answer(MEASURE_SECONDS)
         measured = Spread.of([seconds / scale.horde * 1e3 for seconds in found["cpu"]])
-        what = f"publisher's CPU for each worker, {scale.small.label}, {road}"
+        what = f"publisher's CPU for each worker, {scale.small.label}, {transport}"
         yield Line("crowd", what, scale.horde, measured, 0.12, 0.06, unit="ms")
 
 
@@ -169,7 +169,7 @@ def lost(scale: Scale) -> Iterator[Line]:
 
 
 def many(scale: Scale, say: Say) -> Iterator[Line]:
-    """Yield the time of many tensors over that of one, on either road."""
+    """Yield the time of many tensors over that of one, over either transport."""
     shapes = {"many": scale.many, "one": scale.one}
     for name, must, reach in MANY_BOUNDS:
         sides = {key: (name, plan(shape, 1, scale.rounds)) for key, shape in shapes.items()}
@@ -189,33 +189,33 @@ def _duel(sides: dict[str, tuple[str, Plan]], say: Say) -> dict[str, Result]:
 
 def costs(rows: set[str], scale: Scale, say: Say) -> Iterator[Line]:
     """Yield what a publish costs besides time, over several fresh publishers and workers."""
-    for road in ROADS:
+    for transport in TRANSPORTS:
         runs: list[dict[str, Any]] = []
         for start in range(scale.starts):
-            say(f"costs, {road}: start {start + 1} of {scale.starts}")
-            with Process("costs", "costs", scale.model.text, road) as process:
+            say(f"costs, {transport}: start {start + 1} of {scale.starts}")
+            with Process("costs", "costs", scale.model.text, transport) as process:
                 runs.append(process.answer(MEASURE_SECONDS))
-        yield from (line for line in _costs(road, runs) if line.row in rows)
+        yield from (line for line in _costs(transport, runs) if line.row in rows)
 
 
-def _costs(road: str, runs: list[dict[str, Any]]) -> Iterator[Line]:
+def _costs(transport: str, runs: list[dict[str, Any]]) -> Iterator[Line]:
     first = Spread.of([run["version_seconds"][0] / run["version_seconds"][-1] for run in runs])
-    yield Line("first", f"first publish over the tenth, {road}", 1, first, 1.5, 1.1)
+    yield Line("first", f"first publish over the tenth, {transport}", 1, first, 1.5, 1.1)
     returned = _ratios(runs, "async_seconds", "publisher_memcpy_seconds")
-    yield Line("async", f"publish_async returns, over a memcpy, {road}", 1, returned, 1.5, 1.1)
+    yield Line("async", f"publish_async returns, over a memcpy, {transport}", 1, returned, 1.5, 1.1)
     seen = _ratios(runs, "seen_seconds", "seen_memcpy_seconds")
-    yield Line("pause", f"worker's pause over a memcpy, {road}", 1, seen, 1.3, 1.1)
+    yield Line("pause", f"worker's pause over a memcpy, {transport}", 1, seen, 1.3, 1.1)
     for what, side, models in (
         ("publisher's extra memory beyond a model", "publisher", 1),
         (
             ("worker's extra memory beyond a model", "worker", 1)
-            if road == "network"
+            if transport == "network"
             else ("worker's extra memory, its own pages", "worker_private", 0)
         ),
     ):
         extra = [run["extra_bytes"]["last"][side] - models * run["bytes"] for run in runs]
         spread = Spread.of([nbytes / MEBIBYTE for nbytes in extra])
-        yield Line("memory", f"{what}, {road}", 1, spread, 64, 16, unit="MiB")
+        yield Line("memory", f"{what}, {transport}", 1, spread, 64, 16, unit="MiB")
 
 
 def _ratios(runs: list[dict[str, Any]], some: str, others: str) -> Spread:
@@ -223,13 +223,13 @@ def _ratios(runs: list[dict[str, Any]], some: str, others: str) -> Spread:
 
 
 def stopped(scale: Scale, say: Say) -> Iterator[Line]:
-    """Yield what a stopped worker costs the others, on either road."""
-    for shape, road in product((scale.small, scale.model), ROADS):
-        say(f"a stopped worker, {shape.text}, {road}: {scale.seconds:.0f} s")
-        arguments = (shape.text, road, str(scale.others), str(scale.seconds))
+    """Yield what a stopped worker costs the others, over either transport."""
+    for shape, transport in product((scale.small, scale.model), TRANSPORTS):
+        say(f"a stopped worker, {shape.text}, {transport}: {scale.seconds:.0f} s")
+        arguments = (shape.text, transport, str(scale.others), str(scale.seconds))
         with Process("stopped", "stopped", *arguments) as process:
             times = process.answer(scale.seconds + MEASURE_SECONDS)
-        what = f"beside a stopped worker, {shape.label}, {road}"
+        what = f"beside a stopped worker, {shape.label}, {transport}"
         yield Line("stopped", f"others' p50 {what}", scale.others, middle(times), 1.05, 1.01)
         yield Line("stopped", f"others' p99 {what}", scale.others, tail(times), 1.25, 1.05)
 

@@ -133,8 +133,8 @@ class Rows:
 def measured(
     rows: Rows, *, memory: bool, shared: bool, layers: int, nbytes: int, rounds: int
 ) -> None:
-    """Measure the pause, or the memory, on one of the roads."""
-    road = "shared memory" if shared else "network"
+    """Measure the pause, or the memory, over one of the transports."""
+    transport = "shared memory" if shared else "network"
     ranks = [RankProcess(partial(rank, layers, nbytes), n) for n in range(RANKS)]
     assert not any(each.said() for each in ranks)
     server = Server(ranks)
@@ -177,7 +177,7 @@ def measured(
     size = layers * nbytes / MIB
     if memory:
         rows.add(
-            f"peak of a rank beyond the model, {road}: in layers",
+            f"peak of a rank beyond the model, {transport}: in layers",
             more / nbytes,
             layers + LAYERS_MUST,
             LAYERS_MUST,
@@ -185,7 +185,7 @@ def measured(
         )
     else:
         rows.add(
-            f"pause, {size:.0f} MiB, {road}: staged before, over wholly",
+            f"pause, {size:.0f} MiB, {transport}: staged before, over wholly",
             ratio,
             PAUSE_MUST,
             PAUSE_REACH,
@@ -199,7 +199,7 @@ def measured(
 
 
 def main() -> None:
-    """Measure both roads; the status is 1 if something misses what it must be."""
+    """Measure both transports; the status is 1 if something misses what it must be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small model: to see that it runs")
     options = parser.parse_args()

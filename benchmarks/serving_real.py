@@ -136,8 +136,8 @@ def measured(served: Served, folder: Path, rounds: int, *, shared: bool) -> None
                     stood[name].append(servers.paused_s)
                     waited[name].append(generating.longest())
     nbytes = sum(t.numel() * t.element_size() for t in weights.values())
-    road = "shared memory" if shared else "network"
-    print(f"{nbytes / MIB:.0f} MiB, {road}; medians of {rounds}: paused; between two words")
+    transport = "shared memory" if shared else "network"
+    print(f"{nbytes / MIB:.0f} MiB, {transport}; medians of {rounds}: paused; between two words")
     for name in turns:
         paused, between = (1e3 * statistics.median(each[name]) for each in (stood, waited))
         ratio = statistics.median(a / b for a, b in zip(stood["staged"], stood[name], strict=True))

@@ -1,4 +1,4 @@
-"""A model's bytes in shared memory, for the limits of that road."""
+"""A model's bytes in shared memory, for the limits of that transport."""
 
 import mmap
 import os

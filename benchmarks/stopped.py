@@ -17,7 +17,7 @@ from typing import Any
 
 from weightbus.types import Receipt
 
-from .bus import MODEL, Bus, Road, road_of
+from .bus import MODEL, Bus, Transport, transport_of
 from .comparison import Spread, over
 from .model import Model, Shape
 from .process import Answers
@@ -29,10 +29,10 @@ RETURN_SECONDS = 60.0
 Blocks = list[list[float]]
 
 
-def measure(shape: Shape, road: Road, workers: int, seconds: float) -> dict[str, Any]:
+def measure(shape: Shape, transport: Transport, workers: int, seconds: float) -> dict[str, Any]:
     """Return the seconds of every publish, turn by turn, without and with a stopped worker."""
     model = Model(shape, zeros=False)
-    calm, disturbed = (Bus("weightbus", "weightbus_receive", road) for _ in range(2))
+    calm, disturbed = (Bus("weightbus", "weightbus_receive", transport) for _ in range(2))
     calm.start(workers, model)
     disturbed.start(workers + 1, model)
     stopped = disturbed.fleet.processes[-1].pid
@@ -57,7 +57,7 @@ def measure(shape: Shape, road: Road, workers: int, seconds: float) -> dict[str,
         os.kill(stopped, signal.SIGCONT)
         calm.stop()
         disturbed.stop()
-    return {"shape": shape.text, "road": road, "return_seconds": returned, **times}
+    return {"shape": shape.text, "transport": transport, "return_seconds": returned, **times}
 
 
 def _publish(bus: Bus, model: Model, workers: int) -> Future[Receipt]:
@@ -106,5 +106,5 @@ def _percentile(blocks: Blocks, percent: int) -> float:
 
 if __name__ == "__main__":
     answers = Answers({})
-    shape, road, workers, seconds = sys.argv[1:]
-    answers.say(measure(Shape.parse(shape), road_of(road), int(workers), float(seconds)))
+    shape, transport, workers, seconds = sys.argv[1:]
+    answers.say(measure(Shape.parse(shape), transport_of(transport), int(workers), float(seconds)))

@@ -76,10 +76,10 @@ class Questions:
         """
         return {"shut": self._worker.shut.get(timeout=START_SECONDS)}
 
-    def roads(self) -> Answer:
+    def transports(self) -> Answer:
         """Tell which ways versions came by."""
-        latest = self._worker.latest_road
-        return {"roads": sorted(self._worker.roads | (latest() if latest else set()))}
+        latest = self._worker.latest_transport
+        return {"transports": sorted(self._worker.transports | (latest() if latest else set()))}
 
 
 def main(name: str, shape: str, index: str, told: str) -> None:
@@ -114,7 +114,7 @@ def _questions(worker: Worker) -> dict[str, Callable[[], Answer]]:
         "read": asked.read,
         "pauses": asked.pauses,
         "shut": asked.shut,
-        "roads": asked.roads,
+        "transports": asked.transports,
     }
 
 

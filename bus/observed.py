@@ -47,7 +47,7 @@ CHECKING: Final = "checking"  # the feature of a worker that answers `check`
 Error = Annotated[str, msgspec.Meta(max_length=ERROR_MAX)]
 
 Phase = Literal["", "receiving", "staged", "applying"]
-Road = Literal["pulled", "pushed", "shared"]
+Transport = Literal["pulled", "pushed", "shared"]
 
 PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # bytes of rows: the rest is for other fields
 
@@ -102,7 +102,7 @@ class WorkerRow(SanitizedText, frozen=True, omit_defaults=True):
 
     name: Name
     state: Literal["live", "stuck", "lost"]
-    road: Road
+    road: Transport
     heard_ms: Count
     models: Annotated[dict[Name, Doing], msgspec.Meta(max_length=MODELS_MAX)]
     client: Label = ""

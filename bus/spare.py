@@ -24,7 +24,7 @@ class Spare:
             close(self._descriptor)
 
     @contextmanager
-    def lent(self) -> Generator[None]:
+    def released(self) -> Generator[None]:
         """Release the descriptor while a `with` block runs, which can open and close one file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:

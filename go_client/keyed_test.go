@@ -93,7 +93,7 @@ func TestKeysVersionsAndRekeying(t *testing.T) {
 }
 
 // With shared memory only messages are sealed. A small version is part of its announcement.
-func TestKeysOnTheSharedRoadAndWhole(t *testing.T) {
+func TestKeysOverSharedMemoryAndWhole(t *testing.T) {
 	folder := keygen(t, "w")
 	for _, shared := range []bool{true, false} {
 		p := publish(t, object{"keys": folder, "shared_memory": shared})

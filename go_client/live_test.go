@@ -131,14 +131,14 @@ func next(t *testing.T, updates <-chan Update) Update {
 }
 
 func TestVersionsAreApplied(t *testing.T) {
-	for _, road := range []string{"network", "shared"} {
+	for _, transport := range []string{"network", "shared"} {
 		for _, ipc := range []bool{false, true} {
 			options := object{}
 			if ipc {
 				options["address"] = "ipc://" + filepath.Join(t.TempDir(), "s")
 			}
 			p := publish(t, options)
-			w, memory := subscribe(t, p.address, "w", 100_000, road == "network")
+			w, memory := subscribe(t, p.address, "w", 100_000, transport == "network")
 			if err := w.Join(within(t, 30*time.Second)); err != nil {
 				t.Fatal(err)
 			}
@@ -150,11 +150,11 @@ func TestVersionsAreApplied(t *testing.T) {
 				err := w.Read(within(t, 10*time.Second), "m", func(view View) {
 					tensor, ok := view.Tensor("w")
 					if !ok || memory[0] != float32(v) || memory[len(memory)-1] != float32(v) || &tensor.Bytes()[0] == nil {
-						t.Errorf("%s: %v after version %d", road, memory[0], v)
+						t.Errorf("%s: %v after version %d", transport, memory[0], v)
 					}
 				})
-				if err != nil || update.Version != int64(v) || (update.Digest == "") != (road == "shared") {
-					t.Fatalf("%s: %+v, %v", road, update, err)
+				if err != nil || update.Version != int64(v) || (update.Digest == "") != (transport == "shared") {
+					t.Fatalf("%s: %+v, %v", transport, update, err)
 				}
 			}
 			w.Close()
@@ -219,7 +219,7 @@ func TestTogetherAndTargeted(t *testing.T) {
 }
 
 // With shared memory, versions that must be staged are hashed, and so are those with hash set.
-func TestDigestsOnTheSharedRoad(t *testing.T) {
+func TestDigestsOverSharedMemory(t *testing.T) {
 	p := publish(t, object{"chunk_bytes": 1000})
 	w, memory := subscribe(t, p.address, "w", 5000, false)
 	updates := applies(t, w)

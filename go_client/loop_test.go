@@ -255,8 +255,8 @@ func (overwritten) Copy(_ string, _ wbp.Key, copy func([]byte)) error {
 	copy([]byte{1, 2})
 	return wbp.ErrStale
 }
-func (overwritten) Warm()    {}
-func (overwritten) Release() {}
+func (overwritten) Prefault() {}
+func (overwritten) Release()  {}
 
 // After a copy that failed half-way no version runs, and the next version is received over the
 // network.

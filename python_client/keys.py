@@ -184,7 +184,7 @@ class _Watch:
             try:
                 self._look()
             except ScarceError:
-                with self._spare.lent():
+                with self._spare.released():
                     self._look()
         except ScarceError as error:
             left = self._allowed.remaining()

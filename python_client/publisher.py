@@ -57,7 +57,7 @@ from .keys import (
     watch_keys,
 )
 from .observing.access import Http
-from .observing.shown import HttpEndpoints
+from .observing.http_endpoints import HttpEndpoints
 from .observing.traces import settle
 from .options import (
     TIMEOUT,

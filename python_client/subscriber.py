@@ -44,7 +44,7 @@ from .checks import check_name
 from .closing import InOneProcess, end_with
 from .keys import worker_keys
 from .observing.checking import Checker
-from .observing.silence import Silence
+from .observing.stall_hints import StallHints
 from .observing.traces import settle
 from .settings import Settings, settings_of
 
@@ -147,12 +147,12 @@ class Subscriber(InOneProcess):
                 address, machine.place, keys, machine.awaits, any_data_host=chosen.any_data_host
             )
             undo.enter_context(closing(sockets))
-            silence = Silence(address, machine, self._ready_queue, keyed=keys is not None)
+            stall_hints = StallHints(address, machine, self._ready_queue, keyed=keys is not None)
             self._loop = WorkerLoop(
                 machine,
                 sockets,
                 self._ready_queue,
-                partial(_look, self._calls, silence),
+                partial(_look, self._calls, stall_hints),
                 partial(_rename, self._running, self._applied),
                 shared_memory=chosen.shared_memory,
             )
@@ -594,9 +594,9 @@ def _left_of(threads: list[threading.Thread], end: float) -> bool:
     return any(thread.is_alive() for thread in threads)
 
 
-def _look(calls: Calls, silence: Silence) -> None:
+def _look(calls: Calls, stall_hints: StallHints) -> None:
     calls.look()
-    silence.look()
+    stall_hints.look()
 
 
 def _identity(name: str, *, shared_memory: bool) -> Identity:

@@ -1,4 +1,4 @@
-"""The limit of the shared road: copy the model in, then every worker copies it out.
+"""The limit of shared memory: copy the model in, then every worker copies it out.
 
 One thread each, one after the other: the publisher has filled before the first worker begins. A
 system that lets workers begin earlier can be faster.

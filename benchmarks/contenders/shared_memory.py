@@ -1,4 +1,4 @@
-"""The floor of the shared road: every worker copies the bytes out, all at the same time.
+"""The floor of shared memory: every worker copies the bytes out, all at the same time.
 
 Filling the shared memory is not timed, so no system that must do it can be this fast.
 """

@@ -2,8 +2,8 @@
 
 Theory of operation: a block of memory holds one snapshot, and a snapshot has one owner.
 
-    held <──> lent         held: owned by the thread that fills it, then by the publisher's machine
-     │          │          lent: reclaimable, so the next publish may overwrite it
+    held <──> reclaimable  held: owned by the thread that fills it, then by the publisher's machine
+     │          │          reclaimable: the next publish may overwrite it
      └──────────┴──> over  over: its block is free once no socket sends from it
 
 `Pool.take` returns a free block, the reclaimable block, or a new block, without waiting for another
@@ -60,7 +60,7 @@ CROSSING_SECONDS = 60.0
 _HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
 RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it gave up no snapshot
 
-Phase = Literal["held", "lent", "over"]
+Phase = Literal["held", "reclaimable", "over"]
 
 
 class MemoryBlock:
@@ -249,10 +249,10 @@ class Snapshot:
             block.arrive()
         return self._sent_views.setdefault(begin, whole.data[begin:end])
 
-    def lend(self) -> None:
+    def make_reclaimable(self) -> None:
         """Make the memory reclaimable by the next publish."""
         if self._phase == "held":
-            self._phase = "lent"
+            self._phase = "reclaimable"
             self._reclaim_token.append(None)
 
     def release(self) -> None:
@@ -274,7 +274,7 @@ class Snapshot:
         return self._phase != "over"
 
     def take_back(self) -> bool:
-        """End `lend`: return False if the memory was reclaimed already. Never waits."""
+        """End `make_reclaimable`: return False if the memory was reclaimed already. Never waits."""
         try:
             self._reclaim_token.pop()
         except IndexError:

@@ -39,7 +39,7 @@ from ..publisher.effects import (
     Follow,
     HangUp,
     Hash,
-    Lend,
+    MakeReclaimable,
     Release,
     Resolve,
     SendChunk,
@@ -550,8 +550,8 @@ class PublisherLoop:
                     case Compare(comparison):
                         done = partial(self._machine.compared, comparison)
                         self._unhurried.add(comparison.version, comparison.steps(), done, done)
-                    case Lend(version):
-                        version.snapshot.lend()
+                    case MakeReclaimable(version):
+                        version.snapshot.make_reclaimable()
                     case Release(version):
                         version.snapshot.release()
                     case Notice("full"):

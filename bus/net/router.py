@@ -340,8 +340,8 @@ class Router:
 
     def _make_room(self, connection: socket.socket, host: str, now: float) -> bool:
         """Return whether a new connection has room; close an unproven one if necessary."""
-        crowded = nearly_exhausted(connection.fileno())
-        if crowded:
+        exhausted = nearly_exhausted(connection.fileno())
+        if exhausted:
             self._rejected.note(connection.fileno(), host, now)
         elif len(self._unproven) < self._room:
             return True

@@ -145,7 +145,7 @@ class Compare(msgspec.Struct, frozen=True):
     comparison: "Comparison"
 
 
-class Lend(msgspec.Struct, frozen=True):
+class MakeReclaimable(msgspec.Struct, frozen=True):
     """Make a version's memory reclaimable: the next publish may overwrite it."""
 
     version: Version
@@ -170,7 +170,7 @@ LoopEffect = (
     | Stamp
     | Hash
     | Compare
-    | Lend
+    | MakeReclaimable
     | Release
 )  # carried out by the publisher's loop without a further step
 # The others are encoded as messages first (`offers.encode_effect`).

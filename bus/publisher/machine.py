@@ -14,8 +14,8 @@ the right handle the events.
     silence ──> lost                                                             sessions.py
 
 The machine owns the memory of its versions: no other code writes there before the machine returns
-`Release` or `Lend`. The publisher need not be a trainer; a worker can be a publisher, too (a
-relay).
+`Release` or `MakeReclaimable`. The publisher need not be a trainer; a worker can be a publisher,
+too (a relay).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -46,7 +46,7 @@ from ..trust.grants import Grant
 from .effects import Effect
 from .roster import Peer
 from .state import PublisherState
-from .status import chunks_of, is_stuck, road_of
+from .status import chunks_of, is_stuck, transport_of
 from .store import Versions
 from .verifying import Checks
 
@@ -131,7 +131,7 @@ class Observers:
 
     def _note(self, peer: Peer, model: str) -> None:
         """Record what a worker does with a model; with an empty model, record its transport."""
-        seen: object = road_of(peer)
+        seen: object = transport_of(peer)
         if model:
             incoming = peer.incoming.get(model)
             at = incoming and (incoming.version, incoming.phase, incoming.chunks)
@@ -272,7 +272,7 @@ class Observers:
         return WorkerRow(
             name=peer.name,
             state="lost" if peer.lost else "stuck" if is_stuck(self._state, peer, now) else "live",
-            road=road_of(peer),
+            road=transport_of(peer),
             heard_ms=_ms(now - peer.heard_at),
             models={model: self._doing(peer, model, now) for model in peer.hello.models},
             client=peer.hello.client,

@@ -24,8 +24,8 @@ from .effects import (
     BroadcastChunk,
     BroadcastWhole,
     Effect,
-    Lend,
     LoopEffect,
+    MakeReclaimable,
     Release,
     SendChunk,
 )
@@ -251,7 +251,7 @@ def encode_effect(effect: Effect, sealer: Sealer | None) -> LoopEffect:
                 return Send(message, payload, effect.to)
             case Broadcast():
                 return Broadcast(effect.topic, *sealer.published(effect.message, effect.payload))
-            case Lend() | Release():
+            case MakeReclaimable() | Release():
                 effect.version.unseal()
             case _:
                 pass

@@ -4,9 +4,9 @@ A phase changes only by these tables. An event without an arrow from a phase has
 `docs/protocol/publisher.md` has the same tables, and `tests/vectors/publisher_phases.json` has
 every pair of a phase and an event, even those without an arrow.
 
-A version. The machine owns its memory, except while the version is *lent* (reclaimable) or *gone*.
+A version. The machine owns its memory, except while the version is *reclaimable* or *gone*.
 
-    pending ──> latest <──> lent
+    pending ──> latest <──> reclaimable
        │  │       │  │       │
        │  └──> targeted      │
        │          │  │       │
@@ -29,9 +29,9 @@ A target: one worker in one call of publish. Reports may be late, repeated or re
 The decision of a call that commits together: *open*, then *commit* or *abort*.
 
 How the tables are coupled: a worker that becomes *lost* receives no version any more, so a version
-may become `unread`. Calls stop waiting for that worker, at once or after their grace period. For
-calls, an *away* worker is like a worker that is *here*. A version is `pending` while a call may
-still commit it.
+may get the event `no-readers`. Calls stop waiting for that worker, at once or after their grace
+period. For calls, an *away* worker is like a worker that is *here*. A version is `pending` while a
+call may still commit it.
 """
 
 from typing import Literal
@@ -41,7 +41,7 @@ from ..receipt import State
 VersionPhase = Literal[
     "pending",  # numbered, and not committed: workers may have to stage it first
     "latest",  # the newest version, for workers without a newer targeted one
-    "lent",  # reclaimable: the latest, but no worker receives it
+    "reclaimable",  # reclaimable: the latest, but no worker receives it
     "targeted",  # the newest version that was published to named workers only
     "old",  # replaced, but a worker still receives it
     "gone",  # the machine no longer owns its memory
@@ -50,12 +50,12 @@ VersionPhase = Literal[
 VersionEvent = Literal[
     "for-all",  # committed, for all workers
     "for-some",  # committed, for named workers
-    "unread",  # no worker receives it, and no step hashes or compares it
-    "asked",  # its bytes are requested, and still in memory
+    "no-readers",  # no worker receives it, and no step hashes or compares it
+    "requested",  # its bytes are requested, and still in memory
     "overwritten",  # its bytes are requested, but were overwritten by another version
     "newer",  # newer versions replaced it for all of its workers
     "aborted",
-    "given-up",  # it is evicted: the next version needs its memory
+    "evicted",  # it is evicted: the next version needs its memory
 ]
 
 VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
@@ -65,23 +65,23 @@ VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
         "aborted": "gone",
     },
     "latest": {
-        "unread": "lent",
+        "no-readers": "reclaimable",
         "newer": "old",
-        "given-up": "gone",
+        "evicted": "gone",
     },
-    "lent": {
-        "asked": "latest",
+    "reclaimable": {
+        "requested": "latest",
         "overwritten": "gone",
         "newer": "gone",
-        "given-up": "gone",
+        "evicted": "gone",
     },
     "targeted": {
         "newer": "old",
-        "given-up": "gone",
+        "evicted": "gone",
     },
     "old": {
-        "unread": "gone",
-        "given-up": "gone",
+        "no-readers": "gone",
+        "evicted": "gone",
     },
     "gone": {},
 }

@@ -147,7 +147,7 @@ def push(
         if topics is not None and push.topic not in topics:
             continue
         version = push.version.target
-        versions, held = state.store[version.model], version.phase not in ("lent", "gone")
+        versions, held = state.store[version.model], version.phase not in ("reclaimable", "gone")
         if held or versions.hold(version):  # otherwise the version was aborted or overwritten
             effects += push.step(now)
             if push.stalled and push.needs_digest:

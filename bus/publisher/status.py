@@ -5,7 +5,7 @@ from typing import Literal
 
 from ..limits import ERROR_MAX
 from ..messages import Failed
-from ..observed import Road
+from ..observed import Transport
 from ..units import span
 from .roster import Delivery, Peer
 from .state import PublisherState
@@ -34,7 +34,7 @@ class WorkerStatus:
 
     name: str
     state: Literal["live", "stuck", "lost"]
-    road: Road
+    road: Transport
     models: tuple[str, ...]
     running: dict[str, tuple[int, int]]
     phase: dict[str, str]
@@ -45,7 +45,7 @@ class WorkerStatus:
     pid: int
 
 
-def road_of(peer: Peer) -> Road:
+def transport_of(peer: Peer) -> Transport:
     """Return the transport over which a worker receives versions."""
     return "shared" if peer.shared else "pushed" if peer.subscribed else "pulled"
 
@@ -60,7 +60,7 @@ def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
     return WorkerStatus(
         name=peer.name,
         state="lost" if peer.lost else "stuck" if is_stuck(state, peer, now) else "live",
-        road=road_of(peer),
+        road=transport_of(peer),
         models=tuple(peer.hello.models),
         running={m: (r.epoch, r.version) for m, r in peer.running.items()},
         phase={m: phase_of(state, m, i, now) for m, i in peer.incoming.items()},

@@ -2,15 +2,15 @@
 
 A version is kept while it is the latest for a worker, waits for its commit, or is being received.
 All other versions are released, so that their memory can be reused. The latest version is
-reclaimable (phase `lent`) while no worker receives it: the next version overwrites it, so one copy
-of a model is enough. If all copies are in use, the least needed version is evicted.
+reclaimable (phase `reclaimable`) while no worker receives it: the next version overwrites it, so
+one copy of a model is enough. If all copies are in use, the least needed version is evicted.
 """
 
 from collections.abc import Collection, Iterable, Iterator
 
 from ..limits import VERSIONS_TIMED
 from ..messages import Applied, Staged
-from .effects import Effect, Hash, Lend, Release, Stamp
+from .effects import Effect, Hash, MakeReclaimable, Release, Stamp
 from .phases import VersionEvent, VersionPhase
 from .roster import Peer
 from .version import Snapshot, Version, VersionOffer
@@ -20,7 +20,7 @@ DIGESTS_KEPT = 1000  # digests of versions that are gone, to check late acknowle
 # The phases in which a version may be evicted for the next version, the least needed first.
 EVICTABLE: tuple[VersionPhase, ...] = ("old", "targeted")
 # The same, if the next version replaces the latest.
-EVICTABLE_FOR_ALL: tuple[VersionPhase, ...] = (*EVICTABLE, "lent", "latest")
+EVICTABLE_FOR_ALL: tuple[VersionPhase, ...] = (*EVICTABLE, "reclaimable", "latest")
 
 
 class Versions:
@@ -70,7 +70,7 @@ class Versions:
     def find(self, number: int) -> Version | None:
         """Return the version with this number, if its bytes exist. To send it, use `get`."""
         version = self._versions.get(number)
-        if version is None or version.phase != "lent" or version.snapshot.there:
+        if version is None or version.phase != "reclaimable" or version.snapshot.there:
             return version
         return None
 
@@ -98,9 +98,9 @@ class Versions:
 
     def hold(self, version: Version) -> bool:
         """Make a version not reclaimable; return False if it is gone, and cannot be sent."""
-        if version.phase == "lent":
+        if version.phase == "reclaimable":
             self.changed = True
-            self._move(version, "asked" if version.snapshot.take_back() else "overwritten")
+            self._move(version, "requested" if version.snapshot.take_back() else "overwritten")
         return version.phase != "gone"
 
     def serves(self, peer: Peer) -> bool:
@@ -181,7 +181,7 @@ class Versions:
         found = [v for v in self if v.phase in phases and v.snapshot in among]
         if found:
             least = min(found, key=lambda v: (phases.index(v.phase), -v.version))
-            self._move(least, "given-up")
+            self._move(least, "evicted")
 
     def forget_worker(self, worker: str) -> None:
         """Drop the versions, chunks, `end` messages and reports that are kept for a lost worker."""
@@ -239,8 +239,8 @@ class Versions:
         freed, self._freed = self._freed, []
         read = latest is not None and (latest.receivers or latest.hashing or latest.readers)
         if latest is not None and latest.phase == "latest" and not read:
-            latest.move("unread")
-            freed.append(Lend(latest))
+            latest.move("no-readers")
+            freed.append(MakeReclaimable(latest))
         return freed
 
     def _prune(self) -> None:
@@ -250,11 +250,11 @@ class Versions:
             if version not in kept:
                 self._move(version, "newer")
                 if version.phase == "old" and not version.receivers:
-                    self._move(version, "unread")
+                    self._move(version, "no-readers")
 
     def _move(self, version: Version, event: VersionEvent) -> None:
         """Change a version's phase as the table says; free the memory of a version that is gone."""
-        lent = version.phase == "lent"
+        lent = version.phase == "reclaimable"
         if not version.move(event):
             return
         self.changed = True
@@ -274,4 +274,4 @@ class Versions:
 
 
 def _exists(version: Version) -> bool:
-    return version.phase != "lent" or version.snapshot.there
+    return version.phase != "reclaimable" or version.snapshot.there

@@ -5,7 +5,7 @@ The machine makes a `Version` of the offer, which belongs to the machine's threa
 a snapshot, which the machine never reads: effects name the chunks to send, and the shell reads the
 bytes.
 
-The latest version can be *reclaimable* (phase `lent`): the next publish may overwrite it at any
+The latest version can be *reclaimable*: the next publish may overwrite it at any
 time. Before the machine sends chunks of such a version, it must take the memory back. If a publish
 was faster, the version is gone.
 
@@ -51,14 +51,14 @@ class Snapshot(ChunkSource, Protocol):
 
     @property
     def there(self) -> bool:
-        """True if the bytes exist: no later publish took the memory after `lend`."""
+        """True if the bytes exist: no later publish took the memory after `make_reclaimable`."""
         ...
 
     def take_back(self) -> bool:
-        """Undo `lend`; return False if a later publish took the memory."""
+        """Undo `make_reclaimable`; return False if a later publish took the memory."""
         ...
 
-    def lend(self) -> None:
+    def make_reclaimable(self) -> None:
         """Make the memory reclaimable: the next publish may take it."""
         ...
 
@@ -122,7 +122,7 @@ class Received(BytesInPlace):
         """Return True if the bytes are not released: no other version takes received memory."""
         return self.there
 
-    def lend(self) -> None:
+    def make_reclaimable(self) -> None:
         """Do nothing: the next publish uses other memory."""
 
     def release(self) -> None:
@@ -295,9 +295,9 @@ class Version(Chunked):
         return f"<Version {self.key} of {self.model}, {self.phase}>"
 
     @property
-    def lent(self) -> bool:
+    def reclaimable(self) -> bool:
         """True if the version is reclaimable: the next publish may take its memory."""
-        return self.phase == "lent"
+        return self.phase == "reclaimable"
 
     @property
     def gone(self) -> bool:

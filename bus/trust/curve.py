@@ -37,7 +37,7 @@ _ANOTHER_KEY = (
     "the other side hangs up in the handshake: most likely the publisher has another key than the "
     "one that this worker's file names, or speaks without keys; or a proxy answers in its place"
 )
-_CROWDED = (
+_OVERLOADED = (
     "the publisher has so many unfinished connections that it drops some, this worker's among "
     "them: others flood it, or it has too little time; this worker goes on trying"
 )
@@ -110,7 +110,7 @@ class ConnectionEvents:
         self._told, self._keyed = told, keyed
         self.descriptor, self.connections = -1, 0
         self._broken = 0  # consecutive handshakes that ended without a status
-        self._broken_since, self._crowded = 0.0, False
+        self._broken_since, self._overloaded = 0.0, False
 
     def read(self, now: float, patience: float) -> tuple[bool, str]:
         """Return whether an event came since the last call, and why a handshake failed.
@@ -139,12 +139,12 @@ class ConnectionEvents:
             return (_NO_KEYS_THERE if self._keyed else _NO_KEYS_HERE) if mismatch else ""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._broken = 0
-        crowded = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        if not (crowded or event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) or not self._keyed:
+        overloaded = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        if not (overloaded or event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) or not self._keyed:
             return ""
         self._broken_since = self._broken_since if self._broken else now
         self._broken += 1
-        self._crowded = crowded or (self._crowded and self._broken > 1)
+        self._overloaded = overloaded or (self._overloaded and self._broken > 1)
         if self._broken < BROKEN or now - self._broken_since < patience:
             return ""
-        return _CROWDED if self._crowded else _ANOTHER_KEY
+        return _OVERLOADED if self._overloaded else _ANOTHER_KEY

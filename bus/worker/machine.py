@@ -185,9 +185,9 @@ class WorkerMachine:
         if isinstance(message, Chunk | SealedChunk):
             return follower.place(message, size)
         if keyring is None and message.whole is not None and size == message.nbytes:
-            lent = follower.versions.lend(message) if size <= WHOLE_BYTES_MAX else None
-            if lent is not None:
-                return lent
+            leased = follower.versions.lend(message) if size <= WHOLE_BYTES_MAX else None
+            if leased is not None:
+                return leased
         if message.whole is None and not follower.reads(message):
             return None
         lease = place_for(message, size, self._whole)

@@ -129,12 +129,12 @@ LACKS: dict[Lack, dict[LackEvent, Lack]] = {
 # The source of an arriving version. In `received`, chunks are pushed, and some may be requested; in
 # `pulled`, all chunks are requested.
 Coming = Literal["received", "pulled", "copied", "decoded"]
-Way = Literal["unpushed", "lent", "patched", "returned"]
+Way = Literal["unpushed", "copy-started", "patched", "copy-ended"]
 
 COMING: dict[Coming, dict[Way, Coming]] = {
-    "received": {"unpushed": "pulled", "lent": "copied"},
+    "received": {"unpushed": "pulled", "copy-started": "copied"},
     "pulled": {"patched": "decoded"},
-    "copied": {"returned": "pulled"},
+    "copied": {"copy-ended": "pulled"},
     "decoded": {},
 }
 
@@ -191,7 +191,7 @@ EMITS: dict[
     "freed": (Reserve,),
     "begun": (Subscribe,),  # to patches, or back to versions
     "mapped": (Ready,),
-    "lent": (Copy,),
+    "copy-started": (Copy,),
     "patched": (Decode,),
     "whole": (Staged, WholeStaged),
     "committed": (Ready,),

@@ -232,7 +232,7 @@ class Transfer:
 
     def copy(self, memory: SharedMemory) -> Copying:
         """Return the job that copies the whole version from shared memory."""
-        self._change_way("lent")
+        self._change_way("copy-started")
         to, plan = self.chunks.memory, self.chunks.plan
         job = self._job = Copying(self.announce.model, self.key, memory, to, plan)
         return job
@@ -256,7 +256,7 @@ class Transfer:
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
         """Process the end of a copy, with the chunks' checksums; None: fetch the version."""
-        self._change_way("returned")
+        self._change_way("copy-ended")
         self._job = None
         if crcs is not None:
             self.chunks.put_all(crcs.tolist())

@@ -124,7 +124,7 @@ class VersionStore:
         # the bytes of each free buffer: the size of the version that was begun last
         self._nbytes = 0
         self._taken = 0  # buffers in use, with a version or without one
-        self._lent: tuple[Lease, Memory] | None = None  # the buffer that was lent last
+        self._leased: tuple[Lease, Memory] | None = None  # the buffer that was leased last
         self.base: Base | None = None  # the bytes that patches build on
         # Rejected versions, which are not tried again. An older version may still be accepted: the
         # rejected version may have been aborted or sent to few workers, and this worker may have
@@ -201,7 +201,7 @@ class VersionStore:
         buffer = self._free.pop()
         self._taken += 1
         lease = Lease(buffer.data, announce, partial(self.give_back, buffer), hashed=False)
-        self._lent = lease, buffer
+        self._leased = lease, buffer
         return lease
 
     def reuse(self, entry: VersionEntry) -> bool:
@@ -229,11 +229,11 @@ class VersionStore:
         return True
 
     def _received_in(self, payload: Buffer | None) -> Memory | None:
-        lease, buffer = self._lent or (None, None)
+        lease, buffer = self._leased or (None, None)
         if lease is None or not lease.live or payload is not lease.view:
             return None
         lease.end()
-        self._lent = None
+        self._leased = None
         return buffer
 
     def accept_whole(
@@ -288,8 +288,8 @@ class VersionStore:
 
     def _recycle(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
         """Make a buffer free, unless its size is outdated or a publisher sends from it."""
-        lent = chunks is not None and chunks.view is not None and chunks.in_use
-        if buffer.nbytes == self._nbytes and not lent:
+        leased = chunks is not None and chunks.view is not None and chunks.in_use
+        if buffer.nbytes == self._nbytes and not leased:
             self._free.append(buffer)
 
     # The base of patches.

@@ -22,7 +22,7 @@ say "the header is what cbindgen makes of the source, and C++ takes it, too"
 ! have cbindgen || cbindgen --quiet --config cbindgen.toml src/lib.rs | diff include/weightbus.h -
 ${CXX:-c++} -Wall -Wextra -Werror -fsyntax-only -x c++ include/weightbus.h
 
-say "the shared library, on the shared road and on the network"
+say "the shared library, over shared memory and over the network"
 ${CC:-cc} $strict -o "$build/test" tests/test.c -L"$build" -Wl,-rpath,'$ORIGIN' -lweightbus -lpthread
 "$python" tests/serve.py "$build/test"
 "$python" tests/serve.py "$build/test" network

@@ -21,7 +21,7 @@ namespace {
 constexpr auto kLong = 60s;  // until something must have happened, on a busy machine
 
 std::string address;
-bool network = false;  // without the shared road
+bool network = false;  // without shared memory
 
 int ask(const std::string& what) {
   std::cout << what << std::endl;

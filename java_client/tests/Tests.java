@@ -32,7 +32,7 @@ final class Tests {
       new BufferedReader(new InputStreamReader(System.in));
 
   private static String address;
-  private static boolean network; // without the shared road
+  private static boolean network; // without shared memory
 
   public static void main(String[] words) throws Exception {
     address = words[words.length - 1];

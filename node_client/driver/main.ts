@@ -21,7 +21,7 @@ const { positionals, values } = parseArgs({
     "in-place": { type: "string" },
     "no-tensors": { type: "boolean", default: false },
     "bytes-max": { type: "string" },
-    network: { type: "boolean", default: false }, // the only road that there is here
+    network: { type: "boolean", default: false }, // the only transport that there is here
     "loop-delay": { type: "boolean", default: false },
     seconds: { type: "string", default: "120" },
     "turn-down": { type: "string" },

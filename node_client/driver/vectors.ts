@@ -66,7 +66,7 @@ const LEFT_OUT: ReadonlyMap<string, string> = new Map([
   ["patch", "null"],
   ["metadata", "{}"],
 ]);
-const SEGMENTS = "Node has no flock, so this client never takes the shared road";
+const SEGMENTS = "Node has no flock, so this client never uses shared memory";
 
 /** Yield a row for every case of every table in a folder, in their order. */
 export function* vectors(folder: string): Generator<Row> {

@@ -116,7 +116,7 @@ export class Patches {
     const { transfer: old, version } = entry; // D5, D10
     old.revoke();
     const transfer = this.#whole(entry, now, why);
-    entry.comesBy(transfer);
+    entry.setTransfer(transfer);
     transfer.pull();
     this.versions.release(old);
     const text = `version ${version} of ${this.model} is fetched as a whole, not patched: ${why}`;

@@ -104,12 +104,12 @@ export const LACKS: Table<Lack, LackEvent> = {
 // How an arriving version is received. In state `received`, the publisher pushes chunks, and lost
 // ones are fetched. In state `pulled`, all missing chunks are fetched.
 export type Coming = "received" | "pulled" | "copied" | "decoded";
-export type Way = "unpushed" | "lent" | "patched" | "returned";
+export type Way = "unpushed" | "copy-started" | "patched" | "copy-ended";
 
 export const COMING: Table<Coming, Way> = {
-  received: { unpushed: "pulled", lent: "copied" },
+  received: { unpushed: "pulled", "copy-started": "copied" },
   pulled: { patched: "decoded" },
-  copied: { returned: "pulled" },
+  copied: { "copy-ended": "pulled" },
   decoded: {},
 };
 

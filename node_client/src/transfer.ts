@@ -3,20 +3,20 @@
  *
  * Each chunk is in one of four states, one byte each.
  *
- *     MISSING ──fetch──> ASKED ──┐
- *        │                 │     ├──> HERE
- *        ├─────push────────┼─────┤
- *        └─────lend────────┴─> LENT ──damaged, cut off──> MISSING
+ *     MISSING ──fetch──> REQUESTED ──┐
+ *        │                   │       ├──> HERE
+ *        ├──────push─────────┼───────┤
+ *        └──────lend─────────┴─> LEASED ──damaged, cut off──> MISSING
  *
- * A chunk is LENT while its payload is received piece by piece directly into the buffer. Meanwhile
- * other copies of the chunk are ignored, so that its memory has one writer.
+ * A chunk is LEASED while its payload is received piece by piece directly into the buffer.
+ * Meanwhile other copies of the chunk are ignored, so that its memory has one writer.
  *
  * Pushed chunks arrive in order, so a missing chunk below the highest pushed one was lost, and is
  * fetched at once. Missing chunks above that one may still be pushed, and are fetched after `end`,
- * or when nothing has arrived for a while. At most a window of chunks is ASKED. If no chunk arrives
- * in time, all ASKED chunks become MISSING, and the retry delay doubles until a chunk arrives. The
- * publisher answers requests and pings in order: until it answers a ping that was sent after a
- * fetch, the fetched chunks may be on their way.
+ * or when nothing has arrived for a while. At most a window of chunks is REQUESTED. If no chunk
+ * arrives in time, all REQUESTED chunks become MISSING, and the retry delay doubles until a chunk
+ * arrives. The publisher answers requests and pings in order: until it answers a ping that was sent
+ * after a fetch, the fetched chunks may be on their way.
  *
  * A transfer of a patch receives the patch into separate memory, and the version is decoded from
  * it.
@@ -33,7 +33,7 @@ import { COMING, type Coming, type Way } from "./phases.js";
 import type { Opening, Subject } from "./sealing.js";
 import type { Base } from "./staging.js";
 
-const [MISSING, ASKED, HERE, LENT] = [0, 1, 2, 3];
+const [MISSING, REQUESTED, HERE, LEASED] = [0, 1, 2, 3];
 const DAMAGED_MAX = 16; // damaged chunks that are requested again without waiting for a timeout
 const NOTHING = new Uint8Array(0);
 
@@ -126,8 +126,8 @@ export class Transfer {
   #patience: number;
   #gap = 0; // the longest recent time between two chunks
   #endAsked = false;
-  #lease: Lease | null = null; // of the LENT chunk
-  #lent = 0; // the index of that chunk
+  #lease: Lease | null = null; // of the LEASED chunk
+  #leased = 0; // the index of that chunk
   #lentHere = 0; // bytes of that chunk at the last call of `wants`
   #tries = 0; // timeouts in a row on the same connection
   #patching: Patching | null = null; // while the patch is being decoded
@@ -238,16 +238,16 @@ export class Transfer {
   /** Store a chunk if it is wanted and valid. Return its CRC-32C, or null if it is not stored. */
   #put(index: number, proof: number | SealedChunk, payload: Uint8Array): number | null {
     const lease = this.#lease;
-    if (lease !== null && payload === lease.bytes && index === this.#lent) {
+    if (lease !== null && payload === lease.bytes && index === this.#leased) {
       this.revoke();
       return lease.isSound(proof) ? lease.crc : this.#reject(index);
     }
     const state = this.#states[index];
-    if (state === HERE || state === LENT) return null;
+    if (state === HERE || state === LEASED) return null;
     const place = this.#buffer.subarray(...this.#plan.span(index));
     const crc = payload.length === place.length ? this.#copy(proof, payload, place) : null;
     if (crc === null) return this.#reject(index);
-    if (state === ASKED) this.#asked -= 1;
+    if (state === REQUESTED) this.#asked -= 1;
     return crc;
   }
 
@@ -267,7 +267,7 @@ export class Transfer {
    */
   #reject(index: number): null {
     this.#damaged += 1;
-    if (this.#states[index] === ASKED && this.#damaged <= DAMAGED_MAX) {
+    if (this.#states[index] === REQUESTED && this.#damaged <= DAMAGED_MAX) {
       this.#asked -= 1;
       this.#states[index] = MISSING;
     }
@@ -278,7 +278,7 @@ export class Transfer {
   /** Whether the chunk with this index is still needed, and `size` is its size. */
   fits(index: number, size: number): boolean {
     const state = this.#states[index];
-    if (state === undefined || state === HERE || state === LENT) return false;
+    if (state === undefined || state === HERE || state === LEASED) return false;
     const [begin, end] = this.#plan.span(index);
     return size === end - begin;
   }
@@ -296,9 +296,9 @@ export class Transfer {
     const opening = sealed && (this.keyring?.opening(this.#subject, sealed, size) ?? null);
     if (sealed !== null && opening === null) return null;
     this.revoke();
-    if (state === ASKED) this.#asked -= 1;
-    this.#states[index] = LENT;
-    this.#lent = index;
+    if (state === REQUESTED) this.#asked -= 1;
+    this.#states[index] = LEASED;
+    this.#leased = index;
     this.#lentHere = 0;
     const cancel = () => {
       if (this.#lease === lease) this.revoke();
@@ -317,8 +317,8 @@ export class Transfer {
     if (this.#lease === null) return false;
     this.#lease.end();
     this.#lease = null;
-    this.#states[this.#lent] = MISSING;
-    this.#cursor = Math.min(this.#cursor, this.#lent);
+    this.#states[this.#leased] = MISSING;
+    this.#cursor = Math.min(this.#cursor, this.#leased);
     return this.patch === null; // else the lease was in the patch's memory
   }
 
@@ -408,7 +408,8 @@ export class Transfer {
       const first = this.#cursor + offset;
       const most = Math.min(limit, first + WINDOW_CHUNKS - this.#asked);
       let last = first;
-      while (last < most && this.#states[last] === MISSING) this.#states[last++] = ASKED as number;
+      while (last < most && this.#states[last] === MISSING)
+        this.#states[last++] = REQUESTED as number;
       this.#asked += last - first;
       this.#cursor = last;
       ranges.push({ first, count: last - first });
@@ -450,7 +451,7 @@ export class Transfer {
   /** Mark all requested chunks as missing, so that they are requested again. */
   #askAgain(now: number): void {
     for (let i = 0; i < this.#states.length; i++) {
-      if (this.#states[i] === ASKED) this.#states[i] = MISSING as number;
+      if (this.#states[i] === REQUESTED) this.#states[i] = MISSING as number;
     }
     this.#asked = this.#cursor = 0;
     this.#endAsked = false;

@@ -64,7 +64,7 @@ class VersionRecord implements Key {
   }
 
   /** Set the transfer that receives the version. */
-  comesBy(transfer: Transfer): void {
+  setTransfer(transfer: Transfer): void {
     this.transfer = transfer;
   }
 }

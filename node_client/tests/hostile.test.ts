@@ -57,10 +57,10 @@ function announce(layout: Uint8Array, nbytes = 0) {
   return { type: "announce", ...of, ...how, encoding: "raw" };
 }
 
-for (const road of ["tcp", "ipc"]) {
-  test(`a message without an end is hung up on, over ${road}`, measured, async () => {
+for (const transport of ["tcp", "ipc"]) {
+  test(`a message without an end is hung up on, over ${transport}`, measured, async () => {
     using place = folder();
-    const path = road === "ipc" ? join(place.home, "s") : undefined;
+    const path = transport === "ipc" ? join(place.home, "s") : undefined;
     await using both = await joined(path);
     const { hostile, victim, calm } = both;
     const peers = hostile.control.peers.length;

@@ -54,29 +54,33 @@ async function keepApplying(worker: Worker): Promise<void> {
   for await (const _ of worker);
 }
 
-for (const road of ["tcp", "ipc"]) {
-  test(`versions come sealed, whatever the group key is by then, over ${road}`, live, async () => {
-    using keys = new Keys();
-    const bound = road === "tcp" ? undefined : `ipc://${keys.home}/s`;
-    await using publisher = await keys.start(bound, { rekey: 0.25 });
-    const { address } = publisher;
-    const w = new Float32Array(2 ** 19); // in two chunks
-    const mine = options({ models: { m: { w } }, keys: keys.of("w") });
-    await using one = await Worker.connect(address, mine);
-    const others = options({ name: "gpu-7", keys: join(keys.folder) });
-    await using two = await Worker.connect(address, others);
-    assert.equal(one.name, "w", "as its key is called");
-    const loops = [keepApplying(one), keepApplying(two)];
-    const until = performance.now() + 1500; // in which the group key changes some times
-    for (let value = 1; value < 6 || performance.now() < until; value++) {
-      const { workers } = await publisher.publish(value, {}, { w: [w.length] });
-      assert.deepEqual(workers, { w: "applied", "gpu-7": "applied" });
-      assert.ok(w.every((each) => each === value));
-    }
-    assert.equal(one.running("m")?.digest, two.running("m")?.digest);
-    await Promise.all([one.close(), two.close()]);
-    await Promise.all(loops);
-  });
+for (const transport of ["tcp", "ipc"]) {
+  test(
+    `versions come sealed, whatever the group key is by then, over ${transport}`,
+    live,
+    async () => {
+      using keys = new Keys();
+      const bound = transport === "tcp" ? undefined : `ipc://${keys.home}/s`;
+      await using publisher = await keys.start(bound, { rekey: 0.25 });
+      const { address } = publisher;
+      const w = new Float32Array(2 ** 19); // in two chunks
+      const mine = options({ models: { m: { w } }, keys: keys.of("w") });
+      await using one = await Worker.connect(address, mine);
+      const others = options({ name: "gpu-7", keys: join(keys.folder) });
+      await using two = await Worker.connect(address, others);
+      assert.equal(one.name, "w", "as its key is called");
+      const loops = [keepApplying(one), keepApplying(two)];
+      const until = performance.now() + 1500; // in which the group key changes some times
+      for (let value = 1; value < 6 || performance.now() < until; value++) {
+        const { workers } = await publisher.publish(value, {}, { w: [w.length] });
+        assert.deepEqual(workers, { w: "applied", "gpu-7": "applied" });
+        assert.ok(w.every((each) => each === value));
+      }
+      assert.equal(one.running("m")?.digest, two.running("m")?.digest);
+      await Promise.all([one.close(), two.close()]);
+      await Promise.all(loops);
+    },
+  );
 }
 
 test("whose key is not allowed is told so, and let in once it is", live, async () => {

@@ -550,12 +550,12 @@ class Applier:
             return None
         if not at_once:
             self._tell(Report(staged.model, key, "taken"))
-        target, mended = self._targets[staged.model], False
+        target, was_invalid = self._targets[staged.model], False
         try:
             update = self._copy(lock, staged, target)
-            mended = bool(lock.torn) and lock.mend(staged.model)
+            was_invalid = bool(lock.invalid) and lock.mark_valid(staged.model)
             if self._on_commit is not None:
-                undo = partial(_undone, target, torn=mended)
+                undo = partial(_undone, target, was_invalid=was_invalid)
                 late = partial(self._late, staged, "on_commit", undo, writes=True)
                 self._calls.make(partial(self._on_commit, update), late)
             lies_in = target.lies_in(staged)
@@ -565,7 +565,7 @@ class Applier:
         except BaseException as error:
             if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
                 raise  # nothing was copied
-            self._failed(staged, error, intact=_undone(target, torn=mended))
+            self._failed(staged, error, intact=_undone(target, was_invalid=was_invalid))
         # Record the version before it is reported: code that waits for the receipt must find it
         # here.
         with self._ready_queue.lock:
@@ -652,7 +652,7 @@ class Applier:
         else:
             told = not_applied(staged.model, *staged.key, error, intact=intact)
         if not intact:
-            self.lock_of(staged.model).tear(staged.model, told)
+            self.lock_of(staged.model).mark_invalid(staged.model, told)
             with self._ready_queue.changed:
                 self._runs.pop(staged.model, None)
                 self._ready_queue.changed.notify_all()
@@ -675,10 +675,10 @@ def _cut(text: str) -> str:
     return text if len(text) <= LABEL_MAX else f"{text[: LABEL_MAX - 1]}…"
 
 
-def _undone(target: Target, *, torn: bool) -> bool:
+def _undone(target: Target, *, was_invalid: bool) -> bool:
     """Undo a target's last apply; return whether the target has its previous version again."""
     try:
-        return target.undo() and not torn
+        return target.undo() and not was_invalid
     except Exception:
         log.exception("the old content could not be restored")
         return False

@@ -91,11 +91,11 @@ class Pairs(VersionInfo):
         super().__init__(staged)
         self._layout = staged.layout
         # Every numpy and torch view refers to `lent`, so `_viewed` can detect views that remain.
-        lent = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))
-        vars(lent)["owner"] = staged.data
-        data = np.frombuffer(memoryview(lent), np.uint8)
+        exposed = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))
+        vars(exposed)["owner"] = staged.data
+        data = np.frombuffer(memoryview(exposed), np.uint8)
         data.flags.writeable = False
-        self._viewed = weakref.ref(lent)
+        self._viewed = weakref.ref(exposed)
         self._section: Section | None = Section(self._layout, data)
         self._staged: StagedVersion | None = staged
         self.kept = False

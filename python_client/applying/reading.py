@@ -127,7 +127,7 @@ class Reading(Holder, Generic[T]):
             was still missing.
         RuntimeError: A plain `with` would wait for another task of its own event loop, which cannot
             continue meanwhile.
-        Exception: The error that a writer passed to `tear` or `release_readers`.
+        Exception: The error that a writer passed to `mark_invalid` or `release_readers`.
     """
 
     __slots__ = (
@@ -239,7 +239,7 @@ class ReadingLock:
     the two sees the other.
 
     Attributes:
-        torn: By model id, the error that left the model without a version. Only a writer changes
+        invalid: By model id, the error that left the model without a version. Only a writer changes
             it.
         streams: The CUDA streams of readers; None: no target is on a device. Only a writer changes
             it.
@@ -253,7 +253,7 @@ class ReadingLock:
         self._queue: dict[Reading[Any], Callable[[], object]] = {}
         self._writer: Holder | None = None
         self._waiting_writers = 0
-        self.torn: dict[str, Exception] = {}
+        self.invalid: dict[str, Exception] = {}
         # Model id and error of a writer that has missed its deadline and still runs.
         self._late: tuple[str, Exception] | None = None
         self._warned = False
@@ -295,7 +295,7 @@ class ReadingLock:
     def enter_at_once(self, reading: Reading[Any]) -> bool:
         """Enter if this needs no wait; return whether it entered. If so, call `leave` later."""
         self._readers[reading] = None
-        if self._waiting_writers or self._writer or self.torn or reading.lacks is not None:
+        if self._waiting_writers or self._writer or self.invalid or reading.lacks is not None:
             del self._readers[reading]
             return False
         return True
@@ -351,8 +351,8 @@ class ReadingLock:
         return free and self._has_all_for(reading)
 
     def _has_all_for(self, reading: Reading[Any]) -> bool:
-        torn = any(reading.model in (None, model) for model in self.torn)
-        return reading.lacks is None or torn or not reading.lacks()
+        invalid = any(reading.model in (None, model) for model in self.invalid)
+        return reading.lacks is None or invalid or not reading.lacks()
 
     def _passes(self, reading: Reading[Any]) -> bool:
         """Return whether a `with` block goes before a waiting writer, not to block its thread.
@@ -381,8 +381,8 @@ class ReadingLock:
                 f"weights were being applied for more than {reading.timeout} s: {self.blocked_by}"
             )
         late = None if inside else self._late
-        for torn, error in (*self.torn.items(), *([late] if late else [])):
-            if reading.model in (None, torn):
+        for invalid, error in (*self.invalid.items(), *([late] if late else [])):
+            if reading.model in (None, invalid):
                 raise error.with_traceback(None)
         lack = "" if reading.lacks is None else reading.lacks()
         if waits or lack:
@@ -547,9 +547,9 @@ class ReadingLock:
                 self._readers[reading] = None
                 wake()
 
-    def tear(self, model: str, error: Exception) -> None:
+    def mark_invalid(self, model: str, error: Exception) -> None:
         """Mark a model as running no version: readers get `error`. For the writer only."""
-        self.torn[model] = error
+        self.invalid[model] = error
 
     def release_readers(self, model: str, error: Exception) -> None:
         """Make all readers get `error` at once, until the writer, which is late, has ended."""
@@ -557,9 +557,9 @@ class ReadingLock:
             self._late = model, error
             self._let_in()
 
-    def mend(self, model: str) -> bool:
-        """Undo `tear` for a model; return whether there was one. For the writer only."""
-        return self.torn.pop(model, None) is not None
+    def mark_valid(self, model: str) -> bool:
+        """Undo `mark_invalid` for a model; return whether there was one. For the writer only."""
+        return self.invalid.pop(model, None) is not None
 
 
 def _all(holders: Iterable[Holder]) -> str:

@@ -11,8 +11,8 @@ from ...bus.net import endpoints
 from ...bus.trust.keys import WorkerKeys
 from ..keys import worker_keys
 from ..observing import diagnosis
+from ..observing.connection_checks import Finding, Severity, examine, reach, room_for
 from ..observing.observer import Observer
-from ..observing.obstacles import Finding, Severity, examine, reach, room_for
 from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
 from .status import UNREACHABLE, unread

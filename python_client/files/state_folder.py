@@ -446,7 +446,7 @@ class StateFolder(StateIndex, Closable):
         partial, new = name + PARTIAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL
         self._remove(partial)
         try:
-            with self._spare.lent():  # connections may have used up all other descriptors
+            with self._spare.released():  # connections may have used up all other descriptors
                 file = open_plain(partial, new, self._home)
                 try:
                     os.fchmod(file, self._mode)  # regardless of the umask

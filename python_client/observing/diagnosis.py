@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...bus.units import span
-from .obstacles import Finding, Severity
+from .connection_checks import Finding, Severity
 from .view import Standing, View
 
 CLOCK_SECONDS = 2.0  # accepted difference of clocks, in seconds: clocks order epochs

@@ -58,7 +58,7 @@ class Observer(Closable):
             log, "an answer of the publisher could not be taken: %s"
         )
         self._tried_at = time.monotonic()  # when the last answer came or the last connect began
-        self._allowance = TokenBucket(ASKS, self._tried_at)
+        self._bucket = TokenBucket(ASKS, self._tried_at)
 
     def close(self) -> None:
         """Close the connection."""
@@ -119,7 +119,7 @@ class Observer(Closable):
                 self._tried_at = now
             if not self._wait(until, writable=True).writable:
                 continue
-            if self._allowance.take(1, now):
+            if self._bucket.take(1, now):
                 self._sockets.send(encode(question))
                 return True
             self._wait(min(until, now + 1 / ASKS.per_second))

@@ -41,12 +41,12 @@ from ..keys import handed_out
 from ..publisher import Publisher
 from ..settings import Settings
 from ..subscriber import Subscriber
-from .carrier import TIMEOUT, Prepared, Receiver, Transport, Weights
+from .legacy_api import WeightSyncScheme, read, tell
 from .model import is_torchrl
 from .receiver import Destination
 from .sender import WorkerTransport
 from .strategy import Format
-from .vintage import WeightSyncScheme, read, tell
+from .transport import TIMEOUT, Prepared, Receiver, Transport, Weights
 
 LOOPBACK = "tcp://127.0.0.1:0"
 LOOK_SECONDS = 0.02  # seconds between two checks whether all workers have joined
@@ -112,7 +112,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
             _check_sources(model_id, context, kwargs, self.num_workers)
         super().init_on_sender(model_id, context, **kwargs)
 
-    def _make_carrier(
+    def _make_transport(
         self, *, num_workers: int | None = None, pipes: Any = None, context: Any = None, **_: Any
     ) -> Transport:
         if pipes is None and not is_torchrl(context):  # a TorchRL collector uses its own pipes
@@ -157,7 +157,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         shared = self.shared_memory
         return Settings(ping=times.ping, lost_after=times.lost_after, shared_memory=shared)
 
-    def carrier_to(self, pipe_or_context: Any) -> Transport:
+    def transport_to(self, pipe_or_context: Any) -> Transport:
         if pipe_or_context is None:
             raise ValueError("pipe must be provided: the end of a pipe to the worker")
         if not hasattr(pipe_or_context, "send_bytes"):
@@ -165,9 +165,9 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
                 f"a {type(pipe_or_context).__name__} leads to no worker: give the end of a pipe to "
                 "the worker, or let workers join at the scheme's address (init_on_sender)"
             )
-        carrier = self._make_carrier(num_workers=1, pipes=[pipe_or_context])
-        self._open.callback(carrier.close)
-        return carrier
+        transport = self._make_transport(num_workers=1, pipes=[pipe_or_context])
+        self._open.callback(transport.close)
+        return transport
 
 
 class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
@@ -217,7 +217,7 @@ class MPTransport(WorkerTransport):
                 "or take those of an initialised scheme, sender_transports"
             )
         scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # the transport keeps it alive
-        super().__init__(scheme, scheme.carrier_to(pipe))
+        super().__init__(scheme, scheme.transport_to(pipe))
 
 
 class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):

@@ -22,10 +22,10 @@ from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ..applying.applier import Update
 from ..applying.reading import READING_SECONDS, ReadingLock
-from .carrier import Receiver
+from .forward_passes import ForwardPasses
 from .model import POLICY, CallResult, Outcome, hand_over, model_in, weights_of
-from .passes import ForwardPasses
 from .receiver import Destination
+from .transport import Receiver
 
 MARGIN = 0.8  # fraction of the sender's timeout in which a worker must answer
 

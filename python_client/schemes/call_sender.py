@@ -24,9 +24,9 @@ from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.layout import Layout
 from ...codecs.state import State
 from .call_receiver import MARGIN, Call, CallReceiver
-from .carrier import Prepared, Transport, Weights, merged
 from .model import CallResult
 from .receiver import Destination
+from .transport import Prepared, Transport, Weights, merged
 
 
 class Answers:

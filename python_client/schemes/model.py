@@ -24,7 +24,7 @@ from ...bus.receipt import State
 from ...codecs.apply import as_tensors
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
-from .carrier import TIMEOUT
+from .transport import TIMEOUT
 
 log = logging.getLogger("weightbus.schemes")
 

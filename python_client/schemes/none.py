@@ -5,10 +5,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from ...bus.receipt import Receipt
-from .carrier import Prepared, Receiver, Transport, Weights, WorkerIds
+from .legacy_api import TransportBackend, WeightSyncScheme
 from .model import POLICY, log
 from .receiver import Destination
-from .vintage import TransportBackend, WeightSyncScheme
+from .transport import Prepared, Receiver, Transport, Weights, WorkerIds
 
 
 class _Nothing(Transport, Receiver):
@@ -43,7 +43,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         **settings: The settings of every scheme, without effect.
     """
 
-    def _make_carrier(self, **_: Any) -> Transport:
+    def _make_transport(self, **_: Any) -> Transport:
         return _Nothing()
 
     def _make_receiver(self, destination: Destination, **_: Any) -> Receiver:

@@ -21,7 +21,7 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, IncomingVersion, deliver
 from .call_sender import CallSender, Channel, Peers
-from .carrier import Prepared, Receiver, Transport
+from .legacy_api import TransportBackend, WeightSyncScheme
 from .model import (
     CallResult,
     Failure,
@@ -36,7 +36,7 @@ from .model import (
 from .receiver import Destination, WeightReceiver
 from .sender import WeightSender, WorkerTransport
 from .strategy import Format
-from .vintage import TransportBackend, WeightSyncScheme
+from .transport import Prepared, Receiver, Transport
 
 HOOK = "_init_weight_sync_scheme"  # TorchRL's ModuleTransform becomes a receiver by this method
 
@@ -66,7 +66,7 @@ class RayWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, **kwargs)
         self._channel = Channel()
 
-    def _make_carrier(self, **kwargs: Any) -> Transport:
+    def _make_transport(self, **kwargs: Any) -> Transport:
         actors = _actors_in(self.context, kwargs, ("remote_collectors", "actors", "actor_refs"))
         if not actors:
             raise ValueError("remote_collectors (or actors) must be provided via context or kwargs")
@@ -75,7 +75,7 @@ class RayWeightSyncScheme(WeightSyncScheme):
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def carrier_to(self, pipe_or_context: Any) -> Transport:
+    def transport_to(self, pipe_or_context: Any) -> Transport:
         return CallSender(self._channel, _Actors([pipe_or_context]), self.strategy_str)
 
     def _transport_of(self, peer: Any) -> TransportBackend:
@@ -102,7 +102,7 @@ class RayTransport(WorkerTransport):
         if remote_collector is None:
             raise ValueError("a RayTransport needs an actor, remote_collector")
         scheme = scheme or RayWeightSyncScheme()
-        super().__init__(scheme, scheme.carrier_to(remote_collector))
+        super().__init__(scheme, scheme.transport_to(remote_collector))
 
 
 # Modules in actors.
@@ -134,7 +134,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         """Set the transform whose module gets the weights. Called by TorchRL."""
         self._ray_transform = ray_transform
 
-    def _make_carrier(self, **kwargs: Any) -> Transport:
+    def _make_transport(self, **kwargs: Any) -> Transport:
         names = ("actor_refs", "actors", "remote_collectors")
         actors = _actors_in(self.context, kwargs, names)
         transform = self._ray_transform or kwargs.get("ray_transform")

@@ -20,14 +20,14 @@ from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
 from ..applying.applier import Update
 from ..applying.reading import READING_SECONDS, ReadingLock
-from .carrier import Receiver
+from .forward_passes import ForwardPasses
 from .model import POLICY, ModelReference, log
-from .passes import ForwardPasses
 from .strategy import DestinationError, WeightStrategy
+from .transport import Receiver
 
 if TYPE_CHECKING:
+    from .legacy_api import WeightSyncScheme
     from .scheme import Scheme
-    from .vintage import WeightSyncScheme
 
 LOOK_SECONDS = 0.05  # seconds between two checks whether the first weights have arrived
 
@@ -102,12 +102,12 @@ class Destination:
                     update = Update(model, epoch, version, layout.nbytes, "", seconds)
                     self.commit(update)
                 except Exception as error:
-                    torn = not_applied(model, epoch, version, error, intact=False)
+                    torn_error = not_applied(model, epoch, version, error, intact=False)
                     if reader.begun:
-                        self.lock.tear(model, torn)
-                        raise torn from error
+                        self.lock.mark_invalid(model, torn_error)
+                        raise torn_error from error
                     raise
-                self.lock.mend(model)
+                self.lock.mark_valid(model)
         except TornError:
             raise
         except Exception as error:

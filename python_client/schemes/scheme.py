@@ -6,14 +6,14 @@ A scheme becomes a sender or a receiver, and then connects:
      └──── init_on_receiver() ─> receiver ── connect() ──> connected: receive(), reading()
 
 A scheme delegates to two objects: its side (sender.py or receiver.py), and its model with the
-context (model.py). This module has the newer of TorchRL's two APIs, on top of which vintage.py
+context (model.py). This module has the newer of TorchRL's two APIs, on top of which legacy_api.py
 implements the older API.
 
 To send weights over another transport, derive from `WeightSyncScheme` and override:
 
-    _make_carrier(**kwargs)                the sender's side (carrier.Transport)
-    _make_receiver(destination, **kwargs)  the receiver's side (carrier.Receiver)
-    carrier_to(pipe_or_context)            a transport to one worker (id 0), for `create_transport`
+    _make_transport(**kwargs)              the sender's side (transport.Transport)
+    _make_receiver(destination, **kwargs)  the receiver's side (transport.Receiver)
+    transport_to(pipe_or_context)          a transport to one worker (id 0), for `create_transport`
     _waits_for_first                       False: a receiver's connect() must not wait for weights
 
 `kwargs` are the keywords of `init_on_sender` and `init_on_receiver` that the base does not use,
@@ -36,14 +36,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...bus.receipt import Receipt
 from .. import checks
-from .carrier import TIMEOUT, Prepared, Receiver, Transport, Weights, WorkerIds
 from .model import POLICY, ModelReference, is_torchrl, log, model_in, own_weights
 from .receiver import Destination, ReceiverSide, ReceiverTransport
 from .sender import NothingToSendError, Sending, Sources, WorkerTransport, is_per_worker
 from .strategy import Format, WeightStrategy, check_weights, has_names, strategy_named
+from .transport import TIMEOUT, Prepared, Receiver, Transport, Weights, WorkerIds
 
 if TYPE_CHECKING:
-    from .vintage import TransportBackend
+    from .legacy_api import TransportBackend
 
 # Attributes that belong to one process, and are left out of pickles.
 OWN = {"_side", "_subject", "_pid", "_open", "_close", "_made_sender", "_made_receiver"}
@@ -78,7 +78,7 @@ class Scheme:
             now += ", connected" if side.connected else ""
         return f"<{type(self).__name__} of {self.model_id!r}: {now}>"
 
-    def _make_carrier(self, **kwargs: Any) -> Transport:
+    def _make_transport(self, **kwargs: Any) -> Transport:
         """Return the transport that sends weights to the workers. Called by `init_on_sender`."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Scheme:
         """Return the receiver that writes to `destination`. Called by `init_on_receiver`."""
         raise NotImplementedError
 
-    def carrier_to(self, pipe_or_context: Any) -> Transport:
+    def transport_to(self, pipe_or_context: Any) -> Transport:
         """Return a transport to the one worker behind `pipe_or_context`; its worker id is 0."""
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class Scheme:
         self._begin(model_id, context, sources.model)
         self._subject.weights = sources.weights
         try:
-            made = self._make_carrier(context=context, num_workers=sources.count, **kwargs)
+            made = self._make_transport(context=context, num_workers=sources.count, **kwargs)
         except BaseException:
             self.shutdown()
             raise
@@ -189,15 +189,15 @@ class Scheme:
     def versions(self) -> Mapping[int, int]:
         """Return the number of the version that each worker runs, by worker id."""
         side = self._as_sender
-        return {} if side is None else dict(side.carrier.versions())
+        return {} if side is None else dict(side.transport.versions())
 
     @property
     def sender_transports(self) -> "Mapping[int, TransportBackend]":
         """The sender's transport to each worker, by worker id; empty unless this is a sender."""
         if (side := self._as_sender) is None:
             return {}
-        carrier = side.carrier
-        return {worker: WorkerTransport(self, carrier, worker) for worker in carrier.workers()}
+        transport = side.transport
+        return {worker: WorkerTransport(self, transport, worker) for worker in transport.workers()}
 
     # Preparing weights.
 

@@ -21,12 +21,12 @@ from ...bus.errors import PublishError
 from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.errors import WeightBusError
 from .. import checks
-from .carrier import Prepared, Transport, Weights, WorkerIds, merged
 from .model import POLICY
+from .transport import Prepared, Transport, Weights, WorkerIds, merged
 
 if TYPE_CHECKING:
+    from .legacy_api import WeightSyncScheme
     from .scheme import Scheme
-    from .vintage import WeightSyncScheme
 
 # A transport may answer this much after the deadline: a fraction of the timeout, plus seconds.
 LATE_PART, LATE_SECONDS = 0.1, 0.25
@@ -42,8 +42,8 @@ class Sending:
     A scheme that is a sender has a `Sending` as its side, from `init_on_sender` to `shutdown`.
     """
 
-    def __init__(self, carrier: Transport) -> None:
-        self.carrier, self.connected = carrier, False
+    def __init__(self, transport: Transport) -> None:
+        self.transport, self.connected = transport, False
         self.receipt: Receipt | None = None
         self._future: Future[Receipt] | None = None
         self._deadline = self._timeout = 0.0
@@ -56,7 +56,7 @@ class Sending:
         """Offer the first weights to every worker that has joined or joins later."""
         self.connected = True
         try:
-            self.carrier.greet(first, timeout=timeout)
+            self.transport.greet(first, timeout=timeout)
         except PublishError:
             raise  # stay connected: sends to the other workers work
         except BaseException:
@@ -66,7 +66,7 @@ class Sending:
     def close(self) -> None:
         """Close the transport."""
         with suppress(Exception):
-            self.carrier.close()
+            self.transport.close()
 
     @property
     def pending(self) -> bool:
@@ -86,7 +86,7 @@ class Sending:
         deadline = time.monotonic() + timeout
         if not self._turn.acquire(timeout=timeout):
             told = f"not sent to: another thread was sending for all of {timeout:.3g} s"
-            check(_unanswered(scheme.model_id or POLICY, self.carrier.workers(), timeout, told))
+            check(_unanswered(scheme.model_id or POLICY, self.transport.workers(), timeout, told))
             raise TimeoutError(told)  # without workers, `check` accepts the receipt
         try:
             yield max(0.001, deadline - time.monotonic())
@@ -170,15 +170,15 @@ class Sending:
         self._deadline, self._timeout = time.monotonic() + timeout, timeout
         self._check_known(workers)
         if isinstance(weights, Weights):
-            self._asked = weights.model_id, workers or self.carrier.workers()
-            self._future = self.carrier.send(weights, workers, timeout=timeout)
+            self._asked = weights.model_id, workers or self.transport.workers()
+            self._future = self.transport.send(weights, workers, timeout=timeout)
             return
         chosen = [*weights] if workers is None else workers
         self._check_known(chosen)
         if missing := [str(i) for i in chosen if i not in weights]:
             raise ValueError(f"no weights given for worker {', '.join(missing)}")
         self._asked = next(iter(weights.values())).model_id, chosen
-        self._future = _send_each(self.carrier, {w: weights[w] for w in chosen}, timeout)
+        self._future = _send_each(self.transport, {w: weights[w] for w in chosen}, timeout)
 
     def finish(self, timeout: float | None = None) -> Receipt:
         """Wait until the pending send is over; return its receipt.
@@ -211,9 +211,9 @@ class Sending:
             self._future = None
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
-        if self.carrier.anybody:
+        if self.transport.anybody:
             return
-        known = self.carrier.workers()
+        known = self.transport.workers()
         if workers is None and not known:
             raise RuntimeError(
                 "No transports available. No worker is there: a send is for those that have "
@@ -240,7 +240,7 @@ def check(receipt: Receipt) -> None:
 
 
 def _send_each(
-    carrier: Transport, weights: Mapping[int, Weights], timeout: float
+    transport: Transport, weights: Mapping[int, Weights], timeout: float
 ) -> "Future[Receipt]":
     """Send each worker its own weights, in a thread; return a future of one receipt for all.
 
@@ -260,7 +260,7 @@ def _send_each(
         try:
             for done, (worker, own) in enumerate(copies.items()):
                 share = max(0.001, deadline - time.monotonic()) / (len(copies) - done)
-                future = carrier.send(own, [worker], timeout=share)
+                future = transport.send(own, [worker], timeout=share)
                 receipt = _receipt_of(future, share + _late(share))
                 receipts.append(receipt or _unanswered(own.model_id, [worker], share))
             whole.set_result(merged(receipts))
@@ -362,11 +362,11 @@ class WeightSender:
 
 
 class WorkerTransport:
-    """Sends weights, which a scheme prepares, to one worker of a carrier."""
+    """Sends weights, which a scheme prepares, to one worker of a transport."""
 
-    def __init__(self, scheme: "Scheme", carrier: Transport, worker: int = 0) -> None:
+    def __init__(self, scheme: "Scheme", transport: Transport, worker: int = 0) -> None:
         self.worker = worker
-        self._scheme, self._sending = scheme, Sending(carrier)
+        self._scheme, self._sending = scheme, Sending(transport)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to worker {self.worker}>"
@@ -405,7 +405,7 @@ class WorkerTransport:
 
     def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
         """Send prepared weights. The sender that this transport is registered with calls this."""
-        return self._sending.carrier.send(weights, [self.worker], timeout=timeout)
+        return self._sending.transport.send(weights, [self.worker], timeout=timeout)
 
     def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
         """Return None: a sender receives no weights."""
@@ -414,14 +414,14 @@ class WorkerTransport:
 
     def check_connection(self) -> bool:
         """Return whether the worker exists."""
-        return self.worker in self._sending.carrier.workers()
+        return self.worker in self._sending.transport.workers()
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Do nothing: the scheme's `connect()` connects and sends the first weights."""
 
 
 class _Registered(Transport):
-    """A carrier that sends over several transports, which `scheme.create_transport` made."""
+    """Sends over several transports, which `scheme.create_transport` made."""
 
     def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
         self._transports = transports
@@ -460,7 +460,7 @@ class _Registered(Transport):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The arguments that `init_on_sender` uses itself; the carrier gets the others."""
+    """The arguments that `init_on_sender` uses itself; the transport gets the others."""
 
     model: Any
     weights: Any  # sent by a send that is called without weights

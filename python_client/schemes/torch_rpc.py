@@ -19,12 +19,12 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, IncomingVersion, deliver
 from .call_sender import CallSender, Channel, Peers
-from .carrier import Receiver, Transport
+from .legacy_api import TransportBackend, WeightSyncScheme
 from .model import CallResult, Outcome
 from .receiver import Destination
 from .sender import WorkerTransport
 from .strategy import Format
-from .vintage import TransportBackend, WeightSyncScheme
+from .transport import Receiver, Transport
 
 PIECE_BYTES = 2 * 2**20  # the fastest of 1, 2, 4 and 8 MiB, by a small margin
 KEPT_MAX = 2  # most buffers kept for reuse: one may be in use while the other gets the next version
@@ -53,7 +53,7 @@ class RPCWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, **settings)
         self._channel = Channel()
 
-    def _make_carrier(self, **kwargs: Any) -> Transport:
+    def _make_transport(self, **kwargs: Any) -> Transport:
         def given(name: str) -> Any:
             value = kwargs.get(name)
             return getattr(self.context, name, None) if value is None else value
@@ -71,7 +71,7 @@ class RPCWeightSyncScheme(WeightSyncScheme):
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def carrier_to(self, pipe_or_context: Any) -> Transport:
+    def transport_to(self, pipe_or_context: Any) -> Transport:
         return CallSender(self._channel, _Peers([_peer(pipe_or_context)]), self.strategy_str)
 
     def _transport_of(self, peer: Any) -> TransportBackend:
@@ -101,7 +101,7 @@ class RPCTransport(WorkerTransport):
         if collector_info is None:
             raise ValueError("an RPCTransport needs a worker: its RPC name, id or WorkerInfo")
         scheme = scheme or RPCWeightSyncScheme()
-        super().__init__(scheme, scheme.carrier_to((collector_info, collector_rref)))
+        super().__init__(scheme, scheme.transport_to((collector_info, collector_rref)))
 
 
 def _peer(given: Any) -> tuple[Any, Any]:

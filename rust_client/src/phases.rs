@@ -147,16 +147,16 @@ pub enum Coming {
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
     Unpushed,
-    Lent,
+    CopyStarted,
     Patched,
-    Returned,
+    CopyEnded,
 }
 
 pub const COMING: &[(Coming, Way, Coming)] = &[
     (Coming::Received, Way::Unpushed, Coming::Pulled),
-    (Coming::Received, Way::Lent, Coming::Copied),
+    (Coming::Received, Way::CopyStarted, Coming::Copied),
     (Coming::Pulled, Way::Patched, Coming::Decoded),
-    (Coming::Copied, Way::Returned, Coming::Pulled),
+    (Coming::Copied, Way::CopyEnded, Coming::Pulled),
 ];
 
 /// Whether a worker receives pushed chunks of a model. After a worker has dropped an arriving

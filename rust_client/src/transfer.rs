@@ -3,15 +3,15 @@
 //! Each chunk is in one of four states:
 //!
 //! ```text
-//! Missing ──fetch──> Asked ──┐
-//!    │                 │     ├──> Here
-//!    ├─────push────────┼─────┤
-//!    └─────lend────────┴─> Lent ──damaged, cut off──> Missing
+//! Missing ──fetch──> Requested ──┐
+//!    │                   │       ├──> Here
+//!    ├──────push─────────┼───────┤
+//!    └──────lend─────────┴─> Leased ──damaged, cut off──> Missing
 //! ```
 //!
-//! A chunk is `Lent` (leased) while its bytes are being received straight into the buffer. A second
-//! copy of the chunk that arrives meanwhile is ignored, so that only one writer has this part of
-//! the buffer.
+//! A chunk is `Leased` (leased) while its bytes are being received straight into the buffer. A
+//! second copy of the chunk that arrives meanwhile is ignored, so that only one writer has this
+//! part of the buffer.
 //!
 //! Pushed chunks come in order. A missing chunk below the highest pushed one was lost, and is
 //! fetched at once. A missing chunk above it may still be pushed, and is fetched after `end`, or
@@ -73,9 +73,9 @@ impl ChunkPlan {
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     Missing,
-    Asked,
+    Requested,
     Here,
-    Lent,
+    Leased,
 }
 
 /// The place in the buffer where a chunk is being received.
@@ -373,7 +373,7 @@ impl Transfer {
         }
         let wanted = match payload {
             Payload::InPlace(id) => self.lease.as_ref().map_or(false, |l| l.id == id && l.index == index),
-            Payload::Bytes(_) => !matches!(self.states[index], State::Here | State::Lent),
+            Payload::Bytes(_) => !matches!(self.states[index], State::Here | State::Leased),
         };
         if !wanted {
             return false; // another copy was received or is being received, or the lease has ended
@@ -432,12 +432,12 @@ impl Transfer {
             return false;
         }
         let index = index as usize;
-        if matches!(self.states[index], State::Here | State::Lent) || size != self.span(index).len() {
+        if matches!(self.states[index], State::Here | State::Leased) || size != self.span(index).len() {
             return false;
         }
         self.revoke();
         self.forget_asked(index);
-        self.states[index] = State::Lent;
+        self.states[index] = State::Leased;
         self.lease = Some(Lease { id, index, count: 0, crc: 0, opening, seen: 0 });
         true
     }
@@ -594,7 +594,7 @@ impl Transfer {
             let most = limit.min(first + WINDOW_CHUNKS - self.asked);
             let states = self.states[first..most].iter_mut();
             let run = states.take_while(|state| **state == State::Missing);
-            let count = run.map(|state| *state = State::Asked).count();
+            let count = run.map(|state| *state = State::Requested).count();
             self.asked += count;
             self.cursor = first + count;
             wants.push(Want::Chunks { first: first as u64, count: count as u64 });
@@ -614,7 +614,7 @@ impl Transfer {
     }
 
     fn forget_asked(&mut self, index: usize) {
-        if self.states[index] == State::Asked {
+        if self.states[index] == State::Requested {
             self.states[index] = State::Missing;
             self.asked -= 1;
         }
@@ -630,7 +630,7 @@ impl Transfer {
     }
 
     fn ask_again(&mut self, now: Time) {
-        for state in self.states.iter_mut().filter(|state| **state == State::Asked) {
+        for state in self.states.iter_mut().filter(|state| **state == State::Requested) {
             *state = State::Missing;
         }
         self.asked = 0;

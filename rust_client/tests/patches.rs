@@ -154,7 +154,7 @@ impl World {
             self.ready.pop().expect("a version that is ready");
         let mut buffer = match source {
             Source::Buffer(buffer) => buffer,
-            Source::Segment { .. } => panic!("there is no shared road here"),
+            Source::Segment { .. } => panic!("there is no shared memory here"),
         };
         self.runs = Some((key.1, buffer.to_vec()));
         buffer.keep();
@@ -404,7 +404,7 @@ fn bytes_that_somebody_has_changed_are_found_out() {
     world.publish(&first());
     match &mut world.ready[0].source {
         Source::Buffer(buffer) => buffer[9] ^= 1,
-        Source::Segment { .. } => panic!("there is no shared road here"),
+        Source::Segment { .. } => panic!("there is no shared memory here"),
     }
     world.apply();
     world.bring(&after(&first()));

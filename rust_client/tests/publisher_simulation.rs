@@ -545,7 +545,7 @@ impl World {
                 let (layout, bytes) = (staged.layout, Bytes::Kept(Arc::new(buffer)));
                 staged.keep.then_some(Base { layout, bytes })
             }
-            Source::Segment { .. } => panic!("there is no shared road here"),
+            Source::Segment { .. } => panic!("there is no shared memory here"),
         };
         let worker = &mut self.workers[at];
         worker.ran.push(key);

@@ -1,4 +1,4 @@
-//! The shared road: what is opened, what is copied, and how a machine takes it or leaves it.
+//! Shared memory: what is opened, what is copied, and how a machine takes it or leaves it.
 
 #[path = "../conformance/memfd.rs"]
 mod memfd;
@@ -125,7 +125,7 @@ impl Host for Here {
     }
 }
 
-/// A machine in a session on the shared road, and what it did at the welcome.
+/// A machine in a session over shared memory, and what it did at the welcome.
 fn joined(probe: &str) -> (WorkerMachine, Vec<Effect>) {
     let mut machine = worker("w", "0".repeat(32), Arc::new(Here(Segments::default())));
     machine.connected(NOW);

@@ -362,7 +362,7 @@ impl World {
         let (_, version) = found.expect("nothing is applied that was not published");
         match &staged.source {
             Source::Buffer(buffer) => assert!(buffer[..] == version.data[..], "other bytes than published"),
-            Source::Segment { .. } => panic!("there is no shared road here"),
+            Source::Segment { .. } => panic!("there is no shared memory here"),
         }
         assert_eq!(staged.digest, version.digest());
         if version.commit == CommitMode::Together {

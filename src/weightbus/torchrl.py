@@ -15,9 +15,12 @@ if TYPE_CHECKING:
         SharedMemWeightSyncScheme,
         ZMQWeightSyncScheme,
     )
-    from weightbus.python_client.schemes.carrier import (
-        WeightSyncBackend,
-        register_weight_sync_backend,
+    from weightbus.python_client.schemes.legacy_api import (
+        DistributedTransport,
+        InitialSyncTransport,
+        SharedMemTransport,
+        TransportBackend,
+        WeightSyncScheme,
     )
     from weightbus.python_client.schemes.none import NoWeightSyncScheme
     from weightbus.python_client.schemes.ray import (
@@ -32,14 +35,11 @@ if TYPE_CHECKING:
     from weightbus.python_client.schemes.sender import WeightSender
     from weightbus.python_client.schemes.strategy import WeightStrategy
     from weightbus.python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
-    from weightbus.python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
-    from weightbus.python_client.schemes.vintage import (
-        DistributedTransport,
-        InitialSyncTransport,
-        SharedMemTransport,
-        TransportBackend,
-        WeightSyncScheme,
+    from weightbus.python_client.schemes.transport import (
+        WeightSyncBackend,
+        register_weight_sync_backend,
     )
+    from weightbus.python_client.schemes.weight_updaters import RayWeightUpdater, WeightUpdaterBase
 
 __all__ = [
     "DistributedTransport",
@@ -74,9 +74,9 @@ __getattr__, __dir__ = lazy(
     globals(),
     "weightbus.python_client.schemes",
     {
-        "DistributedTransport": "vintage",
+        "DistributedTransport": "legacy_api",
         "DistributedWeightSyncScheme": "bus",
-        "InitialSyncTransport": "vintage",
+        "InitialSyncTransport": "legacy_api",
         "MPTransport": "bus",
         "MultiProcessWeightSyncScheme": "bus",
         "NoWeightSyncScheme": "none",
@@ -88,17 +88,17 @@ __getattr__, __dir__ = lazy(
         "RayModuleTransformSender": "ray",
         "RayTransport": "ray",
         "RayWeightSyncScheme": "ray",
-        "RayWeightUpdater": "updater",
-        "SharedMemTransport": "vintage",
+        "RayWeightUpdater": "weight_updaters",
+        "SharedMemTransport": "legacy_api",
         "SharedMemWeightSyncScheme": "bus",
-        "TransportBackend": "vintage",
+        "TransportBackend": "legacy_api",
         "WeightReceiver": "receiver",
         "WeightSender": "sender",
         "WeightStrategy": "strategy",
-        "WeightSyncBackend": "carrier",
-        "WeightSyncScheme": "vintage",
-        "WeightUpdaterBase": "updater",
+        "WeightSyncBackend": "transport",
+        "WeightSyncScheme": "legacy_api",
+        "WeightUpdaterBase": "weight_updaters",
         "ZMQWeightSyncScheme": "bus",
-        "register_weight_sync_backend": "carrier",
+        "register_weight_sync_backend": "transport",
     },
 )

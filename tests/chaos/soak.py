@@ -212,12 +212,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--shared", action="store_true", help="over shared memory, too")
     options = parser.parse_args(words)
     bad = list[str]()
-    for road in ("no", "shared") if options.shared else ("no",):
+    for transport in ("no", "shared") if options.shared else ("no",):
         for model, nbytes, count in (
             ("small", SMALL_BYTES, options.small),
             ("large", LARGE_BYTES, options.large),
         ):
-            bad += soak(model, nbytes, count, road) if count else ()
+            bad += soak(model, nbytes, count, transport) if count else ()
     print("\n".join(bad) or "nothing has grown, nothing is left")
     return 1 if bad else 0
 

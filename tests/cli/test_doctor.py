@@ -14,8 +14,8 @@ from weightbus import Publisher, PublishError
 from weightbus.bus.net import endpoints
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import native
-from weightbus.python_client.observing import obstacles
-from weightbus.python_client.observing.obstacles import reach
+from weightbus.python_client.observing import connection_checks
+from weightbus.python_client.observing.connection_checks import reach
 from weightbus.tests.cli.test_cli import result_of, run
 from weightbus.tests.client.settling import arrays, joined
 
@@ -34,8 +34,8 @@ def findings(*words: object) -> tuple[int, dict[str, list[dict[str, str]]]]:
 @pytest.fixture(autouse=True)
 def _a_host_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the host of the tests has: it is not what is tried here."""
-    monkeypatch.setattr(obstacles, "DESCRIPTORS_MIN", 1)
-    monkeypatch.setattr(obstacles, "MEMORY_MIN", 1)
+    monkeypatch.setattr(connection_checks, "DESCRIPTORS_MIN", 1)
+    monkeypatch.setattr(connection_checks, "MEMORY_MIN", 1)
 
 
 def test_all_is_well_with_a_worker_that_is_up_to_date(publisher: Publisher) -> None:
@@ -129,13 +129,13 @@ def test_a_crowded_publisher_is_found_however_soon_it_hangs_up(
         raise ConnectionResetError("Connection reset by peer")
 
     monkeypatch.setattr(endpoints, "dial", reset)
-    monkeypatch.setattr(obstacles, "used_by", lambda _pid: (250, 256))  # pyright: ignore
+    monkeypatch.setattr(connection_checks, "used_by", lambda _pid: (250, 256))  # pyright: ignore
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         address = f"tcp://localhost:{server.getsockname()[1]}"
-        crowded, last = reach(address, keyed=False, timeout=SECONDS)
-    assert "has 250 of 256 descriptors in use" in crowded.text
+        in_use, last = reach(address, keyed=False, timeout=SECONDS)
+    assert "has 250 of 256 descriptors in use" in in_use.text
     assert (last.about, last.state) == ("port", "problem")
     assert "takes connections, and closes them at once" in last.text
 
@@ -176,11 +176,11 @@ def test_clocks_that_differ_are_found(
 def test_too_few_descriptors_and_too_little_memory_are_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(obstacles, "DESCRIPTORS_MIN", 1024)
+    monkeypatch.setattr(connection_checks, "DESCRIPTORS_MIN", 1024)
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (256, 256))
-    monkeypatch.setattr(obstacles, "PROC", tmp_path)
-    monkeypatch.setattr(obstacles, "CGROUP", tmp_path)
-    monkeypatch.setattr(obstacles, "MEMORY_MIN", 2**28)
+    monkeypatch.setattr(connection_checks, "PROC", tmp_path)
+    monkeypatch.setattr(connection_checks, "CGROUP", tmp_path)
+    monkeypatch.setattr(connection_checks, "MEMORY_MIN", 2**28)
     (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:  1048576 kB\n")
     (tmp_path / "memory.max").write_text("200000000\n")
     (tmp_path / "memory.current").write_text("170000000\n")
@@ -194,8 +194,8 @@ def test_too_few_descriptors_and_too_little_memory_are_found(
     assert found["memory"][0]["state"] == "problem"
     assert "GiB of address space" in found["address space"][0]["text"]
     assert "net.ipv4.tcp_rmem=4096 131072" in found["socket buffers"][0]["advice"]
-    assert obstacles.available() == 50_000_000
-    room = obstacles.room_for("m", 2**26)
+    assert connection_checks.available() == 50_000_000
+    room = connection_checks.room_for("m", 2**26)
     assert room is not None
     assert room.state == "problem"
 
@@ -205,8 +205,8 @@ def test_what_was_read_from_files_is_no_memory_in_use(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: int | None
 ) -> None:
     """In a container of the first kind of groups, whose numbers need not be of one moment."""
-    monkeypatch.setattr(obstacles, "PROC", tmp_path)
-    monkeypatch.setattr(obstacles, "CGROUP", tmp_path)
+    monkeypatch.setattr(connection_checks, "PROC", tmp_path)
+    monkeypatch.setattr(connection_checks, "CGROUP", tmp_path)
     group = tmp_path / "memory"
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text("200000000\n")
@@ -214,7 +214,7 @@ def test_what_was_read_from_files_is_no_memory_in_use(
     if cached is not None:
         stat = f"inactive_file 7\ntotal_inactive_file {cached}\n"
         (group / "memory.stat").write_text(stat)
-    assert obstacles.available() == min(200_000_000, 120_000_000 + (cached or 0))
+    assert connection_checks.available() == min(200_000_000, 120_000_000 + (cached or 0))
 
 
 def test_a_helper_that_was_not_built_and_memory_that_is_not_shared_are_found(

@@ -837,7 +837,7 @@ def test_small_versions_in_a_row_are_applied_in_order_in_the_background(bus: Bus
     assert target["w"].tolist() == [101.0] * 100
 
 
-def test_each_byte_is_hashed_once_and_on_the_shared_road_none(
+def test_each_byte_is_hashed_once_and_over_shared_memory_none(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is copied, for workers known beforehand; when it is sent, for one that comes."""

@@ -21,7 +21,7 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.absent import likely_meant
 from weightbus.bus.publisher.state import CHECKS_UNTIL_HINT
 from weightbus.bus.trust.keys import generate
-from weightbus.python_client.observing.silence import REACH
+from weightbus.python_client.observing.stall_hints import REACH
 from weightbus.tests.client.settling import settled
 
 SECONDS = 60.0  # far more than anything here takes

@@ -100,7 +100,7 @@ def test_a_flood_is_told_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert any("times more since" in record.getMessage() for record in caplog.records)
 
 
-def test_what_nobody_wants_to_hear_costs_no_allowance(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_below_the_level_takes_no_token(caplog: pytest.LogCaptureFixture) -> None:
     events = EventLog(log)
     with caplog.at_level(logging.WARNING, "weightbus"):
         for _ in range(10 * int(KIND_RATE.burst)):

@@ -228,13 +228,13 @@ def test_a_resident_model_is_what_patches_build_on_unless_somebody_has_changed_i
             assert slot_of(worker).versions.base is not None
 
 
-def test_nothing_is_patched_on_the_shared_road() -> None:
+def test_nothing_is_patched_over_shared_memory() -> None:
     here, model = weights(), weights(1)
     with bus(few={"shared_memory": True}) as (publisher,), ExitStack() as ends:
         join(ends, publisher, here, "w", shared_memory=True)
         publisher.wait_for_workers(1, SECONDS)
-        road = lambda: publisher.workers()["w"].road  # noqa: E731
-        wait_for(lambda: road() == "shared", "the road", SECONDS)
+        transport = lambda: publisher.workers()["w"].road  # noqa: E731
+        wait_for(lambda: transport() == "shared", "the transport", SECONDS)
         for step in range(3):
             receipt = patch(publisher, model)
             assert (came(receipt), receipt.workers["w"].nbytes) == ("", 0)

@@ -22,7 +22,7 @@ from weightbus import AddressError, ApplyError, Publisher, PublishError, Setting
 from weightbus.bus.net import endpoints
 from weightbus.python_client.cli.outcome import conclude
 from weightbus.python_client.cli.screen import Screen
-from weightbus.python_client.observing.obstacles import reach
+from weightbus.python_client.observing.connection_checks import reach
 from weightbus.tests.cli.starting import python
 from weightbus.tests.cli.test_cli import run
 from weightbus.tests.compose.waiting import wait_for

@@ -1,7 +1,7 @@
 """Scenarios of the user's part of applying, and of targets that are not exactly what is published.
 
-Each is played over the network and on the shared road, by workers that differ in nothing else; who
-cannot take that road takes the network twice.
+Each is played over the network and over shared memory, by workers that differ in nothing else; who
+cannot take that transport takes the network twice.
 """
 
 import time
@@ -27,11 +27,11 @@ HANG, DEADLINE = 4.0, 0.5  # seconds: of an apply that outlasts its own deadline
 MODEST = 0.9  # of a time that a worker is told to wait: clocks and rounding
 
 
-def on_both_roads(stage: Stage, name: str, **options: Any) -> list[Driver]:
+def on_both_transports(stage: Stage, name: str, **options: Any) -> list[Driver]:
     """Start two workers that are told the same."""
     return [
-        stage.worker(f"{name}-{road}", shared=road == "shared", **options)
-        for road in ("network", "shared")
+        stage.worker(f"{name}-{transport}", shared=transport == "shared", **options)
+        for transport in ("network", "shared")
     ]
 
 
@@ -74,8 +74,8 @@ def apply_turns_down(stage: Stage) -> None:
     """reports a version that its user turns down as failed, runs the one before, takes the next"""
     stage.open()
     stage.may_fail = {"apply"}
-    snapshots = on_both_roads(stage, "snapshot", turn_down=(2,))
-    in_place = on_both_roads(stage, "place", turn_down=(2,), in_place={"m": MINE})
+    snapshots = on_both_transports(stage, "snapshot", turn_down=(2,))
+    in_place = on_both_transports(stage, "place", turn_down=(2,), in_place={"m": MINE})
     workers = snapshots + in_place
     stage.publish(uniform(MINE, 1))
     receipt = stage.outcome(uniform(MINE, 2))
@@ -95,7 +95,7 @@ def apply_breaks(stage: Stage) -> None:
     """runs no version, and says so in hello, too, where its user's part fails on changed bytes"""
     first = stage.open()
     stage.may_fail = {"apply"}
-    workers = on_both_roads(stage, "w", breaks=(2, 4), in_place={"m": MINE})
+    workers = on_both_transports(stage, "w", breaks=(2, 4), in_place={"m": MINE})
     for byte in (1, 3):
         stage.publish(uniform(MINE, byte))
         receipt = stage.outcome(uniform(MINE, byte + 1))
@@ -121,8 +121,8 @@ def apply_slow(stage: Stage) -> None:
         lambda event: lost.append(event.worker) if event.kind == "lost" else 0
     )
     slow: dict[str, Any] = {"apply_seconds": f"{SLOW}:2"}
-    workers = on_both_roads(stage, "snapshot", **slow)
-    workers += on_both_roads(stage, "place", in_place={"m": MINE}, **slow)
+    workers = on_both_transports(stage, "snapshot", **slow)
+    workers += on_both_transports(stage, "place", in_place={"m": MINE}, **slow)
     stage.publish(uniform(MINE, 1))
     before = {w.name: len(stage.proxy.seen("ping", of(w.name))) for w in workers}
     receipt = stage.publish(uniform(MINE, 2))
@@ -144,8 +144,8 @@ def apply_hangs(stage: Stage) -> None:
     stage.open()
     stage.may_fail = {"apply"}
     hangs: dict[str, Any] = {"apply_seconds": f"{HANG}:2", "apply_timeout": DEADLINE}
-    workers = on_both_roads(stage, "snapshot", **hangs)
-    workers += on_both_roads(stage, "place", in_place={"m": MINE}, **hangs)
+    workers = on_both_transports(stage, "snapshot", **hangs)
+    workers += on_both_transports(stage, "place", in_place={"m": MINE}, **hangs)
     stage.publish(uniform(MINE, 1))
     began = time.monotonic()
     receipt = stage.outcome(uniform(MINE, 2))
@@ -169,7 +169,7 @@ def partial_target(stage: Stage) -> None:
     """takes the tensors that its target has, and refuses a version that lacks one of them"""
     stage.open()
     stage.may_fail = {"layout-mismatch"}
-    workers = on_both_roads(stage, "w", partial=True, in_place={"m": MINE})
+    workers = on_both_transports(stage, "w", partial=True, in_place={"m": MINE})
     for byte in (1, 2):
         receipt = stage.publish(uniform(LARGE, byte), verify=byte == 2)
     events = [worker.wait_applied("m", receipt.epoch, receipt.version) for worker in workers]
@@ -202,7 +202,7 @@ def cast_target(stage: Stage) -> None:
     mine |= spec(step=("I64", [5]))
     stage.open()
     stage.may_fail = {"layout-mismatch"}
-    workers = on_both_roads(stage, "w", cast=True, in_place={"m": mine})
+    workers = on_both_transports(stage, "w", cast=True, in_place={"m": mine})
     receipt = stage.publish(published, verify=True)
     crcs = {name: crc32c(array.view(np.uint8)) for name, array in wanted.items()}
     count = int(np.isinf(wanted["F32-F16"]).sum())

@@ -75,7 +75,7 @@ class ProcessPublisher:
         # Files are written again once what they had is published: a driver that has one open needs
         # no other where nothing else is being published.
         self._files: list[IO[bytes]] = []
-        self._lent: dict[int, IO[bytes]] = {}
+        self._passed: dict[int, IO[bytes]] = {}
         self._changed = threading.Condition()
         self._callbacks: list[Callable[[WorkerEvent], object]] = []
         self._undo = contextlib.ExitStack()
@@ -127,7 +127,7 @@ class ProcessPublisher:
             for each in fields(Settings)
             if (value := getattr(settings, each.name)) != each.default
         }
-        return self._ask("publish", lent=file, model=model, file=file.name, **options)
+        return self._ask("publish", passed=file, model=model, file=file.name, **options)
 
     def _new_file(self) -> IO[bytes]:
         return self._undo.enter_context(tempfile.NamedTemporaryFile(dir=self._folder))
@@ -183,10 +183,10 @@ class ProcessPublisher:
         self._process.stdout.close()
         self._undo.close()
 
-    def _ask(self, what: str, lent: IO[bytes] | None = None, **fields: Any) -> "Future[Any]":
+    def _ask(self, what: str, passed: IO[bytes] | None = None, **fields: Any) -> "Future[Any]":
         number = next(self._ids)
-        if lent is not None:
-            self._lent[number] = lent
+        if passed is not None:
+            self._passed[number] = passed
         future = self._open[number] = Future[Any]()
         assert self._process.stdin is not None
         try:
@@ -200,7 +200,7 @@ class ProcessPublisher:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             told = json.loads(line)
-            if (file := self._lent.pop(told.get("id", 0), None)) is not None:
+            if (file := self._passed.pop(told.get("id", 0), None)) is not None:
                 self._files.append(file)  # before anybody is told, who might want it
             match told["event"]:
                 case "worker" if told["kind"] in EVENT_KINDS:

@@ -75,13 +75,13 @@ class Language:
             raise NotBuiltError(f"make driver in {self.folder} has made no {self.command[0]}")
 
 
-NO_FLOCK = "Node has no flock, so this client never takes the shared road"
-SHARED_ROAD = (
+NO_FLOCK = "Node has no flock, so this client never uses shared memory"
+SHARED_MEMORY = (
     "segments.json",
-    "shared-road",
-    "shared-road-overtaken",
-    "shared-road-overwritten",
-    "patched-beside-the-shared-road",
+    "shared-memory",
+    "shared-memory-overtaken",
+    "shared-memory-overwritten",
+    "patched-beside-shared-memory",
 )
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
 NO_CHECKING = {"checking.json": "without the feature `checking`: it cannot be verified"}
@@ -105,7 +105,7 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_CHECKING,
+        dict.fromkeys(SHARED_MEMORY, NO_FLOCK) | NO_MAPPING | NO_CHECKING,
     ),
     Language(
         "rust",
@@ -122,7 +122,7 @@ LANGUAGES = (
 
 # Of scenarios, what the Rust core cannot do as a publisher.
 CORE_LACKS: Mapping[str, str] = {
-    **dict.fromkeys(SHARED_ROAD[1:], "it has no shared road"),
+    **dict.fromkeys(SHARED_MEMORY[1:], "it has no shared memory"),
 }
 
 

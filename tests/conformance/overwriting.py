@@ -1,4 +1,4 @@
-"""A publisher that breaks the rules of the shared road: it writes where a worker copies."""
+"""A publisher that breaks the rules of shared memory: it writes where a worker copies."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ class Ambush:
             self._spoiler = None
 
 
-def shared_road_overwritten(stage: Stage) -> None:
+def shared_memory_overwritten(stage: Stage) -> None:
     """runs no version, and says so, where what it copies is overwritten; takes the next"""
     stage.open()
     stage.may_fail = {"apply"}

@@ -64,7 +64,7 @@ def offers(passing: Passing) -> bool:
 
 
 def check_came(receipt: Receipt, way: str, *names: str) -> Receipt:
-    """See in which way a version came to workers: `raw`, `delta-1`, or "" on the shared road."""
+    """See in which way a version came to workers: `raw`, `delta-1`, or "" over shared memory."""
     for name in names or ("w",):
         mine = receipt.workers[name]
         expect(mine.encoding == way, f"{name} was to get it as {way!r}, got {mine}: {receipt}")
@@ -283,8 +283,8 @@ def patched_with_a_reader(stage: Stage) -> None:
         check_came(receipt, "delta-1" if byte > 1 else "raw")
 
 
-def patched_beside_the_shared_road(stage: Stage) -> None:
-    """takes the shared road where it can, on which nothing is patched, beside one that cannot"""
+def patched_beside_shared_memory(stage: Stage) -> None:
+    """uses shared memory where it can, on which nothing is patched, beside one that cannot"""
     stage.open()
     stage.worker("near", shared=True)
     stage.proxy.wait_answered(lambda p: p.worker == "near" and p.header.get("shared") is True)

@@ -1,4 +1,4 @@
-"""Scenarios on a sound network: joining, pushes, shapes and sizes, several models, both roads."""
+"""Scenarios on a sound network: joining, pushes, shapes and sizes, models, both transports."""
 
 from contextlib import closing
 
@@ -251,8 +251,8 @@ def several_models(stage: Stage) -> None:
     expect(len(both.those("applied", model="policy")) == 4, "a version of policy was skipped")
 
 
-def shared_road(stage: Stage) -> None:
-    """takes the shared road, hashes where it is asked to, stages what has to be staged"""
+def shared_memory(stage: Stage) -> None:
+    """uses shared memory, hashes where it is asked to, stages what has to be staged"""
     stage.open()
     worker = stage.worker(shared=True)
     stage.proxy.wait_answered(lambda p: p.header.get("shared") is True)
@@ -271,8 +271,8 @@ def shared_road(stage: Stage) -> None:
     expect(chunks == 0, f"{chunks} chunks were sent to a worker that reads shared memory")
 
 
-def shared_road_overtaken(stage: Stage) -> None:
-    """is overtaken on the shared road by newer versions, and never applies a mixture"""
+def shared_memory_overtaken(stage: Stage) -> None:
+    """is overtaken over shared memory by newer versions, and never applies a mixture"""
     stage.open()
     large = {f"t{index}": {"dtype": "F32", "shape": [2**17]} for index in range(8)}
     worker = stage.worker(shared=True, in_place={"m": large})

@@ -290,7 +290,7 @@ class PublisherSide:
                     self.do(self.machine.hashed(version, now), did, now)
             case ("take",):
                 for version in self.versions:
-                    if version.lent and isinstance(version.snapshot, PlainSnapshot):
+                    if version.reclaimable and isinstance(version.snapshot, PlainSnapshot):
                         version.snapshot.release()
             case ("withdraw",):
                 for version in self.versions:
@@ -323,9 +323,9 @@ class PublisherSide:
         return bool(self.machine.state.calls)
 
     @property
-    def lent(self) -> bool:
+    def reclaimable(self) -> bool:
         """Whether the trainer may write over the latest version."""
-        return any(v.lent and v.snapshot.there for v in self.versions)
+        return any(v.reclaimable and v.snapshot.there for v in self.versions)
 
     @property
     def hashing(self) -> bool:
@@ -407,6 +407,6 @@ class PublisherSide:
         for version in self.versions:
             snapshot = version.snapshot
             assert isinstance(snapshot, PlainSnapshot)
-            assert version.lent or snapshot.phase == "held", f"{version} is {snapshot.phase}"
+            assert version.reclaimable or snapshot.phase == "held", f"{version} is {snapshot.phase}"
         roster = list(self.machine.state.roster)
         assert len({p.identity for p in roster}) == len(roster)

@@ -233,10 +233,10 @@ class World:
         if facts.published == len(self.rules.publishes):
             return
         commit, wait = self.rules.publishes[facts.published]
-        lent = commit == "auto" and self.publishers[state.publisher].lent
-        if lent and not facts.taken:
+        reclaimable = commit == "auto" and self.publishers[state.publisher].reclaimable
+        if reclaimable and not facts.taken:
             yield "the trainer takes memory", self._tell(self._but(state, taken=True), ("take",))
-        if facts.taken or not lent:
+        if facts.taken or not reclaimable:
             count = facts.published + 1
             after = self._but(state, published=count, taken=False)
             event = ("publish", count, commit, wait)

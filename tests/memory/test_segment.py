@@ -175,7 +175,7 @@ def test_a_stopped_reader_keeps_its_version_while_others_get_newer_ones() -> Non
         stop(process.pid)
         snapshot = first
         for number in range(2, 6):
-            snapshot.lend()
+            snapshot.make_reclaimable()
             snapshot = pool.take(NBYTES, replaces_latest=True)
             assert snapshot.shared != where
             snapshot.data[:] = number
@@ -184,7 +184,7 @@ def test_a_stopped_reader_keeps_its_version_while_others_get_newer_ones() -> Non
         out, _ = process.communicate("go\n", timeout=30)
         assert out.strip() == "{3}"
     assert len(pool) == 2
-    snapshot.lend()
+    snapshot.make_reclaimable()
     assert pool.take(NBYTES, replaces_latest=True).shared == where, "it serves again"
 
 

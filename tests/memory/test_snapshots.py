@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import MappedSegment
 from weightbus.bus.memory.snapshots import MemoryBlock, Pool, SealedMemory, Snapshot
-from weightbus.bus.publisher.effects import Effect, Lend, Release
+from weightbus.bus.publisher.effects import Effect, MakeReclaimable, Release
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.checksum import digest_of
@@ -56,8 +56,8 @@ class Bench:
     def free(self) -> list[Effect]:
         found = [effect for each in self.store.values() for effect in each.freed()]
         for effect in found:
-            if isinstance(effect, Lend):
-                effect.version.snapshot.lend()
+            if isinstance(effect, MakeReclaimable):
+                effect.version.snapshot.make_reclaimable()
             elif isinstance(effect, Release):
                 effect.version.snapshot.release()
         return found
@@ -190,7 +190,7 @@ def test_what_waits_in_a_socket_does_not_outlive_a_version() -> None:
 def test_what_is_lent_is_nobodys_to_read() -> None:
     bench = Bench()
     version = bench.publish()
-    with pytest.raises(AssertionError, match="that is lent"):
+    with pytest.raises(AssertionError, match="that is reclaimable"):
         data_of(version)
     assert bench.versions.get(1) is version
     assert data_of(version) == b"\1" * CHUNK
@@ -260,7 +260,7 @@ def test_the_machine_never_waits_for_what_it_takes_back() -> None:
     with ThreadPoolExecutor(1) as threads:
         threads.submit(hold)
         assert held.wait(SECONDS)
-        snapshot.lend()
+        snapshot.make_reclaimable()
         assert snapshot.take_back()
         assert snapshot.take_back(), "it is the machine's already"
         assert not over.is_set()
@@ -277,7 +277,7 @@ def test_what_is_lent_is_had_by_one_alone() -> None:
     with ThreadPoolExecutor(2) as threads:
         for _ in range(300):
             snapshot = pool.take(8, replaces_latest=True)
-            snapshot.lend()
+            snapshot.make_reclaimable()
             taken, back = threads.map(race, [snapshot.take, snapshot.take_back])
             assert taken != back
             if back:
@@ -479,8 +479,8 @@ class Machine(threading.Thread):
         found = [effect for each in self.store.values() for effect in each.freed()]
         for effect in found:
             match effect:
-                case Lend(version):
-                    version.snapshot.lend()
+                case MakeReclaimable(version):
+                    version.snapshot.make_reclaimable()
                 case Release(version):
                     version.snapshot.release()
                     del self.expected[version]

@@ -12,7 +12,7 @@ import pytest
 
 from weightbus import Publisher, PublishError, Settings
 from weightbus.bus.observed import Doing, ModelRow, RosterPage, WorkerRow
-from weightbus.python_client.observing.shown import tell
+from weightbus.python_client.observing.http_endpoints import tell
 from weightbus.python_client.observing.view import View
 from weightbus.tests.client.settling import arrays, joined
 from weightbus.tests.compose.waiting import wait_for

@@ -61,18 +61,18 @@ TESTS_OF_PUBLISHER = (
 SEEDS = 150
 OWN_TESTS = {  # of a client, run in its folder
     "node": "node --test dist/tests/machine.test.js dist/tests/patches.test.js",
-    "go": "go test -count 1 -timeout 60s -run Simulation|Nothing|Whoever|Road ./internal/wbp",
+    "go": "go test -count 1 -timeout 60s -run Simulation|Nothing|Whoever|Shared ./internal/wbp",
 }
 OF_THREADS = {("applying", "put-back"), ("applying", "failed"), ("applying", "newer")}
-OF_COPIES = {("received", "lent"), ("copied", "returned")}
+OF_COPIES = {("received", "copy-started"), ("copied", "copy-ended")}
 OF_SEGMENTS = {("layout", "located"), ("segment", "opened")}
 OF_PROBES = {  # whoever opens memory at once is welcomed before anything else can happen
     *(("outside", "located"), ("inside", "located"), ("probing", "located")),
     *(("probing", "unknown"), ("probing", "refused"), ("probing", "silent")),
 }
-NO_ROAD = {("announced", "mapped"), ("applying", "stale"), ("probing", "welcomed")}
-UNUSED = {  # along these no version of a client goes: no road, no room asked for, no other thread
-    "node": OF_THREADS | OF_COPIES | OF_SEGMENTS | OF_PROBES | NO_ROAD,
+NO_SHARED_MEMORY = {("announced", "mapped"), ("applying", "stale"), ("probing", "welcomed")}
+UNUSED = {  # no version of a client goes along these: no shared memory, no room, no other thread
+    "node": OF_THREADS | OF_COPIES | OF_SEGMENTS | OF_PROBES | NO_SHARED_MEMORY,
     "go": OF_THREADS | OF_COPIES | OF_PROBES,
 }
 DROPPED = ("running", "newer", "announced")  # at once, as it is not the newest

@@ -48,7 +48,7 @@ def test_impossible_plans_are_refused(nbytes: int, chunk_bytes: int) -> None:
 
 
 CHUNK, NBYTES = 4, 18
-WAYS = ("sent", "damaged", "short", "lent", "lent, damaged", "cut off")
+WAYS = ("sent", "damaged", "short", "leased", "leased, damaged", "cut off")
 EVENTS = ("ask", "new connection", "start over")
 
 
@@ -75,7 +75,7 @@ def test_here_is_what_came_and_was_verified(steps: list[str | tuple[str, int]]) 
             way, index = step
             piece = bytes(data[index * CHUNK :][:CHUNK])
             comes(transfer, way, index, piece)
-            if way in ("sent", "lent") and piece:
+            if way in ("sent", "leased") and piece:
                 here[index] = crc32c(piece)
         assert chunks.crcs == [here.get(i) for i in range(5)]
         assert chunks.here == len(here)
@@ -101,7 +101,7 @@ def comes(transfer: Transfer, way: str, index: int, piece: bytes) -> None:
     lease = transfer.lend(chunk, len(piece))
     if lease is None:
         return
-    lease.view[:] = piece if way == "lent" else bytes(len(piece))
+    lease.view[:] = piece if way == "leased" else bytes(len(piece))
     lease.received(len(piece) - (way == "cut off"))
     if way == "cut off":
         lease.cancel()

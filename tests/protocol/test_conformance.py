@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from weightbus.benchmarks.bus import ROADS
+from weightbus.benchmarks.bus import TRANSPORTS
 from weightbus.tests.cli.starting import python
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance import elsewhere, run, vectors
@@ -227,8 +227,8 @@ def test_every_language_has_a_row_of_its_own() -> None:
 
 def test_what_the_core_lacks_as_a_publisher_is_said_of_scenarios_that_there_are() -> None:
     assert CORE_LACKS.keys() < BY_NAME.keys()
-    cell = run.scenario_cell(BY_NAME["shared-road"], PYTHON, SEED, "rust")
-    assert cell == Cell("unsupported", reason="it has no shared road")
+    cell = run.scenario_cell(BY_NAME["shared-memory"], PYTHON, SEED, "rust")
+    assert cell == Cell("unsupported", reason="it has no shared memory")
 
 
 def test_every_scenario_says_what_a_worker_does() -> None:
@@ -245,7 +245,7 @@ def test_the_clients_are_measured() -> None:
         words += ["--against", str(root)]
     done = python("benchmarks/clients.py", *words, cwd=root, timeout=100)
     rows = re.findall(r"Python\b.* 1\.00 \(1\.00-1\.00\)", done.stdout)
-    assert len(rows) == len(ROADS), done.stdout + done.stderr
+    assert len(rows) == len(TRANSPORTS), done.stdout + done.stderr
 
 
 def test_chance_comes_from_the_seed_alone() -> None:

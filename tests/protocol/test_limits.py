@@ -125,7 +125,7 @@ def test_a_worker_of_all_models_may_subscribe_at_once() -> None:
     assert 2 * len(topics) <= TOPICS_MAX <= SUBSCRIPTIONS.burst
 
 
-def test_an_allowance_is_spent_and_comes_back() -> None:
+def test_a_token_bucket_is_emptied_and_refills() -> None:
     mine = TokenBucket(Rate(3, 10), 5.0)
     assert [mine.take(1, 5.0) for _ in range(4)] == [True, True, True, False]
     assert not mine.is_full(5.29)

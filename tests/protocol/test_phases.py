@@ -88,7 +88,7 @@ def test_the_document_names_what_happens_within_a_phase() -> None:
 
 def named(section: str) -> set[str]:
     """Return the words that a section explains in its sentences."""
-    return {word.lower() for word in re.findall(r"\*([A-Za-z]+)\*", section)}
+    return {word.lower() for word in re.findall(r"\*([A-Za-z-]+)\*", section)}
 
 
 @pytest.mark.parametrize(("_", "file", "tables"), SIDES, ids=["worker", "publisher"])

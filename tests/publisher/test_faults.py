@@ -36,7 +36,7 @@ from weightbus.bus.publisher.effects import (
     Follow,
     HangUp,
     Hash,
-    Lend,
+    MakeReclaimable,
     Release,
     SendChunk,
     Settled,
@@ -60,7 +60,7 @@ class InjectedError(Exception):
     """What this file's tests make fail."""
 
 
-class Road:
+class FakeSockets:
     """Sockets that are none, and workers that apply what they hear of; any call may be broken."""
 
     key = ""
@@ -73,7 +73,7 @@ class Road:
         self.closed: deque[tuple[bytes, str]] = deque()
         self.answers: deque[tuple[bytes, Any]] = deque()
         self.raised = 0
-        self._bell = threading.Event()
+        self._waker = threading.Event()
         for name in (
             *("poll", "receive", "receive_input", "send", "broadcast", "withdraw", "hang_up"),
             *(
@@ -105,7 +105,7 @@ class Road:
         self.wake()
 
     def wake(self) -> None:
-        self._bell.set()
+        self._waker.set()
 
     def close(self) -> None:
         pass
@@ -116,8 +116,8 @@ class Road:
 
     def _poll(self, seconds: float) -> PollResult:
         if not (self.control or self.heard or self.closed):
-            self._bell.wait(max(0.0, seconds))
-        self._bell.clear()
+            self._waker.wait(max(0.0, seconds))
+        self._waker.clear()
         return PollResult(bool(self.control), bool(self.heard), closed=bool(self.closed))
 
     def _receive(self) -> tuple[bytes, list[bytes]] | None:
@@ -145,12 +145,12 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(publisher_loop, "TICK", 0.01)
-        self.patch, self.road = monkeypatch, Road()
+        self.patch, self.fake = monkeypatch, FakeSockets()
         self.keeper = cast(
             "VersionKeeper", SimpleNamespace(offer=lambda _: None, stop=lambda: None)
         )
         self.machine = PublisherMachine(PublisherState(7, "tcp://d:1"))
-        sockets = cast("PublisherSockets", self.road)
+        sockets = cast("PublisherSockets", self.fake)
         self.loop = PublisherLoop(self.machine, sockets, self.keeper)
         self.join("good")
         self.join("bad")
@@ -159,7 +159,7 @@ class Scene:
 
     def join(self, name: str) -> None:
         hello = Hello(name=name, instance="0" * 32, models={MODEL: None, "b": None})
-        self.road.say(name, hello, Ping(subscribed=True))
+        self.fake.say(name, hello, Ping(subscribed=True))
 
     def offer(self, model: str = MODEL, chunks: int = 3) -> VersionOffer:
         layout = Layout.plan([("w", "U8", (chunks,))])
@@ -182,7 +182,7 @@ class Scene:
             offers.hash_chunk(version, crc)
         applied = Applied(model=MODEL, epoch=7, version=version.version, digest=version.digest)
         for name in workers:
-            self.road.say(name, applied)
+            self.fake.say(name, applied)
         assert reply.result(SECONDS).in_state("applied") == sorted(workers)
 
     def version_of(self, offer: VersionOffer) -> Version | None:
@@ -198,7 +198,7 @@ class Scene:
 
     def breaks(self, *names: str, about: object = None) -> None:
         """Have these calls of the sockets raise, if one of what they are given is this."""
-        self.road.broken = lambda name, given: name in names and (about is None or about in given)
+        self.fake.broken = lambda name, given: name in names and (about is None or about in given)
 
     def fails(self, where: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
         """Have a function raise, half-way for all that anybody knows."""
@@ -206,7 +206,7 @@ class Scene:
 
         def broken(*given: Any, **more: Any) -> Any:
             if when(*given):
-                self.road.raised += 1
+                self.fake.raised += 1
                 raise InjectedError(name)
             return real(*given, **more)
 
@@ -233,14 +233,14 @@ def of_bad(*given: Any) -> bool:
 
 
 def bad_says(*messages: Any) -> Callable[[Scene], None]:
-    return lambda scene: scene.road.say("bad", *messages)
+    return lambda scene: scene.fake.say("bad", *messages)
 
 
 def heard(*topics: bytes, words: Sequence[bytes] = (), ticket: str = "") -> Callable[[Scene], None]:
     def say(scene: Scene) -> None:
         subscriber: Any = SimpleNamespace(invalid_frames=0)
-        scene.road.heard.append(SubscriberInput(subscriber, topics, words, ticket))
-        scene.road.wake()
+        scene.fake.heard.append(SubscriberInput(subscriber, topics, words, ticket))
+        scene.fake.wake()
 
     return say
 
@@ -303,11 +303,11 @@ PLACES: dict[str, tuple[Callable[[Scene], None], Callable[[Scene], None]]] = {
     "a word": (lambda s: s.fails(s.machine, "receive_report"), heard(words=[b"word"])),
     "take_closed": (
         lambda s: s.breaks("take_closed"),
-        lambda s: s.road.closed.append((b"bad", "")),
+        lambda s: s.fake.closed.append((b"bad", "")),
     ),
     "unreachable": (
         lambda s: s.fails(s.machine, "unreachable", of_bad),
-        lambda s: s.road.closed.append((b"bad", "")),
+        lambda s: s.fake.closed.append((b"bad", "")),
     ),
     "the tick of sessions": (lambda s: s.fails(sessions, "tick"), nothing),
     "the tick of pushes": (lambda s: s.fails(publishing, "push"), nothing),
@@ -332,7 +332,7 @@ PLACES: dict[str, tuple[Callable[[Scene], None], Callable[[Scene], None]]] = {
         of_version(Settled, "stamp"),
     ),
     "Stamp": (nothing, of_version(Stamp, "stamp")),
-    "Lend": (nothing, of_version(Lend, "lend")),
+    "MakeReclaimable": (nothing, of_version(MakeReclaimable, "make_reclaimable")),
     "Release": (nothing, of_version(Release, "release")),
     "SendChunk": (nothing, of_version(lambda v: SendChunk(v, 0, b"bad"), "chunk")),
     "BroadcastChunk": (nothing, of_version(lambda v: BroadcastChunk(v, 0, b"b/dat"), "chunk")),
@@ -354,18 +354,18 @@ def test_what_fails_harms_nobody_else_and_is_over_once_it_passes(
         whole, scene.patch = scene.patch, patch
         broken(scene)
         if place == "poll":  # for a moment, not for good
-            scene.road.broken = lambda name, _: name == "poll" and scene.road.raised < 5
+            scene.fake.broken = lambda name, _: name == "poll" and scene.fake.raised < 5
         trigger(scene)
-        wait_for(lambda: scene.road.raised > 0, f"{place} has failed", SECONDS)
+        wait_for(lambda: scene.fake.raised > 0, f"{place} has failed", SECONDS)
         if place == "receive":  # as before, it is about nobody
-            scene.road.broken = lambda *_: False
+            scene.fake.broken = lambda *_: False
         scene.publish("good")
         scene.patch = whole
     warnings = [r for r in caplog.records if "the publisher goes on" in r.getMessage()]
     assert warnings, "with the cause"
     assert all("InjectedError" in r.getMessage() and r.exc_info for r in warnings)
     assert len(warnings) <= 5, "not one for each"
-    scene.road.broken = lambda *_: False
+    scene.fake.broken = lambda *_: False
     assert not scene.loop.over.is_set()
     scene.join("bad")
     wait_for(lambda: bad_is_there(scene), "it is back", SECONDS)
@@ -381,11 +381,11 @@ def test_a_worker_whose_message_fails_is_told_to_join_again(scene: Scene) -> Non
     scene.is_done()
     scene.fails(reports, "progress", of_bad)
     waits = scene.submit(scene.offer(), "good", "bad")
-    scene.road.say("bad", PROGRESS)
+    scene.fake.say("bad", PROGRESS)
     refusal = (b"bad", "unknown-worker")
 
     def told() -> bool:
-        said = [(who, m.code) for who, m in [*scene.road.answers] if isinstance(m, Refuse)]
+        said = [(who, m.code) for who, m in [*scene.fake.answers] if isinstance(m, Refuse)]
         return refusal in said
 
     wait_for(told, "it is refused", SECONDS)
@@ -457,7 +457,7 @@ def test_a_call_whose_answer_is_lost_fails_in_place_of_waiting_for_ever(scene: S
     scene.patch.setattr(calls, "arrived", arrived)
     for index in range(3):
         offers.hash_chunk(version, index)
-    scene.road.say("bad", Applied(model="b", epoch=7, version=1, digest=version.digest))
+    scene.fake.say("bad", Applied(model="b", epoch=7, version=1, digest=version.digest))
     with pytest.raises(RuntimeError, match="what became of this publish was lost"):
         waits.result(SECONDS)
 
@@ -468,11 +468,11 @@ def test_it_ends_where_nothing_goes_on_any_more(
     waits = scene.submit(scene.offer(), "bad")
     scene.is_done()
     scene.breaks("poll")
-    scene.road.wake()
+    scene.fake.wake()
     assert scene.loop.over.wait(SECONDS)
     with pytest.raises(ClosedError, match="InjectedError"):
         waits.result(SECONDS)
-    assert scene.road.raised == FAILED_TURNS_MAX
+    assert scene.fake.raised == FAILED_TURNS_MAX
     assert "the publisher's thread failed" in caplog.text
 
 
@@ -482,7 +482,7 @@ def test_fetches_of_what_cannot_be_read_fail_its_publish_and_no_other(scene: Sce
     waits = scene.submit(offer, "bad")
     scene.fails(offer.snapshot, "chunk")
     scene.is_done()
-    scene.road.say("bad", Fetch(model="b", epoch=7, version=1, first=0, count=3))
+    scene.fake.say("bad", Fetch(model="b", epoch=7, version=1, first=0, count=3))
     with pytest.raises(PublishError, match="InjectedError"):
         waits.result(SECONDS)
     scene.publish("good")

@@ -556,7 +556,7 @@ def test_memory_that_was_kept_for_patches_alone_is_given_back() -> None:
         model.offer(made, encoding, lambda: [PatchCandidate(None)], NEVER, to_all=True)
         if last is not None:
             last.snapshot.release()
-        made.snapshot.lend()
+        made.snapshot.make_reclaimable()
         last = made
         held.append(len(model.pool))
     assert held == [1, 2, 3, 2, 1, 1]

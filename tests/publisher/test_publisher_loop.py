@@ -29,7 +29,7 @@ CHUNK = 2**20  # bytes: a burst, so that one chunk goes at a time
 MODEL = "a"
 
 
-class Road:
+class FakeSockets:
     """Sockets that are none; a test says whether there is room, and knows when the thread waits."""
 
     key = ""  # nobody has one
@@ -41,13 +41,13 @@ class Road:
         self.answers: list[bytes] = []  # headers, to single workers
         self.waits = threading.Semaphore(0)  # released whenever the thread would sleep
         self.control: deque[tuple[bytes, list[bytes]]] = deque()  # what workers have said
-        self._bell = threading.Event()
+        self._waker = threading.Event()
 
     def poll(self, seconds: float) -> PollResult:
-        if seconds > 0 and not self._bell.is_set():
+        if seconds > 0 and not self._waker.is_set():
             self.waits.release()
-            self._bell.wait(seconds)
-        self._bell.clear()
+            self._waker.wait(seconds)
+        self._waker.clear()
         return PollResult(control=bool(self.control), data=False)
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
@@ -73,7 +73,7 @@ class Road:
         return ""
 
     def wake(self) -> None:
-        self._bell.set()
+        self._waker.set()
 
     def close(self) -> None:
         pass
@@ -84,16 +84,16 @@ class Road:
 
 
 @pytest.fixture
-def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeSockets, PublisherLoop]]:
     monkeypatch.setattr(publisher_loop, "TICK", 1e6)  # ticks once, at the beginning
-    machine, road = PublisherMachine(PublisherState(7, "tcp://d:1")), Road()
+    machine, fake = PublisherMachine(PublisherState(7, "tcp://d:1")), FakeSockets()
     hello = Hello(name="w", instance="0" * 32, models={MODEL: None, "b": None})
     for message in (hello, Ping(subscribed=True)):
         machine.receive(b"w", [encode(message)], time.monotonic())
-    loop = PublisherLoop(machine, cast("PublisherSockets", road))
+    loop = PublisherLoop(machine, cast("PublisherSockets", fake))
     loop.start()
-    road.asleep()
-    yield road, loop
+    fake.asleep()
+    yield fake, loop
     loop.close()
 
 
@@ -104,9 +104,9 @@ def made(chunks: int, model: str = MODEL) -> tuple[VersionOffer, PublishTerms, f
 
 
 def test_nothing_is_hashed_before_somebody_has_room_for_it(
-    road: tuple[Road, PublisherLoop],
+    fake: tuple[FakeSockets, PublisherLoop],
 ) -> None:
-    (sockets, loop), chunks = road, PUSH_CHUNKS // 2
+    (sockets, loop), chunks = fake, PUSH_CHUNKS // 2
     sockets.room = False
     loop.submit(*made(chunks), Reply())
     sockets.asleep()
@@ -120,19 +120,19 @@ def test_nothing_is_hashed_before_somebody_has_room_for_it(
 
 def test_other_threads_are_told_how_much_was_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_loop, "TICK", 0.01)
-    machine, road = PublisherMachine(PublisherState(7, "tcp://d:1")), Road()
-    loop = PublisherLoop(machine, cast("PublisherSockets", road))
+    machine, fake = PublisherMachine(PublisherState(7, "tcp://d:1")), FakeSockets()
+    loop = PublisherLoop(machine, cast("PublisherSockets", fake))
     loop.start()
-    road.control.extend([(b"w", [b"nonsense"])] * 3)
-    road.wake()
+    fake.control.extend([(b"w", [b"nonsense"])] * 3)
+    fake.wake()
     wait_for(lambda: loop.known.malformed == 3, "three malformed messages", SECONDS)
     loop.close()
 
 
 def test_what_has_no_room_is_not_pushed_along_with_what_has(
-    road: tuple[Road, PublisherLoop],
+    fake: tuple[FakeSockets, PublisherLoop],
 ) -> None:
-    (sockets, loop), other = road, "b"
+    (sockets, loop), other = fake, "b"
     for model in (other, MODEL):  # there is room for MODEL alone
         loop.submit(*made(4, model), Reply())
         sockets.asleep()
@@ -141,10 +141,10 @@ def test_what_has_no_room_is_not_pushed_along_with_what_has(
 
 
 def test_a_version_is_hashed_between_other_work(
-    road: tuple[Road, PublisherLoop], monkeypatch: pytest.MonkeyPatch
+    fake: tuple[FakeSockets, PublisherLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody asks for the whole of a large version: others are answered meanwhile."""
-    (sockets, loop), chunks = road, 20
+    (sockets, loop), chunks = fake, 20
     monkeypatch.setattr(offers, "SLICE_BYTES", CHUNK)
     sockets.room = False
     offer, terms, started = made(chunks)
@@ -174,11 +174,11 @@ def test_a_version_is_hashed_between_other_work(
 
 
 def test_any_number_of_names_that_find_no_room_is_a_line_in_the_log(
-    road: tuple[Road, PublisherLoop],
+    fake: tuple[FakeSockets, PublisherLoop],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sockets, _ = road
+    sockets, _ = fake
     monkeypatch.setattr(roster, "WORKERS_MAX", 1)
     with caplog.at_level(logging.WARNING):
         for number in range(50):
@@ -204,8 +204,10 @@ def test_a_reply_is_waited_for_and_what_it_fails_with_is_raised_each_time() -> N
             reply.result(0.0)
 
 
-def test_whoever_waits_is_told_that_the_loop_has_ended(road: tuple[Road, PublisherLoop]) -> None:
-    _, loop = road
+def test_whoever_waits_is_told_that_the_loop_has_ended(
+    fake: tuple[FakeSockets, PublisherLoop],
+) -> None:
+    _, loop = fake
     reply, late = Reply(), Reply()
     loop.submit(*made(1), reply)
     loop.close()

@@ -55,7 +55,7 @@ from weightbus.bus.publisher.effects import (
     Broadcast,
     Effect,
     Hash,
-    Lend,
+    MakeReclaimable,
     Release,
     Resolve,
     Settled,
@@ -612,7 +612,7 @@ def test_of_a_worker_that_is_at_a_version_no_later_one_is_kept_until_it_asks() -
         bench.say("slow", Ping(subscribed=True))  # it was silent for a while
         bench.say("slow", Fetch(model="a", epoch=EPOCH, version=99, first=0, count=1))
         assert (first.receivers, first.phase) == ({"slow"}, "old")
-        assert (version.receivers, version.lent) == (set(), True)
+        assert (version.receivers, version.reclaimable) == (set(), True)
         assert version.version == number
     assert len(bench.pool) == 2, "the one that it is at, and one for all that come"
     bench.say("slow", Fetch(model="a", epoch=EPOCH, version=0))
@@ -1410,7 +1410,7 @@ def test_other_versions_do_not_go_out_whole(
 # Memory.
 
 
-def lent(*, thief: bool) -> tuple[Bench, Version]:
+def reclaimable(*, thief: bool) -> tuple[Bench, Version]:
     """Return a publisher whose latest version nobody is receiving, and its version."""
     bench, layout = Bench("w0"), Layout.plan([("w", "U8", (40,))])
     data = np.arange(40, dtype=np.uint8)
@@ -1419,12 +1419,12 @@ def lent(*, thief: bool) -> tuple[Bench, Version]:
     version = call.version
     perform(bench.machine, effects, now)
     bench.say("w0", report(Failed, version, code="no", text="not this one"))
-    assert version.lent
+    assert version.reclaimable
     return bench, version
 
 
 def test_a_version_that_was_lent_is_taken_back_to_be_given_out() -> None:
-    bench, version = lent(thief=False)
+    bench, version = reclaimable(thief=False)
     for fetch in (
         Fetch(model="a", epoch=EPOCH, version=0),
         Fetch(model="a", epoch=EPOCH, version=1, count=3),
@@ -1432,9 +1432,9 @@ def test_a_version_that_was_lent_is_taken_back_to_be_given_out() -> None:
         told = bench.say("w0", fetch)
         assert sent(told, End if not fetch.count else Chunk, "w0")
         assert version.receivers == {"w0"}
-        assert not version.lent
+        assert not version.reclaimable
     bench.say("w0", report(Applied, version))
-    assert version.lent
+    assert version.reclaimable
     assert version.snapshot.there
 
 
@@ -1445,20 +1445,20 @@ def test_who_runs_a_version_is_not_at_it_whatever_it_asked_before(*, hashed: boo
     bench.where = None if hashed else Shared("/proc/1/fd/3", "0" * 32)
     version, _ = bench.publish()
     bench.say("w0", report(Applied, version) if hashed else report(Applied, version, digest=""))
-    assert (version.lent, bool(version.digest)) == (True, hashed)
+    assert (version.reclaimable, bool(version.digest)) == (True, hashed)
     peer = bench.machine.state.roster.by_name("w0")
     assert peer is not None
     for count in (0, 3):
         fetch = Fetch(model="a", epoch=EPOCH, version=1 if count else 0, count=count)
         told = bench.say("w0", fetch)
         assert sent(told, Chunk if count else End, "w0"), "it is answered all the same"
-        assert (version.receivers, peer.incoming, version.lent) == (set(), {}, True)
+        assert (version.receivers, peer.incoming, version.reclaimable) == (set(), {}, True)
         if hashed and not count:
-            assert Lend(version) not in told, "it was not even held for a moment"
+            assert MakeReclaimable(version) not in told, "it was not even held for a moment"
 
 
 def test_a_version_whose_memory_was_taken_is_gone() -> None:
-    bench, version = lent(thief=True)
+    bench, version = reclaimable(thief=True)
     assert sent(bench.pass_time(1.0), Beacon) == []
     [pong] = sent(bench.say("w0", Ping(subscribed=True)), Pong)
     assert not pong.models
@@ -1476,7 +1476,7 @@ def test_a_version_whose_memory_was_taken_is_gone() -> None:
 
 
 def test_a_version_whose_memory_was_taken_has_no_name_in_another_epoch() -> None:
-    bench, version = lent(thief=True)
+    bench, version = reclaimable(thief=True)
     bench.say("old", stale(age=30.0))
     assert bench.machine.state.epoch > EPOCH
     assert version.key == (EPOCH, 1)
@@ -1492,8 +1492,8 @@ def test_memory_is_let_go_before_whoever_waits_is_answered() -> None:
     effects = bench.machine.receive(b"w0", frames, bench.now)
     assert [type(e) for e in effects[-2:]] == [Hash]  # nothing was sent: it is hashed first
     hash_all(version)
-    *_, lend, answer = bench.machine.hashed(version, bench.now)
-    assert (type(lend), type(answer)) == (Lend, Resolve)
+    *_, reclaim, answer = bench.machine.hashed(version, bench.now)
+    assert (type(reclaim), type(answer)) == (MakeReclaimable, Resolve)
 
 
 def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() -> None:
@@ -1515,7 +1515,7 @@ def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() 
     assert end.digest == digest(version)
     answer = answered(effects)
     assert answer.achieved
-    assert version.lent
+    assert version.reclaimable
 
 
 def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> None:
@@ -1524,9 +1524,9 @@ def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> 
     call, effects = bench.machine.publish(next(ids), offer, terms, 0.0, bench.now)
     version = call.version
     assert Hash(version) in effects
-    assert not version.lent
+    assert not version.reclaimable
     hash_all(version)
-    assert bench.machine.hashed(version, bench.now) == [Lend(version)]
+    assert bench.machine.hashed(version, bench.now) == [MakeReclaimable(version)]
 
 
 def test_a_digest_of_shared_memory_that_is_gone_unhashed_is_believed() -> None:
@@ -1563,7 +1563,7 @@ def test_a_version_that_was_lent_is_given_up_while_it_is_being_pushed() -> None:
     bench = Bench("w0")
     version, _ = bench.publish(CHUNK * 100)
     bench.say("w0", report(Failed, version, code="no", text="not this one"))
-    assert version.lent
+    assert version.reclaimable
     effects = bench.machine.make_room("a", [version.snapshot], replaces_latest=True)
     assert effects == [Release(version)]
     perform(bench.machine, effects, bench.now)
@@ -1582,14 +1582,14 @@ def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
     phases = [version.phase for version in versions]
     assert phases == ["latest", "targeted", "pending"]
 
-    def given_up(*, replaces_latest: bool) -> list[Version]:
+    def evicted(*, replaces_latest: bool) -> list[Version]:
         effects = bench.machine.make_room("a", among, replaces_latest=replaces_latest)
         return [e.version for e in effects if isinstance(e, Release)]
 
-    assert given_up(replaces_latest=False) == [versions[1]]
-    assert given_up(replaces_latest=False) == []
-    assert given_up(replaces_latest=True) == [versions[0]]
-    assert given_up(replaces_latest=True) == [], "an undecided version is kept"
+    assert evicted(replaces_latest=False) == [versions[1]]
+    assert evicted(replaces_latest=False) == []
+    assert evicted(replaces_latest=True) == [versions[0]]
+    assert evicted(replaces_latest=True) == [], "an undecided version is kept"
     assert bench.machine.make_room("b", among, replaces_latest=True) == []
 
 

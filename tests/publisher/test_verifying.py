@@ -218,14 +218,14 @@ def test_the_version_is_not_lent_while_it_is_read_and_is_afterwards() -> None:
     bench = Verifiable("w")
     version, _ = bench.publish()
     bench.run(version, "w")
-    assert version.lent
+    assert version.reclaimable
     bench.ask()
     said = Checked(model="a", epoch=7, version=1, sums=[7])
     effects = bench.machine.receive(b"w", [encode(said)], bench.now)
-    assert not version.lent
+    assert not version.reclaimable
     found = perform(bench.machine, effects, bench.now)
     assert verdict(found).differing == 1
-    assert version.lent
+    assert version.reclaimable
 
 
 def test_why_a_worker_cannot_be_verified_is_said() -> None:
@@ -449,7 +449,9 @@ def test_another_model_that_holds_no_version_is_no_matter() -> None:
     for other, code in (("b", None), ("a", "unreadable")):
         torn, late = Applying(), Applying()
         torn.steps_of_version = late.steps_of_version = 3
-        torn.lock.tear(other, TornError("torn", model=other, epoch=7, version=1, code="apply"))
+        torn.lock.mark_invalid(
+            other, TornError("torn", model=other, epoch=7, version=1, code="apply")
+        )
         assert torn.answer().code == code
         error = ApplyError("late", model=other, epoch=7, version=1, code="apply")
         with late.lock.writing(SECONDS):

@@ -45,7 +45,7 @@ PREPARE = (("weights", REQUIRED), MODEL_ID, ("strategy", REQUIRED), CONTEXT)
 
 
 def _older(of: str, strategy: str) -> list[Member]:
-    """What both pages of the older vintage of schemes document."""
+    """What both pages of the older API of schemes document."""
     return [
         Member(of, "__init__", (("strategy", strategy),)),
         Member(of, "create_receiver"),
@@ -60,7 +60,7 @@ def _older(of: str, strategy: str) -> list[Member]:
 
 
 def _newer(of: str) -> list[Member]:
-    """What the page of NoWeightSyncScheme documents, which all schemes of its vintage share."""
+    """What the page of NoWeightSyncScheme documents, which all schemes of its API share."""
     return [
         Member(of, "__init__", (("strategy", "tensordict"),)),
         Member(of, "apply_weights", (("weights", REQUIRED), ("inplace", True))),

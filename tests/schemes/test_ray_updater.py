@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from weightbus.bus.errors import PublishError
-from weightbus.python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
+from weightbus.python_client.schemes.weight_updaters import RayWeightUpdater, WeightUpdaterBase
 from weightbus.tests.schemes.ray_cluster import (
     DEAD,
     SECONDS,

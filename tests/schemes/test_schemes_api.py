@@ -20,7 +20,7 @@ from torch import nn
 from weightbus import torchrl
 from weightbus.bus.errors import TornError
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.schemes import carrier
+from weightbus.python_client.schemes import transport
 from weightbus.python_client.schemes.model import ModelReference
 from weightbus.python_client.schemes.receiver import Destination
 from weightbus.python_client.schemes.scheme import Scheme
@@ -161,7 +161,7 @@ def test_from_backend(backend: str, kind: type[Any]) -> None:
 
 
 def test_backends_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "_registered", {})
+    monkeypatch.setattr(transport, "_registered", {})
 
     @register_weight_sync_backend("mine")
     class Mine(NoWeightSyncScheme):
@@ -406,7 +406,7 @@ def test_a_dict_of_tensors_is_prepared_as_a_tensordict() -> None:
 
 
 class Cache(Context):
-    """A context of the older vintage, which keeps weights ready."""
+    """A context of the older API, which keeps weights ready."""
 
     cached: Any = None
     policy_device: Any

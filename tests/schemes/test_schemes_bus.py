@@ -276,10 +276,10 @@ def test_a_worker_that_leaves_as_it_is_sent_to_has_left(
     sender.send()
     look = vars(_BusSender)["_await_joined"]
 
-    def leave_then(carrier: Any, *told: Any) -> frozenset[str]:
-        there: frozenset[str] = look(carrier, *told)
+    def leave_then(transport: Any, *told: Any) -> frozenset[str]:
+        there: frozenset[str] = look(transport, *told)
         leaving.shutdown()
-        publisher = vars(carrier)["_publisher"]
+        publisher = vars(transport)["_publisher"]
         wait_for(lambda: "1" not in publisher.workers(), "the worker to leave", 30.0)
         return there
 

@@ -14,11 +14,11 @@ from weightbus.bus.errors import PublishError
 from weightbus.codecs.state import State
 from weightbus.python_client.schemes.call_receiver import Call, IncomingVersion, Registry
 from weightbus.python_client.schemes.call_sender import CallSender, Channel, Peers
-from weightbus.python_client.schemes.carrier import Transport, Weights
 from weightbus.python_client.schemes.model import CallResult
 from weightbus.python_client.schemes.ray import answers_to
 from weightbus.python_client.schemes.scheme import Scheme
 from weightbus.python_client.schemes.sender import Sending, WorkerTransport
+from weightbus.python_client.schemes.transport import Transport, Weights
 
 SECONDS = 20.0  # far more than anything here takes
 WEIGHTS = Weights("policy", {"a": torch.ones(3)})
@@ -207,7 +207,7 @@ def test_answers_from_many_threads_make_one_receipt() -> None:
 
 
 class Silent(Transport):
-    """A carrier that never answers, because its thread is stuck, say."""
+    """A transport that never answers, because its thread is stuck, say."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -223,8 +223,8 @@ class Silent(Transport):
 
 @pytest.mark.parametrize("weights", [WEIGHTS, {0: WEIGHTS, 1: WEIGHTS}], ids=["all", "each"])
 def test_a_carrier_that_does_not_answer_costs_no_more_than_the_deadline(weights: Any) -> None:
-    carrier = Silent()
-    sending = Sending(carrier)
+    transport = Silent()
+    sending = Sending(transport)
     started = time.monotonic()
     sending.start(weights, None, 0.5)
     with pytest.raises(PublishError, match=r"0 of 2 .*worker 0 behind.*worker 1 behind") as caught:
@@ -232,4 +232,4 @@ def test_a_carrier_that_does_not_answer_costs_no_more_than_the_deadline(weights:
     assert time.monotonic() - started < 3.0
     assert sending.receipt is caught.value.receipt
     assert not sending.pending, "the next send is not held up"
-    assert carrier.asked == ([None] if weights is WEIGHTS else [[0], [1]])
+    assert transport.asked == ([None] if weights is WEIGHTS else [[0], [1]])

@@ -19,7 +19,7 @@ from weightbus.python_client.schemes.ray import (
     RayTransport,
     RayWeightSyncScheme,
 )
-from weightbus.python_client.schemes.updater import RayWeightUpdater
+from weightbus.python_client.schemes.weight_updaters import RayWeightUpdater
 from weightbus.tests.compose.waiting import stop
 from weightbus.tests.schemes.ray_cluster import (
     DEAD,
@@ -168,7 +168,7 @@ def test_a_receiver_that_polls_in_the_actors_only_thread_is_served(actors: list[
     assert get([actor.poll.remote() for actor in actors]) == [False, False]
 
 
-# Actors that are no receivers, and the older vintage.
+# Actors that are no receivers, and the older API.
 
 
 def test_an_actor_may_have_the_documented_method_instead() -> None:

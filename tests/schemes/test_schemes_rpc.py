@@ -214,7 +214,7 @@ def test_nothing_is_applied_while_the_weights_are_read(workers: Group, tmp_path:
     assert workers.values() == [{2.0}, {2.0}]
 
 
-# The older vintage, and collectors.
+# The older API, and collectors.
 
 
 def test_the_older_vintage_applies_where_it_polls(workers: Group) -> None:

@@ -255,7 +255,7 @@ class Simulation:
             return
         if self.trace:
             print(f"{self.now:8.3f} publisher -> {worker.process} {bytes(frames[pushed][:160])!r}")
-        if pushed and len(frames) > PAYLOAD and not worker.lent and self.rng.random() < 0.7:
+        if pushed and len(frames) > PAYLOAD and not worker.receiving and self.rng.random() < 0.7:
             self._lend(worker, frames)
             return
         receive = worker.machine.receive_published if pushed else worker.machine.receive
@@ -264,15 +264,17 @@ class Simulation:
     def _lend(self, worker: Worker, frames: Frames) -> None:
         """Let a payload arrive straight in its place, the beginning now and the rest later."""
         machine, payload = worker.machine, bytes(frames[PAYLOAD])
-        worker.lent = True  # a connection carries one message at a time
+        worker.receiving = True  # a connection carries one message at a time
         lease = machine.place(frames[:PAYLOAD], len(payload))
         count = self.rng.randrange(len(payload) + 1)
         if lease is not None:
             lease.view[lease.count :][:count] = payload[:count]
             lease.received(count)
-        self.later(self.rng.random() * 0.3, self._lent, worker, machine, lease, frames, count)
+        self.later(
+            self.rng.random() * 0.3, self._receive_leased, worker, machine, lease, frames, count
+        )
 
-    def _lent(
+    def _receive_leased(
         self,
         worker: Worker,
         machine: WorkerMachine,
@@ -283,7 +285,7 @@ class Simulation:
         """The rest of a payload is here, unless the connection broke."""
         if worker.machine is not machine or not worker.alive:
             return
-        worker.lent = False
+        worker.receiving = False
         if self.chaotic and self.rng.random() < 0.1:
             if lease is not None:
                 lease.cancel()

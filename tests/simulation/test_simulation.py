@@ -21,7 +21,7 @@ MET = {
         "exact",
         "gone",
         "kept",
-    ),  # shared road
+    ),  # shared memory
     *("ended", "closed"),  # connections
     *("patched", "overtaken patch", "unpatched", "1 patches", "2 patches", "rekeyed"),
     *("renamed", "kept though the next one is copied"),  # what an earlier publisher has left

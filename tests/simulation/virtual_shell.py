@@ -11,7 +11,7 @@ from weightbus.bus.publisher.effects import (
     Compare,
     Effect,
     Hash,
-    Lend,
+    MakeReclaimable,
     Release,
     Stamp,
 )
@@ -38,8 +38,8 @@ def perform(
             case Compare(comparison):
                 deque(comparison.steps(), maxlen=0)
                 rest += perform(machine, machine.compared(comparison, now), now, sealer)
-            case Lend(version):
-                version.snapshot.lend()
+            case MakeReclaimable(version):
+                version.snapshot.make_reclaimable()
             case Release(version):
                 version.snapshot.release()
             case _:
@@ -59,7 +59,7 @@ class PlainSnapshot:
 
     Args:
         data: They.
-        thief: Whether somebody takes them as soon as they are lent.
+        thief: Whether somebody takes them as soon as they are made reclaimable.
     """
 
     def __init__(self, data: NDArray[np.uint8] | bytes, *, thief: bool = False) -> None:
@@ -72,13 +72,13 @@ class PlainSnapshot:
         return self.phase != "over"
 
     def take_back(self) -> bool:
-        assert self.phase != "held", "it was not lent"
+        assert self.phase != "held", "it was not made reclaimable"
         self.phase = "over" if self.phase == "over" else "held"
         return self.there
 
-    def lend(self) -> None:
-        assert self.phase == "held", f"what is {self.phase} is lent"
-        self.phase = "over" if self.thief else "lent"
+    def make_reclaimable(self) -> None:
+        assert self.phase == "held", f"what is {self.phase} is made reclaimable"
+        self.phase = "over" if self.thief else "reclaimable"
 
     def release(self) -> None:
         self.phase = "over"

@@ -81,7 +81,7 @@ class Worker:
         )
         self.topics: set[bytes] = set()
         self.views: dict[str, VirtualView] = {}  # by token, what it has opened
-        self.connected, self.lent = "", False
+        self.connected, self.receiving = "", False
         self.refusal = ""
         self.contents: dict[str, bytes] = {}  # of its models, what lies in their memory
         self.names: dict[str, Key] = {}  # of its models, what it calls what lies there

@@ -214,17 +214,17 @@ def test_a_look_has_a_descriptor_of_its_own(
     """A stand-in: what opens something fails unless one was given back before."""
     allowed = allowed_in(tmp_path / "keys")
     (tmp_path / "keys" / "allowed" / "w1.json").unlink()
-    lent, listdir, close, open_ = [True], os.listdir, os.close, os.open
+    released, listdir, close, open_ = [True], os.listdir, os.close, os.open
 
     def closed(descriptor: int) -> None:
-        lent.append(True)
+        released.append(True)
         close(descriptor)
 
     def listed(path: Any) -> Any:
-        return listdir(path) if lent[-1] else spent()
+        return listdir(path) if released[-1] else spent()
 
     def taken(path: Any, *arguments: Any) -> int:
-        lent.append(path != os.devnull)
+        released.append(path != os.devnull)
         return open_(path, *arguments)
 
     monkeypatch.setattr(os, "close", closed)
@@ -233,7 +233,7 @@ def test_a_look_has_a_descriptor_of_its_own(
     loop = watch(allowed, looks=3)
     assert loop.granted == [["w0"]]
     assert not caplog.records
-    assert not lent[-1], "it is taken again"
+    assert not released[-1], "it is taken again"
 
 
 def test_a_folder_that_cannot_be_found_changes_nothing_and_is_an_alarm(

@@ -20,7 +20,7 @@ CHUNK = 8
 TIMING = Timing(ping=1.0, lost_after=5.0)
 
 
-class Road:
+class TransferBench:
     """A transfer, and the version that is sent to it."""
 
     def __init__(self, chunks: int) -> None:
@@ -68,22 +68,22 @@ class Road:
 
 
 def test_pushed_in_order_nothing_is_fetched() -> None:
-    road = Road(40)
+    bench = TransferBench(40)
     for index in range(40):
-        assert road.add(index, index * 0.01, pushed=True)
-        assert road.wants(index * 0.01) == []
-    assert not road.complete
-    road.transfer.end(road.digest)
-    assert road.complete
-    assert road.chunks.proves(road.digest)
-    assert np.array_equal(road.buffer, road.data)
+        assert bench.add(index, index * 0.01, pushed=True)
+        assert bench.wants(index * 0.01) == []
+    assert not bench.complete
+    bench.transfer.end(bench.digest)
+    assert bench.complete
+    assert bench.chunks.proves(bench.digest)
+    assert np.array_equal(bench.buffer, bench.data)
 
 
 def test_what_may_still_be_pushed_is_not_fetched_before_the_end_or_silence() -> None:
-    ended, silent = Road(10), Road(10)
-    for road in (ended, silent):
-        road.add(0, 0.0, pushed=True)
-        assert road.wants(0.0) == []
+    ended, silent = TransferBench(10), TransferBench(10)
+    for bench in (ended, silent):
+        bench.add(0, 0.0, pushed=True)
+        assert bench.wants(0.0) == []
     ended.transfer.end(ended.digest)
     assert ended.wants(0.0) == list(range(1, 10))
     assert silent.wants(TIMING.quiet - 0.01) == []
@@ -91,30 +91,30 @@ def test_what_may_still_be_pushed_is_not_fetched_before_the_end_or_silence() -> 
 
 
 def test_at_most_a_window_is_outstanding() -> None:
-    road = Road(100)
-    road.transfer.end(road.digest)
-    asked = road.wants(0.0)
+    bench = TransferBench(100)
+    bench.transfer.end(bench.digest)
+    asked = bench.wants(0.0)
     assert asked == list(range(WINDOW_CHUNKS))
     outstanding = len(asked)
     for index in range(100):
-        road.add(index, 0.0)
+        bench.add(index, 0.0)
         outstanding -= 1
-        more = road.wants(0.0)
+        more = bench.wants(0.0)
         outstanding += len(more)
         asked += more
         assert outstanding <= WINDOW_CHUNKS
         assert outstanding > 0 or index == 99, "the window is refilled before it is empty"
     assert asked == list(range(100)), "each chunk once, in order"
-    assert road.complete
+    assert bench.complete
 
 
 def test_silence_repeats_the_question_and_patience_doubles() -> None:
-    road = Road(4)
-    road.transfer.end(road.digest)
-    assert road.wants(0.0) == [0, 1, 2, 3]
+    bench = TransferBench(4)
+    bench.transfer.end(bench.digest)
+    assert bench.wants(0.0) == [0, 1, 2, 3]
     repeated: list[float] = []
     for tenth in range(1, 1000):
-        if road.wants(tenth / 10):
+        if bench.wants(tenth / 10):
             repeated.append(tenth / 10)
     gaps = [b - a for a, b in zip([0.0, *repeated], repeated, strict=False)]
     assert gaps[:5] == pytest.approx([1.0, 2.0, 4.0, 8.0, 16.0])
@@ -126,121 +126,121 @@ def test_a_slow_link_is_not_asked_twice_but_perhaps_in_the_beginning(
     seconds: float, most: int
 ) -> None:
     """Chunks that take longer than the timeout are on their way: the first wait shows that."""
-    road = Road(64)
-    road.transfer.end(road.digest)
-    asked, now = len(road.wants(0.0)), 0.0
+    bench = TransferBench(64)
+    bench.transfer.end(bench.digest)
+    asked, now = len(bench.wants(0.0)), 0.0
     for index in range(64):
         arrives = now + seconds  # of each; the last of a window comes far later than its request
         while now < arrives - 0.05:
             now += 0.1
-            asked += len(road.wants(now))
-        assert road.add(index, now)
-        asked += len(road.wants(now))
+            asked += len(bench.wants(now))
+        assert bench.add(index, now)
+        asked += len(bench.wants(now))
     assert asked <= most
 
 
 @pytest.mark.parametrize("pushed", [True, False])
 def test_a_damaged_chunk_is_fetched_again_at_once(pushed: bool) -> None:
-    road = Road(4)
+    bench = TransferBench(4)
     if not pushed:
-        road.transfer.end(road.digest)
-        assert road.wants(0.0) == [0, 1, 2, 3]
-    piece = road.pieces[1]
-    assert not road.transfer.store(1, crc32c(piece) ^ 1, piece, 0.0, pushed=pushed)
-    assert road.transfer.damaged == 1
-    assert road.chunks.here == 0
-    assert road.wants(0.0) == ([0, 1] if pushed else [1])
-    assert not road.buffer.any(), "nothing of it was kept"
+        bench.transfer.end(bench.digest)
+        assert bench.wants(0.0) == [0, 1, 2, 3]
+    piece = bench.pieces[1]
+    assert not bench.transfer.store(1, crc32c(piece) ^ 1, piece, 0.0, pushed=pushed)
+    assert bench.transfer.damaged == 1
+    assert bench.chunks.here == 0
+    assert bench.wants(0.0) == ([0, 1] if pushed else [1])
+    assert not bench.buffer.any(), "nothing of it was kept"
 
 
 def test_a_chunk_of_another_size_is_damaged_though_its_checksum_is_right() -> None:
-    road = Road(4)
+    bench = TransferBench(4)
     for piece in (b"", b"x" * (CHUNK - 1), b"x" * (CHUNK + 1)):
-        assert not road.transfer.store(0, crc32c(piece), piece, 0.0, pushed=True)
-    assert road.transfer.damaged == 3
+        assert not bench.transfer.store(0, crc32c(piece), piece, 0.0, pushed=True)
+    assert bench.transfer.damaged == 3
 
 
 def test_endless_damage_does_not_make_an_endless_storm() -> None:
-    road = Road(1)
-    road.transfer.end(road.digest)
-    asked = len(road.wants(0.0))
+    bench = TransferBench(1)
+    bench.transfer.end(bench.digest)
+    asked = len(bench.wants(0.0))
     for _ in range(1000):
-        road.transfer.store(0, 0, road.pieces[0], 0.0, pushed=False)
-        asked += len(road.wants(0.0))
+        bench.transfer.store(0, 0, bench.pieces[0], 0.0, pushed=False)
+        asked += len(bench.wants(0.0))
     assert asked == 1 + DAMAGED_MAX
 
 
 def test_doubled_chunks_and_chunks_out_of_range_change_nothing() -> None:
-    road, forged = Road(2), b"\xff" * CHUNK
-    assert road.add(0, 0.0)
-    assert not road.transfer.store(0, crc32c(forged), forged, 0.0, pushed=True)
-    assert not road.transfer.store(2, 0, b"", 0.0, pushed=True)
-    assert road.chunks.here == 1
-    assert bytes(road.buffer[:CHUNK]) == road.pieces[0]
+    bench, forged = TransferBench(2), b"\xff" * CHUNK
+    assert bench.add(0, 0.0)
+    assert not bench.transfer.store(0, crc32c(forged), forged, 0.0, pushed=True)
+    assert not bench.transfer.store(2, 0, b"", 0.0, pushed=True)
+    assert bench.chunks.here == 1
+    assert bytes(bench.buffer[:CHUNK]) == bench.pieces[0]
 
 
 @given(st.integers(0, 60), st.integers(0, 2**32), st.floats(0.0, 0.7))
 def test_any_order_and_any_loss_end_whole(chunks: int, seed: int, loss: float) -> None:
     draw = random.Random(seed).random
-    road = Road(chunks)
+    bench = TransferBench(chunks)
     now = 0.0
     for index in sorted(range(chunks), key=lambda _: draw()):
         if draw() > loss:
-            road.add(index, now, pushed=True)
-            assert road.chunks.here <= chunks
-    road.transfer.end(road.digest)
+            bench.add(index, now, pushed=True)
+            assert bench.chunks.here <= chunks
+    bench.transfer.end(bench.digest)
     for _ in range(4000):  # so much virtual time that bad luck alone cannot fail this test
-        for index in road.wants(now):
+        for index in bench.wants(now):
             if index >= 0 and draw() > loss:
-                road.add(index, now)
-        if road.complete:
+                bench.add(index, now)
+        if bench.complete:
             break
         now += 0.5
-    assert road.chunks.proves(road.digest)
-    assert np.array_equal(road.buffer, road.data)
+    assert bench.chunks.proves(bench.digest)
+    assert np.array_equal(bench.buffer, bench.data)
 
 
 def test_a_lent_chunk_is_taken_where_it_lies() -> None:
-    road = Road(3)
-    lease = road.lend(1)
-    lease.view[lease.count :][:5] = road.pieces[1][:5]
+    bench = TransferBench(3)
+    lease = bench.lend(1)
+    lease.view[lease.count :][:5] = bench.pieces[1][:5]
     lease.received(5)
-    assert not road.add(1, 0.0), "the same chunk by another way is ignored meanwhile"
-    lease.view[lease.count :] = road.pieces[1][5:]
-    lease.received(len(road.pieces[1]) - 5)
-    assert road.transfer.store(1, crc32c(road.pieces[1]), lease, 0.0, pushed=True)
-    assert bytes(road.buffer[CHUNK : 2 * CHUNK]) == road.pieces[1]
-    assert road.lends(1, CHUNK) is None, "it is here"
-    assert road.lends(2, CHUNK) is None, "the last one is shorter"
-    assert road.lends(3, CHUNK) is None, "there is none"
+    assert not bench.add(1, 0.0), "the same chunk by another way is ignored meanwhile"
+    lease.view[lease.count :] = bench.pieces[1][5:]
+    lease.received(len(bench.pieces[1]) - 5)
+    assert bench.transfer.store(1, crc32c(bench.pieces[1]), lease, 0.0, pushed=True)
+    assert bytes(bench.buffer[CHUNK : 2 * CHUNK]) == bench.pieces[1]
+    assert bench.lends(1, CHUNK) is None, "it is here"
+    assert bench.lends(2, CHUNK) is None, "the last one is shorter"
+    assert bench.lends(3, CHUNK) is None, "there is none"
 
 
 @pytest.mark.parametrize("how", ["damaged", "short", "cut off"])
 def test_a_lent_chunk_that_fails_is_fetched(how: str) -> None:
-    road = Road(3)
-    road.transfer.end(road.digest)
-    assert road.wants(0.0) == [0, 1, 2]
-    lease = road.lend(1)
+    bench = TransferBench(3)
+    bench.transfer.end(bench.digest)
+    assert bench.wants(0.0) == [0, 1, 2]
+    lease = bench.lend(1)
     lease.view[lease.count :] = bytes(CHUNK)
     lease.received(CHUNK if how == "damaged" else 3)
     if how == "cut off":
         lease.cancel()
     else:
-        crc = crc32c(road.pieces[1])
-        assert not road.transfer.store(1, crc, lease, 0.0, pushed=True)
+        crc = crc32c(bench.pieces[1])
+        assert not bench.transfer.store(1, crc, lease, 0.0, pushed=True)
     assert not lease.live
-    assert road.wants(0.0) == [1]
+    assert bench.wants(0.0) == [1]
 
 
 def test_a_place_that_is_lent_again_is_taken_from_the_first() -> None:
-    road = Road(3)
-    first, second = road.lend(0), road.lend(1)
+    bench = TransferBench(3)
+    first, second = bench.lend(0), bench.lend(1)
     assert (first.live, second.live) == (False, True)
 
 
 def test_bytes_that_are_trickling_in_are_not_silence() -> None:
-    road = Road(3)
-    lease = road.lend(0)
+    bench = TransferBench(3)
+    lease = bench.lend(0)
     for tenth in range(1, 9):
         lease.received(1)
-        assert road.wants(tenth * TIMING.quiet) == []
+        assert bench.wants(tenth * TIMING.quiet) == []

@@ -502,7 +502,7 @@ def test_whoever_probes_is_in_no_session_and_says_no_hello() -> None:
     assert machine.close() == [Send(Bye())], "its token was of that session, too"
 
 
-def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:
+def test_what_comes_whole_is_not_fetched_over_shared_memory_either() -> None:
     bench = Bench()
     bench.publish(announce(), LAYOUT.header)
     applied(bench, bench.publish(whole(1), DATA))

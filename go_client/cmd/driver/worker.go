@@ -88,7 +88,7 @@ func worker(address string, arguments []string) error {
 	inPlace := flags.String("in-place", "", "a file with the tensors to register")
 	noTensors := flags.Bool("no-tensors", false, "leave out the checksums of tensors")
 	bytesMax := flags.Int64("bytes-max", 0, "the largest version to accept")
-	network := flags.Bool("network", false, "keep off the shared road")
+	network := flags.Bool("network", false, "do not use shared memory")
 	seconds := flags.Float64("seconds", 120, "when to end")
 	s := settings{turnDown: numbers{}, breaks: numbers{}}
 	flags.Var(s.turnDown, "turn-down", "versions that the user does not want")

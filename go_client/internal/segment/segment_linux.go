@@ -144,8 +144,8 @@ func (v *view) Release() {
 	}
 }
 
-// Warm maps all pages in the background.
-func (v *view) Warm() {
+// Prefault maps all pages in the background.
+func (v *view) Prefault() {
 	v.hold()
 	go func() {
 		defer v.Release()

@@ -50,7 +50,7 @@ func another(t *testing.T, shared *wbp.Shared) *os.File {
 	return file
 }
 
-// Warm maps the pages of a segment before they are read.
+// Prefault maps the pages of a segment before they are read.
 func TestWarm(t *testing.T) {
 	const size = 1 << 20
 	_, shared := made(t, content("", make([]byte, size)))

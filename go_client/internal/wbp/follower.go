@@ -442,7 +442,7 @@ func (s *follower) prepare(p *Prepare) {
 		return
 	}
 	if segment := s.opens(p.Shared, p.Bytes); segment != nil { // S11
-		segment.Warm()
+		segment.Prefault()
 		segment.Release()
 	}
 }

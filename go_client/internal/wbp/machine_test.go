@@ -126,8 +126,8 @@ func TestNothingPublished(t *testing.T) {
 
 // A lying is a segment that holds the requested version, or another version if stale is true.
 type lying struct {
-	stale  bool
-	warmed int
+	stale      bool
+	prefaulted int
 }
 
 func (s *lying) Copy(_ string, _ Key, copy func([]byte)) error {
@@ -137,12 +137,12 @@ func (s *lying) Copy(_ string, _ Key, copy func([]byte)) error {
 	copy([]byte{1, 2})
 	return nil
 }
-func (s *lying) Warm()  { s.warmed++ }
-func (*lying) Release() {}
+func (s *lying) Prefault() { s.prefaulted++ }
+func (*lying) Release()    {}
 
 // A version in a segment is ready as soon as it is announced, and dropped once the segment holds
 // another one.
-func TestTheSharedRoad(t *testing.T) {
+func TestSharedMemory(t *testing.T) {
 	segment := &lying{}
 	id := Identity{Name: "w", Instance: strings.Repeat("0", 32)}
 	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
@@ -153,8 +153,8 @@ func TestTheSharedRoad(t *testing.T) {
 	for _, p := range []Prepare{{"m", 7, 100, shared}, {"m", 7, 101, shared}, {"m", 8, 100, shared}, {"x", 7, 100, shared}} {
 		m.Receive([][]byte{Encode(&p)}, nil, 0)
 	}
-	if segment.warmed != 1 {
-		t.Fatalf("%d segments were mapped ahead, not the one that will be used", segment.warmed)
+	if segment.prefaulted != 1 {
+		t.Fatalf("%d segments were mapped ahead, not the one that will be used", segment.prefaulted)
 	}
 	text := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
 	layout, err := ParseLayout(text)

@@ -116,7 +116,7 @@ func (p *Patches) refused(key Key, now time.Duration) []Effect {
 // giveUp fetches the whole version instead of an unusable patch. (D5)
 func (p *Patches) giveUp(v *versionEntry, why string, now time.Duration) []Effect {
 	p.versions.release(v.transfer)
-	v.comesBy(newTransfer(v.announce, v.layout, v.buffer, why, now, p.timing))
+	v.setTransfer(newTransfer(v.announce, v.layout, v.buffer, why, now, p.timing))
 	v.transfer.pull()
 	return append([]Effect{Unpatched{p.model, v.Key, why}}, fetches(v.transfer, now)...) // D10
 }

@@ -600,7 +600,7 @@ func TestATornModelIsNoBase(t *testing.T) {
 }
 
 // With shared memory no base is kept, and no patches are received.
-func TestPatchesAndTheSharedRoad(t *testing.T) {
+func TestPatchesAndSharedMemory(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
 	segment := &segmentOf{one.data}
@@ -630,7 +630,7 @@ func TestPatchesAndTheSharedRoad(t *testing.T) {
 type segmentOf struct{ data []byte }
 
 func (s *segmentOf) Copy(_ string, _ Key, copy func([]byte)) error { copy(s.data); return nil }
-func (*segmentOf) Warm()                                           {}
+func (*segmentOf) Prefault()                                       {}
 func (*segmentOf) Release()                                        {}
 
 // patchedStory returns a version and a patch to the next one, in the format of FuzzMachine.

@@ -131,16 +131,16 @@ const (
 	copied   State = "copied"
 	decoded  State = "decoded"
 
-	unpushed Event = "unpushed"
-	lentOut  Event = "lent"
-	patched  Event = "patched"
-	returned Event = "returned"
+	unpushed    Event = "unpushed"
+	copyStarted Event = "copy-started"
+	patched     Event = "patched"
+	copyEnded   Event = "copy-ended"
 )
 
 var coming = Table{
-	received: {unpushed: pulled, lentOut: copied},
+	received: {unpushed: pulled, copyStarted: copied},
 	pulled:   {patched: decoded},
-	copied:   {returned: pulled},
+	copied:   {copyEnded: pulled},
 	decoded:  {},
 }
 

@@ -22,8 +22,8 @@ type Segment interface {
 	// Copy calls copy with the data section, locked against writers. It returns ErrStale if the
 	// segment does not hold this version before and after.
 	Copy(model string, key Key, copy func(data []byte)) error
-	// Warm prefaults the memory in the background, so that the first copy is faster.
-	Warm()
+	// Prefault prefaults the memory in the background, so that the first copy is faster.
+	Prefault()
 	// Release ends the caller's use of the segment.
 	Release()
 }

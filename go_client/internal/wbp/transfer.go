@@ -8,18 +8,18 @@ import (
 
 // States of a chunk.
 //
-//	missing ──fetch──> asked ──┐
-//	   │                 │     ├──> here
-//	   ├─────push────────┼─────┤
-//	   └─────lend────────┴─> lent ──damaged, cut off──> missing
+//	missing ──fetch──> requested ──┐
+//	   │                   │       ├──> here
+//	   ├──────push─────────┼───────┤
+//	   └──────lend─────────┴─> leased ──damaged, cut off──> missing
 //
-// A chunk is lent while its payload is received directly into the buffer. Meanwhile other copies of
-// the chunk are ignored, so that its memory has one writer.
+// A chunk is leased while its payload is received directly into the buffer. Meanwhile other copies
+// of the chunk are ignored, so that its memory has one writer.
 const (
 	missing byte = iota
-	asked
+	requested
 	here
-	lent
+	leased
 )
 
 const damagedMax = 16 // damaged chunks that are requested again without waiting for a timeout
@@ -221,7 +221,7 @@ func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now 
 // copy stores a payload that is in other memory. sound is false if the chunk is not wanted or not
 // valid.
 func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound bool) {
-	if state := t.states[index]; state == here || state == lent || len(payload) == 0 {
+	if state := t.states[index]; state == here || state == leased || len(payload) == 0 {
 		return 0, false
 	}
 	begin, end := t.plan.Span(int64(index))
@@ -238,7 +238,7 @@ func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound b
 
 // take stops counting a chunk as requested, so that the window has room for another request.
 func (t *Transfer) take(index int) {
-	if t.states[index] == asked {
+	if t.states[index] == requested {
 		t.asked--
 	}
 }
@@ -255,11 +255,11 @@ func (t *Transfer) fits(index int64, size int) bool {
 // lend returns a lease to receive a chunk into the buffer, or nil if the chunk is not wanted. seal
 // decrypts the chunk, or is nil if the chunk is not sealed.
 func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
-	if !t.fits(index, size) || t.states[index] == here || t.states[index] == lent {
+	if !t.fits(index, size) || t.states[index] == here || t.states[index] == leased {
 		return nil
 	}
 	t.take(int(index))
-	t.states[index] = lent
+	t.states[index] = leased
 	begin, end := t.plan.Span(index)
 	lease := &Lease{view: t.Buffer[begin:end], seal: seal, owner: t, index: index} // Open restores the bytes after it
 	t.leases = append(t.leases, lease)
@@ -296,7 +296,7 @@ func (t *Transfer) miss(index int) {
 // after a timeout.
 func (t *Transfer) reject(index int) {
 	t.damaged++
-	if t.states[index] == asked && t.damaged <= damagedMax {
+	if t.states[index] == requested && t.damaged <= damagedMax {
 		t.asked--
 		t.states[index] = missing
 	}
@@ -460,7 +460,7 @@ func (t *Transfer) ranges(fetches []Message) []Message {
 		first := t.cursor + found
 		last := first
 		for last < limit && t.states[last] == missing && t.asked < WindowChunks {
-			t.states[last] = asked
+			t.states[last] = requested
 			t.asked++
 			last++
 		}
@@ -496,7 +496,7 @@ func (t *Transfer) reconnected(now time.Duration) {
 func (t *Transfer) askAgain(now time.Duration) {
 	t.takeBackAll()
 	for i, state := range t.states {
-		if state == asked {
+		if state == requested {
 			t.states[i] = missing
 		}
 	}

@@ -51,8 +51,8 @@ func (v *versionEntry) copy(segment Segment) {
 	}
 }
 
-// comesBy sets the transfer that receives the version.
-func (v *versionEntry) comesBy(t *Transfer) { v.transfer = t }
+// setTransfer sets the transfer that receives the version.
+func (v *versionEntry) setTransfer(t *Transfer) { v.transfer = t }
 
 // A base has the bytes of the running version, on which patches build, in their staging buffer.
 // (D3)

@@ -60,9 +60,9 @@ type Connection struct {
 	shows   bool   // each connection needs a ticket
 	barred  bool   // the next attempt waits for a ticket
 	shown   chan struct{}
-	heardAt time.Time // when bytes were last received
-	spokeAt time.Time // when a message, or a part of one, was last received
-	allowed allowance // of commands
+	heardAt time.Time   // when bytes were last received
+	spokeAt time.Time   // when a message, or a part of one, was last received
+	bucket  tokenBucket // of commands
 	pinged  time.Time
 	since   time.Time
 	kick    chan struct{} // wakes the writer
@@ -282,7 +282,7 @@ func (c *Connection) begin(conn net.Conn) {
 		c.stream.Subscribe(topic, on)
 	}
 	now := time.Now()
-	c.conn, c.heardAt, c.spokeAt, c.pinged, c.since, c.allowed = conn, now, now, now, now, newAllowance(now)
+	c.conn, c.heardAt, c.spokeAt, c.pinged, c.since, c.bucket = conn, now, now, now, now, newTokenBucket(now)
 	c.flush()
 }
 
@@ -347,7 +347,7 @@ func (c *Connection) bears(commands int) error {
 	case commands == 0:
 	case len(c.stream.Outgoing) > pongsMax:
 		return Error(fmt.Sprintf("the other side has not read %d bytes, and asks for more by PINGs", len(c.stream.Outgoing)))
-	case !c.allowed.take(commands, c.heardAt):
+	case !c.bucket.take(commands, c.heardAt):
 		return Error(fmt.Sprintf("more than %d commands at once, or %d a second: a publisher sends a PING every few seconds",
 			commandsBurst, commandsPerSecond))
 	}

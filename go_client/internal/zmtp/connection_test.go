@@ -375,7 +375,7 @@ func TestPingsAloneAreNoSignOfLifeForEver(t *testing.T) {
 // A peer that does not read the answers to its PINGs is disconnected before many are queued.
 func TestAnswersThatNobodyReads(t *testing.T) {
 	c := &Connection{kind: Sub, stream: NewStream(Sub, testLimits, wanted), kick: make(chan struct{}, 1),
-		allowed: newAllowance(time.Now()), owner: Owner{Opened: func() {}}}
+		bucket: newTokenBucket(time.Now()), owner: Owner{Opened: func() {}}}
 	take := func(in []byte) error { return c.received(copy(c.stream.Room(), in)) }
 	if err := take(append(greetingOf("NULL"), readyOf("XPUB")...)); err != nil {
 		t.Fatal(err)

@@ -127,7 +127,7 @@ impl PublisherMachine {
             }
             let who = named(&others, "wants", "want");
             let text = format!("{} '{}', of which nothing is published: is '{}' meant?", who, model, meant);
-            if !self.calls.is_unheard(&meant) {
+            if !self.calls.is_unreached(&meant) {
                 // Otherwise the notice that `meant` reached no worker has already named the model.
                 self.tell(WorkerEventKind::Notice, &others[0], text.clone());
             }

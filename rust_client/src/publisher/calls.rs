@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Default)]
 pub struct Calls {
     open: BTreeMap<u64, Publication>,
-    unheard: BTreeSet<String>, // models for which `say_nobody` has reported
+    unreached_models: BTreeSet<String>, // models for which `say_nobody` has reported
 }
 
 impl Calls {
@@ -29,8 +29,8 @@ impl Calls {
 
     /// True if the user was informed that a publish of the model reached no worker, and no
     /// subscriber of the model has joined since.
-    pub(super) fn is_unheard(&self, model: &str) -> bool {
-        self.unheard.contains(model)
+    pub(super) fn is_unreached(&self, model: &str) -> bool {
+        self.unreached_models.contains(model)
     }
 
     fn ids(&self) -> Vec<u64> {
@@ -43,9 +43,16 @@ impl Calls {
     }
 
     /// Records the encoding and size in which a version arrived at a worker.
-    pub(super) fn carried(&mut self, name: &str, model: &str, key: Key, encoding: &'static str, nbytes: u64) {
+    pub(super) fn record_transport(
+        &mut self,
+        name: &str,
+        model: &str,
+        key: Key,
+        encoding: &'static str,
+        nbytes: u64,
+    ) {
         for call in self.open.values_mut().filter(|call| call.key == key && call.model == model) {
-            call.carried(name, encoding, nbytes);
+            call.record_transport(name, encoding, nbytes);
         }
     }
 
@@ -110,7 +117,7 @@ impl PublisherMachine {
         };
         let mut waiting = Vec::new();
         for model in hello.models.keys() {
-            self.calls.unheard.remove(model);
+            self.calls.unreached_models.remove(model);
         }
         for call in self.calls.open.values_mut() {
             if call.terms.workers.is_none() && hello.models.contains_key(&call.model) {
@@ -282,7 +289,7 @@ impl PublisherMachine {
     /// Reports that a publish reached no worker: once for each model, until a worker that
     /// subscribes to the model joins.
     fn say_nobody(&mut self, call: &Publication) {
-        if !self.calls.unheard.insert(call.model.clone()) {
+        if !self.calls.unreached_models.insert(call.model.clone()) {
             return;
         }
         let mut why = self.away(call).join("; ");

@@ -53,7 +53,7 @@ impl Link {
 
     /// Records that a version of `nbytes` bytes was applied the time `took` after its publish. A
     /// busy worker reports late, so one slow version at most halves the estimate.
-    pub fn brought(&mut self, nbytes: u64, took: Time) {
+    pub fn observe_rate(&mut self, nbytes: u64, took: Time) {
         if !took.is_zero() {
             self.least = (nbytes as f64 / took.as_secs_f64()).max(self.least / 2.0);
         }
@@ -80,8 +80,8 @@ mod tests {
     fn a_rate_is_what_words_of_arrivals_say_and_else_some_times_what_versions_took() {
         let mut link = Link::default();
         assert!(link.rate().is_infinite());
-        link.brought(1000, Duration::from_secs(1));
-        link.brought(10, Duration::from_secs(1)); // a busy worker
+        link.observe_rate(1000, Duration::from_secs(1));
+        link.observe_rate(10, Duration::from_secs(1)); // a busy worker
         assert_eq!(link.rate(), AT_MOST * 500.0);
         link.learn(1 << 20, Duration::from_secs(1));
         assert_eq!(link.rate(), (1 << 20) as f64);

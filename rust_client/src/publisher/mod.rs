@@ -15,7 +15,7 @@ pub mod sealer;
 pub mod trust;
 
 mod absent;
-mod accepted;
+mod control_connection;
 mod builder;
 mod calls;
 mod curve;

@@ -117,7 +117,7 @@ impl Observers {
 /// What a worker's message may change for observers.
 pub(super) enum News {
     Nothing,
-    Road,
+    Transport,
     Of(String),
     Failed { model: String, version: u64, error: String },
 }
@@ -125,7 +125,7 @@ pub(super) enum News {
 impl News {
     pub fn of(message: &FromWorker) -> News {
         match message {
-            FromWorker::Ping(_) => News::Road,
+            FromWorker::Ping(_) => News::Transport,
             FromWorker::Progress(said) => News::Of(said.model.clone()),
             FromWorker::Staged(said) | FromWorker::Applied(said) => News::Of(said.model.clone()),
             FromWorker::Failed(said) => {
@@ -162,7 +162,7 @@ impl PublisherMachine {
         };
         let changed = match news {
             News::Nothing => false,
-            News::Road => peer.seen.subscribed.replace(peer.subscribed) != Some(peer.subscribed),
+            News::Transport => peer.seen.subscribed.replace(peer.subscribed) != Some(peer.subscribed),
             News::Of(model) if peer.wants(&model) => {
                 settled(peer, &model, epoch, self.observers.models.get(&model), now);
                 is_news(peer, &model)

@@ -42,7 +42,7 @@ impl PublisherMachine {
 
     /// Records how a version arrived at a worker, whole or as a patch (D11). `applied`: `said` is
     /// an `applied` report.
-    pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
+    pub(super) fn record_transport(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));
         let version = match version {
@@ -56,7 +56,7 @@ impl PublisherMachine {
             Some(None) => return,
         };
         let key = (said.epoch, said.version);
-        self.calls.carried(name, &said.model, key, encoding, plan.nbytes);
+        self.calls.record_transport(name, &said.model, key, encoding, plan.nbytes);
         let peer = match self.roster.get_mut(name).filter(|_| applied) {
             Some(peer) => peer,
             None => return,
@@ -67,7 +67,7 @@ impl PublisherMachine {
             // The time of a version of one chunk depends little on the rate of the link, so it is
             // not recorded.
             for started in self.calls.started(&said.model, key) {
-                peer.link.brought(plan.nbytes, now.saturating_sub(started));
+                peer.link.observe_rate(plan.nbytes, now.saturating_sub(started));
             }
         }
     }

@@ -142,7 +142,7 @@ pub enum VersionPhase {
     Latest,
     /// The version is `Latest`, but reclaimable: no worker receives it, so the next publish may
     /// overwrite its memory.
-    Lent,
+    Reclaimable,
     /// The newest version that was published to some worker by name.
     Targeted,
     /// The version is outdated, but some worker still receives it.
@@ -158,16 +158,16 @@ pub enum VersionEvent {
     /// The version was committed for named workers.
     ForSome,
     /// No worker receives the version.
-    Unread,
+    NoReaders,
     /// A worker requests the version, which is still in memory.
-    Asked,
+    Requested,
     /// A worker requests the version, but its memory was overwritten by another version.
     Overwritten,
     /// Newer versions have replaced the version for all of its workers.
     Newer,
     Aborted,
     /// The version's memory is needed for the next version.
-    GivenUp,
+    Evicted,
 }
 
 pub const VERSIONS: Table<VersionPhase, VersionEvent> = {
@@ -177,17 +177,17 @@ pub const VERSIONS: Table<VersionPhase, VersionEvent> = {
         (Pending, ForAll, Latest),
         (Pending, ForSome, Targeted),
         (Pending, Aborted, Gone),
-        (Latest, Unread, Lent),
+        (Latest, NoReaders, Reclaimable),
         (Latest, Newer, Old),
-        (Latest, GivenUp, Gone),
-        (Lent, Asked, Latest),
-        (Lent, Overwritten, Gone),
-        (Lent, Newer, Gone),
-        (Lent, GivenUp, Gone),
+        (Latest, Evicted, Gone),
+        (Reclaimable, Requested, Latest),
+        (Reclaimable, Overwritten, Gone),
+        (Reclaimable, Newer, Gone),
+        (Reclaimable, Evicted, Gone),
         (Targeted, Newer, Old),
-        (Targeted, GivenUp, Gone),
-        (Old, Unread, Gone),
-        (Old, GivenUp, Gone),
+        (Targeted, Evicted, Gone),
+        (Old, NoReaders, Gone),
+        (Old, Evicted, Gone),
     ]
 };
 

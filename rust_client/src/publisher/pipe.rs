@@ -1,5 +1,5 @@
-//! The output of a data connection (`subscriber.rs`) or control connection (`accepted.rs`), as
-//! frames of ZMTP 3.
+//! The output of a data connection (`subscriber.rs`) or control connection
+//! (`control_connection.rs`), as frames of ZMTP 3.
 //!
 //! The queue has weak references to versions: a peer that reads nothing, such as a stopped process,
 //! keeps no memory that the next version needs. If a partly sent message makes no progress, its

@@ -208,7 +208,7 @@ impl Publication {
     }
 
     /// Records how the version arrived at a worker: its encoding, and the number of bytes.
-    pub fn carried(&mut self, name: &str, encoding: &'static str, nbytes: u64) {
+    pub fn record_transport(&mut self, name: &str, encoding: &'static str, nbytes: u64) {
         if let Some(target) = self.targets.get_mut(name) {
             (target.encoding, target.nbytes) = (encoding, nbytes);
         }

@@ -61,7 +61,7 @@ impl PublisherMachine {
                 peer.note(&said.model, said.version, Doing::Staged, None, now);
             }
         }
-        self.carried(name, said, false, now);
+        self.record_transport(name, said, false, now);
         self.calls_take(name, TargetEvent::Staged, Some((&said.model, (said.epoch, said.version))), now);
         let version = self.store.models.get(&said.model).and_then(|versions| versions.get(said.version));
         if version.map_or(false, |version| !version.phase.is(VersionPhase::Pending)) {
@@ -82,7 +82,7 @@ impl PublisherMachine {
         }
         let key = (said.epoch, said.version);
         if self.roster.get(name).map_or(false, |peer| peer.runs(&said.model) < key) {
-            self.carried(name, &said, true, now);
+            self.record_transport(name, &said, true, now);
         }
         if let Some(versions) = self.store.of(&said.model, said.epoch) {
             versions.left(name, said.version + 1);

@@ -233,14 +233,14 @@ impl Peer {
     /// Records a progress report.
     pub fn note_progress(&mut self, said: &Progress, now: Time) {
         self.note(&said.model, said.version, said.phase, Some(said.chunks), now);
-        self.comes_by(&said.model, said.patch.as_ref());
+        self.set_patch(&said.model, said.patch.as_ref());
         if let Some(incoming) = self.incoming.get_mut(&said.model) {
             incoming.waits = said.waits.clone();
         }
     }
 
     /// Records the patch by which a model's version is delivered; `None`: it is delivered whole.
-    pub fn comes_by(&mut self, model: &str, patch: Option<&PatchId>) {
+    pub fn set_patch(&mut self, model: &str, patch: Option<&PatchId>) {
         if let Some(incoming) = self.incoming.get_mut(model) {
             incoming.patch = patch.cloned();
         }

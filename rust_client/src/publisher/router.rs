@@ -7,7 +7,7 @@
 //!
 //! One thread owns the socket, and no call blocks.
 
-use super::accepted::{Accepted, MayCome, Progress, Said};
+use super::control_connection::{ControlConnection, MayCome, Progress, Said};
 use super::effects::{Identity, Payload};
 use super::endpoints::Place;
 use super::listening::{unbindable, Listener};
@@ -58,8 +58,8 @@ pub struct Router {
     listener: Listener,
     keys: Option<Arc<Pair>>,
     ready: Arc<Ready>,
-    each: BTreeMap<u64, Watched<Accepted>>, // by id, which is never reused
-    unfinished: BTreeMap<u64, Host>,        // connections without a message, oldest first
+    each: BTreeMap<u64, Watched<ControlConnection>>, // by id, which is never reused
+    unfinished: BTreeMap<u64, Host>,                 // connections without a message, oldest first
     next: u64,
     closed: Vec<u64>, // not reported yet; each had sent a message
     accepts: TokenBucket,
@@ -139,12 +139,12 @@ impl Router {
         let host: Host = connection.peer_addr().ok().map(|peer| peer.ip());
         let _ = tune(&connection); // fails if the peer is gone, which the first read shows
         self.make_room(&host);
-        let (id, accepted) = (self.next, Accepted::new(connection, self.keys.clone(), now));
+        let (id, connection) = (self.next, ControlConnection::new(connection, self.keys.clone(), now));
         self.next += 1;
-        if let Ok(mut watched) = Watched::new(id, accepted, self.ready.clone()) {
+        if let Ok(mut watched) = Watched::new(id, connection, self.ready.clone()) {
             // Send the greeting at once, so that a peer with other keys, or none, sees the mismatch
             // itself.
-            if watched.send(|accepted| accepted.write(0, now)).is_ok() {
+            if watched.send(|connection| connection.write(0, now)).is_ok() {
                 self.each.insert(id, watched);
                 self.unfinished.insert(id, host);
             }
@@ -165,7 +165,7 @@ impl Router {
         };
         if let Some(whose) = whose {
             let its = self.unfinished.iter().filter(|(_, &host)| host == whose).map(|(&id, _)| id);
-            let progress = |id: &u64| self.each.get(id).map(|accepted| accepted.progress);
+            let progress = |id: &u64| self.each.get(id).map(|connection| connection.progress);
             if let Some(over) = its.min_by_key(|id| (progress(id), *id)) {
                 self.close(over);
             }
@@ -177,20 +177,20 @@ impl Router {
     pub fn process_events(&mut self, id: u64, readable: bool, may_come: MayCome, now: Time) -> FromRouter {
         let room = self.room();
         let nothing = FromRouter { key: String::new(), said: Vec::new() };
-        let accepted = match self.each.get_mut(&id) {
-            Some(accepted) => accepted,
+        let connection = match self.each.get_mut(&id) {
+            Some(connection) => connection,
             None => return nothing,
         };
-        let said = accepted.send(|accepted| {
-            let said = if readable { accepted.read(may_come, now)? } else { Vec::new() };
-            accepted.write(room, now).map(|()| said)
+        let said = connection.send(|connection| {
+            let said = if readable { connection.read(may_come, now)? } else { Vec::new() };
+            connection.write(room, now).map(|()| said)
         });
         match said {
             Ok(said) => {
-                if accepted.progress == Progress::Speaks {
+                if connection.progress == Progress::Speaks {
                     self.unfinished.remove(&id);
                 }
-                FromRouter { key: accepted.key.clone(), said }
+                FromRouter { key: connection.key.clone(), said }
             }
             Err(_) => {
                 self.close(id);
@@ -231,7 +231,7 @@ impl Router {
             None => return false,
         };
         let sent = match self.each.get_mut(&id) {
-            Some(accepted) => accepted.send(|accepted| accepted.put(header, payload, room, now)),
+            Some(connection) => connection.send(|connection| connection.put(header, payload, room, now)),
             None => return false,
         };
         if sent.is_err() {
@@ -246,7 +246,7 @@ impl Router {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
         }
-        COPIES_BYTES_MAX.saturating_sub(self.each.values().map(|accepted| accepted.copied()).sum())
+        COPIES_BYTES_MAX.saturating_sub(self.each.values().map(|connection| connection.copied()).sum())
     }
 
     /// Closes connections that are late, make no progress, or need too much memory. Called a few
@@ -257,17 +257,18 @@ impl Router {
         }
         self.look_at = now + LOOK;
         let mut over: Vec<u64> = Vec::new();
-        for (&id, accepted) in &self.each {
-            let late = accepted.progress < Progress::Open && now.saturating_sub(accepted.since) >= STRANGER;
-            if late || accepted.stands_still(now, SILENCE) {
+        for (&id, connection) in &self.each {
+            let late =
+                connection.progress < Progress::Open && now.saturating_sub(connection.since) >= STRANGER;
+            if late || connection.stands_still(now, SILENCE) {
                 over.push(id);
             }
         }
         over.extend(self.largest(
-            |accepted| Some(accepted.partial()).filter(|&its| its > PARTIAL_BYTES_SMALL),
+            |connection| Some(connection.partial()).filter(|&its| its > PARTIAL_BYTES_SMALL),
             PARTIAL_BYTES_MAX,
         ));
-        over.extend(self.largest(|accepted| Some(accepted.waiting()), WAITING_BYTES_MAX));
+        over.extend(self.largest(|connection| Some(connection.waiting()), WAITING_BYTES_MAX));
         over.into_iter().for_each(|id| self.close(id));
         self.share_room(now);
     }
@@ -275,9 +276,9 @@ impl Router {
     /// Returns the ids of the largest connections, such that the others have at most `most` bytes
     /// together. Returns none if only one connection is counted. `of` returns the bytes of a
     /// connection, or `None` if it is not counted.
-    fn largest(&self, of: impl Fn(&Accepted) -> Option<usize>, most: usize) -> Vec<u64> {
+    fn largest(&self, of: impl Fn(&ControlConnection) -> Option<usize>, most: usize) -> Vec<u64> {
         let mut each: Vec<(usize, u64)> =
-            self.each.iter().filter_map(|(&id, accepted)| Some((of(accepted)?, id))).collect();
+            self.each.iter().filter_map(|(&id, connection)| Some((of(connection)?, id))).collect();
         let mut all: usize = each.iter().map(|(its, _)| its).sum();
         if all <= most || each.len() < 2 {
             return Vec::new();
@@ -299,20 +300,20 @@ impl Router {
     /// Releases versions that peers do not read. If connections wait for room for a copy, closes
     /// the connections that take up the room without progress.
     fn share_room(&mut self, now: Time) {
-        let copied: usize = self.each.values().map(|accepted| accepted.copied()).sum();
+        let copied: usize = self.each.values().map(|connection| connection.copied()).sum();
         let room = COPIES_BYTES_MAX.saturating_sub(copied);
-        let mut over = let_go(self.each.iter_mut().map(|(&id, accepted)| (id, accepted)), room, now);
+        let mut over = let_go(self.each.iter_mut().map(|(&id, connection)| (id, connection)), room, now);
         let starved: Vec<u64> =
-            self.each.iter().filter(|(_, accepted)| accepted.starved).map(|(&id, _)| id).collect();
+            self.each.iter().filter(|(_, connection)| connection.starved).map(|(&id, _)| id).collect();
         if !starved.is_empty() {
-            let still = |accepted: &Accepted| accepted.copied() > 0 && accepted.hogs(now);
-            over.extend(self.each.iter().filter(|(_, accepted)| still(accepted)).map(|(&id, _)| id));
+            let still = |connection: &ControlConnection| connection.copied() > 0 && connection.hogs(now);
+            over.extend(self.each.iter().filter(|(_, connection)| still(connection)).map(|(&id, _)| id));
         }
         over.into_iter().for_each(|id| self.close(id));
         for id in starved {
             let room = self.room();
-            if let Some(accepted) = self.each.get_mut(&id) {
-                if accepted.send(|accepted| accepted.write(room, now)).is_err() {
+            if let Some(connection) = self.each.get_mut(&id) {
+                if connection.send(|connection| connection.write(room, now)).is_err() {
                     self.close(id);
                 }
             }
@@ -321,7 +322,7 @@ impl Router {
 
     /// True if anything waits to be sent.
     pub fn unsent(&self) -> bool {
-        self.each.values().any(|accepted| accepted.unsent())
+        self.each.values().any(|connection| connection.unsent())
     }
 }
 

@@ -54,7 +54,7 @@ impl PublisherMachine {
         if self.asks(name, &fetch.model, number) {
             if let Some(peer) = self.roster.get_mut(name) {
                 peer.note(&fetch.model, number, Doing::Receiving, None, now);
-                peer.comes_by(&fetch.model, fetch.patch.as_ref());
+                peer.set_patch(&fetch.model, fetch.patch.as_ref());
             }
         }
         for index in fetch.first..fetch.first + fetch.count {

@@ -268,12 +268,12 @@ impl Versions {
         let idle = |version: &&Version| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
         let idle: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
         for number in idle {
-            self.take(number, VersionEvent::Unread);
+            self.take(number, VersionEvent::NoReaders);
         }
         while self.kept.len() > VERSIONS_MAX {
             let oldest = |&phase| self.kept.values().find(|version| version.phase.is(phase));
             match GIVEN_UP.iter().find_map(oldest).map(|version| version.number) {
-                Some(number) => self.take(number, VersionEvent::GivenUp),
+                Some(number) => self.take(number, VersionEvent::Evicted),
                 None => return,
             }
         }

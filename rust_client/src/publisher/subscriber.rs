@@ -75,7 +75,7 @@ pub struct SubscriberConnection {
     received: Vec<u8>,
     greeted: bool,
     ready: bool,
-    allowance: TokenBucket,
+    bucket: TokenBucket,
 }
 
 impl SubscriberConnection {
@@ -100,7 +100,7 @@ impl SubscriberConnection {
             received: Vec::new(),
             greeted: false,
             ready: false,
-            allowance: TokenBucket::new(now),
+            bucket: TokenBucket::new(now),
         }
     }
 
@@ -287,7 +287,7 @@ impl SubscriberConnection {
 
     /// Takes one unit of the subscriber's token bucket for a frame. Fails if the bucket is empty.
     pub fn spend(&mut self, now: Time) -> io::Result<()> {
-        if self.allowance.take(1.0, SUBSCRIPTIONS, now) {
+        if self.bucket.take(1.0, SUBSCRIPTIONS, now) {
             Ok(())
         } else {
             fault("it asks more often than anybody needs to")

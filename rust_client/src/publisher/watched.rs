@@ -1,6 +1,6 @@
 //! A connection that is registered for polling while it is open.
 
-use super::accepted::Accepted;
+use super::control_connection::ControlConnection;
 use super::pipe::{Held, Pipe};
 use super::subscriber::SubscriberConnection;
 use crate::raw::ready::Ready;
@@ -21,9 +21,9 @@ impl Connection for SubscriberConnection {
     }
 }
 
-impl Connection for Accepted {
+impl Connection for ControlConnection {
     fn unsent(&self) -> bool {
-        Accepted::unsent(self)
+        ControlConnection::unsent(self)
     }
 }
 

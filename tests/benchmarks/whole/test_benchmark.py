@@ -27,7 +27,7 @@ from weightbus.benchmarks import (
     rows,
     stopped,
 )
-from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
+from weightbus.benchmarks.bus import TRANSPORTS, Bus, WrongTransport
 from weightbus.benchmarks.comparison import (
     Comparison,
     Plan,
@@ -104,9 +104,9 @@ def test_a_peer_is_held_against_weightbus_in_its_own_comparison(results: dict[st
     assert by_name["zmq_pickle"]["over_resident"]["median"] > 0
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_costs_are_complete(results: dict[str, Any], road: str) -> None:
-    (costs,) = [c for c in results["costs"] if c["road"] == road]
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_costs_are_complete(results: dict[str, Any], transport: str) -> None:
+    (costs,) = [c for c in results["costs"] if c["transport"] == transport]
     assert len(costs["version_seconds"]) == 10
     assert set(costs["extra_bytes"]) == {"first", "last"}
     for measured in (
@@ -184,15 +184,15 @@ def test_what_a_contender_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "redis_values" not in contender.names()
 
 
-def test_a_version_that_came_by_another_road_is_noticed() -> None:
+def test_a_version_that_came_by_another_transport_is_noticed() -> None:
     model = Model(Shape.parse(TINY), zeros=False)
     bus = Bus("over the network", "weightbus_receive", "network")
     bus.start(1, model)
     try:
         bus.publish_once()
         bus.check()
-        bus._road = "shared"  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(WrongRoad, match="worker 0 had versions by"):
+        bus._transport = "shared"  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(WrongTransport, match="worker 0 had versions by"):
             bus.check()
     finally:
         bus.stop()

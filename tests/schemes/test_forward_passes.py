@@ -23,7 +23,7 @@ from torch import nn
 from weightbus.codecs.state import state_of
 from weightbus.python_client.applying.reading import InUseError, ReadingLock
 from weightbus.python_client.schemes.call_receiver import Call, IncomingVersion, deliver
-from weightbus.python_client.schemes.passes import ForwardPasses
+from weightbus.python_client.schemes.forward_passes import ForwardPasses
 from weightbus.tests.training.torchrl_parts import policy, valued_echo
 
 SECONDS = 20.0  # what anything here may take on a busy machine

@@ -25,11 +25,11 @@ from ...codecs.state import is_module, is_tensor, state_of
 from .. import checks
 from .call_receiver import MARGIN
 from .call_sender import Answers
-from .carrier import TIMEOUT
 from .model import CallResult, Outcome, is_torchrl, keep, references
 from .ray import AsWeights, Store, answers_to, call, explain, taken
 from .sender import check
 from .strategy import WeightStrategy, nested
+from .transport import TIMEOUT
 
 # names of the weights' parameter in collectors' methods
 NAMES = "policy_weights", "policy_or_weights"

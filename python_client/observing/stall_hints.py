@@ -10,14 +10,14 @@ from ...bus.net.ready_queue import ReadyQueue
 from ...bus.units import span
 from ...bus.worker.machine import WorkerMachine
 from ...codecs.words import printable
-from .obstacles import reach
+from .connection_checks import reach
 
 log = logging.getLogger("weightbus.worker")
 
 REACH = 0.5  # fraction of `hint_after` that the check of the address may take
 
 
-class Silence:
+class StallHints:
     """Logs a warning if a worker finds no publisher, or applies no versions: once for each stall.
 
     Args:

@@ -215,22 +215,23 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
     try:
         connection = endpoints.dial(address, timeout)
     except ConnectionResetError as error:  # the peer accepted, and closed at once
-        return [*_crowded(address), _closed(address, error)]
+        return [*_listener_descriptors(address), _closed(address, error)]
     except (OSError, AddressError) as error:
         return [_unreachable(address, error, timeout)]
     with connection:
-        port, crowded = Finding("port", "well", f"{address} can be connected to"), _crowded(address)
+        port = Finding("port", "well", f"{address} can be connected to")
+        in_use = _listener_descriptors(address)
         try:
-            return [port, *crowded, *_greet(connection, address, until, keyed=keyed)]
+            return [port, *in_use, *_greet(connection, address, until, keyed=keyed)]
         except TimeoutError:
             text = f"{address} takes connections, and says nothing within {timeout:g} s"
             advice = (
                 "it is another program's, or its process is stopped or very busy; or a proxy "
                 "answers for one that is gone"
             )
-            return [*crowded, Finding("port", "problem", text, advice)]
+            return [*in_use, Finding("port", "problem", text, advice)]
         except OSError as error:
-            return [*crowded, _closed(address, error)]
+            return [*in_use, _closed(address, error)]
 
 
 def _closed(address: str, error: OSError) -> Finding:
@@ -242,7 +243,7 @@ def _closed(address: str, error: OSError) -> Finding:
     return Finding("port", "problem", text, advice)
 
 
-def _crowded(address: str) -> list[Finding]:
+def _listener_descriptors(address: str) -> list[Finding]:
     """Return a finding if the listening process is on this host and has no descriptors left."""
     holder = holder_of(address) if _is_here(address) else None
     used = used_by(holder.pid) if holder is not None and holder.pid else None

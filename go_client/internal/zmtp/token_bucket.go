@@ -9,16 +9,16 @@ const (
 	commandsPerSecond = 16
 )
 
-// An allowance is the token bucket of a peer's commands.
-type allowance struct {
+// An tokenBucket is the token bucket of a peer's commands.
+type tokenBucket struct {
 	left float64
 	at   time.Time
 }
 
-func newAllowance(now time.Time) allowance { return allowance{commandsBurst, now} }
+func newTokenBucket(now time.Time) tokenBucket { return tokenBucket{commandsBurst, now} }
 
 // take takes count tokens, and returns false if the bucket had fewer.
-func (a *allowance) take(count int, now time.Time) bool {
+func (a *tokenBucket) take(count int, now time.Time) bool {
 	a.left += now.Sub(a.at).Seconds() * commandsPerSecond
 	if a.left > commandsBurst {
 		a.left = commandsBurst

@@ -3,7 +3,7 @@
 For every transport, a scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and
 checks receipts. A scheme for another transport overrides two methods:
 
-    _make_carrier(...) -> Transport        on the sender, at init_on_sender()
+    _make_transport(...) -> Transport    on the sender, at init_on_sender()
     _make_receiver(...) -> Receiver      on the receiver, at init_on_receiver()
 
 A transport sends `Weights` to workers and returns receipts. A receiver passes each version to its

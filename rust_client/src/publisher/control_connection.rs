@@ -70,7 +70,7 @@ struct Waiting {
 }
 
 /// One connection.
-pub struct Accepted {
+pub struct ControlConnection {
     pipe: Pipe,
     /// The public key of the peer; empty without keys.
     pub key: String,
@@ -91,16 +91,16 @@ pub struct Accepted {
     commands: TokenBucket,
 }
 
-impl Held for Accepted {
+impl Held for ControlConnection {
     fn pipe(&mut self) -> &mut Pipe {
         &mut self.pipe
     }
 }
 
-impl Accepted {
+impl ControlConnection {
     /// Returns a connection on which nothing was sent yet. `keys` is the publisher's key pair.
-    pub fn new(connection: Own<TcpStream>, keys: Option<Arc<Pair>>, now: Time) -> Accepted {
-        Accepted {
+    pub fn new(connection: Own<TcpStream>, keys: Option<Arc<Pair>>, now: Time) -> ControlConnection {
+        ControlConnection {
             pipe: Pipe::new(connection, now),
             key: String::new(),
             progress: Progress::Silent,
@@ -169,7 +169,7 @@ impl Accepted {
     /// the number of bytes left for copies.
     pub fn write(&mut self, room: usize, now: Time) -> io::Result<()> {
         self.starved = false;
-        let Accepted { pipe, curve, unsent, pongs, queue, starved, .. } = self;
+        let ControlConnection { pipe, curve, unsent, pongs, queue, starved, .. } = self;
         let (pong_bytes, header_bytes, kept_bytes) =
             (&mut self.pong_bytes, &mut self.header_bytes, &mut self.kept_bytes);
         pipe.write(now, || {
@@ -412,7 +412,7 @@ impl Accepted {
     }
 }
 
-impl Deref for Accepted {
+impl Deref for ControlConnection {
     type Target = Pipe;
 
     fn deref(&self) -> &Pipe {
@@ -420,7 +420,7 @@ impl Deref for Accepted {
     }
 }
 
-impl DerefMut for Accepted {
+impl DerefMut for ControlConnection {
     fn deref_mut(&mut self) -> &mut Pipe {
         &mut self.pipe
     }
@@ -455,11 +455,11 @@ mod tests {
     const NOW: Time = Duration::from_secs(1);
     const ANSWER: usize = GREETING_BYTES + 2 + 6 + METADATA.len(); // greeting and READY
 
-    fn pair(keys: Option<Arc<Pair>>) -> (Accepted, UnixStream) {
+    fn pair(keys: Option<Arc<Pair>>) -> (ControlConnection, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        (Accepted::new(Own::new(OwnedFd::from(ours).into()), keys, NOW), theirs)
+        (ControlConnection::new(Own::new(OwnedFd::from(ours).into()), keys, NOW), theirs)
     }
 
     fn greets(mechanism: &[u8]) -> Vec<u8> {
@@ -475,22 +475,22 @@ mod tests {
     }
 
     /// Reads everything that has arrived.
-    fn heard(accepted: &mut Accepted) -> io::Result<Vec<Said>> {
+    fn heard(connection: &mut ControlConnection) -> io::Result<Vec<Said>> {
         let mut all = Vec::new();
         for _ in 0..64 {
-            all.extend(accepted.read(&|_| false, NOW)?);
+            all.extend(connection.read(&|_| false, NOW)?);
         }
         Ok(all)
     }
 
-    fn met() -> (Accepted, UnixStream) {
-        let (mut accepted, mut theirs) = pair(None);
+    fn met() -> (ControlConnection, UnixStream) {
+        let (mut connection, mut theirs) = pair(None);
         theirs.write_all(&dealer()).unwrap();
-        assert_eq!(heard(&mut accepted).unwrap(), []);
-        assert_eq!(accepted.progress, Progress::Open);
-        accepted.write(0, NOW).unwrap();
+        assert_eq!(heard(&mut connection).unwrap(), []);
+        assert_eq!(connection.progress, Progress::Open);
+        connection.write(0, NOW).unwrap();
         theirs.read_exact(&mut [0; ANSWER]).unwrap();
-        (accepted, theirs)
+        (connection, theirs)
     }
 
     fn content(nbytes: usize) -> Arc<Content> {
@@ -501,17 +501,17 @@ mod tests {
 
     #[test]
     fn messages_come_and_go() {
-        let (mut accepted, mut theirs) = met();
+        let (mut connection, mut theirs) = met();
         theirs.write_all(b"\0\x02{}\x01\x02{}\x01\x01a\0\0").unwrap();
         let said = |payloads| Said { header: b"{}".to_vec(), payloads };
-        assert_eq!(heard(&mut accepted).unwrap(), [said(0), said(2)]);
+        assert_eq!(heard(&mut connection).unwrap(), [said(0), said(2)]);
         let content = content(3);
-        accepted.put(b"{1}", &Payload::None, 0, NOW).unwrap();
-        accepted.put(b"{2}", &Payload::Chunk(content, 0), 0, NOW).unwrap();
+        connection.put(b"{1}", &Payload::None, 0, NOW).unwrap();
+        connection.put(b"{2}", &Payload::Chunk(content, 0), 0, NOW).unwrap();
         let mut bytes = [0; 15];
         theirs.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"\0\x03{1}\x01\x03{2}\0\x03\x05\x05\x05");
-        assert!(!accepted.unsent() && accepted.waiting() == 0);
+        assert!(!connection.unsent() && connection.waiting() == 0);
     }
 
     #[test]
@@ -526,22 +526,22 @@ mod tests {
             &old(&[1, 4]),
             &old(&[2]),
         ] {
-            let (mut accepted, mut theirs) = pair(None);
+            let (mut connection, mut theirs) = pair(None);
             theirs.write_all(first).unwrap();
-            assert!(heard(&mut accepted).is_err(), "{:?}", first);
+            assert!(heard(&mut connection).is_err(), "{:?}", first);
         }
         for (mechanism, keyed) in
             [(&b"PLAIN"[..], false), (b"CURVE", false), (b"NULLX", false), (b"NULL", true)]
         {
             let keys = keyed.then(|| Arc::new(Pair { public: [0; 32], secret: [0; 32] }));
-            let (mut accepted, mut theirs) = pair(keys);
+            let (mut connection, mut theirs) = pair(keys);
             theirs.write_all(&greets(mechanism)).unwrap();
             theirs.write_all(b"what is of no use any more").unwrap();
-            assert_eq!(heard(&mut accepted).unwrap(), []);
-            accepted.write(0, NOW).unwrap();
+            assert_eq!(heard(&mut connection).unwrap(), []);
+            connection.write(0, NOW).unwrap();
             let mut all = Vec::new();
             theirs.read_to_end(&mut all).unwrap(); // then the connection ends
-            assert_eq!((all.len(), accepted.progress), (GREETING_BYTES, Progress::TurnedAway));
+            assert_eq!((all.len(), connection.progress), (GREETING_BYTES, Progress::TurnedAway));
         }
     }
 
@@ -571,26 +571,26 @@ mod tests {
         .iter()
         .enumerate()
         {
-            let (mut accepted, theirs) = pair(None);
+            let (mut connection, theirs) = pair(None);
             let mut writer = theirs.try_clone().unwrap();
             let said = said.clone();
             let written = std::thread::spawn(move || drop(writer.write_all(&said)));
             let ended = (0..1000).any(|_| {
                 std::thread::yield_now();
-                heard(&mut accepted).is_err()
+                heard(&mut connection).is_err()
             });
             assert!(ended, "{}", at);
-            drop((accepted, theirs));
+            drop((connection, theirs));
             written.join().unwrap();
         }
     }
 
     #[test]
     fn a_ping_is_answered_between_messages_with_no_more_than_its_context() {
-        let (mut accepted, mut theirs) = met();
+        let (mut connection, mut theirs) = met();
         theirs.write_all(b"\x04\x18\x04PING\0\x090123456789abcdefX").unwrap();
-        assert_eq!(heard(&mut accepted).unwrap(), []);
-        accepted.write(0, NOW).unwrap();
+        assert_eq!(heard(&mut connection).unwrap(), []);
+        connection.write(0, NOW).unwrap();
         let mut pong = [0; 23];
         theirs.read_exact(&mut pong).unwrap();
         assert_eq!(&pong, b"\x04\x15\x04PONG0123456789abcdef");
@@ -598,25 +598,25 @@ mod tests {
 
     #[test]
     fn who_reads_nothing_holds_no_version_and_little_else() {
-        let (mut accepted, _theirs) = met();
+        let (mut connection, _theirs) = met();
         let mut versions = Vec::new();
         for _ in 0..3 * QUEUE {
             let version = content(1 << 20);
             versions.push(Arc::downgrade(&version));
-            accepted.put(b"{}", &Payload::Chunk(version, 0), COPIES_BYTES_MAX, NOW).unwrap();
+            connection.put(b"{}", &Payload::Chunk(version, 0), COPIES_BYTES_MAX, NOW).unwrap();
         }
         assert_eq!(
             versions.iter().filter(|version| version.upgrade().is_some()).count(),
             1,
             "half of it is sent"
         );
-        assert!(let_go(std::iter::once((7, &mut accepted)), COPIES_BYTES_MAX, NOW + HOLD).is_empty());
+        assert!(let_go(std::iter::once((7, &mut connection)), COPIES_BYTES_MAX, NOW + HOLD).is_empty());
         assert!(versions.iter().all(|version| version.upgrade().is_none()));
-        assert!(accepted.queue.len() <= QUEUE && accepted.copied() <= 1 << 20);
+        assert!(connection.queue.len() <= QUEUE && connection.copied() <= 1 << 20);
         for _ in 0..QUEUE {
-            accepted.put(&[b' '; HEADER_BYTES_MAX], &Payload::None, 0, NOW).unwrap();
+            connection.put(&[b' '; HEADER_BYTES_MAX], &Payload::None, 0, NOW).unwrap();
         }
-        assert!(accepted.waiting() <= HEADERS_BYTES_MAX);
+        assert!(connection.waiting() <= HEADERS_BYTES_MAX);
     }
 
     #[cfg(feature = "keys")]
@@ -654,59 +654,59 @@ mod tests {
         const LONG_FLAG: u8 = 2;
 
         /// A client after its INITIATE, admitted or not.
-        fn came(allowed: bool) -> (Accepted, UnixStream, Client) {
+        fn came(allowed: bool) -> (ControlConnection, UnixStream, Client) {
             let keys = Arc::new(sodium::pair());
-            let (mut accepted, mut theirs) = pair(Some(keys.clone()));
+            let (mut connection, mut theirs) = pair(Some(keys.clone()));
             let mut client = Client::new(Arc::new(sodium::pair()), keys.public);
             theirs.write_all(&greets(b"CURVE")).unwrap();
             theirs.write_all(&command(&client.hello().unwrap())).unwrap();
-            assert_eq!(heard(&mut accepted).unwrap(), []);
-            assert_eq!(accepted.progress, Progress::Knows);
-            accepted.write(0, NOW).unwrap();
+            assert_eq!(heard(&mut connection).unwrap(), []);
+            assert_eq!(connection.progress, Progress::Knows);
+            connection.write(0, NOW).unwrap();
             theirs.read_exact(&mut [0; GREETING_BYTES]).unwrap();
             let welcome = next(&mut theirs);
             let initiate = client.initiate(&welcome[8..], b"\x0bSocket-Type\0\0\0\x06DEALER").unwrap();
             theirs.write_all(&command(&initiate)).unwrap();
             let key = zmq::z85_encode(&client.public()).unwrap();
-            accepted.read(&|asked| allowed && asked == key, NOW).unwrap();
-            accepted.write(0, NOW).unwrap();
-            (accepted, theirs, client)
+            connection.read(&|asked| allowed && asked == key, NOW).unwrap();
+            connection.write(0, NOW).unwrap();
+            (connection, theirs, client)
         }
 
         #[test]
         fn who_is_allowed_speaks_under_its_key() {
-            let (mut accepted, mut theirs, mut client) = came(true);
+            let (mut connection, mut theirs, mut client) = came(true);
             assert!(next(&mut theirs).starts_with(b"\x05READY"));
-            assert_eq!(accepted.key, zmq::z85_encode(&client.public()).unwrap());
+            assert_eq!(connection.key, zmq::z85_encode(&client.public()).unwrap());
             let mut framed = Vec::new();
             frame(&mut framed, 0, &message(&mut client, MORE, b"{}"));
             frame(&mut framed, 0, &message(&mut client, 0, b"payload"));
             frame(&mut framed, 0, &message(&mut client, COMMAND, b"\x04PING\0\0ctx"));
             theirs.write_all(&framed).unwrap();
-            assert_eq!(heard(&mut accepted).unwrap(), [Said { header: b"{}".to_vec(), payloads: 1 }]);
-            accepted.write(0, NOW).unwrap();
+            assert_eq!(heard(&mut connection).unwrap(), [Said { header: b"{}".to_vec(), payloads: 1 }]);
+            connection.write(0, NOW).unwrap();
             assert_eq!(opened(&mut client, &next(&mut theirs)), (COMMAND, b"\x04PONGctx".to_vec()));
             let content = content(3);
-            accepted.put(b"{1}", &Payload::Chunk(content.clone(), 0), 2, NOW).unwrap();
-            assert!(accepted.starved && !accepted.unsent(), "there is no room for a copy");
-            accepted.write(3, NOW).unwrap();
+            connection.put(b"{1}", &Payload::Chunk(content.clone(), 0), 2, NOW).unwrap();
+            assert!(connection.starved && !connection.unsent(), "there is no room for a copy");
+            connection.write(3, NOW).unwrap();
             assert_eq!(opened(&mut client, &next(&mut theirs)), (MORE, b"{1}".to_vec()));
             assert_eq!(opened(&mut client, &next(&mut theirs)), (0, vec![5; 3]));
             let mut plain = Vec::new();
             frame(&mut plain, 0, b"{}");
             theirs.write_all(&plain).unwrap();
-            assert!(heard(&mut accepted).is_err());
+            assert!(heard(&mut connection).is_err());
         }
 
         #[test]
         fn who_is_not_allowed_is_told_so_and_says_nothing_more() {
-            let (mut accepted, mut theirs, mut client) = came(false);
+            let (mut connection, mut theirs, mut client) = came(false);
             let mut framed = Vec::new();
             frame(&mut framed, 0, &message(&mut client, 0, b"{}"));
             theirs.write_all(&framed).unwrap();
-            assert_eq!(heard(&mut accepted).unwrap(), []);
+            assert_eq!(heard(&mut connection).unwrap(), []);
             assert_eq!(next(&mut theirs), b"\x05ERROR\x03400");
-            assert_eq!((theirs.read(&mut [0]).unwrap(), &accepted.key[..]), (0, ""), "and that is the end");
+            assert_eq!((theirs.read(&mut [0]).unwrap(), &connection.key[..]), (0, ""), "and that is the end");
         }
     }
 }

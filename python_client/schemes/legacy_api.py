@@ -15,10 +15,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Protocol, cast
 
-from .carrier import scheme_class
 from .receiver import ReceiverTransport, WeightReceiver
 from .scheme import Scheme
 from .sender import Sending, WeightSender, WorkerTransport
+from .transport import scheme_class
 
 
 class WeightSyncScheme(Scheme):
@@ -114,7 +114,7 @@ class WeightSyncScheme(Scheme):
         return transports[worker]
 
     def _transport_of(self, peer: Any) -> "TransportBackend":
-        return WorkerTransport(self, self.carrier_to(peer))
+        return WorkerTransport(self, self.transport_to(peer))
 
     # Private names that older programs read.
 
