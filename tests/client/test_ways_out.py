@@ -101,6 +101,9 @@ def test_a_session_that_is_closed_ends_a_command_in_order(tmp_path: Path) -> Non
         ) as process:
             try:
                 publisher.publish("m", arrays(), expect=1, timeout=SECONDS)
+                assert process.stdout is not None
+                # the worker acknowledges the version before the command counts and shows it
+                assert any("m version 1" in line for line in iter(process.stdout.readline, ""))
                 process.send_signal(signal.SIGHUP)
                 said, _ = process.communicate(timeout=SECONDS)
                 assert process.returncode == 0
