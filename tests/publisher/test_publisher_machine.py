@@ -15,7 +15,6 @@ from weightbus.bus.limits import (
     ABSENT_MAX,
     CALLS_MAX,
     EPOCH_LEAP_MAX_MS,
-    PUSH_CHUNKS,
     WHOLE_BYTES_MAX,
     Timing,
 )
@@ -23,7 +22,6 @@ from weightbus.bus.memory.snapshots import Pool, Snapshot
 from weightbus.bus.messages import (
     MAPPING,
     RENAMING,
-    UPSTREAM,
     Abort,
     Announce,
     Applied,
@@ -46,7 +44,6 @@ from weightbus.bus.messages import (
     Shared,
     Staged,
     Welcome,
-    Whole,
     data_topic,
     encode,
 )
@@ -66,7 +63,6 @@ from weightbus.bus.publisher.state import PersistentCondition, PublisherState
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
-from weightbus.codecs.native import crc32c
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, perform
 
 EPOCH, CHUNK = 7, 16
@@ -291,107 +287,6 @@ def stale(name: str = "old", *, age: float, epoch: int = 50) -> Hello:
     return hello(name, models={"a": running}, epoch=epoch, age_ms=round(age * 1000))
 
 
-def test_the_later_of_two_publishers_takes_a_later_epoch() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish(seconds=60)
-    bench.now = 2.0
-    effects = bench.say("old", stale(age=30.0))
-    assert bench.machine.state.epoch == 50 + 30_000 - 2_002, (
-        "where the first one's clock would have it"
-    )
-    [warning] = notices(effects, "renewed")
-    assert warning.warning
-    [welcome] = sent(effects, Welcome, "old")
-    assert (welcome.epoch, welcome.models) == (bench.machine.state.epoch, {"a": version.version})
-    assert version.key == (bench.machine.state.epoch, 1)
-    told = Pong(epoch=bench.machine.state.epoch)
-    assert sent(effects, Pong, "w0") == [told], "whoever is inside says hello again"
-
-
-@pytest.mark.parametrize(
-    ("now", "published", "said"),
-    [
-        pytest.param(30.0, True, stale(age=30.0), id="it is older, and has published"),
-        pytest.param(30.0, False, stale(age=30.0), id="it is older"),
-        pytest.param(0.0, False, stale(age=0.0), id="no age proves nothing"),
-        pytest.param(0.0, False, stale(age=30.0, epoch=2**53 - 1), id="there is no later epoch"),
-    ],
-)
-def test_a_publisher_that_is_not_known_to_be_later_takes_no_epoch(
-    now: float, published: bool, said: Hello
-) -> None:
-    bench = Bench("w0")
-    if published:
-        bench.publish()
-    bench.now = now
-    effects = bench.say("old", said)
-    assert bench.machine.state.epoch == EPOCH
-    assert [m.code for m in sent(effects, Refuse, "old")] == ["stale-epoch"]
-    assert {"old", "w0"} > {p.name for p in bench.machine.state.roster}
-
-
-def test_an_epoch_that_was_chosen_is_final_and_no_age_is_told() -> None:
-    machine = PublisherMachine(PublisherState(EPOCH, "tcp://d:1", Timing()))
-    effects = machine.receive(b"old", [encode(stale(age=30.0))], 0.0)
-    assert sent(effects, Refuse)
-    [welcome] = sent(machine.receive(b"w0", [encode(hello("w0"))], 9.0), Welcome)
-    assert welcome.age_ms == 0
-
-
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        pytest.param(stale(age=1e6, epoch=EPOCH), "stale-epoch", id="never published"),
-        pytest.param(
-            hello("old", models={"b": Running(EPOCH, 1, "")}, age_ms=10**9),
-            "stale-epoch",
-            id="never published of that model",
-        ),
-        pytest.param(
-            hello("old", models={"a": Running(EPOCH, 2**53 - 1, "")}, epoch=0, age_ms=10**9),
-            "malformed",
-            id="it runs what it has not applied, of our epoch",
-        ),
-        pytest.param(
-            hello("old", models={"a": Running(50, 3, "")}, epoch=49, age_ms=10**9),
-            "malformed",
-            id="it runs what it has not applied, of a later epoch",
-        ),
-        pytest.param(
-            hello("old", models={"a": Running(EPOCH, 9, "")}, epoch=50, age_ms=10**9),
-            "stale-epoch",
-            id="never published, and of a later epoch",
-        ),
-    ],
-)
-def test_a_hello_that_contradicts_itself_or_this_publisher_moves_no_epoch(
-    said: Hello, code: str
-) -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish()
-    bench.now = 2.0
-    effects = bench.say("old", said)
-    assert [m.code for m in sent(effects, Refuse, "old")] == [code]
-    assert bench.machine.state.epoch == EPOCH == version.epoch
-    assert not sent(effects, Pong), "the others go on"
-    assert bench.machine.state.malformed == (code == "malformed")
-    assert sent(bench.say("new", hello("new", models={"a": Running(*version.key, "")})), Welcome)
-
-
-def test_an_epoch_moves_no_further_than_clocks_can_explain() -> None:
-    bench = Bench()
-    bench.now = 2.0
-    latest = EPOCH + EPOCH_LEAP_MAX_MS
-    effects = bench.say("old", stale(age=1e12, epoch=EPOCH + 1))
-    assert sent(effects, Welcome, "old")
-    assert bench.machine.state.epoch == latest
-    bench.now = 100.0
-    [refuse] = sent(bench.say("older", stale("older", age=1e12, epoch=latest + 1)), Refuse)
-    assert refuse.code == "stale-epoch"
-    assert "366 days" in refuse.text
-    assert bench.machine.state.epoch == latest
-
-
 class Started:
     """A publisher that has just started, at a time in seconds since 1970."""
 
@@ -520,73 +415,6 @@ def test_a_call_that_is_overtaken_is_skipped_across_epochs() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("said", "state"),
-    [
-        (["applied"], "applied"),
-        (["applied", "failed"], "applied"),
-        (["applied", "lost"], "applied"),
-        (["newer"], "skipped"),
-        (["newer", "bye"], "skipped"),
-        (["failed"], "failed"),
-        (["failed", "applied"], "applied"),
-        (["failed", "bye"], "left"),
-        (["failed", "lost"], "failed"),
-        (["failed", "newer"], "skipped"),
-        (["failed", "staged"], "staged"),
-        (["staged"], "staged"),
-        (["staged", "applied"], "applied"),
-        (["staged", "bye"], "left"),
-        (["staged", "failed"], "failed"),
-        (["staged", "lost"], "lost"),
-        (["staged", "newer"], "skipped"),
-        (["lost"], "lost"),
-        (["lost", "applied"], "applied"),
-        (["lost", "bye"], "left"),
-        (["lost", "hello"], "behind"),
-        (["bye"], "left"),
-        (["bye", "hello"], "behind"),
-        (["bye", "hello", "applied"], "applied"),
-    ],
-)
-def test_a_receipt_tells_what_a_worker_came_to(said: list[str], state: str) -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish(seconds=60)
-    for word in said:
-        match word:
-            case "lost":
-                bench.pass_time(3.0)
-                bench.say("w1", Ping())
-                assert notices(bench.pass_time(3.0), "lost")
-            case "newer":
-                newer, _ = bench.publish(seconds=60)
-                bench.say("w0", report(Applied, newer))
-            case "hello":
-                bench.say("w0", hello("w0"))
-            case "bye":
-                bench.say("w0", Bye())
-            case "failed":
-                bench.say("w0", report(Failed, version, code="later", text="not now"))
-            case _:
-                bench.say("w0", report(Staged if word == "staged" else Applied, version))
-    answers = [e.receipt for e in bench.machine.close(bench.now) if isinstance(e, Resolve)]
-    [receipt] = [receipt for receipt in answers if receipt.version == version.version]
-    assert receipt.workers["w0"].state == state
-    assert receipt.workers["w1"].state == "behind"
-
-
-def test_an_undecided_version_is_aborted_before_the_epoch_changes() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish(commit="together", seconds=60)
-    bench.say("w0", report(Staged, version))
-    effects = bench.say("old", stale(age=30.0))
-    [abort] = sent(effects, Abort, "w0")
-    assert (abort.epoch, abort.version) == (EPOCH, 1)
-    answer = answered(effects)
-    assert not answer.achieved
-    assert not sent(bench.say("w1", report(Staged, version)), Commit)
-
-
 def test_what_was_gone_before_the_epoch_changed_never_was_of_it() -> None:
     bench = Bench("w0")
     for _ in range(2):
@@ -620,94 +448,6 @@ def test_of_a_worker_that_is_at_a_version_no_later_one_is_kept_until_it_asks() -
 
 
 # Who is there.
-
-
-def test_who_becomes_lost_may_return_for_a_while() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish(seconds=60, grace=3.0)
-    bench.say("w1", report(Applied, version))
-    assert resolved(bench.pass_time(5.0)) is None
-    assert resolved(bench.pass_time(2.9)) is None
-    bench.say("w0", Ping())
-    assert answered(bench.say("w0", report(Applied, version))).achieved
-
-
-@pytest.mark.parametrize("grace", [0.0, 3.0])
-def test_who_stays_lost_is_waited_for_no_longer(grace: float) -> None:
-    bench = Bench("w0")
-    bench.publish(seconds=60, grace=grace)
-    effects = bench.pass_time(5.0)
-    if grace:
-        assert resolved(effects) is None
-        assert resolved(bench.pass_time(grace - 0.01)) is None
-        effects = bench.pass_time(0.01)
-    answer = answered(effects)
-    assert not answer.achieved
-    assert answer.receipt.in_state("lost") == ["w0"]
-
-
-def test_who_was_lost_before_is_not_waited_for() -> None:
-    bench = Bench("w0")
-    bench.pass_time(5.0)
-    _, effects = bench.publish(workers=("w0",), grace=3.0)
-    assert not answered(effects).achieved
-
-
-def test_who_returns_hears_of_what_is_undecided() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish(commit="together", seconds=60, grace=9.0)
-    bench.say("w1", report(Staged, version))
-    bench.pass_time(5.0)
-    [announced] = sent(bench.say("w0", hello("w0")), Announce, "w0")
-    assert (announced.version, announced.commit) == (1, "together")
-    bench.say("w1", report(Staged, version))
-    effects = bench.say("w0", report(Staged, version))
-    assert all(sent(effects, Commit, name) for name in ("w0", "w1"))
-
-
-def test_who_says_goodbye_is_no_longer_one_of_all() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish()
-    assert resolved(bench.say("w0", report(Applied, version))) is None
-    effects = bench.say("w1", Bye())
-    assert notices(effects, "left")
-    assert not notices(effects, "lost")
-    answer = answered(effects)
-    assert answer.achieved
-    assert answer.receipt.in_state("left") == ["w1"]
-
-
-def test_who_comes_again_is_one_of_all_again() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish()
-    bench.say("w1", Bye())
-    bench.say("w1", hello("w1", "1" * 32))
-    assert resolved(bench.say("w0", report(Applied, version))) is None
-    answer = answered(bench.say("w1", report(Applied, version)))
-    assert answer.receipt.in_state("applied") == ["w0", "w1"]
-    assert answer.receipt.digest == digest(version)
-
-
-def test_a_connection_that_takes_another_name_has_left_under_the_first() -> None:
-    bench = Bench("w0")
-    bench.publish()
-    effects = bench.say("w0", hello("w9"))
-    assert notices(effects, "left")
-    answer = answered(effects)
-    assert answer.receipt.in_state("left") == ["w0"]
-
-
-def test_those_that_are_expected_become_targets_when_they_join() -> None:
-    bench = Bench("w0")
-    version, effects = bench.publish(expect=2, seconds=60)
-    assert resolved(effects) is None
-    assert resolved(bench.say("w0", report(Applied, version))) is None
-    bench.say("b", hello("b", models={"b": None}))
-    bench.say("w1", hello("w1"))
-    bench.say("w2", hello("w2"))
-    answer = answered(bench.say("w1", report(Applied, version)))
-    assert answer.achieved
-    assert sorted(answer.receipt.workers) == ["w0", "w1"], "w2 was not needed any more"
 
 
 def test_a_shortfall_says_who_is_missing() -> None:
@@ -777,21 +517,6 @@ def test_who_was_silent_before_its_process_ended_is_waited_for_no_longer() -> No
     assert resolved(effects) is not None
 
 
-def test_whose_connection_is_closed_may_dial_again() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish(seconds=60, grace=5.0)
-    assert not gone(bench, "w0")
-    assert bench.machine.status(bench.now)[0].state == "live"
-    bench.now += bench.machine.state.timing.gone_after - 0.01
-    assert not notices(bench.pass_time(0.0), "lost")
-    again = bench.machine.receive(b"other", [encode(hello("w0"))], bench.now)
-    assert not notices(again, "lost")
-    assert sent(again, Welcome, "other")
-    assert not notices(bench.pass_time(bench.machine.state.timing.gone_after), "lost")
-    bench.machine.receive(b"other", [encode(report(Applied, version))], bench.now)
-    assert bench.machine.status(bench.now)[0].running == {"a": version.key}
-
-
 def test_whose_connection_is_closed_and_makes_no_other_is_lost_and_may_return() -> None:
     bench = Bench("w0")
     bench.publish(seconds=60, grace=5.0)
@@ -812,27 +537,6 @@ def test_what_is_heard_of_a_closed_connection_keeps_nobody_from_being_lost_of_si
     bench.say("w0", Ping())
     assert not notices(bench.pass_time(bench.machine.state.timing.gone_after), "lost")
     assert notices(bench.pass_time(bench.machine.state.timing.lost_after), "lost")
-
-
-def test_what_the_dead_have_said_on_their_data_connection_is_no_sign_of_life() -> None:
-    bench = Bench()
-    bench.machine = PublisherMachine(
-        PublisherState(EPOCH, "tcp://d:1", Timing(), secret=lambda: "5" * 32)
-    )
-    bench.say("w0", hello("w0", features=[UPSTREAM]))
-    version, _ = bench.publish(seconds=60)
-    gone(bench, "w0")
-    word = b"5" * 32 + encode(report(Applied, version))
-    assert bench.machine.receive_report(word, bench.now)
-    assert notices(bench.pass_time(bench.machine.state.timing.gone_after), "lost")
-
-
-def test_a_rival_is_let_in_at_once_if_the_connection_of_the_first_is_closed() -> None:
-    bench = Bench("w0")
-    gone(bench, "w0")
-    effects = bench.machine.receive(b"rival", [encode(hello("w0", "1" * 32))], bench.now)
-    assert [n.kind for n in effects if isinstance(n, Notice)] == ["lost", "joined"]
-    assert sent(effects, Welcome, "rival")
 
 
 def test_a_caller_may_have_the_dead_waited_for() -> None:
@@ -959,23 +663,6 @@ def test_a_hello_that_claims_other_bytes_counts_for_nothing() -> None:
     assert status.running == {}
 
 
-def test_a_report_of_a_version_that_never_was_counts_for_nothing() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish()
-    effects = bench.say("w0", report(Applied, version, version=2))
-    effects += bench.say("w0", report(Applied, version, epoch=EPOCH + 1))
-    effects += bench.say("w0", report(Applied, version, model="b"))
-    assert all(isinstance(effect, Notice) for effect in effects)
-    assert bench.machine.status(bench.now)[0].running == {}
-
-
-def test_a_worker_of_an_older_epoch_is_believed_what_it_runs() -> None:
-    bench = Bench()
-    old = Running(EPOCH - 1, 99, "e" * 64)
-    assert sent(bench.say("w0", hello("w0", models={"a": old}, epoch=EPOCH - 1)), Welcome)
-    assert bench.machine.status(0.0)[0].running == {"a": (EPOCH - 1, 99)}
-
-
 @pytest.mark.parametrize("kind", [Staged, Failed])
 def test_a_report_of_another_epoch_says_nothing_of_this_one(kind: Callable[..., Message]) -> None:
     bench = Bench("w0")
@@ -984,24 +671,6 @@ def test_a_report_of_another_epoch_says_nothing_of_this_one(kind: Callable[..., 
     effects = bench.say("w0", report(kind, version, epoch=EPOCH - 1, **more))
     assert resolved(effects) is None
     assert answered(bench.say("w0", report(Applied, version))).achieved
-
-
-def test_a_late_report_does_not_take_the_roster_back() -> None:
-    bench = Bench("w0")
-    old, _ = bench.publish()
-    report_of_old = report(Applied, old)
-    new, _ = bench.publish()
-    bench.say("w0", report(Applied, new))
-    bench.say("w0", report_of_old)
-    assert bench.machine.status(bench.now)[0].running == {"a": new.key}
-
-
-def test_memory_is_not_kept_for_the_lost() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish()
-    assert version.receivers == {"w0"}
-    bench.pass_time(5.0)
-    assert version.receivers == set()
 
 
 def test_memory_is_not_kept_for_who_is_told_of_versions_and_says_nothing() -> None:
@@ -1112,40 +781,7 @@ def test_a_worker_that_runs_a_version_after_all_has_failed_none() -> None:
     assert left.text == "worker w0 has left: it said goodbye"
 
 
-def test_whoever_goes_straight_to_a_newer_version_skips_the_older() -> None:
-    bench = Bench("w0")
-    bench.publish()
-    newer, _ = bench.publish()
-    effects = bench.say("w0", report(Applied, newer))
-    answers = [e.receipt for e in effects if isinstance(e, Resolve)]
-    assert [r.workers["w0"].state for r in answers] == ["skipped", "applied"]
-
-
 # Fetching.
-
-
-def test_a_fetch_without_count_describes_the_latest() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish()
-    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0, layout=True))
-    [announce] = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Announce)]
-    assert announce.payload == version.layout.header
-    assert [m.digest for m in sent(effects, End)] == [digest(version)]
-
-
-@pytest.mark.parametrize(
-    ("first", "count", "code"),
-    [(2, 3, None), (6, 1, None), (6, 2, "range"), (7, 1, "range"), (2**20 - 1, 64, "range")],
-)
-def test_a_fetch_gets_exactly_these_chunks_or_a_refusal(
-    first: int, count: int, code: str | None
-) -> None:
-    bench = Bench("w0")
-    bench.publish(100)  # 7 chunks
-    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=1, first=first, count=count))
-    wanted = [] if code else [*range(first, first + count)]
-    assert [m.index for m in sent(effects, Chunk, "w0")] == wanted
-    assert [m.code for m in sent(effects, Refuse)] == ([code] if code else [])
 
 
 @pytest.mark.parametrize(
@@ -1169,19 +805,6 @@ def test_what_is_not_there_is_gone(fetch: Fetch) -> None:
 
 
 # Publishing.
-
-
-def test_listeners_are_pushed_to_and_others_told_alone() -> None:
-    bench = Bench("w0")
-    bench.say("w1", hello("w1"))
-    _, effects = bench.publish()
-    assert len([e for e in effects if isinstance(e, Broadcast)]) == 1
-    assert sent(effects, Announce, "w1")
-    assert not sent(effects, Announce, "w0")
-    assert bench.machine.ready
-    bench = Bench("w0", listening=False)
-    bench.publish()
-    assert not bench.machine.ready, "nobody listens"
 
 
 def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
@@ -1211,19 +834,6 @@ def test_nothing_is_kept_of_a_failure_with_models_that_a_worker_never_named() ->
     assert peer.torn == {"a"}
 
 
-def test_the_layout_travels_when_it_changes() -> None:
-    bench = Bench("w0")
-
-    def header() -> object:
-        return next(e.payload for e in bench.publish(size)[1] if isinstance(e, Broadcast))
-
-    size = 40
-    assert header() is not None
-    assert header() is None
-    size = 41
-    assert header() is not None
-
-
 def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
     bench = Bench("w0")
     version, _ = bench.publish(CHUNK * 100)
@@ -1251,17 +861,6 @@ def test_no_more_is_pushed_at_a_time_than_may_wait_for_a_subscriber() -> None:
     while bench.machine.ready:
         steps.append([m.index for m in sent(bench.push(), Chunk)])
     assert steps == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9], []], "the end comes last"
-
-
-def test_a_targeted_publish_reaches_its_workers_alone() -> None:
-    bench = Bench("w0", "w1")
-    version, effects = bench.publish(workers=("w1",))
-    assert sent(effects, Announce, "w1")
-    assert not sent(effects, Announce, "w0")
-    assert not [e for e in effects if isinstance(e, Broadcast)]
-    [mine] = sent(bench.say("w1", Fetch(model="a", epoch=EPOCH, version=0)), Announce)
-    assert mine.version == version.version
-    assert sent(bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0)), Refuse)
 
 
 def test_an_unknown_name_publishes_nothing() -> None:
@@ -1312,99 +911,12 @@ def test_publishes_of_many_models_end_one_another_in_no_case() -> None:
 # Committing together.
 
 
-def test_a_quorum_commits_and_whoever_stages_later_follows() -> None:
-    bench = Bench("w0", "w1", "w2")
-    version, _ = bench.publish(commit="together", require=2)
-    bench.say("w0", report(Staged, version))
-    effects = bench.say("w1", report(Staged, version))
-    assert sent(effects, Commit, "w0")
-    assert sent(effects, Commit, "w1")
-    assert not sent(effects, Commit, "w2"), "it has nothing to commit yet"
-    assert sent(bench.say("w2", report(Staged, version)), Commit, "w2")
-
-
-def test_too_few_abort_and_nobody_gets_it_later() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish(commit="together", seconds=2.0)
-    bench.say("w0", report(Staged, version))
-    effects = bench.pass_time(2.0)
-    assert sent(effects, Abort, "w0")
-    assert sent(effects, Abort, "w1")
-    answer = answered(effects)
-    assert not answer.achieved
-    assert sent(bench.say("w1", report(Staged, version, digest="0" * 64)), Abort, "w1")
-    assert sent(bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0)), Refuse)
-
-
-def test_an_open_commit_is_announced_as_such_until_it_is_committed() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish(commit="together", require=1)
-    ask = Fetch(model="a", epoch=EPOCH, version=1)
-    [before] = sent(bench.say("w1", ask), Announce)
-    bench.say("w0", report(Staged, version))
-    [after] = sent(bench.say("w1", ask), Announce)
-    assert isinstance(before, Announce)
-    assert isinstance(after, Announce)
-    assert (before.commit, after.commit) == ("together", "auto")
-
-
-def test_closing_resolves_every_call() -> None:
-    bench = Bench("w0")
-    bench.publish(workers=("w0",))
-    bench.publish(commit="together")
-    effects = bench.machine.close(bench.now)
-    assert [e.achieved for e in effects if isinstance(e, Resolve)] == [False, False]
-    assert sent(effects, Abort, "w0")
-
-
 # Joining.
-
-
-def test_strangers_are_asked_to_say_hello() -> None:
-    bench = Bench()
-    [refuse] = sent(bench.say("w0", Ping()), Refuse)
-    assert refuse.code == "unknown-worker"
 
 
 def published(effects: list[Effect]) -> Broadcast:
     [broadcast] = [e for e in effects if isinstance(e, Broadcast)]
     return broadcast
-
-
-def test_a_small_version_goes_out_whole_once_its_layout_is_known() -> None:
-    bench = Bench("w")
-    _, effects = bench.publish(CHUNK)
-    first = published(effects)
-    assert isinstance(first.message, Announce)
-    assert first.message.whole is None, "its payload is the layout"
-    bench.push()
-    version, effects = bench.publish(CHUNK)
-    second = published(effects)
-    assert isinstance(second.message, Announce)
-    assert second.payload == bytes(range(CHUNK))
-    assert second.message.whole == Whole(crc32c(bytes(range(CHUNK))), digest(version))
-    assert not bench.machine.ready, "it is out"
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "chunk_bytes", "listening", "whole"),
-    [
-        pytest.param(CHUNK + 1, CHUNK, True, False, id="two chunks"),
-        pytest.param(0, CHUNK, True, False, id="no bytes"),
-        pytest.param(CHUNK, CHUNK, False, False, id="nobody listens"),
-        pytest.param(WHOLE_BYTES_MAX, 2 * WHOLE_BYTES_MAX, True, True, id="as large as may be"),
-        pytest.param(WHOLE_BYTES_MAX + 1, 2 * WHOLE_BYTES_MAX, True, False, id="larger"),
-    ],
-)
-def test_other_versions_do_not_go_out_whole(
-    nbytes: int, chunk_bytes: int, listening: bool, whole: bool
-) -> None:
-    bench = Bench("w", listening=listening)
-    bench.chunk_bytes = chunk_bytes
-    bench.publish(nbytes)
-    message = published(bench.publish(nbytes)[1]).message
-    assert isinstance(message, Announce)
-    assert (message.whole is not None) == whole
 
 
 # Memory.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.event_log import KIND_RATE, WORKER_BUCKETS_MAX, WORKER_RATE, EventLog
-from weightbus.bus.limits import CONTROL_RATE, ROSTER_MODELS_MAX, UNKNOWN_PEER_RATE, Timing
+from weightbus.bus.limits import CONTROL_RATE, Timing
 from weightbus.bus.messages import (
     TOKEN_BYTES,
     UPSTREAM,
@@ -33,7 +33,6 @@ from weightbus.bus.publisher import rate_limits
 from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.rate_limits import COST_HIGH
-from weightbus.bus.publisher.roster import Roster
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.tests.net.dealers import dialled, frame, joined, received, wait_until_closed
 
@@ -179,17 +178,6 @@ def test_quick_timing_allows_quick_talk() -> None:
         bench.now += timing.hello_retry
 
 
-def test_strangers_share_what_time_there_is_for_them() -> None:
-    bench = Bench()
-    bench.say(b"honest", hello("honest"))
-    who = [b"%d" % n for n in range(round(UNKNOWN_PEER_RATE.burst) + 100)]
-    answered = [bool(bench.say(each, hello(each.decode()))) for each in who]
-    assert sum(answered) == UNKNOWN_PEER_RATE.burst - 1
-    assert bench.say(b"honest", Ping()), "a worker is none of them"
-    bench.now += 1.0
-    assert bench.say(who[-1], hello("late")), "it is let in when it says hello again"
-
-
 def test_what_is_kept_of_connections_is_bounded() -> None:
     timing = Timing()
     kept = rate_limits.RateLimits(timing)
@@ -219,23 +207,6 @@ def test_talk_costs_more_the_larger_it_is() -> None:
         most // 2,
         most // 4,
     ]
-
-
-def test_the_roster_is_bounded_by_what_its_workers_want() -> None:
-    roster = Roster(5.0)
-    each = 64
-    for n in range(ROSTER_MODELS_MAX // each):
-        assert roster.admit(b"%d" % n, hello(f"w{n}", models=each), 0.0)[0] == "new"
-    peer = roster.by_name("w0")
-    assert peer is not None
-    assert roster.admit(b"x", hello("x"), 0.0) == ("full", None)
-    assert roster.admit(peer.identity, hello(peer.name, models=each), 0.0)[0] == "known"
-    assert roster.admit(peer.identity, hello(peer.name, models=each + 1), 0.0)[0] == "full"
-    assert roster.admit(peer.identity, hello(peer.name, models=1), 0.0)[0] == "known"
-    assert roster.admit(b"x", hello("x", models=each - 1), 0.0)[0] == "new"
-    peer.phase = "lost"
-    assert roster.admit(b"y", hello("y"), 0.0)[0] == "new", "who is lost makes room"
-    assert roster.by_name(peer.name) is None
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
