@@ -1,10 +1,25 @@
 """The memory into which a publisher snapshots a model, reused from version to version.
 
-Theory of operation: a block of memory holds one snapshot, and a snapshot has one owner.
+Theory of operation: a block of memory holds the snapshot of one version at a time, and is always in
+one of five states. `Snapshot.state` alone decides which; everything else asks it.
 
-    held <──> reclaimable  held: owned by the thread that fills it, then by the publisher's machine
-     │          │          reclaimable: the next publish may overwrite it
-     └──────────┴──> over  over: its block is free once no socket sends from it
+    state        owner                                ends by                  then
+    free         the pool                             `Pool.take`              held
+    held         the thread that fills the block,     `make_reclaimable`       reclaimable
+                 then the publisher's machine         `release`                draining
+    reclaimable  no thread: the first that calls      `take_back` (machine)    held
+                                                      `reclaim` (next publish) draining
+    draining     sockets that still send from it      the last one finishes    free
+    kept         a reader, such as the disk           `let_go`                 as it would be else
+
+Three facts make the state, all under the pool's lock: the snapshot's phase (`PHASES`), which says
+whether the bytes belong to a version; the number of keepers; and a weak reference, which says
+whether a socket still has a view of the bytes. A keeper does not stop the owner: a kept block
+changes its phase meanwhile. Only workers on this host are outside of this table: they copy from a
+free block under a file lock, which `MemoryBlock.claim` finds.
+
+The machine's own record (`publisher/phases.py`) is a version's phase. `Snapshot.take_back` is the
+only place where the two meet: a version whose memory was reclaimed is *overwritten*.
 
 `Pool.take` returns a free block, the reclaimable block, or a new block, without waiting for another
 thread. Only if the maximum number of blocks is in use, `take` asks the machine to give up a
@@ -12,10 +27,9 @@ snapshot, and waits until its block is free.
 
 In a steady state one block is enough: when every worker has the version in it, the next version
 overwrites it. If a worker is still receiving the old version, the next version goes into another
-block. There are at most three blocks. Messages queued in sockets refer to a snapshot weakly, and
-sockets copy the rest of a partly sent message once its snapshot is released: so each block can be
-reclaimed soon. A reader that takes long, such as the disk, keeps its block, which then does not
-count.
+block. There are at most three blocks, not counting those that are kept. Messages queued in sockets
+refer to a snapshot weakly, and sockets copy the rest of a partly sent message once its snapshot is
+released: so each block can be reclaimed soon.
 """
 
 import logging
@@ -23,7 +37,6 @@ import math
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -60,7 +73,24 @@ CROSSING_SECONDS = 60.0
 _HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
 RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it gave up no snapshot
 
-Phase = Literal["held", "reclaimable", "over"]
+# Whether the bytes belong to a version.
+Phase = Literal["held", "reclaimable", "released"]
+Event = Literal["lent", "taken-back", "reclaimed", "released"]
+
+PHASES: dict[Phase, dict[Event, Phase]] = {
+    "held": {
+        "lent": "reclaimable",
+        "released": "released",
+    },
+    "reclaimable": {
+        "taken-back": "held",
+        "reclaimed": "released",
+        "released": "released",
+    },
+    "released": {},
+}
+
+BlockState = Literal["free", "held", "reclaimable", "draining", "kept"]
 
 
 class MemoryBlock:
@@ -166,32 +196,53 @@ def _segment(nbytes: int, check: Check) -> Segment | None:
 
 
 class Snapshot:
-    """The bytes of one version, from before they are written until they are released.
+    """The bytes of one version, from before they are written until their block is free.
 
     Args:
         block: The memory of the bytes.
-        lock: Protects `take`, `keep` and `release`.
-        let_go: A condition of that lock, notified when the bytes may be free. (A plain lock is
+        lock: The pool's lock, under which phase and keepers change. It is held only briefly.
+        freed: A condition of that lock, notified when the block may be free. (A plain lock is
             acquired faster than a condition.)
     """
 
     def __init__(
-        self, block: MemoryBlock, lock: threading.RLock, let_go: threading.Condition
+        self, block: MemoryBlock, lock: threading.RLock, freed: threading.Condition
     ) -> None:
         self.shared = block.shared
         # The pool owns blocks and snapshots: neither keeps the other alive for long.
         self._block: MemoryBlock | None = block
-        self._lock, self._let_go = lock, let_go
+        self._lock, self._freed = lock, freed
         self._phase: Phase = "held"
-        # Has one element while reclaimable: the thread that pops it gets the memory, without a
-        # lock.
-        self._reclaim_token = deque[None]()
         self._keepers = 0
         # A view of our own: sockets that send from it keep only the view alive.
         self._view: NDArray[np.uint8] | None = block.data.view()
         self._view_ref = weakref.ref(self._view)
-        self._watched: weakref.ref[NDArray[np.uint8]] | None = None
         self._sent_views: dict[int, memoryview] = {}  # views for sending, by offset
+
+    @property
+    def state(self) -> BlockState:
+        """The block's state, as far as this snapshot is concerned."""
+        if self._keepers:
+            return "kept"
+        if self._phase != "released":
+            return self._phase
+        return "free" if self._view_ref() is None else "draining"
+
+    def _move(self, event: Event) -> bool:
+        """Change the phase as the table says; return False if it has no arrow for the event."""
+        with self._lock:
+            after = PHASES[self._phase].get(event)
+            if after is None:
+                return False
+            self._phase = after
+            if after == "released":
+                self._block = self._view = None
+                self._sent_views.clear()
+                if (sent := self._view_ref()) is not None:  # sockets may drop the view at any time
+                    self._view_ref = weakref.ref(sent, partial(_notify, self._freed))
+                del sent
+                self._freed.notify_all()
+            return True
 
     # For the owner: a publishing thread, then the publisher's thread.
 
@@ -251,50 +302,30 @@ class Snapshot:
 
     def make_reclaimable(self) -> None:
         """Make the memory reclaimable by the next publish."""
-        if self._phase == "held":
-            self._phase = "reclaimable"
-            self._reclaim_token.append(None)
+        with self._lock:  # not by `_move`: each publish comes here, and nothing else changes
+            self._phase = PHASES[self._phase].get("lent", self._phase)
 
     def release(self) -> None:
         """Release the memory, whose bytes are not needed any more."""
-        with self._lock:
-            self._phase, self._block, self._view = "over", None, None
-            self._reclaim_token.clear()
-            self._sent_views.clear()
-            if (held := self._view_ref()) is not None:  # sockets may drop the view at any time
-                self._watched = weakref.ref(held, partial(_notify, self._let_go))
-            del held
-            self._let_go.notify_all()
+        self._move("released")
 
     # For the machine.
 
     @property
     def there(self) -> bool:
         """True until the memory is released or reclaimed for another version."""
-        return self._phase != "over"
+        return self._phase != "released"
 
     def take_back(self) -> bool:
-        """End `make_reclaimable`: return False if the memory was reclaimed already. Never waits."""
-        try:
-            self._reclaim_token.pop()
-        except IndexError:
-            return self._phase == "held"
-        self._phase = "held"
-        return True
+        """End `make_reclaimable`: return False if the memory was reclaimed already."""
+        return self._move("taken-back") or self._phase == "held"
 
     # For a thread that needs memory, and for any other thread.
 
-    def take(self) -> bool:
-        """Reclaim the memory if it is reclaimable and has no keeper; return whether that was so."""
+    def reclaim(self) -> bool:
+        """Reclaim the memory if it is reclaimable and not kept; return whether that was so."""
         with self._lock:
-            if self._keepers:
-                return False
-            try:
-                self._reclaim_token.pop()
-            except IndexError:
-                return False
-            self.release()
-            return True
+            return not self._keepers and self._move("reclaimed")
 
     def keep(self) -> NDArray[np.uint8] | None:
         """Return the bytes, which stay unchanged until `let_go`; None if they were released.
@@ -302,37 +333,27 @@ class Snapshot:
         There may be any number of keepers. The publisher uses other memory meanwhile.
         """
         with self._lock:
-            if self._block is None:
+            block = self._block
+            if block is None:
                 return None
             self._keepers += 1
-            self._block.arrive()
-            return self._block.data
+        try:
+            block.arrive()  # may wait for a device, so without the lock
+        except BaseException:
+            self.let_go()
+            raise
+        return block.data
 
     def let_go(self) -> None:
         """Undo one `keep`: afterwards the bytes may be overwritten."""
         with self._lock:
             self._keepers -= 1
-            self._let_go.notify_all()
-
-    @property
-    def kept(self) -> bool:
-        """Whether `keep` was called more often than `let_go`."""
-        return self._keepers > 0
-
-    @property
-    def draining(self) -> bool:
-        """True if the snapshot was released, but sockets still send from its memory."""
-        return self._phase == "over" and self._view_ref() is not None
-
-    @property
-    def in_use(self) -> bool:
-        """Whether the owner, a keeper or a socket still needs the bytes."""
-        return self._phase != "over" or self._keepers > 0 or self._view_ref() is not None
+            self._freed.notify_all()
 
 
-def _notify(let_go: threading.Condition, _view: object) -> None:
-    with let_go:
-        let_go.notify_all()
+def _notify(freed: threading.Condition, _view: object) -> None:
+    with freed:
+        freed.notify_all()
 
 
 # Asks the machine to give up one of these snapshots. The flag says whether the new version replaces
@@ -369,10 +390,10 @@ class Pool:
         self._model, self._patience = model, patience
         self._share, self.second = share, second
         self._asked = False
-        # each block, with the snapshot that used it last
+        # each block, with the last snapshot in it; None: it was never filled
         self._blocks: dict[MemoryBlock, Snapshot | None] = {}
         self._lock = threading.RLock()
-        self._let_go = threading.Condition(self._lock)
+        self._freed = threading.Condition(self._lock)
         self._surplus = False  # whether some blocks may not be needed any more
 
     def __len__(self) -> int:
@@ -432,7 +453,7 @@ class Pool:
             block = self._reuse(nbytes)
         if block is None:
             block = self._allocate(nbytes, deadline)
-        snapshot = self._blocks[block] = Snapshot(block, self._lock, self._let_go)
+        snapshot = self._blocks[block] = Snapshot(block, self._lock, self._freed)
         return snapshot
 
     def retire(self) -> None:
@@ -452,16 +473,20 @@ class Pool:
         self._asked = self._asked or any(block.asked for block in self._blocks)
         return self.second and not self._asked
 
+    def _used(self, *states: BlockState) -> list[Snapshot]:
+        """Return the snapshots whose blocks are in these states."""
+        return [s for s in self._blocks.values() if s is not None and s.state in states]
+
     def _counted(self) -> int:
-        return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
+        return len(self._blocks) - len(self._used("kept"))
 
     def _free(self) -> list[MemoryBlock]:
-        return [b for b, snapshot in self._blocks.items() if not (snapshot and snapshot.in_use)]
+        return [b for b, s in self._blocks.items() if s is None or s.state == "free"]
 
     def _reuse(self, nbytes: int) -> MemoryBlock | None:
         """Return an unused block of this size, or None; free unused blocks of other sizes."""
         for block, snapshot in [*self._blocks.items()]:
-            if snapshot is not None and snapshot.in_use:
+            if snapshot is not None and snapshot.state != "free":
                 continue
             if block.data.nbytes != nbytes or block.retired:
                 del self._blocks[block]
@@ -472,12 +497,12 @@ class Pool:
     def _reclaim_latest(self, nbytes: int) -> MemoryBlock | None:
         """Reclaim the latest version's block, once sockets have released it; None if impossible."""
         for block, snapshot in self._blocks.items():
-            if snapshot is not None and snapshot.take():
+            if snapshot is not None and snapshot.reclaim():
                 fits = block.data.nbytes == nbytes and not block.retired
-                if fits and not snapshot.in_use and block.claim():
+                if fits and snapshot.state == "free" and block.claim():
                     return block
                 other = self._reuse(nbytes)
-                if other is None and snapshot.in_use:
+                if other is None and snapshot.state != "free":
                     self._wait_until(self._any_free, min(REUSE_PATIENCE, self._patience))
                     other = self._reuse(nbytes)
                 return other
@@ -499,10 +524,12 @@ class Pool:
             WeightBusError: No block was free in time.
         """
         end = time.monotonic() + patience
-        waiting = any(snapshot and snapshot.draining for snapshot in self._blocks.values())
+        waiting = bool(self._used("draining"))
         while not self._any_free():
             left = max(0.0, end - time.monotonic())
-            given = not waiting and make_room(self._used(), replaces_latest, left)
+            given = not waiting and make_room(
+                self._used("held", "reclaimable"), replaces_latest, left
+            )
             self._wait_until(
                 self._any_free, min(left, patience / 4 if given or waiting else RETRY_SECONDS)
             )
@@ -514,16 +541,12 @@ class Pool:
                     "wait for the publishes under way"
                 )
 
-    def _used(self) -> list[Snapshot]:
-        """Return the snapshots that the machine could give up."""
-        return [s for s in self._blocks.values() if s is not None and s.there and not s.kept]
-
     def _any_free(self) -> bool:
         return bool(self._free())
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        with self._let_go:
-            return self._let_go.wait_for(condition, seconds)
+        with self._freed:
+            return self._freed.wait_for(condition, seconds)
 
 
 class _Room:

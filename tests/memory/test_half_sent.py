@@ -66,11 +66,11 @@ def test_it_is_copied_once_its_version_has_ended_though_it_moves(peer: Peer) -> 
         peer.outgoing.hold(now + step * HOLD_SECONDS / 2)
     assert not peer.copies._total, "it moves, and its version is there"  # noqa: SLF001 # pyright: ignore
     snapshot.release()
-    assert snapshot.draining
+    assert snapshot.state == "draining"
     peer.read(2**16)
     peer.outgoing.write(now)
     peer.outgoing.hold(now)
-    assert not snapshot.draining, "the next version may be written there"
+    assert snapshot.state == "free", "the next version may be written there"
     data[:] = 9
     deadline = time.monotonic() + 30.0
     while len(peer.got) < len(expected) and time.monotonic() < deadline:
@@ -92,6 +92,6 @@ def test_it_is_not_copied_where_there_is_no_room_for_it(monkeypatch: pytest.Monk
     peer.outgoing.hold(0.0)
     assert peer.hung_up
     assert not copied, "not even for a moment"
-    assert not snapshot.draining
+    assert snapshot.state == "free"
     assert not peer.copies._total  # noqa: SLF001 # pyright: ignore
     peer.close()

@@ -13,9 +13,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from weightbus.bus.errors import DeadlineError
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import MappedSegment
-from weightbus.bus.memory.snapshots import MemoryBlock, Pool, SealedMemory, Snapshot
+from weightbus.bus.memory.snapshots import (
+    PHASES,
+    Event,
+    MemoryBlock,
+    Phase,
+    Pool,
+    SealedMemory,
+    Snapshot,
+)
 from weightbus.bus.publisher.effects import Effect, MakeReclaimable, Release
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
 from weightbus.bus.publisher.version import Version, VersionOffer
@@ -248,23 +257,91 @@ def test_a_worker_that_copies_by_an_old_number_is_left_alone_by_a_new_one() -> N
         pass
 
 
-def test_the_machine_never_waits_for_what_it_takes_back() -> None:
-    lock, held, over = threading.RLock(), threading.Event(), threading.Event()
-    snapshot = Snapshot(MemoryBlock(8, share=False), lock, threading.Condition(lock))
+def new_snapshot(block: MemoryBlock | None = None) -> Snapshot:
+    lock = threading.RLock()
+    return Snapshot(block or MemoryBlock(8, share=False), lock, threading.Condition(lock))
 
-    def hold() -> None:
-        with lock:
-            held.set()
-            over.wait(SECONDS)
 
+class LateBlock(MemoryBlock):
+    """A block whose bytes arrive once the test allows it, or never."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(8, share=False)
+        self.asked_for, self.allowed, self._fails = threading.Event(), threading.Event(), fails
+
+    def arrive(self) -> None:
+        self.asked_for.set()
+        assert self.allowed.wait(SECONDS)
+        if self._fails:
+            raise DeadlineError("the device is stopped")
+
+
+def test_the_machine_takes_memory_back_while_a_device_hands_over_its_bytes() -> None:
+    block = LateBlock()
+    snapshot = new_snapshot(block)
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(hold)
-        assert held.wait(SECONDS)
+        keeping = threads.submit(snapshot.keep)
+        assert block.asked_for.wait(SECONDS)
         snapshot.make_reclaimable()
+        assert not snapshot.reclaim(), "it is kept already"
         assert snapshot.take_back()
         assert snapshot.take_back(), "it is the machine's already"
-        assert not over.is_set()
-        over.set()
+        assert not keeping.done()
+        block.allowed.set()
+        assert keeping.result(SECONDS) is block.data
+
+
+def test_bytes_that_do_not_arrive_from_a_device_are_not_kept() -> None:
+    block = LateBlock(fails=True)
+    snapshot = new_snapshot(block)
+    block.allowed.set()
+    with pytest.raises(DeadlineError):
+        snapshot.keep()
+    assert snapshot.state == "held"
+
+
+DEEDS: dict[Event, Callable[[Snapshot], object]] = {
+    "lent": Snapshot.make_reclaimable,
+    "taken-back": Snapshot.take_back,
+    "reclaimed": Snapshot.reclaim,
+    "released": Snapshot.release,
+}
+WAYS: dict[Phase, tuple[Event, ...]] = {
+    "held": (),
+    "reclaimable": ("lent",),
+    "released": ("released",),
+}
+IN_PHASE = [(phase, event) for phase in PHASES for event in DEEDS]
+
+
+def test_a_version_has_its_bytes_in_every_phase_but_the_last() -> None:
+    assert set(WAYS) == set(PHASES)
+    assert {event for arrows in PHASES.values() for event in arrows} == set(DEEDS)
+    assert [phase for phase, arrows in PHASES.items() if not arrows] == ["released"]
+
+
+@pytest.mark.parametrize("user", ["nobody", "socket", "keeper"])
+@pytest.mark.parametrize(("phase", "event"), IN_PHASE)
+def test_a_block_is_free_as_the_table_of_its_snapshot_and_its_users_say(
+    phase: Phase, event: Event, user: str
+) -> None:
+    snapshot = new_snapshot()
+    sent = snapshot.chunk(0, 8) if user == "socket" else None
+    kept = snapshot.keep() if user == "keeper" else None
+    for before in WAYS[phase]:
+        DEEDS[before](snapshot)
+    DEEDS[event](snapshot)
+    refused = user == "keeper" and event == "reclaimed"  # a keeper keeps it from the next publish
+    after = phase if refused else PHASES[phase].get(event, phase)
+    without_keeper = "free" if after == "released" and user != "socket" else after
+    expected = "draining" if without_keeper == "released" else without_keeper
+    assert snapshot.there == (after != "released")
+    if kept is not None:
+        assert snapshot.state == "kept"
+        snapshot.let_go()
+    assert snapshot.state == expected
+    del sent
+    assert snapshot.state == ("free" if after == "released" else after)
 
 
 def test_what_is_lent_is_had_by_one_alone() -> None:
@@ -278,7 +355,7 @@ def test_what_is_lent_is_had_by_one_alone() -> None:
         for _ in range(300):
             snapshot = pool.take(8, replaces_latest=True)
             snapshot.make_reclaimable()
-            taken, back = threads.map(race, [snapshot.take, snapshot.take_back])
+            taken, back = threads.map(race, [snapshot.reclaim, snapshot.take_back])
             assert taken != back
             if back:
                 snapshot.release()

@@ -441,7 +441,7 @@ def test_the_latest_is_to_be_had_while_an_old_one_is_read_and_if_it_is_damaged(
             eventually(partial(holds, publisher, value))
         pool = publisher._models["m"].pool  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         blocks = pool._blocks  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        eventually(lambda: not any(s is not None and s.kept for s in blocks.values()))
+        eventually(lambda: not any(s is not None and s.state == "kept" for s in blocks.values()))
         entered, disk = threading.Event(), threading.Event()
         copy_to = Saved.copy_to
 
