@@ -86,6 +86,18 @@ VERSIONS: dict[VersionPhase, dict[VersionEvent, VersionPhase]] = {
     "gone": {},
 }
 
+# How a version is coupled to its memory: after each event of a version, and its effects, its
+# snapshot is in one of these phases (`PHASES` in `bus/memory/snapshots.py`). Only a reclaimable
+# version leaves a choice, since the trainer's thread may reclaim the snapshot at any time.
+SNAPSHOTS: dict[VersionPhase, tuple[Literal["held", "reclaimable", "released"], ...]] = {
+    "pending": ("held",),
+    "latest": ("held",),
+    "reclaimable": ("reclaimable", "released"),
+    "targeted": ("held",),
+    "old": ("held",),
+    "gone": ("released",),
+}
+
 WorkerPhase = Literal[
     "here",
     "away",  # its connection is closed, and it has no new connection

@@ -26,6 +26,7 @@ from weightbus.bus.memory.snapshots import (
     Snapshot,
 )
 from weightbus.bus.publisher.effects import Effect, MakeReclaimable, Release
+from weightbus.bus.publisher.phases import SNAPSHOTS, VERSIONS, VersionEvent, VersionPhase
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.checksum import digest_of
@@ -359,6 +360,85 @@ def test_what_is_lent_is_had_by_one_alone() -> None:
             assert taken != back
             if back:
                 snapshot.release()
+
+
+def version_in(bench: Bench, phase: VersionPhase) -> Version:
+    """Return a version in a phase. One that is not reclaimable has a receiver."""
+    version = bench.versions.number(bench.take(replaces_latest=False), 1)
+    if phase == "pending":
+        bench.versions.await_commit(version)
+        return version
+    version.receivers = set() if phase == "reclaimable" else {"w"}
+    bench.versions.settle(version, frozenset({"w"}) if phase == "targeted" else None)
+    bench.free()
+    if phase == "old":
+        newer(bench)
+    assert version.phase == phase
+    return version
+
+
+def newer(bench: Bench) -> None:
+    bench.publish(20, "other", together=True)
+    pending = bench.versions.pending
+    assert pending is not None
+    bench.versions.settle(pending, None)
+    bench.free()
+
+
+def cause(bench: Bench, version: Version, event: VersionEvent) -> None:
+    """Make an event of a version happen by the calls that cause it."""
+    versions = bench.versions
+    match event:
+        case "for-all":
+            version.receivers = {"w"}  # otherwise it becomes reclaimable immediately
+            versions.settle(version, None)
+        case "for-some":
+            versions.settle(version, frozenset({"w"}))
+        case "no-readers":
+            versions.left("w", older_than=version.version + 1)
+        case "requested":
+            version.receivers = {"w"}
+            versions.hold(version)
+        case "overwritten":
+            bench.take()
+            versions.hold(version)
+        case "newer":
+            newer(bench)
+        case "aborted":
+            versions.drop(version)
+        case "evicted":
+            assert isinstance(version.snapshot, Snapshot)
+            versions.give_up([version.snapshot], replaces_latest=True)
+    bench.free()
+
+
+ARROWS = [(phase, event, to) for phase in VERSIONS for event, to in VERSIONS[phase].items()]
+
+
+@pytest.mark.parametrize(("phase", "event", "after"), ARROWS)
+def test_a_version_that_moves_moves_its_snapshot_as_the_coupling_says(
+    phase: VersionPhase, event: VersionEvent, after: VersionPhase
+) -> None:
+    bench = Bench()
+    version = version_in(bench, phase)
+    snapshot = version.snapshot
+    assert isinstance(snapshot, Snapshot)
+
+    def now() -> str:
+        return snapshot.state if snapshot.there else "released"
+
+    assert now() == SNAPSHOTS[phase][0]
+    cause(bench, version, event)
+    assert (version.phase, now()) == (after, SNAPSHOTS[after][0])
+
+
+def test_a_reclaimable_version_alone_may_have_lost_its_memory() -> None:
+    bench = Bench()
+    version = version_in(bench, "reclaimable")
+    bench.take()
+    assert (version.phase, version.snapshot.there) == ("reclaimable", False)
+    either = [phase for phase, snapshots in SNAPSHOTS.items() if len(snapshots) > 1]
+    assert either == ["reclaimable"]
 
 
 def test_messages_that_wait_keep_no_version_of_any_block() -> None:
