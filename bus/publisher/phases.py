@@ -29,9 +29,9 @@ A target: one worker in one call of publish. Reports may be late, repeated or re
 The decision of a call that commits together: *open*, then *commit* or *abort*.
 
 How the tables are coupled: a worker that becomes *lost* receives no version any more, so a version
-may get the event `no-readers`. Calls stop waiting for that worker, at once or after their grace
-period. For calls, an *away* worker is like a worker that is *here*. A version is `pending` while a
-call may still commit it.
+may get the event `no-readers`. It becomes *lost* in every call, and calls stop waiting for it: see
+`GRACED`. For calls, an *away* worker is like a worker that is *here*. A version is `pending` while
+a call may still commit it. A version and its memory move together: see `SNAPSHOTS`.
 """
 
 from typing import Literal
@@ -130,6 +130,10 @@ WORKERS: dict[WorkerPhase, dict[WorkerEvent, WorkerPhase]] = {
         "spoke": "here",
     },
 }
+
+# How a worker is coupled to calls: a call waits until its grace period has ended for a worker that
+# became *lost* by one of these events. It stops waiting at once after any other event.
+GRACED: set[WorkerEvent] = {"silent"}
 
 TargetEvent = Literal[
     "staged",

@@ -8,7 +8,7 @@ from ..messages import Ping, Pong, Refuse, Rekey
 from ..units import span
 from . import calls
 from .effects import DropRevoked, Effect
-from .phases import WorkerEvent
+from .phases import GRACED, WorkerEvent
 from .roster import Peer
 from .serving import describe
 from .state import PublisherState
@@ -116,12 +116,12 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
 def lose(
     state: PublisherState, peer: Peer, now: float, event: WorkerEvent, why: str
 ) -> list[Effect]:
-    """Mark a worker as lost; after any event except `silent`, calls treat it as gone."""
+    """Mark a worker as lost; calls wait for it after the events in `GRACED` only."""
     phases = _activity(state, peer, now)
     peer.lose(event, why + (f" while {phases}" if phases else ""))
     _drop_worker_state(state, peer)
     notice = Notice("lost", f"worker {peer.name} is lost: {peer.why}", peer.name, warning=True)
-    return [notice, *calls.lost(state, peer, now, gone=event != "silent")]
+    return [notice, *calls.lost(state, peer, now, gone=event not in GRACED)]
 
 
 def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:

@@ -47,7 +47,7 @@ from weightbus.bus.messages import (
     data_topic,
     encode,
 )
-from weightbus.bus.publisher import absent
+from weightbus.bus.publisher import absent, sessions
 from weightbus.bus.publisher.effects import (
     Broadcast,
     Effect,
@@ -58,6 +58,7 @@ from weightbus.bus.publisher.effects import (
     Settled,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.phases import GRACED, WORKERS, WorkerEvent, WorkerPhase
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PersistentCondition, PublisherState
 from weightbus.bus.publisher.version import Version, VersionOffer
@@ -515,6 +516,29 @@ def test_who_was_silent_before_its_process_ended_is_waited_for_no_longer() -> No
     effects = gone(bench, "w0", ENDED)
     assert not notices(effects, "lost"), "it is known to be"
     assert resolved(effects) is not None
+
+
+LOSSES = [
+    (p, event) for p, arrows in WORKERS.items() for event in arrows if arrows[event] == "lost"
+]
+
+
+@pytest.mark.parametrize(("phase", "event"), LOSSES)
+def test_calls_wait_for_a_lost_worker_as_the_coupling_says(
+    phase: WorkerPhase, event: WorkerEvent
+) -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=5.0)
+    state = bench.machine.state
+    peer = state.roster.by_name("w0")
+    assert peer is not None
+    if phase == "away":
+        gone(bench, "w0")
+    [call] = state.calls.values()
+    effects = sessions.lose(state, peer, bench.now, event, "why")
+    assert peer.lost
+    assert call.targets["w0"].state == "lost"
+    assert (resolved(effects) is None) == (event in GRACED)
 
 
 def test_whose_connection_is_closed_and_makes_no_other_is_lost_and_may_return() -> None:
