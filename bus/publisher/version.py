@@ -45,8 +45,8 @@ class ChunkSource(ByteSource, Protocol):
 class Snapshot(ChunkSource, Protocol):
     """The bytes of a version (`memory/snapshots.py`).
 
-    The machine calls only `there` and `take_back`, which do not block. The shell calls the other
-    methods to carry out effects.
+    The machine calls only `there` and `take_back`, which wait for no device, disk or socket. The
+    shell calls the other methods to carry out effects.
     """
 
     @property
