@@ -15,6 +15,7 @@ from weightbus.bus.limits import (
     ABSENT_MAX,
     CALLS_MAX,
     EPOCH_LEAP_MAX_MS,
+    PUSH_CHUNKS,
     WHOLE_BYTES_MAX,
     Timing,
 )
