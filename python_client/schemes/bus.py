@@ -16,6 +16,7 @@ Some collectors number their workers from 0 on the sender and from 1 on the rece
 are assumed to count from 1 once a worker joins whose number equals the number of workers.
 """
 
+import json
 import re
 import threading
 import time
@@ -24,7 +25,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ...bus.errors import ClosedError, PublishError
 from ...bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX
@@ -41,12 +42,12 @@ from ..keys import handed_out
 from ..publisher import Publisher
 from ..settings import Settings
 from ..subscriber import Subscriber
-from .legacy_api import WeightSyncScheme, read, tell
+from .legacy_api import WeightSyncScheme
 from .model import is_torchrl
 from .receiver import Destination
-from .sender import WorkerTransport
 from .strategy import Format
 from .transport import TIMEOUT, Prepared, Receiver, Transport, Weights
+from .worker_transports import WorkerTransport
 
 LOOPBACK = "tcp://127.0.0.1:0"
 LOOK_SECONDS = 0.02  # seconds between two checks whether all workers have joined
@@ -128,7 +129,9 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self.address = publisher.address
         with ExitStack() as undo:
             undo.callback(publisher.close)
-            tell(pipes or (), self.address, None if self._keys is None else asdict(self._keys))
+            _send_address(
+                pipes or (), self.address, None if self._keys is None else asdict(self._keys)
+            )
             undo.pop_all()
         return _BusSender(publisher, self.num_workers if num_workers is None else num_workers)
 
@@ -136,11 +139,11 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self, destination: Destination, *, background: bool = True, pipe: Any = None, **_: Any
     ) -> Receiver:
         if pipe is not None:
-            told = read(pipe, self.timeout)
+            told = _read_address(pipe, self.timeout)
             self.address, handed = told["weightbus"], told.get("keys")
             self._keys = None if handed is None else WorkerKeys(**handed)
-            if self._subject.worker_idx is None:
-                self._subject.worker_idx = int(told["worker"])
+            if self._role.reference.worker_idx is None:
+                self._role.reference.worker_idx = int(told["worker"])
         if self.address.endswith((":0", ":*")):
             raise ValueError(
                 f"the sender's address is not known here ({self.address}): give this scheme the "
@@ -166,7 +169,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
                 "the worker, or let workers join at the scheme's address (init_on_sender)"
             )
         transport = self._make_transport(num_workers=1, pipes=[pipe_or_context])
-        self._open.callback(transport.close)
+        self._role.on_end(transport.close)
         return transport
 
 
@@ -275,6 +278,29 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"policy_weights": {}}  # workers do not send weights
+
+
+# Pipes that carry the sender's address to workers.
+
+
+def _send_address(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | None) -> None:
+    """Send each worker the sender's address, the worker's id and the keys, through its pipe."""
+    for worker, pipe in enumerate(pipes):
+        told = {"weightbus": address, "worker": worker, "keys": keys}
+        pipe.send_bytes(json.dumps(told).encode())
+
+
+def _read_address(pipe: Any, timeout: float) -> dict[str, Any]:
+    """Return what `_send_address` sent: the address, this worker's id, and the keys or None."""
+    if not pipe.poll(timeout):
+        raise TimeoutError(
+            f"no address came down the pipe within {timeout} s; is init_on_sender() called with "
+            "the other end of it?"
+        )
+    told: Any = json.loads(pipe.recv_bytes())
+    if not isinstance(told, dict) or not {"weightbus", "worker"} <= told.keys():
+        raise ValueError("something else than the sender's address came down the pipe first")
+    return cast("dict[str, Any]", told)
 
 
 # On the sender.

@@ -4,21 +4,23 @@ Older programs use senders, receivers and transports of a scheme; newer programs
 itself. Each of these objects is a view of the scheme:
 
     init_on_worker()      init_on_receiver() and connect(); versions are applied in `receive()`
-    get_sender()          a `WeightSender` (sender.py): sends as the scheme does, even unconnected
-    get_receiver()        a `WeightReceiver` (receiver.py): receives as the scheme does
-    create_transport(x)   a `WorkerTransport` (sender.py): sends to the worker behind x
+    get_sender()          a `WeightSender`: sends as the scheme does, even unconnected
+    get_receiver()        a `WeightReceiver`: receives as the scheme does
+    create_transport(x)   a `WorkerTransport` (worker_transports.py): sends to the worker behind x
 
 Both APIs have transports; in the older API, a transport's methods also take and return a model id.
 """
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, Protocol, cast
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, NoReturn, cast
 
-from .receiver import ReceiverTransport, WeightReceiver
+from ...bus.receipt import Receipt
 from .scheme import Scheme
-from .sender import Sending, WeightSender, WorkerTransport
-from .transport import scheme_class
+from .sender import Sending
+from .transport import Transport, Weights, WorkerIds, merged, scheme_class
+from .worker_transports import ReceiverTransport, TransportBackend, WorkerTransport
 
 
 class WeightSyncScheme(Scheme):
@@ -36,9 +38,6 @@ class WeightSyncScheme(Scheme):
     Raises:
         ValueError: There is no such strategy, or the timeout is not above zero.
     """
-
-    _made_sender: WeightSender | None
-    _made_receiver: WeightReceiver | None
 
     @classmethod
     def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
@@ -59,43 +58,47 @@ class WeightSyncScheme(Scheme):
         kwargs.setdefault("background", False)
         self.init_on_receiver(model_id=model_id, context=context, **kwargs)
         try:
-            if (side := self._as_receiver) is not None:
+            if (side := self._role.receiver) is not None:
                 side.connect(self.timeout, fill=False)
         except BaseException:
             self.shutdown()
             raise
 
-    def get_sender(self) -> WeightSender:
+    def get_sender(self) -> "WeightSender":
         """Return the scheme's one sender; raise RuntimeError before `init_on_sender`."""
         self._check(self.initialized_on_sender, "init_on_sender() before get_sender()")
-        self._made_sender = self._made_sender or self.create_sender()
-        return self._made_sender
+        views = self._role.views
+        if "sender" not in views:
+            views["sender"] = self.create_sender()
+        return cast("WeightSender", views["sender"])
 
-    def get_receiver(self) -> WeightReceiver:
+    def get_receiver(self) -> "WeightReceiver":
         """Return the scheme's one receiver; raise RuntimeError before `init_on_worker`."""
         self._check(self.initialized_on_receiver, "init_on_worker() before get_receiver()")
-        self._made_receiver = self._made_receiver or self.create_receiver()
-        return self._made_receiver
+        views = self._role.views
+        if "receiver" not in views:
+            views["receiver"] = self.create_receiver()
+        return cast("WeightReceiver", views["receiver"])
 
     def _check(self, begun: bool, order: str) -> None:
         if not begun:
             raise RuntimeError(f"Must call {order} on {type(self).__name__}")
 
-    def create_sender(self) -> WeightSender:
+    def create_sender(self) -> "WeightSender":
         """Return a new sender of this scheme."""
         return WeightSender(self)
 
-    def create_receiver(self) -> WeightReceiver:
+    def create_receiver(self) -> "WeightReceiver":
         """Return a new receiver of this scheme."""
         return WeightReceiver(self)
 
     def own_sending(self) -> Sending:
         """Return the scheme's sending side, and mark the scheme as connected."""
-        if (side := self._as_sender) is not None:
+        if (side := self._role.sender) is not None:
             side.connected = True  # unlike `connect`, do not publish first weights
-        return self._connected()
+        return self._role.connected_sender()
 
-    def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> "TransportBackend":
+    def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
         """Return the transport of one worker.
 
         On a receiver, this is the receiver's own transport. On a sender, `pipe_or_context` is the
@@ -104,7 +107,8 @@ class WeightSyncScheme(Scheme):
         None, the keyword `worker_idx` in `kwargs` selects a worker of the initialised sender.
         """
         if self.initialized_on_receiver:
-            return ReceiverTransport(self, named=pipe_or_context is not None)
+            named = pipe_or_context is not None
+            return ReceiverTransport(self._receive_named if named else self.receive)
         peer = _peer_in(kwargs) if pipe_or_context is None else pipe_or_context
         if peer is not None or not self.initialized_on_sender:
             return self._transport_of(peer)
@@ -113,17 +117,25 @@ class WeightSyncScheme(Scheme):
             raise ValueError(f"Worker {worker} not registered")
         return transports[worker]
 
-    def _transport_of(self, peer: Any) -> "TransportBackend":
+    def transport_to(self, pipe_or_context: Any) -> Transport:
+        """Return a transport to the one worker behind `pipe_or_context`; its worker id is 0."""
+        raise NotImplementedError
+
+    def _transport_of(self, peer: Any) -> TransportBackend:
         return WorkerTransport(self, self.transport_to(peer))
+
+    def _receive_named(self, timeout: float | None) -> Any | None:
+        received = self.receive(timeout)
+        return None if received is None else (self.model_id, received)
 
     # Private names that older programs read.
 
     @property
-    def _sender(self) -> WeightSender | None:
+    def _sender(self) -> "WeightSender | None":
         return self.get_sender() if self.initialized_on_sender else None
 
     @property
-    def _receiver(self) -> WeightReceiver | None:
+    def _receiver(self) -> "WeightReceiver | None":
         return self.get_receiver() if self.initialized_on_receiver else None
 
     @property
@@ -134,10 +146,6 @@ class WeightSyncScheme(Scheme):
     def _initialized_on_worker(self) -> bool:
         return self.initialized_on_receiver
 
-    def _start_anew(self, model_id: str | None = None) -> None:
-        super()._start_anew(model_id)
-        self._made_sender, self._made_receiver = None, None
-
 
 def _peer_in(kwargs: Mapping[str, Any]) -> Any:
     """Return the worker that keywords of `create_transport` name; None if they name none."""
@@ -146,46 +154,126 @@ def _peer_in(kwargs: Mapping[str, Any]) -> Any:
     return kwargs.get("remote_actor")
 
 
-class TransportBackend(Protocol):
-    """The transport of one worker's weights."""
+class WeightSender:
+    """Sends weights of one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
 
-    def send_weights(self, *weights: Any) -> None:
-        """Send weights, given as `(weights)` or, in the older API, `(model_id, weights)`."""
-
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Any = None,
-        model: Any = None,
-        strategy: Any = None,
-    ) -> Any | None:
-        """Receive and apply weights, and return them; None if no weights came in time.
-
-        Args:
-            timeout: Seconds; None: the transport's own timeout.
-            weights, model, strategy: Arguments of TorchRL's transports; not needed here.
-        """
-
-
-class InitialSyncTransport(Protocol):
-    """A transport of TorchRL that connects and sends the first weights itself.
-
-    Here, a scheme's `connect` does both.
+    It sends to the workers that were registered with it, or if there are none, to all workers of
+    its `scheme`.
     """
 
-    def setup_connection_and_weights_on_sender(self) -> None:
-        """Connect, and send the first weights."""
+    def __init__(self, scheme: "WeightSyncScheme") -> None:
+        self._scheme = scheme
+        self._transports: dict[int, WorkerTransport] = {}
+        self._registered = Sending(_Registered(self._transports))
 
-    def setup_connection_and_weights_on_receiver(
-        self, *, worker_idx: int, weights: Any = None, model: Any = None, strategy: Any = None
-    ) -> Any:
-        """Connect, and return the first weights.
+    @property
+    def receipt(self) -> Receipt | None:
+        """The receipt of the last send, with every worker's result; None before the first send."""
+        return self._sending().receipt
 
-        Args:
-            worker_idx: The id of this worker.
-            weights, model, strategy: As in `TransportBackend.receive_weights`.
+    def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
+        """Add worker `worker_idx`; `pipe_or_context` is the argument of `create_transport`."""
+        transport = self._scheme.create_transport(pipe_or_context)
+        self._transports[worker_idx] = cast("WorkerTransport", transport)
+
+    def send(
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
+    ) -> None:
+        """Send weights and wait until the workers have applied them.
+
+        Arguments are those of `WeightSyncScheme.send`.
+
+        Raises:
+            RuntimeError: A `send_async` is still pending.
         """
+        self._sending().send(self._scheme, weights, worker_ids, timeout)
+
+    def send_async(
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
+    ) -> None:
+        """Start a `send`, and return once the caller may change the weights.
+
+        Arguments are those of `send`. Call `wait_async` before the next send.
+        """
+        self._sending().send_async(self._scheme, weights, worker_ids, timeout)
+
+    def wait_async(self, timeout: float | None = None) -> None:
+        """Wait until the workers have applied the weights of `send_async`.
+
+        Raises:
+            RuntimeError: No send is pending.
+            PublishError: Some workers do not have the weights; the error names them.
+            TimeoutError: The send is still pending after `timeout` seconds. Call this again.
+        """
+        self._sending().wait(timeout)
+
+    def update_weights(self, weights: Any = None) -> None:
+        """Send weights to all workers. (This is TorchRL's oldest name of `send`.)"""
+        self.send(weights)
+
+    def _sending(self) -> Sending:
+        return self._registered if self._transports else self._scheme.own_sending()
+
+
+class _Registered(Transport):
+    """Sends over several transports, which `scheme.create_transport` made."""
+
+    def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
+        self._transports = transports
+
+    def workers(self) -> Sequence[int]:
+        return sorted(self._transports)
+
+    def send(
+        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
+    ) -> "Future[Receipt]":
+        chosen = self.workers() if workers is None else workers
+        futures = [self._transports[worker].post(weights, timeout) for worker in chosen]
+        whole: Future[Receipt] = Future()
+        left = iter(reversed(range(len(futures))))
+
+        def one_is_done(_done: "Future[Receipt]") -> None:
+            if next(left) == 0:
+                try:
+                    own = zip(futures, chosen, strict=True)
+                    whole.set_result(merged([self._renamed(f.result(), w) for f, w in own]))
+                except Exception as error:
+                    whole.set_exception(error)
+
+        for future in futures:
+            future.add_done_callback(one_is_done)
+        return whole
+
+    def _renamed(self, receipt: Receipt, worker: int) -> Receipt:
+        """Return a transport's receipt in which its only worker has the registered id `worker`."""
+        row = receipt.workers[str(self._transports[worker].worker)]
+        return replace(receipt, workers={str(worker): replace(row, name=str(worker))})
+
+
+class WeightReceiver:
+    """Receives the weights of a `scheme`. Made by its `get_receiver()` or `create_receiver()`."""
+
+    def __init__(self, scheme: "WeightSyncScheme") -> None:
+        self._scheme = scheme
+
+    def receive(self, timeout: float = 0.001) -> bool:
+        """Apply the newest weights that arrive within `timeout` seconds; return whether any did.
+
+        Raises:
+            ApplyError: The weights do not fit. The model is unchanged, and the sender gets the
+                error.
+        """
+        scheme = self._scheme
+        return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
+
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Apply weights from another transport.
+
+        Arguments (`weights`, `inplace`) and errors are those of `WeightSyncScheme.apply_weights`.
+        """
+        if not self._scheme.initialized_on_receiver:
+            raise ValueError("No model registered")
+        self._scheme.apply_weights(weights, inplace)
 
 
 # Base of names from TorchRL that have no counterpart here.
@@ -214,26 +302,3 @@ class DistributedTransport(_NoScheme):
         "there is neither store nor process group. Write DistributedWeightSyncScheme(), and after "
         "init_on_sender(num_workers=...) take its sender_transports"
     )
-
-
-# Pipes that carry the sender's address to workers.
-
-
-def tell(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | None) -> None:
-    """Send each worker the sender's address, the worker's id and the keys, through its pipe."""
-    for worker, pipe in enumerate(pipes):
-        told = {"weightbus": address, "worker": worker, "keys": keys}
-        pipe.send_bytes(json.dumps(told).encode())
-
-
-def read(pipe: Any, timeout: float) -> dict[str, Any]:
-    """Return what `tell` sent through the pipe: address, this worker's id, and keys or None."""
-    if not pipe.poll(timeout):
-        raise TimeoutError(
-            f"no address came down the pipe within {timeout} s; is init_on_sender() called with "
-            "the other end of it?"
-        )
-    told: Any = json.loads(pipe.recv_bytes())
-    if not isinstance(told, dict) or not {"weightbus", "worker"} <= told.keys():
-        raise ValueError("something else than the sender's address came down the pipe first")
-    return cast("dict[str, Any]", told)

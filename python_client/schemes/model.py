@@ -69,6 +69,26 @@ class ModelReference:
             return None
         return model_in(context, self.model_id)
 
+    def source(self, model_id: str, context: Any) -> Any:
+        """Return what a send without weights sends: weights or a model; None if there is nothing.
+
+        These are the weights or the model that the user passed, else those in the context.
+        """
+        if self.weights is not None:
+            return self.weights
+        if self.given is not None or context is None:
+            return self.given
+        cached = getattr(context, "get_cached_weights", None)
+        # Do not use the cache of TorchRL's collectors: its weights may be on another device.
+        if cached is not None and not is_torchrl(context):
+            weights = cached(model_id)
+            if weights is not None:
+                return weights
+        try:
+            return model_in(context, model_id)
+        except (AttributeError, KeyError):
+            return getattr(context, "_fallback_policy", None) if model_id == POLICY else None
+
     def cascade(self, weights: Callable[[], object]) -> None:
         """Notify the context that its model has new weights, as TorchRL's collectors expect.
 
@@ -95,6 +115,9 @@ class ModelReference:
         keep(told, TIMEOUT)
 
 
+# Paths in a context.
+
+
 def model_in(context: object, model_id: str) -> object:
     """Return a context's model: at attribute path `model_id`, or what its `get_model()` returns.
 
@@ -114,24 +137,6 @@ def model_in(context: object, model_id: str) -> object:
     if model is None:
         raise AttributeError(f"Model {model_id} was `None` in context {context}")
     return model
-
-
-def own_weights(subject: ModelReference, model_id: str, context: Any) -> Any:
-    """Return the weights or the model of `subject`, else those of the context, else None."""
-    if subject.weights is not None:
-        return subject.weights
-    if subject.given is not None or context is None:
-        return subject.given
-    cached = getattr(context, "get_cached_weights", None)
-    # Do not use the cache of TorchRL's collectors: its weights may be on another device.
-    if cached is not None and not is_torchrl(context):
-        weights = cached(model_id)
-        if weights is not None:
-            return weights
-    try:
-        return model_in(context, model_id)
-    except (AttributeError, KeyError):
-        return getattr(context, "_fallback_policy", None) if model_id == POLICY else None
 
 
 def is_torchrl(context: object) -> bool:

@@ -5,10 +5,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from ...bus.receipt import Receipt
-from .legacy_api import TransportBackend, WeightSyncScheme
+from .legacy_api import WeightSyncScheme
 from .model import POLICY, log
 from .receiver import Destination
 from .transport import Prepared, Receiver, Transport, Weights, WorkerIds
+from .worker_transports import TransportBackend
 
 
 class _Nothing(Transport, Receiver):
@@ -61,7 +62,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         """
         if "weights" in nothing:
             raise TypeError("connect() of a scheme that sends nothing takes no weights")
-        receiver = self._as_receiver
+        receiver = self._role.receiver
         if receiver is not None and receiver.destination.unfilled():
             raise RuntimeError(
                 f"worker {worker_idx if worker_idx is not None else self.worker_idx}: the model "
@@ -70,7 +71,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
                 "the collector a policy_factory that builds the policy in each worker, or use "
                 "another scheme"
             )
-        if (side := self._here()) is not None:
+        if (side := self._role.side) is not None:
             side.connected = True
 
     def send(

@@ -21,7 +21,7 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, IncomingVersion, deliver
 from .call_sender import CallSender, Channel, Peers
-from .legacy_api import TransportBackend, WeightSyncScheme
+from .legacy_api import WeightReceiver, WeightSender, WeightSyncScheme
 from .model import (
     CallResult,
     Failure,
@@ -33,10 +33,10 @@ from .model import (
     together,
     weights_of,
 )
-from .receiver import Destination, WeightReceiver
-from .sender import WeightSender, WorkerTransport
+from .receiver import Destination
 from .strategy import Format
 from .transport import Prepared, Receiver, Transport
+from .worker_transports import TransportBackend, WorkerTransport
 
 HOOK = "_init_weight_sync_scheme"  # TorchRL's ModuleTransform becomes a receiver by this method
 

@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...bus.errors import ApplyError, TornError, not_applied
 from ...codecs.apply import Reader
@@ -24,10 +24,6 @@ from .forward_passes import ForwardPasses
 from .model import POLICY, ModelReference, log
 from .strategy import DestinationError, WeightStrategy
 from .transport import Receiver
-
-if TYPE_CHECKING:
-    from .legacy_api import WeightSyncScheme
-    from .scheme import Scheme
 
 LOOK_SECONDS = 0.05  # seconds between two checks whether the first weights have arrived
 
@@ -293,59 +289,3 @@ class ReceiverSide:
             self.receiver.close()
         self.destination.unguard()
         self.destination.arrivals.close()
-
-
-# Receivers of the older API, and the transport of a receiver.
-
-
-class WeightReceiver:
-    """Receives the weights of a `scheme`. Made by its `get_receiver()` or `create_receiver()`."""
-
-    def __init__(self, scheme: "WeightSyncScheme") -> None:
-        self._scheme = scheme
-
-    def receive(self, timeout: float = 0.001) -> bool:
-        """Apply the newest weights that arrive within `timeout` seconds; return whether any did.
-
-        Raises:
-            ApplyError: The weights do not fit. The model is unchanged, and the sender gets the
-                error.
-        """
-        scheme = self._scheme
-        return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
-
-    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Apply weights from another transport.
-
-        Arguments (`weights`, `inplace`) and errors are those of `WeightSyncScheme.apply_weights`.
-        """
-        if not self._scheme.initialized_on_receiver:
-            raise ValueError("No model registered")
-        self._scheme.apply_weights(weights, inplace)
-
-
-class ReceiverTransport:
-    """Receives weights; if `named`, as pairs `(model_id, weights)`, as in the older API."""
-
-    def __init__(self, scheme: "Scheme", *, named: bool = False) -> None:
-        self._scheme, self._named = scheme, named
-
-    def send_weights(self, *weights: Any) -> None:
-        """Raise RuntimeError: a receiver does not send."""
-        del weights
-        raise RuntimeError("send_weights() called on a receiver side.")
-
-    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
-        """Return the newest weights applied since the last call; None after `timeout` seconds."""
-        received = self._scheme.receive(timeout)
-        if not self._named or received is None:
-            return received
-        return self._scheme.model_id, received
-
-    def send_ack(self, message: str = "updated") -> None:
-        """Do nothing: the receiver acknowledges a version when it applies it."""
-        del message
-
-    def check_connection(self) -> bool:
-        """Return True: the receiver exists."""
-        return True

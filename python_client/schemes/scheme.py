@@ -5,9 +5,9 @@ A scheme becomes a sender or a receiver, and then connects:
     new ── init_on_sender() ───> sender ──── connect() ──> connected: send(), send_async()
      └──── init_on_receiver() ─> receiver ── connect() ──> connected: receive(), reading()
 
-A scheme delegates to two objects: its side (sender.py or receiver.py), and its model with the
-context (model.py). This module has the newer of TorchRL's two APIs, on top of which legacy_api.py
-implements the older API.
+A scheme delegates to its role (role.py), which has this process's side (sender.py or receiver.py)
+and the model with its context (model.py). This module has the newer of TorchRL's two APIs, on top
+of which legacy_api.py implements the older API.
 
 To send weights over another transport, derive from `WeightSyncScheme` and override:
 
@@ -20,8 +20,8 @@ To send weights over another transport, derive from `WeightSyncScheme` and overr
 plus `num_workers` on the sender, and `worker_idx` and `background` on the receiver. Ignore unknown
 keywords: collectors pass more keywords than any scheme needs.
 
-`_side` and `_subject` hold everything that belongs to one process. Pickling a scheme copies only
-its configuration. So in a worker that gets a scheme by pickling or by forking, the scheme is
+`_role` holds everything that belongs to one process. Pickling a scheme copies only its
+configuration. So in a worker that gets a scheme by pickling or by forking, the scheme is
 uninitialised and can become a receiver. Subclasses therefore store only plain values in a scheme,
 and keep sockets in the transport or the receiver.
 """
@@ -29,24 +29,19 @@ and keep sockets in the transport or the receiver.
 import multiprocessing
 import os
 import sys
-import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 from ...bus.receipt import Receipt
 from .. import checks
-from .model import POLICY, ModelReference, is_torchrl, log, model_in, own_weights
-from .receiver import Destination, ReceiverSide, ReceiverTransport
-from .sender import NothingToSendError, Sending, Sources, WorkerTransport, is_per_worker
+from .model import POLICY, is_torchrl, log, model_in
+from .receiver import Destination, ReceiverSide
+from .role import Role
+from .sender import NothingToSendError, Sending, Sources, is_per_worker
 from .strategy import Format, WeightStrategy, check_weights, has_names, strategy_named
 from .transport import TIMEOUT, Prepared, Receiver, Transport, Weights, WorkerIds
-
-if TYPE_CHECKING:
-    from .legacy_api import TransportBackend
-
-# Attributes that belong to one process, and are left out of pickles.
-OWN = {"_side", "_subject", "_pid", "_open", "_close", "_made_sender", "_made_receiver"}
+from .worker_transports import ReceiverTransport, TransportBackend, WorkerTransport
 
 
 class Scheme:
@@ -69,10 +64,11 @@ class Scheme:
         self._strategy = strategy_named(strategy)
         self.timeout, self.strict, self.cast, self.background = timeout, strict, cast, background
         self._pickled_in: int | None = None
-        self._start_anew()
+        self._role = Role()
+        _accept(type(self))
 
     def __repr__(self) -> str:
-        side, now = self._side, "not initialised"
+        side, now = self._role.side, "not initialised"
         if side is not None:
             now = "sender" if isinstance(side, Sending) else "receiver"
             now += ", connected" if side.connected else ""
@@ -84,10 +80,6 @@ class Scheme:
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         """Return the receiver that writes to `destination`. Called by `init_on_receiver`."""
-        raise NotImplementedError
-
-    def transport_to(self, pipe_or_context: Any) -> Transport:
-        """Return a transport to the one worker behind `pipe_or_context`; its worker id is 0."""
         raise NotImplementedError
 
     # The sender.
@@ -113,13 +105,13 @@ class Scheme:
             if weights is not None:
                 check_weights(weights, model_id or self.model_id or POLICY)
         self._begin(model_id, context, sources.model)
-        self._subject.weights = sources.weights
+        self._role.reference.weights = sources.weights
         try:
             made = self._make_transport(context=context, num_workers=sources.count, **kwargs)
         except BaseException:
             self.shutdown()
             raise
-        self._take(Sending(made))
+        self._role.take(Sending(made))
 
     def send(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
@@ -142,7 +134,7 @@ class Scheme:
             TypeError: The argument contains no weights; nothing was sent.
             StateError: The weights cannot be sent; nothing was sent.
         """
-        sending = self._connected()
+        sending = self._role.connected_sender()
         try:
             if self.sync:
                 sending.send(self, weights, worker_ids, timeout)
@@ -161,7 +153,7 @@ class Scheme:
 
         Arguments are those of `send`.
         """
-        self._connected().send_async(self, weights, worker_ids, timeout)
+        self._role.connected_sender().send_async(self, weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Wait until workers have applied the weights of `send_async`; raise the errors of `send`.
@@ -170,31 +162,23 @@ class Scheme:
             RuntimeError: No send is pending.
             TimeoutError: The send is still pending after `timeout` seconds. Call this again.
         """
-        self._connected().wait(timeout)
-
-    def _connected(self) -> Sending:
-        side = self._as_sender
-        if side is None:
-            raise RuntimeError("Must be initialized on sender before sending weights")
-        if not side.connected:
-            raise RuntimeError("Must be synchronized on sender before sending weights")
-        return side
+        self._role.connected_sender().wait(timeout)
 
     @property
     def receipt(self) -> Receipt | None:
         """The receipt of the last send, with every worker's result; None before the first send."""
-        side = self._as_sender
+        side = self._role.sender
         return None if side is None else side.receipt
 
     def versions(self) -> Mapping[int, int]:
         """Return the number of the version that each worker runs, by worker id."""
-        side = self._as_sender
+        side = self._role.sender
         return {} if side is None else dict(side.transport.versions())
 
     @property
-    def sender_transports(self) -> "Mapping[int, TransportBackend]":
+    def sender_transports(self) -> Mapping[int, TransportBackend]:
         """The sender's transport to each worker, by worker id; empty unless this is a sender."""
-        if (side := self._as_sender) is None:
+        if (side := self._role.sender) is None:
             return {}
         transport = side.transport
         return {worker: WorkerTransport(self, transport, worker) for worker in transport.workers()}
@@ -213,7 +197,7 @@ class Scheme:
         Raises:
             NothingToSendError: No weights were given, and the scheme has none.
         """
-        given = self._subject.weights if weights is None else weights
+        given = self._role.reference.weights if weights is None else weights
         if is_per_worker(given):
             return {worker: self._weights_of(own, model_id) for worker, own in given.items()}
         return self._weights_of(weights, model_id)
@@ -256,10 +240,10 @@ class Scheme:
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
         """Return the object whose weights a send extracts; None if there is none."""
         if weights is None:
-            return own_weights(self._subject, model_id, context)
+            return self._role.reference.source(model_id, context)
         if not isinstance(weights, str):
             # A collector's own random policy has no weights, which is not an error.
-            if weights is not getattr(context, model_id, self._subject.given):
+            if weights is not getattr(context, model_id, self._role.reference.given):
                 check_weights(weights, model_id)
             return weights
         if context is None:
@@ -277,13 +261,15 @@ class Scheme:
             **kwargs: `model` (in place of a context), `worker_idx` (this worker's id), `background`
                 (in place of the scheme's setting), and the arguments of the transport.
         """
-        if context is None and self._here() is None:
+        if context is None and self._role.side is None:
             context = self.context  # inference servers set `context` before this call
         self._begin(model_id, context, kwargs.pop("model", None))
-        self._subject.worker_idx = kwargs.setdefault("worker_idx", None)
+        self._role.reference.worker_idx = kwargs.setdefault("worker_idx", None)
         if kwargs.get("background") is None:
             kwargs["background"] = self.background
-        destination = Destination(self._subject, self._strategy, strict=self.strict, cast=self.cast)
+        destination = Destination(
+            self._role.reference, self._strategy, strict=self.strict, cast=self.cast
+        )
         try:
             parent = multiprocessing.parent_process()
             if context is not None and parent is not None and parent.pid == self._pickled_in:
@@ -292,7 +278,7 @@ class Scheme:
         except BaseException:
             self.shutdown()
             raise
-        self._take(ReceiverSide(destination, receiver))
+        self._role.take(ReceiverSide(destination, receiver))
 
     def receive(self, timeout: float | None = None) -> Any | None:
         """Return the newest weights that were applied since the last call, or None.
@@ -311,11 +297,7 @@ class Scheme:
             ApplyError: With `background=False`: a version does not fit; the weights are unchanged.
                 If there is a context, the error is only logged, so that a polling server goes on.
         """
-        side = self._as_receiver
-        if side is None:
-            raise RuntimeError("Must be initialized on receiver before receiving weights")
-        if not side.connected:
-            raise RuntimeError("Must be synchronized on receiver before receiving weights")
+        side = self._role.connected_receiver()
         return side.receive(self.timeout if timeout is None else checks.seconds(timeout, "timeout"))
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
@@ -331,7 +313,7 @@ class Scheme:
             DestinationError: The weights do not fit, and the model is unchanged. The message says
                 why.
         """
-        side = self._as_receiver
+        side = self._role.receiver
         if side is None:
             if self.initialized_on_sender:
                 raise RuntimeError("apply_weights() called on a sender side.")
@@ -345,16 +327,16 @@ class Scheme:
             TimeoutError: An apply took longer than `timeout` seconds.
             RuntimeError: This scheme is not a connected receiver.
         """
-        side = self._as_receiver
+        side = self._role.receiver
         if side is None or not side.connected:
             raise RuntimeError("reading() needs a receiver: init_on_receiver() and connect() first")
         timeout = self.timeout if timeout is None else checks.seconds(timeout, "timeout")
         return side.receiver.reading(timeout)
 
     @property
-    def receiver_transport(self) -> "TransportBackend | None":
+    def receiver_transport(self) -> TransportBackend | None:
         """The transport on which a receiver gets weights; None unless this is a receiver."""
-        return ReceiverTransport(self) if self.initialized_on_receiver else None
+        return ReceiverTransport(self.receive) if self.initialized_on_receiver else None
 
     # Both sides.
 
@@ -374,7 +356,7 @@ class Scheme:
             TimeoutError: No weights arrived for a model on the meta device.
         """
         limit = self.timeout if timeout is None else timeout
-        side = self._here()
+        side = self._role.side
         if side is None:
             raise RuntimeError("Neither init_on_sender nor init_on_receiver have been called.")
         if side.connected:
@@ -393,23 +375,20 @@ class Scheme:
         if weights is not None:
             raise RuntimeError("Cannot specify weights on receiver side during synchronization.")
         if worker_idx is not None:
-            self._subject.worker_idx = worker_idx
+            self._role.reference.worker_idx = worker_idx
         side.connect(limit, fill=self._waits_for_first)
 
     def shutdown(self) -> None:
         """End the session and release all resources. Calling it twice is fine."""
-        self._here()
-        self._close()
-        self._subject.weights = self._subject.worker_idx = None
-        self._renew()
+        self._role.end()
 
     @property
-    def shared_transport(self) -> "TransportBackend | None":
+    def shared_transport(self) -> TransportBackend | None:
         """Always None: each worker has its own transport, see `sender_transports`."""
         return None
 
     @shared_transport.setter
-    def shared_transport(self, shared_transport: "TransportBackend | None") -> None:
+    def shared_transport(self, shared_transport: TransportBackend | None) -> None:
         if shared_transport is not None:
             side = "Receiver transport" if self.initialized_on_receiver else "Sender transports"
             raise RuntimeError(f"{side} and shared transport cannot be used together")
@@ -417,45 +396,35 @@ class Scheme:
     # Whether the scheme is a sender or a receiver, and whether it is connected.
 
     @property
-    def _as_sender(self) -> Sending | None:
-        side = self._here()
-        return side if isinstance(side, Sending) else None
-
-    @property
-    def _as_receiver(self) -> ReceiverSide | None:
-        side = self._here()
-        return side if isinstance(side, ReceiverSide) else None
-
-    @property
     def initialized_on_sender(self) -> bool:
         """Whether `init_on_sender()` was called."""
-        return self._as_sender is not None
+        return self._role.sender is not None
 
     @property
     def initialized_on_receiver(self) -> bool:
         """Whether `init_on_receiver()` was called."""
-        return self._as_receiver is not None
+        return self._role.receiver is not None
 
     @property
     def synchronized_on_sender(self) -> bool:
         """Whether `connect()` was called on the sender."""
-        side = self._as_sender
+        side = self._role.sender
         return side is not None and side.connected
 
     @synchronized_on_sender.setter
     def synchronized_on_sender(self, value: bool) -> None:
-        if (side := self._as_sender) is not None:
+        if (side := self._role.sender) is not None:
             side.connected = value
 
     @property
     def synchronized_on_receiver(self) -> bool:
         """Whether `connect()` was called on the receiver."""
-        side = self._as_receiver
+        side = self._role.receiver
         return side is not None and side.connected
 
     @synchronized_on_receiver.setter
     def synchronized_on_receiver(self, value: bool) -> None:
-        if (side := self._as_receiver) is not None:
+        if (side := self._role.receiver) is not None:
             side.connected = value
 
     # The model, its context and its weights.
@@ -469,108 +438,81 @@ class Scheme:
     def strategy(self, value: WeightStrategy | Format) -> None:
         self._strategy = value if isinstance(value, WeightStrategy) else strategy_named(value)
         self.strategy_str = self._strategy.extract_as
-        if (side := self._as_receiver) is not None:
+        if (side := self._role.receiver) is not None:
             side.destination.strategy = self._strategy
 
     @property
     def context(self) -> Any | None:
         """The context, such as a collector; None if none was given or it was garbage-collected."""
-        return self._subject.context
+        return self._role.reference.context
 
     @context.setter
     def context(self, context: Any | None) -> None:
-        self._subject.context = context
+        self._role.reference.context = context
         self._look_again()
 
     @property
     def model_id(self) -> str | None:
         """The id of the model; None before it is known."""
-        return self._subject.model_id
+        return self._role.reference.model_id
 
     @model_id.setter
     def model_id(self, model_id: str) -> None:
-        self._subject.model_id = model_id
+        self._role.reference.model_id = model_id
 
     @property
     def model(self) -> Any | None:
         """The model; None if neither a model nor a context was given."""
-        return self._subject.model()
+        return self._role.reference.model()
 
     @model.setter
     def model(self, model: Any | None) -> None:
-        self._subject.given = model
+        self._role.reference.given = model
         self._look_again()
 
     def _look_again(self) -> None:
-        if (side := self._as_receiver) is not None:
+        if (side := self._role.receiver) is not None:
             side.destination.look_again()
 
     @property
     def weights(self) -> Any | None:
         """The weights that the user passed, else the model's current ones; None without a model."""
-        if self._subject.weights is not None:
-            return self._subject.weights
+        if self._role.reference.weights is not None:
+            return self._role.reference.weights
         model = self.model
         return None if model is None else self._strategy.extract_weights(model)
 
     @weights.setter
     def weights(self, value: Any) -> None:
-        self._subject.weights = value
+        self._role.reference.weights = value
 
     @property
     def worker_idx(self) -> int | None:
         """The id of this worker; None on the sender, and before it is known."""
-        return self._subject.worker_idx
+        return self._role.reference.worker_idx
 
     @worker_idx.setter
     def worker_idx(self, worker_idx: int | None) -> None:
         if self.initialized_on_sender and worker_idx is not None:
             raise RuntimeError("Worker index cannot be set after initialization on sender")
-        self._subject.worker_idx = worker_idx
+        self._role.reference.worker_idx = worker_idx
 
-    # The state of one process.
-
-    def _start_anew(self, model_id: str | None = None) -> None:
-        self._pid = os.getpid()
-        self._subject = ModelReference(model_id)
-        self._renew()
-        _accept(type(self))
-
-    def _renew(self) -> None:
-        """Become uninitialised: no sender, and no receiver.
-
-        A side that is set later is closed by `shutdown`, when the scheme is garbage-collected, or
-        when the interpreter exits.
-        """
-        self._side: Sending | ReceiverSide | None = None
-        self._open = ExitStack()
-        self._close = weakref.finalize(self, self._open.close)
-
-    def _take(self, side: Sending | ReceiverSide) -> None:
-        self._side = side
-        self._open.callback(side.close)
-
-    def _here(self) -> Sending | ReceiverSide | None:
-        """Return this process's side, or None. In a forked process, first become uninitialised."""
-        if self._pid != os.getpid():
-            self._close.detach()
-            self._start_anew(self.model_id)
-        return self._side
+    # The beginning of a role, and pickles.
 
     def _begin(self, model_id: str | None, context: Any, model: Any) -> None:
         _accept(type(self))
         self.shutdown()
-        self._subject.model_id = model_id or self.model_id or POLICY
-        self._subject.context, self._subject.given = context, model
+        self._role.reference.model_id = model_id or self.model_id or POLICY
+        self._role.reference.context, self._role.reference.given = context, model
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {k: v for k, v in vars(self).items() if k not in OWN}
-        return kept | {"model_id": self.model_id, "_pickled_in": os.getpid()}
+        own = {"_role": None, "model_id": self.model_id, "_pickled_in": os.getpid()}
+        return vars(self) | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         model_id = state.pop("model_id")
-        vars(self).update(state)
-        self._start_anew(model_id)
+        vars(self).update(state, _role=Role(model_id))
+        _accept(type(self))
 
 
 def _accept(scheme: type) -> None:

@@ -3,9 +3,6 @@
 idle ── start() ──> pending ── finish() ──> idle
 
 Only one thread sends at a time; the other threads wait, each within its own deadline.
-
-A scheme sends to all of its workers. A `WeightSender` (of the older API) sends to the workers that
-were registered with it, or if there are none, to all. A `WorkerTransport` sends to one worker.
 """
 
 import math
@@ -14,8 +11,8 @@ import time
 from collections.abc import Generator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeGuard, cast
 
 from ...bus.errors import PublishError
 from ...bus.receipt import Receipt, WorkerReceipt
@@ -24,16 +21,30 @@ from .. import checks
 from .model import POLICY
 from .transport import Prepared, Transport, Weights, WorkerIds, merged
 
-if TYPE_CHECKING:
-    from .legacy_api import WeightSyncScheme
-    from .scheme import Scheme
-
 # A transport may answer this much after the deadline: a fraction of the timeout, plus seconds.
 LATE_PART, LATE_SECONDS = 0.1, 0.25
 
 
 class NothingToSendError(WeightBusError, LookupError):
     """A send was called without weights, and the scheme has none."""
+
+
+class Preparer(Protocol):
+    """Prepares the weights of a send: a scheme.
+
+    Attributes:
+        timeout: Default seconds for a send.
+    """
+
+    timeout: float
+
+    @property
+    def model_id(self) -> str | None:
+        """The id of the model, which receipts and errors name."""
+
+    def prepared(self, weights: Any, model_id: str | None = None) -> Prepared:
+        """Return the weights to send; see `Scheme.prepared`."""
+        ...
 
 
 class Sending:
@@ -74,19 +85,19 @@ class Sending:
         return self._future is not None and not self._awaited
 
     @contextmanager
-    def turn(self, scheme: "Scheme", timeout: float | None) -> Generator[float]:
+    def turn(self, preparer: Preparer, timeout: float | None) -> Generator[float]:
         """Return a context manager that keeps other threads from sending; yields the seconds left.
 
         Raises:
             PublishError: Other threads were sending during all of `timeout`; nothing was sent.
             TimeoutError: The same, if there are no workers.
         """
-        timeout = scheme.timeout if timeout is None else timeout
+        timeout = preparer.timeout if timeout is None else timeout
         timeout = checks.seconds(timeout, "timeout", positive=True)
         deadline = time.monotonic() + timeout
         if not self._turn.acquire(timeout=timeout):
             told = f"not sent to: another thread was sending for all of {timeout:.3g} s"
-            check(_unanswered(scheme.model_id or POLICY, self.transport.workers(), timeout, told))
+            check(_unanswered(preparer.model_id or POLICY, self.transport.workers(), timeout, told))
             raise TimeoutError(told)  # without workers, `check` accepts the receipt
         try:
             yield max(0.001, deadline - time.monotonic())
@@ -95,7 +106,7 @@ class Sending:
 
     def send(
         self,
-        scheme: "Scheme",
+        preparer: Preparer,
         weights: Any,
         worker_ids: WorkerIds,
         timeout: float | None = None,
@@ -104,7 +115,7 @@ class Sending:
         """Wait until no other thread sends, then send, and wait until the send is over.
 
         Args:
-            scheme: Prepares the weights, just before the send.
+            preparer: Prepares the weights, just before the send.
             weights, worker_ids, timeout: As in `Scheme.send`.
             model_id: The id of the model that has the weights; None: the scheme's model.
 
@@ -112,9 +123,9 @@ class Sending:
             RuntimeError: A `send_async` is still pending.
             Exception: The errors of `start` and `finish`.
         """
-        with self.turn(scheme, timeout) as left:
+        with self.turn(preparer, timeout) as left:
             self._check_idle("send")
-            prepared = scheme.prepared(weights, model_id)
+            prepared = preparer.prepared(weights, model_id)
             self._awaited = True
             try:
                 self.start(prepared, worker_ids, left)
@@ -124,7 +135,7 @@ class Sending:
 
     def send_async(
         self,
-        scheme: "Scheme",
+        preparer: Preparer,
         weights: Any,
         worker_ids: WorkerIds,
         timeout: float | None = None,
@@ -137,11 +148,11 @@ class Sending:
         If a send is pending: with `after`, finish that send first; otherwise raise RuntimeError.
         Arguments are those of `send`.
         """
-        with self.turn(scheme, timeout) as left:
+        with self.turn(preparer, timeout) as left:
             if after and self.pending:
                 self.finish()
             self._check_idle("send_async")
-            self.start(scheme.prepared(weights, model_id), worker_ids, left)
+            self.start(preparer.prepared(weights, model_id), worker_ids, left)
 
     def wait(self, timeout: float | None = None) -> Receipt:
         """Return the receipt of the pending `send_async`; raise RuntimeError if none is pending."""
@@ -295,164 +306,6 @@ def _unanswered(
     detail = detail or silent
     rows = {str(worker): WorkerReceipt(str(worker), "behind", None, detail) for worker in workers}
     return Receipt(model, 0, 0, 0, timeout, "", rows)
-
-
-# The older API, and transports to single workers.
-
-
-class WeightSender:
-    """Sends weights of one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
-
-    It sends to the workers that were registered with it, or if there are none, to all workers of
-    its `scheme`.
-    """
-
-    def __init__(self, scheme: "WeightSyncScheme") -> None:
-        self._scheme = scheme
-        self._transports: dict[int, WorkerTransport] = {}
-        self._registered = Sending(_Registered(self._transports))
-
-    @property
-    def receipt(self) -> Receipt | None:
-        """The receipt of the last send, with every worker's result; None before the first send."""
-        return self._sending().receipt
-
-    def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add worker `worker_idx`; `pipe_or_context` is the argument of `create_transport`."""
-        transport = self._scheme.create_transport(pipe_or_context)
-        self._transports[worker_idx] = cast("WorkerTransport", transport)
-
-    def send(
-        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
-    ) -> None:
-        """Send weights and wait until the workers have applied them.
-
-        Arguments are those of `WeightSyncScheme.send`.
-
-        Raises:
-            RuntimeError: A `send_async` is still pending.
-        """
-        self._sending().send(self._scheme, weights, worker_ids, timeout)
-
-    def send_async(
-        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
-    ) -> None:
-        """Start a `send`, and return once the caller may change the weights.
-
-        Arguments are those of `send`. Call `wait_async` before the next send.
-        """
-        self._sending().send_async(self._scheme, weights, worker_ids, timeout)
-
-    def wait_async(self, timeout: float | None = None) -> None:
-        """Wait until the workers have applied the weights of `send_async`.
-
-        Raises:
-            RuntimeError: No send is pending.
-            PublishError: Some workers do not have the weights; the error names them.
-            TimeoutError: The send is still pending after `timeout` seconds. Call this again.
-        """
-        self._sending().wait(timeout)
-
-    def update_weights(self, weights: Any = None) -> None:
-        """Send weights to all workers. (This is TorchRL's oldest name of `send`.)"""
-        self.send(weights)
-
-    def _sending(self) -> Sending:
-        return self._registered if self._transports else self._scheme.own_sending()
-
-
-class WorkerTransport:
-    """Sends weights, which a scheme prepares, to one worker of a transport."""
-
-    def __init__(self, scheme: "Scheme", transport: Transport, worker: int = 0) -> None:
-        self.worker = worker
-        self._scheme, self._sending = scheme, Sending(transport)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} to worker {self.worker}>"
-
-    @property
-    def receipt(self) -> Receipt | None:
-        """The receipt of the last send; None before the first send."""
-        return self._sending.receipt
-
-    def send_weights(self, *weights: Any) -> None:
-        """Send `(weights)` or `(model_id, weights)`; raise PublishError unless they are applied."""
-        *model_id, given = weights
-        self._sending.send(self._scheme, given, self.worker, None, *model_id)
-
-    def send_weights_async(self, *weights: Any) -> None:
-        """Start to send `weights`; return as soon as the trainer may change them.
-
-        If an earlier send is pending, wait for it first.
-
-        Raises:
-            PublishError: The weights of the earlier send were not applied; nothing was sent.
-        """
-        *model_id, given = weights
-        self._sending.send_async(self._scheme, given, self.worker, None, *model_id, after=True)
-
-    def wait_ack(self, timeout: float | None = None) -> None:
-        """Wait until the weights of the last send are applied.
-
-        Raises:
-            RuntimeError: No send is pending.
-            PublishError: The weights were not applied; the message says why.
-        """
-        if not self._sending.pending:
-            raise RuntimeError("No pending future. Did you call send_weights_async?")
-        self._sending.finish(timeout)
-
-    def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
-        """Send prepared weights. The sender that this transport is registered with calls this."""
-        return self._sending.transport.send(weights, [self.worker], timeout=timeout)
-
-    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
-        """Return None: a sender receives no weights."""
-        del timeout
-        return None
-
-    def check_connection(self) -> bool:
-        """Return whether the worker exists."""
-        return self.worker in self._sending.transport.workers()
-
-    def setup_connection_and_weights_on_sender(self) -> None:
-        """Do nothing: the scheme's `connect()` connects and sends the first weights."""
-
-
-class _Registered(Transport):
-    """Sends over several transports, which `scheme.create_transport` made."""
-
-    def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
-        self._transports = transports
-
-    def workers(self) -> Sequence[int]:
-        return sorted(self._transports)
-
-    def send(
-        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
-    ) -> "Future[Receipt]":
-        chosen = self.workers() if workers is None else workers
-        futures = [self._transports[worker].post(weights, timeout) for worker in chosen]
-        whole: Future[Receipt] = Future()
-        left = iter(reversed(range(len(futures))))
-
-        def one_is_done(_done: "Future[Receipt]") -> None:
-            if next(left) == 0:
-                try:
-                    own = zip(futures, chosen, strict=True)
-                    whole.set_result(merged([self._renamed(f.result(), w) for f, w in own]))
-                except Exception as error:
-                    whole.set_exception(error)
-
-        for future in futures:
-            future.add_done_callback(one_is_done)
-        return whole
-
-    def _renamed(self, receipt: Receipt, worker: int) -> Receipt:
-        """Return a transport's receipt in which its only worker has the registered id `worker`."""
-        row = receipt.workers[str(self._transports[worker].worker)]
-        return replace(receipt, workers={str(worker): replace(row, name=str(worker))})
 
 
 # Arguments of `init_on_sender`.

@@ -19,12 +19,12 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, IncomingVersion, deliver
 from .call_sender import CallSender, Channel, Peers
-from .legacy_api import TransportBackend, WeightSyncScheme
+from .legacy_api import WeightSyncScheme
 from .model import CallResult, Outcome
 from .receiver import Destination
-from .sender import WorkerTransport
 from .strategy import Format
 from .transport import Receiver, Transport
+from .worker_transports import TransportBackend, WorkerTransport
 
 PIECE_BYTES = 2 * 2**20  # the fastest of 1, 2, 4 and 8 MiB, by a small margin
 KEPT_MAX = 2  # most buffers kept for reuse: one may be in use while the other gets the next version

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     )
     from weightbus.python_client.schemes.legacy_api import (
         DistributedTransport,
-        InitialSyncTransport,
         SharedMemTransport,
-        TransportBackend,
+        WeightReceiver,
+        WeightSender,
         WeightSyncScheme,
     )
     from weightbus.python_client.schemes.none import NoWeightSyncScheme
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         RayTransport,
         RayWeightSyncScheme,
     )
-    from weightbus.python_client.schemes.receiver import WeightReceiver
-    from weightbus.python_client.schemes.sender import WeightSender
     from weightbus.python_client.schemes.strategy import WeightStrategy
     from weightbus.python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
     from weightbus.python_client.schemes.transport import (
@@ -40,6 +38,10 @@ if TYPE_CHECKING:
         register_weight_sync_backend,
     )
     from weightbus.python_client.schemes.weight_updaters import RayWeightUpdater, WeightUpdaterBase
+    from weightbus.python_client.schemes.worker_transports import (
+        InitialSyncTransport,
+        TransportBackend,
+    )
 
 __all__ = [
     "DistributedTransport",
@@ -76,7 +78,7 @@ __getattr__, __dir__ = lazy(
     {
         "DistributedTransport": "legacy_api",
         "DistributedWeightSyncScheme": "bus",
-        "InitialSyncTransport": "legacy_api",
+        "InitialSyncTransport": "worker_transports",
         "MPTransport": "bus",
         "MultiProcessWeightSyncScheme": "bus",
         "NoWeightSyncScheme": "none",
@@ -91,9 +93,9 @@ __getattr__, __dir__ = lazy(
         "RayWeightUpdater": "weight_updaters",
         "SharedMemTransport": "legacy_api",
         "SharedMemWeightSyncScheme": "bus",
-        "TransportBackend": "legacy_api",
-        "WeightReceiver": "receiver",
-        "WeightSender": "sender",
+        "TransportBackend": "worker_transports",
+        "WeightReceiver": "legacy_api",
+        "WeightSender": "legacy_api",
         "WeightStrategy": "strategy",
         "WeightSyncBackend": "transport",
         "WeightSyncScheme": "legacy_api",

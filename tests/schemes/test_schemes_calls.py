@@ -17,8 +17,9 @@ from weightbus.python_client.schemes.call_sender import CallSender, Channel, Pee
 from weightbus.python_client.schemes.model import CallResult
 from weightbus.python_client.schemes.ray import answers_to
 from weightbus.python_client.schemes.scheme import Scheme
-from weightbus.python_client.schemes.sender import Sending, WorkerTransport
+from weightbus.python_client.schemes.sender import Sending
 from weightbus.python_client.schemes.transport import Transport, Weights
+from weightbus.python_client.schemes.worker_transports import WorkerTransport
 
 SECONDS = 20.0  # far more than anything here takes
 WEIGHTS = Weights("policy", {"a": torch.ones(3)})
