@@ -57,6 +57,7 @@ from ..publisher.version import Snapshot, VersionOffer
 from ..receipt import Receipt
 from ..sealer import Sealer
 from .callbacks import CLOSE_SECONDS, EVENT_KINDS, EventCallback, EventKind, WorkerEvent
+from .pub import SubscriberConnection
 from .publisher_sockets import PublisherSockets
 from .threads import IoThread
 
@@ -482,7 +483,7 @@ class PublisherLoop:
             self._perform(effects or [], now)
 
     def _process_input(self, now: float) -> None:
-        """Process subscribers' input; send a beacon to each subscriber of a new topic."""
+        """Process subscribers' input: their tickets, their new topics and their reports."""
         data = self._sockets.data
         for _ in range(BATCH):
             found = None
@@ -495,11 +496,7 @@ class PublisherLoop:
                     if not data.admit(found.subscriber, owner):
                         continue
                 for topic in found.topics:
-                    beacon = self._machine.subscribed(topic)
-                    if beacon is not None:
-                        sealer = self._sealer
-                        said = beacon if sealer is None else sealer.published(beacon, None)[0]
-                        data.answer(found.subscriber, [topic, encode(said)], now)
+                    self._send_beacon(found.subscriber, topic, now)
                 for word in found.words:
                     effects = self._machine.receive_report(word, now)
                     found.subscriber.invalid_frames += effects is None
@@ -509,6 +506,13 @@ class PublisherLoop:
                 self._warn("taking a word of a subscriber, which is left out,", error, now)
                 if found is None:
                     break
+
+    def _send_beacon(self, subscriber: SubscriberConnection, topic: bytes, now: float) -> None:
+        """Send the beacon of a topic, if it has one, to a new subscriber."""
+        beacon = self._machine.subscribed(topic)
+        if beacon is not None:
+            sealed = beacon if self._sealer is None else self._sealer.published(beacon, None)[0]
+            self._sockets.data.answer(subscriber, [topic, encode(sealed)], now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
         # Perform the effects that the machine returned.
