@@ -43,7 +43,7 @@ PAGES = levels.pages()
 CHOSEN = (ROOT / "docs" / "LIMITS.md").read_text()  # what the protocol leaves to each side
 DOCUMENT = "\n".join(PAGES.values())
 WORKER_PAGES = ("index", "worker")  # what a worker of levels 1 to 3 needs
-WORKER_BYTES_MAX, BYTES_MAX = 63_000, 130_400
+WORKER_BYTES_MAX, BYTES_MAX = 63_000, 130_000
 WORKER: tuple[type[Message], ...] = get_args(messages.WorkerMessage)
 PUBLISHER: tuple[type[Message], ...] = get_args(messages.PublisherMessage)
 OBSERVED = (
@@ -396,11 +396,13 @@ def test_the_number_of_a_time_stands_in_one_place() -> None:
 def test_numbers_in_the_rules_are_those_of_the_code() -> None:
     texts = {page: " ".join(text.split()) for page, text in PAGES.items()}
     assert follower.RESTARTS_MAX == 3
-    assert "The third time, `failed` with `digest-mismatch`" in texts["index"]
+    assert (
+        "On the third mismatch it instead sends `failed` with `digest-mismatch`" in texts["index"]
+    )
     assert transfer.DAMAGED_MAX == 16
-    assert "after 16 damaged chunks" in texts["index"]
+    assert "After 16 damaged chunks" in texts["index"]
     assert f"at most {limits.OBSERVERS_MAX} in all" in texts["observing"]
-    assert f"not asked for {limits.OBSERVER_SECONDS:g} s" in texts["observing"]
+    assert f"no request for {limits.OBSERVER_SECONDS:g} s" in texts["observing"]
     assert f"within {limits.STRANGER_SECONDS:g} s" in texts["keys"]
     assert f"n is at most {layout.HEADER_BYTES_MAX:,}" in texts["worker"]
 

@@ -9,13 +9,13 @@ from weightbus.tests.vectors.parts import Json
 
 WORKER = {
     "version": "| phase | event | next |",
-    "announced": "| an announced version lacks | when | it lacks |",
-    "arriving": "| an arriving version is | when | it is |",
-    "model": "| a model is | when | it is |",
-    "worker": "| a worker is | when | it is |",
+    "announced": "| an announced version lacks | event | next |",
+    "arriving": "| state of an arriving version | event | next |",
+    "model": "| state of a model | event | next |",
+    "worker": "| state of a worker | event | next |",
 }
 PUBLISHER = {
-    of: f"| a {of} is | when | it is |"
+    of: f"| state of a {of} | event | next |"
     for of in ("worker on the roster", "target", "decision", "published version")
 }
 RULES = {  # of the events that the document explains in a sentence; a table has the others'
