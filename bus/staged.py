@@ -104,7 +104,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
         return self.shared.reading(self.model, *self.key, second=second)
 
     @property
-    def own(self) -> NDArray[np.uint8] | None:
+    def private_bytes(self) -> NDArray[np.uint8] | None:
         """The bytes if they are in a staging buffer; None if they are in shared memory."""
         return self.data if self.shared is None else None
 

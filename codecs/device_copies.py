@@ -535,7 +535,7 @@ class Readers:
                 event = self._last[device, stream.cuda_stream] = lane.event()
             event.record(stream)
 
-    def ordered(self) -> None:
+    def wait_for_readers(self) -> None:
         """Make later work in this thread's current streams wait for the readers' work."""
         for (device, _), event in [*self._last.items()]:
             lane_of(device, "in").current().wait_event(event)

@@ -169,10 +169,10 @@ def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
-    """Return the entries of a module that the schemes send, by name; they share its memory.
+    """Return, by name, those entries of a module that the schemes send.
 
-    With "state_dict", adapters are merged if there are any (PEFT), and entries that are not tensors
-    are included.
+    The entries share the module's memory, except after a merge. If `names` is "state_dict", PEFT
+    adapters are merged in a copy of the module, and entries that are not tensors are included.
 
     Raises:
         StateError: This process does not have all of the module's tensors.

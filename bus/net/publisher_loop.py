@@ -324,7 +324,7 @@ class PublisherLoop:
                         raise
                     self._warn("a turn of the publisher's thread", error, time.monotonic())
                 if self._faulty:
-                    self._apply_failures(time.monotonic())
+                    self._run_failure_actions(time.monotonic())
             now = time.monotonic()
             self._do_work(now)
             close = partial(self._machine.close, now)
@@ -610,10 +610,10 @@ class PublisherLoop:
             case Stamp(version):
                 self._machine.unshared(version)
             case _:
-                pass  # `_apply_failures` detects a lost `Resolve`; others are repeated, or rare
+                pass  # `_run_failure_actions` detects a lost `Resolve`; others repeat, or are rare
 
-    def _apply_failures(self, now: float) -> None:
-        """Apply the consequences of failures; fail each publish whose result was lost."""
+    def _run_failure_actions(self, now: float) -> None:
+        """Run the actions queued by failed steps; fail each open publish that the machine lost."""
         while self._failure_actions:
             effects = self._try(
                 "giving that up", partial(self._failure_actions.popleft(), now), now

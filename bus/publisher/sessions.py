@@ -104,12 +104,10 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
     there = [peer for peer in state.roster if not peer.lost]
     effects += [_toggle_stuck(state, p, now) for p in there if p.stuck != is_stuck(state, p, now)]
     for peer in there:
-        if (
-            now >= peer.unresponsive_after
-        ):  # keep for the worker only the version that it reports to receive (P9)
+        if now >= peer.unresponsive_after:  # P9: keep only the version that it reports to receive
             for versions in state.store.values():
                 incoming = peer.incoming.get(versions.model)
-                versions.left_all(peer.name, but=incoming.version if incoming else 0)
+                versions.receives_only(peer.name, incoming.version if incoming else 0)
     return effects
 
 

@@ -199,10 +199,10 @@ class Versions:
             if version is not latest and version.shared is not None and not version.hashing:
                 self.changed |= version.left_by(*[p.name for p in peers if p.shared])
 
-    def left_all(self, worker: str, *, but: int) -> None:
-        """Record that a worker receives no version, except perhaps the one with number `but`."""
+    def receives_only(self, worker: str, only: int) -> None:
+        """Record that a worker receives no version other than the one of number `only`; 0: none."""
         for number, version in self._versions.items():
-            if number != but and worker in version.receivers:
+            if number != only and worker in version.receivers:
                 self.changed |= version.left_by(worker)
 
     def left(self, worker: str, older_than: int) -> None:

@@ -135,7 +135,10 @@ class Received(BytesInPlace):
         return False
 
     def keep(self) -> Memory | None:
-        """Return the bytes, valid while referenced; None if they are released or incomplete."""
+        """Return the bytes, or None if they are released or incomplete.
+
+        The bytes stay valid as long as the caller holds a reference to the result.
+        """
         return self._view if self._chunks.whole else None
 
     def let_go(self) -> None:

@@ -95,7 +95,10 @@ export class Applier {
     return true;
   }
 
-  /** Apply the ready version of a claimed model. Return null if no version was applied. */
+  /**
+   * Apply the ready version of a model that is marked as busy, and end the mark. Return null if no
+   * version was applied.
+   */
   async apply(model: string): Promise<Update | null> {
     const target = this.targets.get(model);
     const staged = this.#closed ? null : this.machine.taken(model);

@@ -13,9 +13,9 @@ import type { VersionStore } from "./version_store.js";
 export class FetchPlanner {
   #latestAt = Number.NEGATIVE_INFINITY; // when an announcement was last requested
   #answered = Number.NEGATIVE_INFINITY; // when the last answered ping was sent
-  #later: Key = { epoch: 0, version: 0 }; // the version that is postponed
-  #until = Number.NEGATIVE_INFINITY; // when that version may be retried
-  #pause = 0; // the delay of that version
+  #backoffKey: Key = { epoch: 0, version: 0 }; // the version that is postponed
+  #backoffUntil = Number.NEGATIVE_INFINITY; // when that version may be retried
+  #backoffPause = 0; // the delay of that version
 
   constructor(
     readonly model: string,
@@ -37,7 +37,7 @@ export class FetchPlanner {
     if (arriving !== null && (!newer(key, arriving) || versions.mode === "catching-up")) return [];
     const waiting = versions.at("announced");
     if (waiting?.lacks === "layout" && !newer(key, waiting)) return []; // W7
-    if (!newer(key, this.#later) && now < this.#until) return []; // W36
+    if (!newer(key, this.#backoffKey) && now < this.#backoffUntil) return []; // W36
     return this.latest(key.epoch, now);
   }
 
@@ -71,15 +71,17 @@ export class FetchPlanner {
   }
 
   /** Postpone the retry of a version, each time for twice as long. */
-  putOff(key: Key, now: number): void {
+  backOff(key: Key, now: number): void {
     const { patience, patienceMax } = this.timing; // W36
-    this.#pause = sameKey(this.#later, key) ? Math.min(2 * this.#pause, patienceMax) : patience;
-    this.#later = key;
-    this.#until = now + this.#pause;
+    this.#backoffPause = sameKey(this.#backoffKey, key)
+      ? Math.min(2 * this.#backoffPause, patienceMax)
+      : patience;
+    this.#backoffKey = key;
+    this.#backoffUntil = now + this.#backoffPause;
   }
 
-  /** End the delay of a version that is no longer available: an older one may be the latest. */
-  putOffNoLonger(key: Key): void {
-    if (sameKey(this.#later, key)) this.#until = Number.NEGATIVE_INFINITY;
+  /** End the delay of a version that is unavailable: an older version may be the latest. */
+  endBackoff(key: Key): void {
+    if (sameKey(this.#backoffKey, key)) this.#backoffUntil = Number.NEGATIVE_INFINITY;
   }
 }

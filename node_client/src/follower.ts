@@ -320,7 +320,7 @@ export class Follower {
     for (const entry of this.versions.all("announced", "arriving", "staged")) {
       if (sameKey(entry, key)) this.versions.move(entry, "aborted"); // W14
     }
-    this.planner.putOffNoLonger(key);
+    this.planner.endBackoff(key);
     // The abort may have freed a buffer for a waiting version. If no version waits, a worker that
     // is catching up requests the latest version.
     const effects = this.#resume(now);
@@ -335,7 +335,7 @@ export class Follower {
    * publisher has no version at all.
    */
   gone({ epoch, version }: Key, now: number): Effect[] {
-    this.planner.putOffNoLonger({ epoch, version });
+    this.planner.endBackoff({ epoch, version });
     for (const entry of this.versions.all("announced", "arriving")) {
       const was = entry.phase; // W27
       const named = version === entry.version || (version === 0 && was === "announced");
@@ -374,8 +374,9 @@ export class Follower {
   }
 
   /**
-   * Handle a version that runs now. `kept`: the user keeps its memory. `note`: a text for the
-   * publisher about values that became infinite.
+   * Handle the success of an apply: the version is the running one from now on. `kept` is true if
+   * the user continues to use the version's memory, which must not be used again. `note` is a text
+   * for the publisher about values that became infinite.
    */
   applied(now: number, kept: boolean, note: string): Effect[] {
     const [entry, older] = [this.versions.at("applying"), this.versions.at("running")]; // W16
@@ -390,8 +391,8 @@ export class Follower {
   }
 
   /**
-   * Handle a version that could not be applied. `intact`: the previous version still runs. `kept`:
-   * the user keeps the version's memory.
+   * Handle the failure of an apply. `intact` is true if the previous version still runs. `kept` is
+   * true if the user continues to use the version's memory, which must not be used again.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
     const entry = this.versions.at("applying"); // W24
@@ -430,7 +431,7 @@ export class Follower {
    */
   #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
     const { model } = this;
-    if (TRANSIENT.has(code)) this.planner.putOff({ epoch, version }, now);
+    if (TRANSIENT.has(code)) this.planner.backOff({ epoch, version }, now);
     this.#failed = { type: "failed", model, epoch, version, code, text: asText(text) };
     const intact = !this.torn;
     return [...this.#failure(), { do: "rejected", model, epoch, version, code, text, intact }];

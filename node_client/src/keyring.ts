@@ -43,8 +43,8 @@ interface Seal {
 export class Keyring {
   readonly #keys = new Map<string, GroupKey>(); // by id, the newest last
   readonly #counts = new Map<string, number>(); // by key id: highest count of a decrypted message
-  #aloneAt = Number.POSITIVE_INFINITY; // when all but the newest key expire
-  #lacking = false; // a message was sealed with an unknown key
+  #oldKeysExpireAt = Number.POSITIVE_INFINITY; // when all but the newest key expire
+  #keyMissing = false; // a message was sealed with an unknown key
   #last = NO_SECRET; // the last version key that was derived
 
   /**
@@ -55,8 +55,8 @@ export class Keyring {
     this.#keys.clear();
     for (const key of keys.map((hex) => new GroupKey(hex))) this.#keys.set(key.id, key);
     for (const id of this.#counts.keys()) if (!this.#keys.has(id)) this.#counts.delete(id);
-    this.#aloneAt = until;
-    this.#lacking = false;
+    this.#oldKeysExpireAt = until;
+    this.#keyMissing = false;
     this.#last = NO_SECRET;
   }
 
@@ -65,27 +65,27 @@ export class Keyring {
    * are older than that key, and are ignored.
    */
   add(keys: readonly string[], until: number): void {
-    const told = keys.map((hex) => new GroupKey(hex));
-    const here = told.findLastIndex(({ id }) => this.#keys.has(id));
-    for (const key of told.slice(here + 1)) {
+    const given = keys.map((hex) => new GroupKey(hex));
+    const here = given.findLastIndex(({ id }) => this.#keys.has(id));
+    for (const key of given.slice(here + 1)) {
       this.#keys.set(key.id, key); // E6
-      this.#aloneAt = until;
+      this.#oldKeysExpireAt = until;
     }
     this.#keep(GROUP_KEYS_MAX);
   }
 
   /** Drop expired keys. Return whether a message needed an unknown key since the last `asked`. */
   lacks(now: number): boolean {
-    if (now >= this.#aloneAt) {
-      this.#aloneAt = Number.POSITIVE_INFINITY;
+    if (now >= this.#oldKeysExpireAt) {
+      this.#oldKeysExpireAt = Number.POSITIVE_INFINITY;
       this.#keep(1);
     }
-    return this.#lacking;
+    return this.#keyMissing;
   }
 
   /** Record that a hello was sent. The answer has the current keys. */
   asked(): void {
-    this.#lacking = false;
+    this.#keyMissing = false;
   }
 
   #keep(count: number): void {
@@ -98,7 +98,7 @@ export class Keyring {
 
   #key(id: string | null): GroupKey | undefined {
     const found = this.#keys.get(id ?? "");
-    this.#lacking ||= found === undefined;
+    this.#keyMissing ||= found === undefined;
     return found;
   }
 

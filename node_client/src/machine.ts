@@ -313,7 +313,7 @@ export class WorkerMachine {
     return effects;
   }
 
-  /** Connect to the data endpoint of a welcome, with its ticket. */
+  /** Connect to the data endpoint of a welcome if it has changed or there is a ticket to present. */
   #dial({ data }: Welcome, ticket: string): Effect[] {
     if (ticket === "" && data === this.#data) return []; // K7
     this.#data = data;
@@ -416,16 +416,17 @@ export class WorkerMachine {
   }
 
   /**
-   * Handle a taken version that runs now. `kept`: the user keeps its memory. `note`: a text for the
-   * publisher about values that became infinite.
+   * Handle the success of an apply: the version is the running one from now on. `kept` is true if
+   * the user continues to use the version's memory. `note` is a text for the publisher about values
+   * that became infinite.
    */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
     return this.followers.get(model)?.applied(now, kept, note) ?? [];
   }
 
   /**
-   * Handle a taken version that could not be applied. `intact`: the previous version still runs;
-   * otherwise no version runs. `kept`: the user keeps the version's memory.
+   * Handle the failure of an apply. `intact` is true if the previous version still runs; otherwise no
+   * version runs. `kept` is true if the user continues to use the version's memory.
    */
   failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
     return this.followers.get(model)?.failed(text, now, intact, kept) ?? [];

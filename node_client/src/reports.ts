@@ -19,7 +19,10 @@ export interface Identity {
 const FEATURES = ["renaming"]; // W25; neither W34 nor W35
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 
-/** Return a `hello`. `epoch` is the latest applied epoch, and `age_ms` the age of its publisher. */
+/**
+ * Return a `hello`. `epoch` is the latest applied epoch, and `age_ms` the time since the publisher
+ * of that epoch started.
+ */
 export function hello(
   identity: Identity,
   models: ReadonlyMap<string, Running | null>,

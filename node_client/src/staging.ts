@@ -61,7 +61,7 @@ export class Buffers {
   #nbytes = 0; // the size of each free buffer: that of the version started last
   #taken = 0;
 
-  /** Allocate a buffer and return it. Return null if there is one already, or no memory. */
+  /** Allocate a buffer; return null if `nbytes` is 0, a buffer exists, or memory is exhausted. */
   reserve(nbytes: number): Uint8Array | null {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {

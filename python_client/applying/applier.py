@@ -585,7 +585,7 @@ class Applier:
         if devices:
             lock.reads_on(devices)
         if lock.streams is not None:
-            lock.ordered()
+            lock.wait_for_readers()
         second = bool(devices) and target.from_second(staged)
         apply: Callable[[], object] = partial(target.apply, staged)
         if target.asks_user:  # no undo: only the user's code knows what it has changed

@@ -263,7 +263,7 @@ class ReadingLock:
         """Make later writers also wait for work that readers started on these CUDA devices.
 
         Such work may go on after the reader's block. The devices wait for this work, not the host:
-        copies in the writer's current streams are ordered after it; see `ordered`.
+        copies in the writer's current streams are ordered after it; see `wait_for_readers`.
         """
         if devices and self.streams is None:
             from ...codecs.device_copies import Readers
@@ -272,13 +272,13 @@ class ReadingLock:
         if self.streams is not None:
             self.streams.devices |= devices
 
-    def ordered(self) -> None:
-        """Make this thread's CUDA streams wait for the work of readers that have left."""
+    def wait_for_readers(self) -> None:
+        """Make this thread's CUDA streams wait for work from `reading` blocks that have ended."""
         if self.streams is not None:
-            self.streams.ordered()
+            self.streams.wait_for_readers()
 
     def reading(self, timeout: float = READING_SECONDS, model: str | None = None) -> Reading[None]:
-        """Return a block in which nothing is written; see `Reading`."""
+        """Return a context manager within which no version is written; see `Reading`."""
         return Reading(self, timeout, lambda: None, model)
 
     # For readers.

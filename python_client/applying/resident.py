@@ -303,7 +303,10 @@ class ResidentTarget(Target):
         return self._copying.summing(layout, names, sums)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Exchange pages with staging memory; copy from a segment, which others read too."""
+        """Exchange pages with the staging memory.
+
+        Copy instead if that fails, or if the version is in a segment, which other workers read too.
+        """
         self._before = None
         residence = self._resident(staged.layout)
         if residence is not None and staged.shared is None:

@@ -76,7 +76,7 @@ class Target(ABC):
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """Return memory that has the bytes of `staged`, just applied; None if there is none."""
-        return staged.own
+        return staged.private_bytes
 
     @abstractmethod
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:

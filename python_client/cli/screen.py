@@ -155,7 +155,7 @@ def visible(text: str) -> str:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return a peer's text as one line (`Text`), without markup and control characters."""
+    """Return a peer's text as one line; markup has no effect, control characters are escaped."""
     return Text(printable(text), style)
 
 

@@ -323,7 +323,7 @@ class Sglang(Engine):
         self._succeeded(answer, route)
 
     def adapter(self, name: str) -> str | None:
-        """Return the path of an adapter; if that is this bridge's link, the link's target."""
+        """Return the path of an adapter, or the link's target if the path is this bridge's link."""
         path, link = super().adapter(name), self._link
         ours = path is not None and PurePosixPath(path).name == link.name and link.is_symlink()
         return os.readlink(link) if ours else path

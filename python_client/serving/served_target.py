@@ -110,11 +110,13 @@ class ServedTarget(Target):
         return next((fault for fault in faults if fault), "")
 
     def _learn(self, engine: Engine) -> None:
-        """Read a server's checkpoint, unless the server still reports the name of the known one.
+        """Read a server's checkpoint, unless it is the one that was read last.
+
+        If checks are off, read nothing.
 
         Raises:
             UnknownCheckpointError: The checkpoint cannot be read here.
-            CallError: The server cannot reload such a model correctly.
+            CallError: The server keeps derived weights that a reload does not update.
         """
         name = engine.checkpoint() if self._checked else ""
         if not self._checked or self._serves.get(engine, ("",))[0] == name:

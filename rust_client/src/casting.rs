@@ -84,8 +84,8 @@ pub struct Overflow {
     pub count: u64,
 }
 
-/// Returns a text on the values that became infinite in the first few tensors; empty if there are
-/// none.
+/// Returns a text on the values that became infinite: details of the first few tensors that have
+/// any, and the number of the others. The text is empty if there are none.
 pub fn overflow_text(lost: &[Overflow]) -> String {
     const SHOWN: usize = 4;
     let words = lost.iter().take(SHOWN).map(|Overflow { name, dtype, count }| {

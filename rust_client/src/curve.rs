@@ -151,14 +151,15 @@ impl Client {
         Ok(hello)
     }
 
-    /// Handles a WELCOME, given its bytes after the name. Returns the INITIATE.
+    /// Handles a WELCOME command: `welcome` has the bytes after the command's name. Returns the
+    /// INITIATE.
     pub fn initiate(&mut self, welcome: &[u8], metadata: &[u8]) -> io::Result<Vec<u8>> {
-        self.vouching(welcome, metadata, &|vouched| vouched)
+        self.initiate_with_vouch(welcome, metadata, &|vouched| vouched)
     }
 
     /// Does what `initiate` does. A test can make `vouch` return another secret key, or other
     /// vouched keys.
-    pub fn vouching(
+    pub fn initiate_with_vouch(
         &mut self,
         welcome: &[u8],
         metadata: &[u8],

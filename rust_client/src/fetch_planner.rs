@@ -18,9 +18,9 @@ pub struct FetchPlanner {
     timing: Timing,
     latest_at: Option<Time>, // when the latest announcement was requested
     answered: Option<Time>,  // send time of the last ping that was answered
-    later: Key,              // version that failed, and is tried again after a pause
-    until: Time,             // when that version may be tried again
-    pause: Duration,         // the last pause of that version
+    backoff_key: Key,        // version that failed, and is tried again after a pause
+    backoff_until: Time,     // when that version may be tried again
+    backoff_pause: Duration, // the last pause of that version
 }
 
 impl FetchPlanner {
@@ -30,9 +30,9 @@ impl FetchPlanner {
             timing,
             latest_at: None,
             answered: None,
-            later: (0, 0),
-            until: Time::ZERO,
-            pause: Duration::ZERO,
+            backoff_key: (0, 0),
+            backoff_until: Time::ZERO,
+            backoff_pause: Duration::ZERO,
         }
     }
 
@@ -50,7 +50,7 @@ impl FetchPlanner {
         match versions.at(Phase::Arriving) {
             Some(entry) if key <= entry.key() || versions.mode() == Mode::CatchingUp => Vec::new(), // W26
             _ if awaited_layout(versions).map_or(false, |awaited| key <= awaited) => Vec::new(),    // W7
-            _ if key <= self.later && now < self.until => Vec::new(),                               // W36
+            _ if key <= self.backoff_key && now < self.backoff_until => Vec::new(),                 // W36
             _ => self.latest(versions, epoch, now, false),
         }
     }
@@ -94,17 +94,17 @@ impl FetchPlanner {
     }
 
     /// Begins a pause before the next try of a version, twice as long as its last one (W36).
-    pub fn put_off(&mut self, key: Key, now: Time) {
-        let longer = self.pause.saturating_mul(2).min(self.timing.patience_max);
-        self.pause = if key == self.later { longer } else { self.timing.patience };
-        self.until = now.saturating_add(self.pause);
-        self.later = key;
+    pub fn back_off(&mut self, key: Key, now: Time) {
+        let longer = self.backoff_pause.saturating_mul(2).min(self.timing.patience_max);
+        self.backoff_pause = if key == self.backoff_key { longer } else { self.timing.patience };
+        self.backoff_until = now.saturating_add(self.backoff_pause);
+        self.backoff_key = key;
     }
 
     /// Ends the pause of a version that is no longer available: an older version may be the latest.
-    pub fn put_off_no_longer(&mut self, key: Key) {
-        if key == self.later {
-            self.until = Time::ZERO;
+    pub fn end_backoff(&mut self, key: Key) {
+        if key == self.backoff_key {
+            self.backoff_until = Time::ZERO;
         }
     }
 }

@@ -191,7 +191,7 @@ impl<'a> Fields<'a> {
         self.list(field, most, what)?.iter().map(text).collect()
     }
 
-    /// Reads at most `most` checksums of 32 bits, of which any may be null.
+    /// Reads a list of 32-bit checksums, each of which may be null. More than `most` are a fault.
     pub fn sums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
         let sum = |item: &Value| match item {
             Value::Null => Ok(None),

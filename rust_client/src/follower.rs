@@ -542,7 +542,7 @@ impl Follower {
     pub fn aborted(&mut self, abort: &Abort, now: Time) -> Vec<Effect> {
         let key = (abort.epoch, abort.version);
         self.versions.tell_those(Event::Aborted, |entry| entry.key() == key); // W14
-        self.planner.put_off_no_longer(key);
+        self.planner.end_backoff(key);
         let effects = self.resume(now);
         let idle = effects.is_empty() && self.versions.at(Phase::Arriving).is_none();
         if idle && self.versions.mode() == Mode::CatchingUp {
@@ -556,7 +556,7 @@ impl Follower {
     /// announced ones, epoch 0 for all epochs.
     pub fn gone(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let arriving = self.versions.at(Phase::Arriving).map(VersionEntry::key);
-        self.planner.put_off_no_longer((epoch, version));
+        self.planner.end_backoff((epoch, version));
         self.versions.tell_those(Event::Gone, |entry| {
             let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
             named && (epoch == 0 || epoch == entry.key().0) // else an older publisher's message
@@ -675,7 +675,7 @@ impl Follower {
     /// this session.
     fn fail(&mut self, key: Key, (code, text): Fault, now: Time) -> Vec<Effect> {
         if TRANSIENT.contains(&code) {
-            self.planner.put_off(key, now);
+            self.planner.back_off(key, now);
         }
         self.note(key, code, &text);
         let rejected = Effect::Rejected { model: self.model.clone(), key, code, text };

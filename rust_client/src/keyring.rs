@@ -22,9 +22,9 @@ struct HeldKey {
 #[derive(Default)]
 pub struct Keyring {
     held: Vec<HeldKey>,                      // newest last
-    alone_at: Option<Time>,                  // when the older key is forgotten
+    old_keys_expire_at: Option<Time>,        // when the older key is forgotten
     last: Option<(String, Vec<u8>, Secret)>, // the last version key that was used
-    lacking: bool,                           // a message needed an unknown key
+    key_missing: bool,                       // a message needed an unknown key
 }
 
 impl Keyring {
@@ -33,41 +33,41 @@ impl Keyring {
     /// A key that was known before keeps its count, so that replays are ignored.
     pub fn begin(&mut self, keys: &[String], until: Time) {
         let before = std::mem::take(&mut self.held);
-        self.alone_at = None;
+        self.old_keys_expire_at = None;
         self.add(keys, until);
         for held in &mut self.held {
             held.count = before.iter().find(|old| old.key.id == held.key.id).map_or(0, |old| old.count);
         }
     }
 
-    /// Adds keys. The previous key is valid until `until`. A key that is listed before a known key
-    /// is older and has expired. Such a key is not added again: otherwise replays under that key
-    /// would be accepted.
+    /// Adds keys, the newest last. The keys before the newest stay valid until `until`. A key that is
+    /// listed before a known key is older and has expired. Such a key is not added again: otherwise
+    /// replays under that key would be accepted.
     pub fn add(&mut self, keys: &[String], until: Time) {
-        let told: Vec<_> = keys.iter().map(|key| GroupKey::of_hex(key)).collect();
+        let given: Vec<_> = keys.iter().map(|key| GroupKey::of_hex(key)).collect();
         let has = |key: &GroupKey| self.held.iter().any(|held| held.key.id == key.id);
-        let older = told.iter().rposition(has).map_or(0, |at| at + 1);
-        for key in told.into_iter().skip(older) {
+        let older = given.iter().rposition(has).map_or(0, |at| at + 1);
+        for key in given.into_iter().skip(older) {
             if self.held.iter().all(|held| held.key.id != key.id) {
-                self.alone_at = if self.held.is_empty() { None } else { Some(until) };
+                self.old_keys_expire_at = if self.held.is_empty() { None } else { Some(until) };
                 self.held.push(HeldKey { key, count: 0 }); // E6
             }
         }
         self.keep(GROUP_KEYS_MAX);
-        self.lacking = false;
+        self.key_missing = false;
     }
 
     /// Forgets an expired key.
     pub fn expire(&mut self, now: Time) {
-        if self.alone_at.map_or(false, |at| now >= at) {
-            self.alone_at = None;
+        if self.old_keys_expire_at.map_or(false, |at| now >= at) {
+            self.old_keys_expire_at = None;
             self.keep(1);
         }
     }
 
     /// True if a message needed an unknown key, and no keys have arrived since.
     pub fn lacks(&self) -> bool {
-        self.lacking
+        self.key_missing
     }
 
     fn keep(&mut self, count: usize) {
@@ -77,7 +77,7 @@ impl Keyring {
 
     fn find(&mut self, id: &str) -> Option<usize> {
         let found = self.held.iter().position(|held| held.key.id == id);
-        self.lacking |= found.is_none();
+        self.key_missing |= found.is_none();
         found
     }
 
@@ -183,7 +183,7 @@ mod tests {
         assert!(keyring.lacks(), "somebody has asked for the older one");
         assert!(keyring.lacks(), "and again, where no hello could be said");
         keyring.add(&[key(1)], seconds(20));
-        assert!(!keyring.lacks(), "keys were told");
+        assert!(!keyring.lacks(), "keys were given");
     }
 
     #[test]

@@ -174,10 +174,11 @@ fn check_name(name: &str) -> Result<(), LayoutError> {
     fault(format!("a name has {} bytes; it may have 1 to {}", name.len(), TENSOR_NAME_BYTES_MAX))
 }
 
-/// Returns the size of a tensor in bytes, and checks that every reader can count its elements.
+/// Returns the size of a tensor in bytes. Fails if the tensor has too many bits or dimensions (L5,
+/// L6).
 fn bytes_of(tensor: &TensorInfo) -> Result<u64, LayoutError> {
     let bits = tensor.dtype.bits();
-    // An empty tensor has no bytes, but readers may multiply its other dimensions.
+    // A size of 0 counts as 1: a reader may multiply the other sizes first, without overflow.
     let extent = tensor.shape.iter().try_fold(bits, |product, &size| product.checked_mul(size.max(1)));
     if extent.map_or(true, |extent| extent > INTEGER_MAX) || tensor.shape.len() > RANK_MAX {
         return fault(format!(
@@ -186,7 +187,7 @@ fn bytes_of(tensor: &TensorInfo) -> Result<u64, LayoutError> {
             RANK_MAX
         ));
     }
-    let bits: u64 = tensor.shape.iter().product::<u64>() * bits; // at most the extent
+    let bits: u64 = tensor.shape.iter().product::<u64>() * bits; // no overflow: at most `extent`
     if bits % 8 != 0 {
         return fault(format!("tensor {:?} does not fill whole bytes", short(&tensor.name)));
     }

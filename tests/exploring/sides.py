@@ -176,7 +176,7 @@ class WorkerSide:
 
     def report(self, staged: StagedVersion | None, what: Any, now: float) -> list[Effect]:
         assert staged is not None
-        kept = staged.own if what == "applied" else None
+        kept = staged.private_bytes if what == "applied" else None
         return self.machine.happened(Report(MODEL, staged.key, what, "no", bytes=kept), now)
 
     def do(self, effects: list[Effect], did: list[Did], now: float) -> None:

@@ -266,7 +266,7 @@ def patched_worker(case: Case) -> None:
     for number, frames in enumerate(_messages(version, version)):
         for staged in _done(machine, machine.receive(frames, 0.0), 0.0):
             for what in ("taken", "applied"):
-                report = Report("policy", staged.key, what, bytes=staged.own)
+                report = Report("policy", staged.key, what, bytes=staged.private_bytes)
                 _done(machine, machine.happened(report, 0.0), 0.0)
         assert number or not machine.followers["policy"].running
     follower, running = machine.followers["policy"], Running(7, 1, version.digest)

@@ -217,7 +217,7 @@ def test_a_writer_waits_on_the_device_for_readers_that_have_left(device: Standin
     device.capturing = True
     with lock.reading():  # into a graph: what is recorded there cannot be waited for
         pass
-    lock.ordered()
+    lock.wait_for_readers()
     (event,) = device.current.waited
     assert isinstance(event, standin_device.Event)
     assert event.recorded

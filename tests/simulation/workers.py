@@ -160,7 +160,7 @@ class Worker:
     def report(
         self, staged: StagedVersion, what: Outcome, digest: str = "", *, still: bool = False
     ) -> list[Effect]:
-        lies_in = staged.own if what == "applied" else None
+        lies_in = staged.private_bytes if what == "applied" else None
         assert all(data.tobytes() == was for data, was in self.kept), "a kept version has changed"
         keeps = what in ("applied", "torn", "declined") and staged.shared is None and not still
         if keeps := keeps and staged.version % 5 == 3:

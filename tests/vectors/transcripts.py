@@ -383,7 +383,7 @@ class Pupil:
         report = Report(
             MODEL, staged.key, "applied", "", digest if staged.hash_chunks else staged.digest
         )
-        report = msgspec.structs.replace(report, bytes=staged.own)
+        report = msgspec.structs.replace(report, bytes=staged.private_bytes)
         self.do(self.machine.happened(report, now))
 
 

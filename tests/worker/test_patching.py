@@ -115,7 +115,7 @@ class Bench:
         ready = self.follower.versions.find(v.key, "ready")
         assert ready is not None
         self.follower.happened(Report("a", v.key, "taken"), self.now)
-        applied = Report("a", v.key, "applied", bytes=ready.staged.own)
+        applied = Report("a", v.key, "applied", bytes=ready.staged.private_bytes)
         return self.done(self.follower.happened(applied, self.now))
 
     def decoded(self, job: Patching) -> list[Effect]:

@@ -7,14 +7,14 @@ import "time"
 // After a failure that may not recur, the version is retried after a delay, which doubles with each
 // failure.
 type FetchPlanner struct {
-	model    string
-	versions *versionStore
-	timing   *Timing
-	latestAt time.Duration // when an announcement was last requested
-	answers  time.Duration // when the last answered ping was sent
-	later    Key           // the version that is postponed
-	until    time.Duration // when that version may be retried
-	pause    time.Duration // the last delay of that version
+	model        string
+	versions     *versionStore
+	timing       *Timing
+	latestAt     time.Duration // when an announcement was last requested
+	answers      time.Duration // when the last answered ping was sent
+	backoffKey   Key           // the version that is postponed
+	backoffUntil time.Duration // when that version may be retried
+	backoffPause time.Duration // the last delay of that version
 }
 
 func newFetchPlanner(model string, versions *versionStore, timing *Timing) *FetchPlanner {
@@ -36,7 +36,7 @@ func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	if v := a.versions.at(announced); v != nil && !key.Newer(v.Key) && v.lacks == aLayout { // W7
 		return nil
 	}
-	if !key.Newer(a.later) && now < a.until { // W36
+	if !key.Newer(a.backoffKey) && now < a.backoffUntil { // W36
 		return nil
 	}
 	return a.latest(key.Epoch, now, false)
@@ -78,22 +78,22 @@ func (a *FetchPlanner) due(now time.Duration) bool {
 	return now-a.latestAt >= patience
 }
 
-// putOff postpones the retry of a version, each time for twice as long. (W36)
-func (a *FetchPlanner) putOff(key Key, now time.Duration) {
-	a.pause *= 2
-	if a.later != key {
-		a.pause = a.timing.Patience
+// backOff postpones the retry of a version, each time for twice as long. (W36)
+func (a *FetchPlanner) backOff(key Key, now time.Duration) {
+	a.backoffPause *= 2
+	if a.backoffKey != key {
+		a.backoffPause = a.timing.Patience
 	}
-	if a.pause > a.timing.PatienceMax {
-		a.pause = a.timing.PatienceMax
+	if a.backoffPause > a.timing.PatienceMax {
+		a.backoffPause = a.timing.PatienceMax
 	}
-	a.later, a.until = key, now+a.pause
+	a.backoffKey, a.backoffUntil = key, now+a.backoffPause
 }
 
-// putOffNoLonger ends the delay of a version that is no longer available, since an older version
+// endBackoff ends the delay of a version that is no longer available, since an older version
 // may be the latest.
-func (a *FetchPlanner) putOffNoLonger(key Key) {
-	if a.later == key {
-		a.until = 0
+func (a *FetchPlanner) endBackoff(key Key) {
+	if a.backoffKey == key {
+		a.backoffUntil = 0
 	}
 }

@@ -275,7 +275,7 @@ func sealedPieceOf(c *SealedChunk) piece {
 // place returns a lease to receive the payload of a chunk, or nil if the chunk is not wanted.
 func (s *follower) place(chunk piece, size int) *Lease {
 	v := s.versions.find(chunk.Key, arriving)
-	if v == nil || !v.transfer.speaks(chunk.patch) || !v.transfer.fits(chunk.index, size) {
+	if v == nil || !v.transfer.matches(chunk.patch) || !v.transfer.fits(chunk.index, size) {
 		return nil
 	}
 	var seal *Opening
@@ -294,7 +294,7 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 		return s.stray(chunk.Key, now)
 	}
 	t := v.transfer
-	if !t.speaks(chunk.patch) {
+	if !t.matches(chunk.patch) {
 		return nil
 	}
 	if chunk.sealed != nil && lease == nil {
@@ -312,14 +312,14 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 	return append(effects, s.completed(v, now)...)
 }
 
-// end processes an end: all chunks were pushed, and this is the version's digest.
+// end handles an End message: it has the digest of a version whose chunks were all pushed.
 func (s *follower) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
 	v := s.versions.find(key, arriving)
 	if v == nil {
 		return s.stray(key, now)
 	}
-	if !v.transfer.speaks(end.Patch) || v.transfer.comes == decoded {
+	if !v.transfer.matches(end.Patch) || v.transfer.comes == decoded {
 		return nil
 	}
 	v.transfer.end(end.Digest)
@@ -407,7 +407,7 @@ func (s *follower) committed(c *Commit) []Effect {
 // aborted handles the publisher's abort: it drops the version.
 func (s *follower) aborted(key Key, now time.Duration) []Effect {
 	s.versions.move(s.versions.find(key, announced, arriving, staged), aborted) // W14
-	s.planner.putOffNoLonger(key)
+	s.planner.endBackoff(key)
 	// The abort may have freed a buffer for a waiting version. If no version waits, a worker that
 	// is catching up requests the latest one.
 	effects := s.resume(now)
@@ -420,7 +420,7 @@ func (s *follower) aborted(key Key, now time.Duration) []Effect {
 // gone handles a refusal: it drops a version that the publisher no longer has. Version 0 means that
 // the publisher has no version at all.
 func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
-	s.planner.putOffNoLonger(Key{epoch, version})
+	s.planner.endBackoff(Key{epoch, version})
 	for _, v := range s.versions.all(announced, arriving) {
 		waits := v.phase == announced // W27
 		named := version == v.Version || version == 0 && waits
@@ -547,7 +547,7 @@ func (s *follower) forgetFailure() {
 // it postpones the version.
 func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] {
-		s.planner.putOff(key, now)
+		s.planner.backOff(key, now)
 	}
 	text = atMost(text, TextMax)
 	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}

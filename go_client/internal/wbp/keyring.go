@@ -12,12 +12,12 @@ import (
 // a chunk has a count, which rises with each message under the same key. A message is a replay if
 // its count is not above the count of the last message.
 type Keyring struct {
-	keys     []*GroupKey      // the newest last
-	counts   map[string]int64 // by key id: the highest count of a decrypted message
-	changing bool             // a rotation is in progress
-	until    time.Duration    // when all but the newest key expire
-	lacking  bool             // a message was sealed with an unknown key
-	last     struct {         // the last version key that was derived
+	keys            []*GroupKey      // the newest last
+	counts          map[string]int64 // by key id: the highest count of a decrypted message
+	changing        bool             // a rotation is in progress
+	oldKeysExpireAt time.Duration    // when all but the newest key expire
+	keyMissing      bool             // a message was sealed with an unknown key
+	last            struct {         // the last version key that was derived
 		id, names string
 		sealed    cipher.AEAD
 	}
@@ -48,22 +48,22 @@ func (r *Keyring) add(keys []string, until time.Duration) {
 	}
 	if len(news) > 0 {
 		r.keys = append(r.keys, news...)
-		r.changing, r.until = len(r.keys) > 1, until
+		r.changing, r.oldKeysExpireAt = len(r.keys) > 1, until
 	}
-	r.lacking = false
+	r.keyMissing = false
 	r.keep(GroupKeysMax)
 }
 
 // expire drops all keys but the newest once they have expired.
 func (r *Keyring) expire(now time.Duration) {
-	if r.changing && now >= r.until {
+	if r.changing && now >= r.oldKeysExpireAt {
 		r.changing = false
 		r.keep(1)
 	}
 }
 
 // lacks reports whether a message needed an unknown key since keys were last added.
-func (r *Keyring) lacks() bool { return r.lacking }
+func (r *Keyring) lacks() bool { return r.keyMissing }
 
 // keep drops all but the newest `most` keys, the counts of the dropped keys, and the derived key.
 func (r *Keyring) keep(most int) {
@@ -160,6 +160,6 @@ func (r *Keyring) opening(of Subject, purpose Purpose, index, size int64, id, ta
 
 func (r *Keyring) key(id string) *GroupKey {
 	key := r.find(id)
-	r.lacking = r.lacking || key == nil
+	r.keyMissing = r.keyMissing || key == nil
 	return key
 }

@@ -293,7 +293,8 @@ func (part *patchPart) decode(data []byte, d *stepDecoder, to *changes) error {
 	return nil
 }
 
-// write writes decoded changes into the block.
+// write writes this part's changes into data, the whole data section. c has the decoded changes,
+// and is not used for a raw block.
 func (part *patchPart) write(c changes, data []byte) {
 	to := data[part.begin:part.end]
 	switch part.mode {

@@ -177,9 +177,9 @@ func (t *Transfer) by() *PatchID {
 	return &t.patch.PatchID
 }
 
-// speaks reports whether a message belongs to this transfer. patch is the message's patch, or nil
+// matches reports whether a message belongs to this transfer. patch is the message's patch, or nil
 // if the message is about the whole version. (D9)
-func (t *Transfer) speaks(patch *PatchID) bool {
+func (t *Transfer) matches(patch *PatchID) bool {
 	if t.patch == nil || patch == nil {
 		return t.patch == nil && patch == nil
 	}
@@ -392,9 +392,9 @@ func (t *Transfer) read(data []byte) {
 	t.Here, t.asked, t.cursor = int64(t.count()), 0, t.count()
 }
 
-// unread marks all chunks as missing. It is called if the shared memory was overwritten while read
+// dropChunks marks all chunks as missing. It is called if the shared memory was overwritten while read
 // copied it, or if the digest does not match.
-func (t *Transfer) unread() { t.Here, t.states, t.cursor = 0, make([]byte, t.count()), 0 }
+func (t *Transfer) dropChunks() { t.Here, t.states, t.cursor = 0, make([]byte, t.count()), 0 }
 
 // wants returns the fetches that are due. A Fetch of 0 chunks requests the announcement and the end
 // message.
@@ -476,7 +476,7 @@ func (t *Transfer) verify() bool {
 		return true
 	}
 	t.Restarts++
-	t.unread()
+	t.dropChunks()
 	t.asked, t.pushed = 0, 0
 	t.Digest, t.endAsked = "", false
 	t.pull()

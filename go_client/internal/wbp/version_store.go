@@ -47,7 +47,7 @@ func (v *versionEntry) resolve(event Event) {
 func (v *versionEntry) copy(segment Segment) {
 	v.shared = segment.Copy(v.announce.Model, v.Key, v.transfer.read) == nil
 	if !v.shared {
-		v.transfer.unread()
+		v.transfer.dropChunks()
 	}
 }
 
@@ -129,7 +129,7 @@ func (h *versionStore) isRejected(key Key) bool {
 	return false
 }
 
-// expect adds an announced version, and drops an earlier version that is in this phase.
+// expect adds an announced version, and drops the version that was in phase announced before.
 func (h *versionStore) expect(a *Announce) *versionEntry {
 	h.move(h.at(announced), newer)
 	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}

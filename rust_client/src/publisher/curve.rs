@@ -211,7 +211,7 @@ mod tests {
         };
         type Vouched = (Key, [Key; 2]); // the secret key that vouches, and the vouched keys
         let tried = |vouch: &dyn Fn(Vouched) -> Vouched| {
-            tried(&|client, welcome| client.vouching(&welcome[8..], METADATA, vouch).unwrap())
+            tried(&|client, welcome| client.initiate_with_vouch(&welcome[8..], METADATA, vouch).unwrap())
         };
         assert!(tried(&|vouched| vouched));
         assert!(!tried(&|(_, vouched)| (other.secret, vouched)), "it owns another key");

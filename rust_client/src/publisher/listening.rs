@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_find_a_path_left_behind_one_gets_it() {
+    fn only_one_of_several_listeners_binds_a_stale_path() {
         let path = std::env::temp_dir().join(format!("weightbus-race-{}", std::process::id()));
         let place = Place::Ipc(path.clone());
         for _ in 0..200 {

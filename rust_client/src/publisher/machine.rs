@@ -197,8 +197,8 @@ impl PublisherMachine {
         self.receive_of(from, "", header, payloads, now)
     }
 
-    /// Like `receive`, for a connection whose peer owns this public key. The key is empty without
-    /// keys.
+    /// Like `receive`, for a connection whose peer owns the public key `key`. `key` is empty if the
+    /// publisher has no keys.
     pub fn receive_of(
         &mut self,
         from: &[u8],
@@ -209,15 +209,15 @@ impl PublisherMachine {
     ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
         if self.is_of_another(name.as_deref(), key) {
-            return vec![Effect::HangUp]; // K10: a peer can choose its identity
+            return vec![Effect::HangUp]; // K10: the identity is chosen by the peer, and belongs to another key
         }
-        let odd = cost_of(None, false); // the cost of a message that is not parsed
+        let unparsed_cost = cost_of(None, false);
         if name.is_none() && !self.limits.allow_unknown(now) {
-            let allowed = self.limits.allow(from, odd, header.len(), now);
+            let allowed = self.limits.allow(from, unparsed_cost, header.len(), now);
             return if allowed { Vec::new() } else { vec![Effect::HangUp] };
         }
         if !self.may_come(key) {
-            if !self.limits.allow(from, odd, header.len(), now) {
+            if !self.limits.allow(from, unparsed_cost, header.len(), now) {
                 return vec![Effect::HangUp];
             }
             self.refuse_revoked(from);

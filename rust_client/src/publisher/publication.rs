@@ -128,7 +128,7 @@ impl Publication {
         }
     }
 
-    /// Marks the call as ended early, for the reason `why`.
+    /// Marks the `publish` call as ended early; `why` is the reason.
     pub fn end(&mut self, why: &str) {
         self.ended = why.to_owned();
     }
@@ -268,8 +268,8 @@ impl Publication {
         self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
     }
 
-    /// Decides whether to commit or abort a version that workers apply together. Returns true only
-    /// from the call that makes this decision (P10).
+    /// Commits or aborts a version that workers apply together, if the decision is due. Returns true
+    /// only from the call that makes the decision (P10).
     pub fn decide(&mut self, now: Time) -> bool {
         if !self.together() {
             return false;

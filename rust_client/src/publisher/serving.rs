@@ -46,7 +46,7 @@ impl PublisherMachine {
         self.give(name, fetch, number, &content, now);
     }
 
-    /// Sends the requested chunks of a version, or of a patch, whose content this is.
+    /// Sends the requested chunks of a version or patch, whose bytes are in `content`.
     fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
         if let Some(versions) = self.store.find(&fetch.model) {
             versions.left(name, number);

@@ -83,7 +83,7 @@ impl PublisherMachine {
         for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.mute(now, quiet)) {
             for (model, versions) in &mut self.store.models {
                 let at = peer.incoming.get(model).map_or(0, |incoming| incoming.version);
-                versions.left_all(&peer.hello.name, at);
+                versions.receives_only(&peer.hello.name, at);
             }
         }
     }

@@ -250,16 +250,16 @@ impl Versions {
         }
     }
 
-    /// Records that a worker no longer receives versions, except possibly version `but`.
-    pub fn left_all(&mut self, worker: &str, but: u64) {
-        for version in self.kept.values_mut().filter(|version| version.number != but) {
+    /// Records that a worker receives no version other than the one of this number; 0: none.
+    pub fn receives_only(&mut self, worker: &str, number: u64) {
+        for version in self.kept.values_mut().filter(|version| version.number != number) {
             version.receivers.remove(worker);
         }
     }
 
     /// Records that a worker is gone.
     pub fn forget_worker(&mut self, worker: &str) {
-        self.left_all(worker, 0);
+        self.receives_only(worker, 0);
     }
 
     /// Drops versions that no worker needs. If there are still too many, drops the least needed

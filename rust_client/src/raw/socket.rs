@@ -80,7 +80,7 @@ pub fn do_not_pace(socket: RawFd) -> io::Result<()> {
     let name = b"reno";
     let value: *const c_void = name.as_ptr().cast();
     let size = name.len() as libc::socklen_t;
-    // SAFETY: as above.
+    // SAFETY: `value` points to `size` readable bytes during the call.
     check(unsafe { libc::setsockopt(socket, libc::IPPROTO_TCP, libc::TCP_CONGESTION, value, size) }).map(drop)
 }
 
@@ -107,7 +107,7 @@ pub fn keep_alive(socket: RawFd, seconds: libc::c_int) -> io::Result<()> {
     let set = |level, name, value: libc::c_int| {
         let size = std::mem::size_of_val(&value) as libc::socklen_t;
         let value: *const c_void = (&value as *const libc::c_int).cast();
-        // SAFETY: as above.
+        // SAFETY: `value` points to `size` readable bytes during the call.
         check(unsafe { libc::setsockopt(socket, level, name, value, size) })
     };
     set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
@@ -118,6 +118,6 @@ pub fn keep_alive(socket: RawFd, seconds: libc::c_int) -> io::Result<()> {
         set(libc::IPPROTO_TCP, name, value)?;
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = seconds; // the system's default
+    let _ = seconds; // unused: elsewhere the system's default interval applies
     Ok(())
 }
