@@ -26,7 +26,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Log an event for operators; `warning`: whether an operator should act on the event."""
+    """Log an event for operators; `warning` is true if an operator should act on the event."""
 
     kind: str
     text: str

@@ -31,7 +31,7 @@ class Ages:
     def heard(self, epoch: int, age_ms: int, applied: int, now: float) -> None:
         """Record the age of an epoch's publisher.
 
-        `applied`: the epoch of the version that the worker runs; older epochs are forgotten.
+        `applied` is the epoch of the version that the worker runs; older epochs are forgotten.
         """
         since = min(now - age_ms / 1000, self._started_by.get(epoch, now))
         kept = sorted(e for e in self._started_by if e >= applied)[: EPOCHS_KEPT - 1]

@@ -144,7 +144,7 @@ def not_applied(
 ) -> ApplyError:
     """Return the error for a version that could not be applied because of `cause`.
 
-    `intact`: whether the model still has the previous version; otherwise it has parts of two.
+    `intact` is true if the model still has the previous version, and false if it has parts of two.
     """
     no_room = isinstance(cause, MemoryError) or getattr(cause, "errno", None) in NO_ROOM
     begun = "" if intact else ", and no version runs until one is applied, which mends it"

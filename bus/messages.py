@@ -67,7 +67,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """A message. `wbp`: the protocol's number; 0 if the received header has none."""
+    """A message. `wbp` is the number of the protocol; 0 if the received header has none."""
 
     wbp: int = 0
 
@@ -127,7 +127,7 @@ class Number(msgspec.Struct, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A version that a worker runs. `digest`: empty if the worker did not hash the version."""
+    """A version that a worker runs. `digest` is empty if the worker did not hash the version."""
 
     epoch: Count
     version: Positive
@@ -198,7 +198,7 @@ class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
 
 
 class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
-    """Report that the worker runs a version. `digest`: empty if the version was not hashed."""
+    """Report that the worker runs a version. `digest` is empty if the version was not hashed."""
 
     digest: Digest
     patch: PatchId | None = None
@@ -207,7 +207,7 @@ class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
 
 
 class Failed(Versioned, SanitizedText, tag="failed", frozen=True, kw_only=True):
-    """Report that the worker will not run a version. `intact`: the previous one still runs."""
+    """Report that a version failed. `intact` is true if the previous version still runs."""
 
     code: Name
     text: Text

@@ -73,7 +73,7 @@ class RejectedConnections:
         self._used = 0
 
     def note(self, descriptor: int, host: str, now: float) -> None:
-        """Count a rejected connection from a host; `descriptor`: its descriptor's number."""
+        """Count a rejected connection from a host; `descriptor` is the number of its descriptor."""
         if now - self._last_at >= CROWDED_SECONDS:
             self._count = 0
         self._count, self._host, self._used, self._last_at = self._count + 1, host, descriptor, now

@@ -114,7 +114,7 @@ def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
 
 
 def lost(state: PublisherState, peer: Peer, now: float, *, gone: bool) -> list[Effect]:
-    """Handle the loss of a worker, in all calls. `gone`: its connection or process has ended."""
+    """Handle a worker's loss in all calls; `gone` is true if its connection or process ended."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         call.lose(peer.name, now, peer.why, gone=gone)

@@ -31,7 +31,7 @@ from .state import PublisherState
 def hello(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
 ) -> list[Effect]:
-    """Handle a hello: admit or refuse its worker. `key`: the public key; "": no keys."""  # P3
+    """Handle a hello: admit or refuse its worker. `key` is the public key, if there is one. (P3)"""
     effects: list[Effect] = []
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3

@@ -100,7 +100,7 @@ def end_of(chunked: Chunked) -> End:
 def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
     """Return (error code, text) to refuse a fetch; both are empty if it can be served.
 
-    `version`: the version to send; None if it is gone.
+    `version` is the version to send, or None if it is gone.
     """
     if version is None:
         return "gone", f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"

@@ -143,7 +143,7 @@ class Publication:
     def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
         """Handle the loss of a worker.
 
-        `gone`: the worker's connection is closed or its process has ended.
+        `gone` is true if the worker's connection is closed or its process has ended.
         """
         self.move(name, "lost", now, detail)
         target = self.targets.get(name)
@@ -165,7 +165,7 @@ class Publication:
             target.at = None if after == "behind" else now
 
     def record_transport(self, name: str, by: Chunked) -> None:
-        """Record how a worker received the version. `by`: the version itself, or a patch."""
+        """Record how a worker received the version. `by` is the version itself, or a patch."""
         target = self.targets.get(name)
         if target is not None:
             target.encoding = "raw" if by.patch is None else by.patch.encoding

@@ -38,7 +38,7 @@ class PublisherView:
         """Return whether a version for these workers would be sent over the network. (P7, S9)
 
         A version that would be sent is hashed while it is copied; any other version, when it is
-        sent for the first time. `shared`: the version is in shared memory.
+        sent for the first time. `shared` is true if the version is in shared memory.
         """
         for each in self.reached:
             meant = model in each.models and (workers is None or each.name in workers)

@@ -206,7 +206,7 @@ class Peer:
     def progressed(self, report: Progress, plan: ChunkPlan | None, now: float) -> None:
         """Record a report of progress; it updates the link's rate if it follows another one.
 
-        `plan`: the chunks of the version or patch; None: the publisher does not have these now.
+        `plan` has the chunks of the version or patch, or is None if the publisher lacks them now.
         """
         doing = self.incoming.get(report.model)
         known = doing is not None and (doing.version, doing.patch) == (report.version, report.patch)
@@ -363,7 +363,7 @@ class Roster:
     ) -> list[PatchCandidate]:
         """Return the workers to which a version would be sent, and that can decode patches. (D2)
 
-        `shared`: the version is in shared memory.
+        `shared` is true if the version is in shared memory.
         """
         return [
             PatchCandidate(p.running.get(model), p.link.rate, p.decode.copy())
@@ -430,7 +430,7 @@ class Roster:
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
         """True if the roster has room for a worker. Removes lost workers if that is needed.
 
-        `instead_of`: the worker that the new worker replaces, or None.
+        `instead_of` is the worker that the new worker replaces, or None.
         """
         count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
 

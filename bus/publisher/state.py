@@ -56,7 +56,7 @@ class PersistentCondition:
     ) -> list[tuple[str, list[Peer]]]:
         """Return (model, workers) for which the condition has been true since `since`, once each.
 
-        `found`: by model, the workers for which the condition is true now.
+        `found` has, by model, the workers for which the condition is true now.
         """
         kept, due = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}

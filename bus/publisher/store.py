@@ -174,7 +174,7 @@ class Versions:
     def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
         """Make room for the next version: evict the least needed version of these snapshots.
 
-        `replaces_latest`: the next version is for all workers, so the latest may be evicted too.
+        `replaces_latest` is true if the next version is for all, so the latest may be evicted too.
         """
         self._prune()
         phases = EVICTABLE_FOR_ALL if replaces_latest else EVICTABLE

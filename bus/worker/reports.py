@@ -98,7 +98,7 @@ def staged(some: Iterable[VersionEntry]) -> list[Effect]:
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:
-    """Return the report that a version failed; `torn`: whether no version runs. (W24)"""
+    """Return the report that a version failed; `torn` is true if no version runs. (W24)"""
     return Send(msgspec.structs.replace(failure, intact=not torn))
 
 

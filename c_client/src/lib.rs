@@ -473,16 +473,16 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         builder = builder.any_data_host(options.any_data_host != 0);
         let mut client = concat!("weightbus-c/", env!("CARGO_PKG_VERSION"));
         if !options.client.is_null() {
-            // SAFETY: as above.
+            // SAFETY: as for `address`.
             client = unsafe { text_of(options.client, 0, "client") }?;
         }
         builder = builder.client(client);
         if !options.name.is_null() {
-            // SAFETY: as above.
+            // SAFETY: as for `address`.
             builder = builder.name(unsafe { text_of(options.name, 0, "name") }?);
         }
         if !options.keys.is_null() {
-            // SAFETY: as above.
+            // SAFETY: as for `address`.
             let keys = unsafe { text_of(options.keys, 0, "keys") }?;
             builder = match keys.starts_with('{') {
                 true => builder.worker_keys(WorkerKeys::from_json(keys)?),
@@ -531,7 +531,7 @@ pub unsafe extern "C" fn wb_joined(worker: *const wb_worker, timeout_ms: u32, ep
         let worker = unsafe { inner::worker_of(worker) }?;
         match worker.wait_joined(Duration::from_millis(timeout_ms.into()))? {
             Some(found) => {
-                // SAFETY: as above.
+                // SAFETY: `epoch` is a place or NULL.
                 unsafe { fill(epoch, found) };
                 Ok(wb_code::WB_OK)
             }
@@ -765,7 +765,7 @@ pub unsafe extern "C" fn wb_publish_safetensors(
     receipt: *mut *mut wb_receipt,
 ) -> wb_code {
     answer(|| {
-        // SAFETY: as above, and the caller gives `nbytes` bytes of a file.
+        // SAFETY: as in `wb_publish`, and the caller gives `nbytes` bytes of a file.
         unsafe {
             publishing::clear(receipt);
             let publisher = publishing::publisher_of(publisher)?;

@@ -239,7 +239,7 @@ export class Follower {
     return [...effects, ...this.#completed(entry, now)];
   }
 
-  /** Handle `end`: all chunks were pushed, and this is the version's digest. */
+  /** Handle an `end`, which has the digest of a version whose chunks were all pushed. */
   end(end: End, now: number): Effect[] {
     const entry = this.versions.find(end, "arriving");
     if (entry === null) return this.#stray(end, now);
@@ -352,7 +352,7 @@ export class Follower {
   /** Reserve a buffer of the expected size, and prefault it. */
   expect(nbytes: number): Effect[] {
     const { buffers } = this.versions;
-    const memory = nbytes <= this.#acceptance.most.bytesMax ? buffers.reserve(nbytes) : null;
+    const memory = nbytes <= this.#acceptance.most.bytesMax ? buffers.preallocate(nbytes) : null;
     return memory === null ? [] : [{ do: "touch", memory, unused: () => buffers.unused(memory) }];
   }
 

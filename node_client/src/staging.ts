@@ -62,7 +62,7 @@ export class Buffers {
   #taken = 0;
 
   /** Allocate a buffer; return null if `nbytes` is 0, a buffer exists, or memory is exhausted. */
-  reserve(nbytes: number): Uint8Array | null {
+  preallocate(nbytes: number): Uint8Array | null {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {
       const buffer = new Uint8Array(nbytes);

@@ -33,7 +33,7 @@ test("long work lets the event loop turn, short work is done at once", async (t)
 
 test("fresh memory is touched, until a version takes it", () => {
   const buffers = new Buffers();
-  const memory = buffers.reserve(2 ** 21 + 1);
+  const memory = buffers.preallocate(2 ** 21 + 1);
   assert.ok(memory !== null && buffers.unused(memory));
   const touching = touched(memory, () => buffers.unused(memory));
   touching.next();
@@ -41,7 +41,7 @@ test("fresh memory is touched, until a version takes it", () => {
   assert.equal(buffers.take(memory.length), memory);
   assert.deepEqual([...touching], []);
   assert.equal(memory.at(-1), 0, "it is the version's now");
-  assert.equal(buffers.reserve(5), null, "there is one");
+  assert.equal(buffers.preallocate(5), null, "there is one");
   for (const _ of touched(memory, () => true));
   assert.equal(memory.at(-1), 1);
 });

@@ -643,7 +643,7 @@ class Applier:
     def _fail(
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
     ) -> ApplyError:
-        # Report a failed apply; return the error. `intact`: the previous version still runs.
+        # Report a failed apply; return the error. `intact` is true if the old version still runs.
         target, misfit = self._targets[staged.model], ""
         if intact and isinstance(error, StateError):  # the target may have changed meanwhile
             misfit = target.fault(staged.layout)

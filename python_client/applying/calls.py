@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """Raised when a call returns after its deadline. `told`: the error reported at the deadline."""
+    """Raised when a call returns after its deadline. `told` is the error reported then."""
 
     def __init__(self, told: ApplyError) -> None:
         super().__init__(str(told))

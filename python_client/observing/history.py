@@ -76,7 +76,7 @@ class History:
         return self._changes
 
     def published(self, receipt: Receipt, shortfall: str, now: float) -> None:
-        """Record a publish that ended. `shortfall`: why it failed; empty if it succeeded."""
+        """Record a publish that ended. `shortfall` is why it failed, or empty if it succeeded."""
         took = [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
         with self._lock:
             self._changes += 1

@@ -115,7 +115,7 @@ class Engine(ABC):
     def check_reload(self, derived: str) -> None:
         """Check that a reload also updates the copies that the server makes of weights.
 
-        `derived`: The kind of these weights; see `ServedCheckpoint.derived`.
+        `derived` is the kind of these weights; see `ServedCheckpoint.derived`.
 
         Raises:
             CallError: A reload does not update them, so the server would mix old and new weights.

@@ -192,7 +192,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Reads a list of 32-bit checksums, each of which may be null. More than `most` are a fault.
-    pub fn sums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
+    pub fn checksums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
         let sum = |item: &Value| match item {
             Value::Null => Ok(None),
             Value::Integer(sum) if *sum <= u64::from(u32::MAX) => Ok(Some(*sum as u32)),

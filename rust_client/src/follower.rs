@@ -146,8 +146,8 @@ impl Follower {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// Handles an announcement, with its layout if that came too. `pushed`: it came over the data
-    /// connection, so chunks may be pushed.
+    /// Handles an announcement, with its layout if that came too. `pushed` is true if it came over
+    /// the data connection, so that chunks may be pushed.
     pub fn announced(
         &mut self,
         announce: Announce,
@@ -463,7 +463,7 @@ impl Follower {
         effects
     }
 
-    /// Handles `end`: all chunks of a version or patch were sent.
+    /// Handles an `end`: the publisher has sent all chunks of a version or patch.
     pub fn end(&mut self, end: OfVersion, now: Time) -> Vec<Effect> {
         let key = (end.epoch, end.version);
         match self.versions.arriving(key) {

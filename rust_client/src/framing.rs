@@ -14,7 +14,7 @@ pub const COMMAND: u8 = 4;
 pub const GREETING_BYTES: usize = 64;
 const PING_CONTEXT_MAX: usize = 16; // bytes of a PING that are sent back, by RFC 37
 
-/// Returns a ZMTP 3.0 greeting. `keyed`: with keys. `server`: of the side that binds.
+/// Returns a ZMTP 3.0 greeting. `keyed` is true with keys, `server` on the side that binds.
 pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     let mut greeting = vec![0; GREETING_BYTES];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);

@@ -220,7 +220,7 @@ impl WorkerMachine {
         }
     }
 
-    /// Handles a decoded message. `pushed`: the message came over the data connection.
+    /// Handles a decoded message. `pushed` is true if it came over the data connection.
     fn take(
         &mut self,
         message: FromPublisher,

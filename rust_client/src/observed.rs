@@ -87,7 +87,7 @@ impl Checked {
             epoch: fields.count("epoch")?,
             version: fields.positive("version")?,
             first: fields.or("first", 0, Fields::count)?,
-            sums: fields.or("sums", Vec::new(), |fields, field| fields.sums(field, CHECK_NAMES_MAX))?,
+            sums: fields.or("sums", Vec::new(), |fields, field| fields.checksums(field, CHECK_NAMES_MAX))?,
             code: fields.nullable("code", Fields::name)?,
             text: fields.or("text", String::new(), |fields, field| fields.text(field, TEXT_MAX))?,
         })

@@ -134,8 +134,8 @@ impl Patches {
         }
     }
 
-    /// Fetches the whole version in place of a patch that cannot be used (D5). `version`: the
-    /// version's buffer, if the decoder has returned it. `why`: the reason.
+    /// Fetches the whole version in place of a patch that cannot be used (D5). `version` is
+    /// the version's buffer, if the decoder has returned it. `why` is the reason.
     pub fn give_up(
         &self,
         versions: &mut VersionStore,

@@ -29,8 +29,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns a hello. `models`: the running versions. `epoch`: the greatest epoch of applied
-    /// versions, and `age_ms` the age of its publisher.
+    /// Returns a hello. `models` has the running versions. `epoch` is the greatest epoch of applied
+    /// versions, and `age_ms` the time since the publisher of that epoch started.
     pub fn hello(
         &self,
         models: BTreeMap<String, Option<Running>>,

@@ -699,8 +699,8 @@ impl Worker {
     }
 
     /// Calls the user's function, if any, which may reject the version. With `writing`, the
-    /// function sees the model's memory, and readers wait. `intact`: after a rejection the previous
-    /// version still runs.
+    /// function sees the model's memory, and readers wait. `intact` is true if the
+    /// previous version still runs after a rejection.
     fn decide(
         &self,
         function: &Option<Decide>,

@@ -88,8 +88,8 @@ impl Place {
     }
 }
 
-/// Fails if other hosts can reach a place. `shielded`: keys or `insecure` permit that. `address` is
-/// the text of the place.
+/// Fails if other hosts can reach a place. `shielded` is true if keys or `insecure` permit that.
+/// `address` is the text of the place.
 pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<(), Error> {
     if shielded || place.is_local() {
         return Ok(());

@@ -82,8 +82,8 @@ impl Page {
     }
 
     /// Returns the page as the header of a `roster` message, with the epoch, the latest revision,
-    /// the number of workers, and the time in milliseconds since 1970. `follows`: another page of
-    /// the same answer follows. `more`: the observer can request more.
+    /// the number of workers, and the time in milliseconds since 1970. `follows` is true if
+    /// another page of the same answer follows, and `more` if the observer can request more.
     pub fn header(
         self,
         (epoch, latest, workers, time_ms): (u64, u64, usize, u64),

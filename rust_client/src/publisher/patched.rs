@@ -40,8 +40,8 @@ impl PublisherMachine {
         found
     }
 
-    /// Records how a version arrived at a worker, whole or as a patch (D11). `applied`: `said` is
-    /// an `applied` report.
+    /// Records how a version arrived at a worker, whole or as a patch (D11). `applied` is true
+    /// if `said` is an `applied` report.
     pub(super) fn record_transport(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));

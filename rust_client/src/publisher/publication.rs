@@ -262,7 +262,7 @@ impl Publication {
 
     /// Returns the number of absent workers that the call waits for: missing expected workers, and
     /// lost targets in their grace period.
-    fn may_come(&self, now: Time) -> usize {
+    fn possible_returns(&self, now: Time) -> usize {
         let waited = |target: &&Recipient| target.away_until.map_or(false, |until| until > now);
         let lost = self.counts[Outcome::Lost as usize] > 0;
         self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
@@ -275,7 +275,7 @@ impl Publication {
             return false;
         }
         let staged = self.count(&[Outcome::Applied, Outcome::Skipped, Outcome::Staged]);
-        let possible = staged + self.count(&[Outcome::Behind]) + self.may_come(now);
+        let possible = staged + self.count(&[Outcome::Behind]) + self.possible_returns(now);
         if staged >= self.needed() {
             self.decision.take(DecisionEvent::Enough)
         } else if !self.ended.is_empty() || possible < self.needed() || now >= self.deadline {
@@ -297,7 +297,7 @@ impl Publication {
         let there = self.there();
         let done = self.count(there);
         let staged = if there.contains(&Outcome::Staged) { 0 } else { self.count(&[Outcome::Staged]) };
-        let open = self.count(&[Outcome::Behind]) + staged + self.may_come(now);
+        let open = self.count(&[Outcome::Behind]) + staged + self.possible_returns(now);
         let over = open == 0 || now >= self.deadline || !self.ended.is_empty();
         match self.terms.require {
             // When one worker has failed, still wait for the others.

@@ -62,7 +62,7 @@ impl PublisherMachine {
                 }
                 Some(peer) => {
                     peer.told(now);
-                    receivers.extend(Some(name.clone()).filter(|_| !peer.mute(now, quiet)));
+                    receivers.extend(Some(name.clone()).filter(|_| !peer.unresponsive(now, quiet)));
                 }
             }
         }

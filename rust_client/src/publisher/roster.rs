@@ -248,7 +248,7 @@ impl Peer {
 
     /// True if the worker has been silent for `patience` since a version was announced to it: its
     /// process may be suspended.
-    pub fn mute(&self, now: Time, patience: Duration) -> bool {
+    pub fn unresponsive(&self, now: Time, patience: Duration) -> bool {
         self.told_at.map_or(false, |told| now.saturating_sub(told) >= patience)
     }
 }

@@ -73,14 +73,14 @@ impl PublisherMachine {
                 self.tell(WorkerEventKind::Back, &name, format!("worker {} moves again", name));
             }
         }
-        self.forget_mute(now);
+        self.release_for_unresponsive(now);
     }
 
     /// Releases versions that are kept for unresponsive workers, except the versions that these
     /// workers were receiving (P9).
-    fn forget_mute(&mut self, now: Time) {
+    fn release_for_unresponsive(&mut self, now: Time) {
         let quiet = self.timing.quiet;
-        for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.mute(now, quiet)) {
+        for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.unresponsive(now, quiet)) {
             for (model, versions) in &mut self.store.models {
                 let at = peer.incoming.get(model).map_or(0, |incoming| incoming.version);
                 versions.receives_only(&peer.hello.name, at);

@@ -18,7 +18,7 @@ struct Region {
 
 // SAFETY: a region is plain memory; borrows of its owner control the access.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -61,7 +61,7 @@ pub struct Memory {
 
 // SAFETY: as for a region.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -197,7 +197,7 @@ impl Deref for Memory {
 
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow of `self` is unique.
+        // SAFETY: as in `deref`, and the borrow of `self` is unique.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -32,7 +32,7 @@ impl Memory for Raw {
         if self.nbytes == 0 {
             return &mut [];
         }
-        // SAFETY: as above. No other code reads the memory while `self` is mutably borrowed.
+        // SAFETY: as in `bytes`. No other code reads the memory while `self` is mutably borrowed.
         unsafe { slice::from_raw_parts_mut(self.begin, self.nbytes) }
     }
 }
