@@ -38,7 +38,7 @@ def built(version: str) -> Path:
             named = folder / f"vllm-{version}+cpu.dist-info"
             named.mkdir()
             (named / "METADATA").write_text(
-                f"Metadata-RankVersion: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+                f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
             )
             folder.rename(kept)
     return kept
