@@ -4,6 +4,9 @@ import inspect
 import os
 import queue
 import re
+import socket
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,7 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION
 import weightbus
 from weightbus.examples.grpo_trainer import Rollouts, attention, make_model, samples
 from weightbus.tests.cli.starting import python
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.serving.ranks import PlainEngine
 from weightbus.tests.serving.standin import Local, Server, Worker
 from weightbus.trl import WeightTransfer
@@ -30,6 +34,7 @@ from weightbus.types import Pairs
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 60.0  # far more than anything here takes
+BATCH_SECONDS = 2.0  # of a worker's batch that ends after the training
 RISES_SECONDS = 240  # for 30 steps, on a machine that is busy with other tests
 
 
@@ -186,3 +191,44 @@ def test_a_worker_that_fails_ends_the_training(tmp_path: Path) -> None:
             with pytest.raises(weightbus.PublishError, match=r"w failed .*the engine is full"):
                 trainer.train()
     assert rollouts.stopped
+
+
+@pytest.mark.parametrize("linger", [SECONDS, BATCH_SECONDS / 4])
+def test_the_training_waits_for_a_worker_that_is_at_a_batch_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, linger: float
+) -> None:
+    """The last update is applied in both cases, but the trainer knows it only if it waits."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    rollouts, transfer = Written(10), WeightTransfer(address, timeout=SECONDS, linger=linger)
+    trainer = trainer_of(tmp_path, rollouts, transfer)
+    served = LlamaForCausalLM.from_pretrained(tmp_path)
+
+    def equal() -> bool:
+        return all(
+            torch.equal(served.get_parameter(name), trained)
+            for name, trained in trainer.model.named_parameters()
+        )
+
+    with weightbus.Subscriber(address, {"policy": served}, name="w") as worker:
+
+        def generate() -> None:
+            assert worker.receive(SECONDS) is not None
+            wait_for(lambda: rollouts.stopped, "the training is over", SECONDS)
+            time.sleep(BATCH_SECONDS)
+            while (update := worker.receive(SECONDS)) is not None and update.version < 5:
+                pass
+
+        generates = threading.Thread(target=generate)
+        generates.start()
+        trainer.train()
+        assert transfer.publisher is None  # closed
+        waited = linger > BATCH_SECONDS
+        assert equal() == waited
+        assert transfer.receipt is not None
+        applied = transfer.receipt.version == 5 and transfer.receipt.in_state("applied") == ["w"]
+        assert applied == waited
+        assert ("w staged" in caplog.text and "the training is over" in caplog.text) != waited
+        generates.join(SECONDS)
+    assert equal()
