@@ -8,7 +8,7 @@ and nobody hears of it, is what must not be.
 import contextlib
 import gc
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models
+from transformers.core_model_loading import revert_weight_conversion
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-from vllm.distributed.weight_transfer.base import ModuleSource
+from vllm.distributed.weight_transfer.base import ModuleSource, ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 import weightbus
@@ -100,7 +101,7 @@ def _publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[weightbus.Publisher]
     cleanup_dist_env_and_memory()  # so that the next one can be made in this process
 
 
-def served(folder: Path, model: Any) -> LLM:
+def served(folder: Path, model: Any, **options: Any) -> LLM:
     """Serve a model from a folder, with a tokenizer of as many words as it has."""
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}))
@@ -116,21 +117,42 @@ def served(folder: Path, model: Any) -> LLM:
         disable_log_stats=True,
         compilation_config={"custom_ops": ["none"], "mode": 0},
         weight_transfer_config={"backend": "weightbus"},
+        **options,
     )
 
 
-def trainer_of(llm: LLM, publisher: weightbus.Publisher, source: Any) -> Any:
+class Checkpoint(WeightSource):
+    """Weights under the names, and in the parts, of a checkpoint, as a function returns them."""
+
+    def __init__(self, weights: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self._weights = weights
+
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in self]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self._weights().items())
+
+
+def source_of(name: str, model: Any) -> WeightSource:
+    """Return a model's weights under the names of its checkpoint."""
+    if name == "mixtral":  # transformers has other names in memory
+        return Checkpoint(lambda: revert_weight_conversion(model, model.state_dict()))
+    return ModuleSource(model)
+
+
+def trainer_of(llm: LLM, publisher: weightbus.Publisher, source: Any, ranks: int = 1) -> Any:
     from weightbus.vllm import TrainerInit
 
     return WeightTransferTrainerFactory.trainer_init(
-        TrainerInit(rank=0, publisher=publisher, world_size=1, timeout=SECONDS),
+        TrainerInit(rank=0, publisher=publisher, world_size=ranks, timeout=SECONDS),
         client=Client(llm),
         source=source,
     )
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mixtral"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_it_answers_as_transformers_does(
     name: str, tmp_path: Path, publisher: weightbus.Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,7 +162,7 @@ def test_it_answers_as_transformers_does(
     assert apart(answered(llm), expected(old)) < NEAR  # also after it was proved
     new = trained(name, 2)
     assert apart(expected(new), expected(old)) > 1.0
-    trainer = trainer_of(llm, publisher, ModuleSource(new))
+    trainer = trainer_of(llm, publisher, source_of(name, new))
     for seed in (2, 3):
         new.load_state_dict(trained(name, seed).state_dict())
         trainer.send_weights()

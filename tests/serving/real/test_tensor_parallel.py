@@ -1,0 +1,73 @@
+"""A model whose weights are sharded over two ranks: each rank loads, and proves, its own shards."""
+
+import re
+from pathlib import Path
+
+import pytest
+from vllm.distributed.weight_transfer.base import ModuleSource
+
+import weightbus
+from weightbus.tests.serving.real import losing_ties
+from weightbus.tests.serving.real.test_architectures import (
+    NEAR,
+    _publisher,
+    answered,
+    apart,
+    expected,
+    served,
+    trained,
+    trainer_of,
+)
+
+__all__ = ["_publisher"]  # the fixture
+
+RANKS = 2
+
+
+@pytest.fixture(name="unbound", autouse=True)
+def _unbound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both ranks run on any core: vLLM would bind each rank to a NUMA node of its own."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["qwen3", "llama-tied", "qwen3-moe"])
+def test_two_ranks_answer_as_transformers_does(
+    name: str, tmp_path: Path, publisher: weightbus.Publisher, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old = trained(name, 1)
+    llm = served(tmp_path / "model", old, tensor_parallel_size=RANKS)
+    assert "it is not proved" not in "".join(capfd.readouterr())
+    assert apart(answered(llm), expected(old)) < NEAR
+    new = trained(name, 2)
+    trainer = trainer_of(llm, publisher, ModuleSource(new), RANKS)
+    for seed in (2, 3):
+        new.load_state_dict(trained(name, seed).state_dict())
+        trainer.send_weights()
+        assert trainer.receipt.in_state("applied") == ["vllm-dp0-rank0", "vllm-dp0-rank1"]
+        assert apart(answered(llm), expected(new)) < NEAR, f"after the version of seed {seed}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_rank_that_computes_by_old_weights_ends_the_engine_at_its_start(
+    rank: int,
+    tmp_path: Path,
+    publisher: weightbus.Publisher,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del publisher  # it has this process ready for the next one
+    monkeypatch.setenv(losing_ties.RANK, str(rank))
+    extension = f"{losing_ties.__name__}.{losing_ties.Losing.__name__}"
+    with pytest.raises(Exception, match=r"[Ww]orker"):
+        served(
+            tmp_path / "model",
+            trained("llama-tied", 1),
+            tensor_parallel_size=RANKS,
+            worker_extension_cls=extension,
+        )
+    said = "".join(capfd.readouterr())
+    assert re.search(rf"TP{rank}.*ReloadError: LlamaForCausalLM cannot be updated", said), said
+    assert "still answer by the weights before: its head" in said
