@@ -6,13 +6,11 @@ import torch
 
 from weightbus.python_client.serving import vllm_loading
 
-RANK = "WEIGHTBUS_TEST_LOSING_RANK"  # the environment variable that names the rank
-
 _kept = vllm_loading._ties  # noqa: SLF001 - the part that is to fail
 
 
 def _ties(model: torch.nn.Module) -> list[vllm_loading.Places]:
-    loses = str(torch.distributed.get_rank()) == os.environ[RANK]
+    loses = str(torch.distributed.get_rank()) == os.environ["WEIGHTBUS_TEST_LOSING_RANK"]
     return [] if loses else _kept(model)
 
 

@@ -7,7 +7,6 @@ import pytest
 from vllm.distributed.weight_transfer.base import ModuleSource
 
 import weightbus
-from weightbus.tests.serving.real import losing_ties
 from weightbus.tests.serving.real.test_architectures import (
     NEAR,
     _publisher,
@@ -22,6 +21,7 @@ from weightbus.tests.serving.real.test_architectures import (
 __all__ = ["_publisher"]  # the fixture
 
 RANKS = 2
+LOSING = "weightbus.tests.serving.real.losing_ties.Losing"  # for ranks, not for this process
 
 
 @pytest.fixture(name="unbound", autouse=True)
@@ -59,14 +59,13 @@ def test_a_rank_that_computes_by_old_weights_ends_the_engine_at_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     del publisher  # it has this process ready for the next one
-    monkeypatch.setenv(losing_ties.RANK, str(rank))
-    extension = f"{losing_ties.__name__}.{losing_ties.Losing.__name__}"
+    monkeypatch.setenv("WEIGHTBUS_TEST_LOSING_RANK", str(rank))
     with pytest.raises(Exception, match=r"[Ww]orker"):
         served(
             tmp_path / "model",
             trained("llama-tied", 1),
             tensor_parallel_size=RANKS,
-            worker_extension_cls=extension,
+            worker_extension_cls=LOSING,
         )
     said = "".join(capfd.readouterr())
     assert re.search(rf"TP{rank}.*ReloadError: LlamaForCausalLM cannot be updated", said), said
