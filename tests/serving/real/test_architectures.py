@@ -121,7 +121,7 @@ def served(folder: Path, model: Any, **options: Any) -> LLM:
     )
 
 
-class Checkpoint(WeightSource):
+class Checkpoint(WeightSource):  # type: ignore[misc]
     """Weights under the names, and in the parts, of a checkpoint, as a function returns them."""
 
     def __init__(self, weights: Callable[[], dict[str, torch.Tensor]]) -> None:
