@@ -15,9 +15,9 @@ pub mod sealer;
 pub mod trust;
 
 mod absent;
-mod control_connection;
 mod builder;
 mod calls;
+mod control_connection;
 mod curve;
 mod endpoints;
 mod joining;
