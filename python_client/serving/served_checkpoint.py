@@ -50,6 +50,8 @@ class ServedCheckpoint:
         names = self.layout.names()
         if any(".experts." in name for name in names):
             return "experts"
+        if any(name.endswith(("_scale", ".qweight")) for name in names):
+            return "quantised weights"
         return "" if any(name.endswith(HEAD) for name in names) else "tied weights"
 
     def fault(self, layout: Layout) -> str:

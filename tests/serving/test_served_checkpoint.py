@@ -169,6 +169,7 @@ def test_a_server_that_was_started_with_another_model(tmp_path: Path, kind: str)
     [
         ("embed.weight", "tied weights"),
         ("layers.0.mlp.experts.0.up_proj.weight", "experts"),
+        ("layers.0.mlp.up_proj.weight_scale", "quantised weights"),
         ("lm_head.weight", ""),
     ],
 )
