@@ -6,7 +6,6 @@ import queue
 import re
 import socket
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION
 import weightbus
 from weightbus.examples.grpo_trainer import Rollouts, attention, make_model, samples
 from weightbus.tests.cli.starting import python
-from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.serving.ranks import PlainEngine
 from weightbus.tests.serving.standin import Local, Server, Worker
 from weightbus.trl import WeightTransfer
@@ -34,7 +32,7 @@ from weightbus.types import Pairs
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 60.0  # far more than anything here takes
-BATCH_SECONDS = 2.0  # of a worker's batch that ends after the training
+SHORT_SECONDS = 0.5  # that a trainer waits for a worker whose batch ends later
 RISES_SECONDS = 240  # for 30 steps, on a machine that is busy with other tests
 
 
@@ -193,16 +191,30 @@ def test_a_worker_that_fails_ends_the_training(tmp_path: Path) -> None:
     assert rollouts.stopped
 
 
-@pytest.mark.parametrize("linger", [SECONDS, BATCH_SECONDS / 4])
+@pytest.mark.parametrize("waited", [True, False])
 def test_the_training_waits_for_a_worker_that_is_at_a_batch_when_it_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, linger: float
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, waited: bool
 ) -> None:
-    """The last update is applied in both cases, but the trainer knows it only if it waits."""
+    """The worker applies the last update in both cases; the trainer knows it only if it waits."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    rollouts, transfer = Written(10), WeightTransfer(address, timeout=SECONDS, linger=linger)
-    trainer = trainer_of(tmp_path, rollouts, transfer)
+    batch_is_over = threading.Event()
+
+    class Transfer(WeightTransfer):
+        def init_weight_transfer(self) -> None:
+            super().init_weight_transfer()
+            assert self.publisher is not None
+            self.publisher.wait_for_workers(1, SECONDS)
+
+        def destroy(self) -> None:
+            if waited:
+                batch_is_over.set()
+            super().destroy()
+
+    linger = SECONDS if waited else SHORT_SECONDS
+    transfer = Transfer(address, timeout=SECONDS, linger=linger)
+    trainer = trainer_of(tmp_path, Written(10), transfer)
     served = LlamaForCausalLM.from_pretrained(tmp_path)
 
     def equal() -> bool:
@@ -215,20 +227,19 @@ def test_the_training_waits_for_a_worker_that_is_at_a_batch_when_it_ends(
 
         def generate() -> None:
             assert worker.receive(SECONDS) is not None
-            wait_for(lambda: rollouts.stopped, "the training is over", SECONDS)
-            time.sleep(BATCH_SECONDS)
+            assert batch_is_over.wait(RISES_SECONDS)
             while (update := worker.receive(SECONDS)) is not None and update.version < 5:
                 pass
 
-        generates = threading.Thread(target=generate)
+        generates = threading.Thread(target=generate, daemon=True)
         generates.start()
         trainer.train()
         assert transfer.publisher is None  # closed
-        waited = linger > BATCH_SECONDS
         assert equal() == waited
         assert transfer.receipt is not None
         applied = transfer.receipt.version == 5 and transfer.receipt.in_state("applied") == ["w"]
         assert applied == waited
         assert ("w staged" in caplog.text and "the training is over" in caplog.text) != waited
+        batch_is_over.set()
         generates.join(SECONDS)
     assert equal()
