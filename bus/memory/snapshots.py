@@ -75,11 +75,11 @@ RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it gave up
 
 # Whether the bytes belong to a version.
 Phase = Literal["held", "reclaimable", "released"]
-Event = Literal["lent", "taken-back", "reclaimed", "released"]
+Event = Literal["no-readers", "taken-back", "reclaimed", "released"]
 
 PHASES: dict[Phase, dict[Event, Phase]] = {
     "held": {
-        "lent": "reclaimable",
+        "no-readers": "reclaimable",
         "released": "released",
     },
     "reclaimable": {
@@ -303,7 +303,7 @@ class Snapshot:
     def make_reclaimable(self) -> None:
         """Make the memory reclaimable by the next publish."""
         with self._lock:  # not by `_move`: each publish comes here, and nothing else changes
-            self._phase = PHASES[self._phase].get("lent", self._phase)
+            self._phase = PHASES[self._phase].get("no-readers", self._phase)
 
     def release(self) -> None:
         """Release the memory, whose bytes are not needed any more."""

@@ -41,7 +41,7 @@ from ..receipt import State
 VersionPhase = Literal[
     "pending",  # numbered, and not committed: workers may have to stage it first
     "latest",  # the newest version, for workers without a newer targeted one
-    "reclaimable",  # reclaimable: the latest, but no worker receives it
+    "reclaimable",  # the latest, but no worker receives it
     "targeted",  # the newest version that was published to named workers only
     "old",  # replaced, but a worker still receives it
     "gone",  # the machine no longer owns its memory

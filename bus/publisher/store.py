@@ -254,11 +254,11 @@ class Versions:
 
     def _move(self, version: Version, event: VersionEvent) -> None:
         """Change a version's phase as the table says; free the memory of a version that is gone."""
-        lent = version.phase == "reclaimable"
+        reclaimable = version.phase == "reclaimable"
         if not version.move(event):
             return
         self.changed = True
-        if not lent or version.snapshot.there:
+        if not reclaimable or version.snapshot.there:
             self._freed.append(Release(version))
         self.latest = None if self.latest is version else self.latest
         self.pending = None if self.pending is version else self.pending

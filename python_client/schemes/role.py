@@ -25,6 +25,7 @@ class Role:
     Attributes:
         reference: The reference to the model.
         views: The sender and the receiver of the older API, once they are made.
+        transports: The sender's transports to single workers, by worker id, once they are made.
     """
 
     def __init__(self, model_id: str | None = None) -> None:
@@ -38,6 +39,7 @@ class Role:
 
     def _begin(self) -> None:
         self._side: Sending | ReceiverSide | None = None
+        self.transports: dict[int, Any] = {}
         self._open = ExitStack()
         self._close = weakref.finalize(self, self._open.close)
 

@@ -180,8 +180,12 @@ class Scheme:
         """The sender's transport to each worker, by worker id; empty unless this is a sender."""
         if (side := self._role.sender) is None:
             return {}
-        transport = side.transport
-        return {worker: WorkerTransport(self, transport, worker) for worker in transport.workers()}
+        made = self._role.transports  # the same ones each time, since a send may be pending
+        there = [*side.transport.workers()]
+        for worker in there:
+            if worker not in made:
+                made[worker] = WorkerTransport(self, side.transport, worker)
+        return {worker: made[worker] for worker in there}
 
     # Preparing weights.
 

@@ -302,14 +302,14 @@ def test_bytes_that_do_not_arrive_from_a_device_are_not_kept() -> None:
 
 
 DEEDS: dict[Event, Callable[[Snapshot], object]] = {
-    "lent": Snapshot.make_reclaimable,
+    "no-readers": Snapshot.make_reclaimable,
     "taken-back": Snapshot.take_back,
     "reclaimed": Snapshot.reclaim,
     "released": Snapshot.release,
 }
 WAYS: dict[Phase, tuple[Event, ...]] = {
     "held": (),
-    "reclaimable": ("lent",),
+    "reclaimable": ("no-readers",),
     "released": ("released",),
 }
 IN_PHASE = [(phase, event) for phase in PHASES for event in DEEDS]

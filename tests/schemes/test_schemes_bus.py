@@ -743,6 +743,8 @@ def test_transports_of_both_vintages() -> None:
         assert one.receive_weights() is None
         with pytest.raises(RuntimeError, match="No pending future"):
             one.wait_ack()
+        sender.sender_transports[1].send_weights_async(fill(net, 3.0))
+        sender.sender_transports[1].wait_ack(20.0)
         assert receiver.receiver_transport is not None
         assert receiver.receiver_transport.receive_weights(10.0) is not None
         older: Any = receiver.create_transport("pipe")

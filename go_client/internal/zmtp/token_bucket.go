@@ -9,7 +9,7 @@ const (
 	commandsPerSecond = 16
 )
 
-// An tokenBucket is the token bucket of a peer's commands.
+// A tokenBucket is the token bucket of a peer's commands.
 type tokenBucket struct {
 	left float64
 	at   time.Time
