@@ -48,7 +48,7 @@ RESUME_SECONDS = 10.0  # seconds for a resume
 # quarter of the timeout.
 BACK_SECONDS, BACK_PART = 10.0, 4
 AGAIN_SECONDS = 0.1, 0.4, 1.6  # pauses before the repetitions of a call without an answer
-HEARD_SECONDS = 1.0  # longest wait for the ranks' reports if a server does not answer `finish`
+HEARD_SECONDS = 1.0  # longest wait for the reports of ranks whose server does not answer, or fails
 ALIVE_SECONDS = 2.0  # seconds in which a live server's front end answers
 LOOK_SECONDS = 0.25  # seconds between two checks whether all ranks have joined
 # Parts of the errors that vLLM's workers raise about a session: at `start`, `update` and `finish`.
@@ -406,6 +406,8 @@ class Transfers:
             # When a server has answered, the publisher has the results of all ranks of that server.
             cancel = why or "its trainer has given it up"
             failed = each(lambda c: self._update(version, halfway, c, cancel=cancel))
+            if failed:  # perhaps with its ranks, whose end the publisher is about to notice
+                wait([future], min(HEARD_SECONDS, max(0.0, halfway - time.monotonic())))
             self._publisher.give_up(future, why)
             receipt, verdict = self._verdict(future)
             ended = max(end, time.monotonic() + 1.0)
