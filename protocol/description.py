@@ -1,0 +1,685 @@
+"""The description of WBP/1 in this folder, read and checked: `read()` returns a `Protocol`.
+
+The files in TOML are the only source of the protocol's messages, limits, timers, codes, features
+and tables of states. `README.md` explains how they are written. A mistake raises a
+`DescriptionError` with the file and the line.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+FOLDER: Final = Path(__file__).resolve().parent
+PAGES: Final = (
+    *("index", "worker", "publisher", "shared-memory", "keys", "patches", "extras", "observing"),
+    *("LIMITS", "vectors"),  # docs/LIMITS.md, and the README of the vectors
+)
+SENDERS: Final = ("worker", "publisher", "observer", "either")
+SIDES: Final = ("worker", "publisher", "both")
+CHANNELS: Final = ("control", "data", "both")
+PAYLOADS: Final = ((0, 0), (0, 1), (1, 1))
+IDENTIFIER: Final = re.compile(r"[a-z][a-z0-9_]*")
+WORD: Final = re.compile(r"[a-z][a-z0-9-]*")
+
+
+class DescriptionError(Exception):
+    """A mistake in the description. Its text begins with the file and the line."""
+
+
+# Types of fields. A bound is a number; `*_name` is how the description writes it, such as
+# `CHUNKS_MAX-1`.
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer from `least` to `most`."""
+
+    least: int
+    most: int
+    least_name: str
+    most_name: str
+
+
+@dataclass(frozen=True)
+class Boolean:
+    """`true` or `false`."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A string of 1 to 128 of the characters `A-Z a-z 0-9 . _ -`."""
+
+
+@dataclass(frozen=True)
+class Hex:
+    """A string of exactly so many of `0-9 a-f`; with `empty`, the empty string too."""
+
+    digits: int
+    empty: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string of at most so many Unicode code points."""
+
+    most: int
+    most_name: str
+
+
+@dataclass(frozen=True)
+class Base64:
+    """At most so many bytes, in base64 with padding."""
+
+    most: int
+    most_name: str
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these strings."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object that the description has under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Nullable:
+    """A value of a type, or null."""
+
+    inner: "Type"
+
+
+@dataclass(frozen=True)
+class Array:
+    """At most so many values of a type."""
+
+    most: int
+    most_name: str
+    item: "Type"
+
+
+@dataclass(frozen=True)
+class Map:
+    """An object of at most so many entries: keys and values of these types."""
+
+    most: int
+    most_name: str
+    key: "Type"
+    value: "Type"
+
+
+Type = Integer | Boolean | Name | Hex | Text | Base64 | OneOf | Object | Nullable | Array | Map
+
+REQUIRED: Final = object()  # the default of a field without one
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a message or an object.
+
+    `page` has the field's row. A text with `programs` is for programs, such as a path; people read
+    all others.
+    """
+
+    name: str
+    type: Type
+    written: str  # the type, as the description writes it
+    default: Any
+    meaning: str
+    page: str
+    programs: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Return whether the field has no default."""
+        return self.default is REQUIRED
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A message, or an object in a message."""
+
+    name: str
+    class_name: str
+    page: str
+    summary: str
+    fields: tuple[Field, ...]
+    of_version: bool = False  # the first fields are model, epoch and version
+    version_meaning: str = ""  # of these three
+
+
+@dataclass(frozen=True)
+class Message(Struct):
+    """A message. `payloads` has the least and greatest number of payload frames."""
+
+    sender: str = ""
+    receiver: str = ""
+    over: str = ""
+    purpose: str = ""
+    payloads: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit. `written` is its value as the document writes it; a sentence may define it."""
+
+    name: str
+    value: int
+    written: str
+    page: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Timer:
+    """A time in seconds."""
+
+    name: str
+    default: float
+    side: str
+    page: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """A code. `cells` has the other cells of its row by name."""
+
+    name: str
+    cells: Mapping[str, Any]
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An optional feature: the side that names it, and its page."""
+
+    name: str
+    side: str
+    page: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """States and events, and the arrows between the states: `arrows[state][event]` is the next."""
+
+    name: str
+    side: str
+    summary: str
+    page: str
+    head: str
+    initial: str
+    final: tuple[str, ...]
+    states: Mapping[str, str]
+    events: Mapping[str, str]
+    arrows: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The whole description. All mappings have the order of the files."""
+
+    messages: Mapping[str, Message]
+    objects: Mapping[str, Struct]
+    limits: Mapping[str, Limit]
+    timers: Mapping[str, Timer]
+    codes: Mapping[str, Mapping[str, Code]]  # by the message that carries them, and by name
+    features: Mapping[str, Feature]
+    tables: Mapping[str, Table]  # by "side.name"
+
+    def sent_by(self, side: str) -> list[Message]:
+        """Return the messages that a worker, a publisher or an observer sends."""
+        return [m for m in self.messages.values() if m.sender in (side, "either")]
+
+
+def read(folder: Path = FOLDER) -> Protocol:
+    """Read the description from the files of a folder.
+
+    Raises:
+        DescriptionError: The description has a mistake.
+    """
+    limits = _limits(Source(folder / "limits.toml"))
+    features = _features(Source(folder / "features.toml"))
+    messages, objects = _structs(Source(folder / "messages.toml"), limits)
+    return Protocol(
+        messages=messages,
+        objects=objects,
+        limits=limits,
+        timers=_timers(Source(folder / "timers.toml")),
+        codes=_codes(Source(folder / "codes.toml")),
+        features=features,
+        tables=_tables(Source(folder / "phases.toml")),
+    )
+
+
+@dataclass
+class Source:
+    """A file of the description: its values, and where each of them stands."""
+
+    path: Path
+    values: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        text = self.path.read_text(encoding="utf-8")
+        try:
+            self.values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            line = re.search(r"at line (\d+)", str(error))
+            where = line[1] if line else text.count("\n")
+            raise DescriptionError(f"{self.path.name}:{where}: {error}") from None
+        self._lines = text.splitlines()
+
+    def fail(self, text: str, *keys: str) -> DescriptionError:
+        """Return an error at the line of a table and, if it has one, of the key in it."""
+        return DescriptionError(f"{self.path.name}:{self._line(keys)}: {text}")
+
+    def _line(self, keys: tuple[str, ...]) -> int:
+        for depth in range(len(keys), -1, -1):  # the deepest table with a header of its own
+            header = f"[{'.'.join(keys[:depth])}]"
+            if depth and header not in self._lines:
+                continue
+            start = self._lines.index(header) if depth else 0
+            for number in range(start, len(self._lines)):
+                line = self._lines[number]
+                if depth and number > start and line.startswith("["):
+                    break
+                if depth < len(keys) and re.match(rf'"?{re.escape(keys[depth])}"?\s*=', line):
+                    return number + 1
+            return start + 1
+        return 1
+
+    def checked(self, table: Mapping[str, Any], allowed: str, *keys: str) -> Mapping[str, Any]:
+        """Return a table whose keys are `allowed`: words, those that may be missing with `?`."""
+        known = {word.rstrip("?") for word in allowed.split()}
+        for key in table:
+            if key not in known:
+                raise self.fail(f"unknown key {key!r}; known are {', '.join(sorted(known))}", *keys)
+        for word in allowed.split():
+            if not word.endswith("?") and word not in table:
+                raise self.fail(f"{'.'.join(keys)} has no {word!r}", *keys)
+        return table
+
+    def one_of(self, value: object, allowed: tuple[Any, ...], what: str, *keys: str) -> Any:
+        """Return a value that must be one of those allowed."""
+        if value not in allowed:
+            raise self.fail(f"{what} {value!r} is none of {', '.join(map(str, allowed))}", *keys)
+        return value
+
+    def page(self, value: object, *keys: str) -> str:
+        """Return the name of a page that there is."""
+        page: str = self.one_of(value, PAGES, "page", *keys)
+        return page
+
+
+# Limits, timers, codes, features.
+
+_POWER = re.compile(r"2\^(\d+)(-1)?")
+
+
+def power(written: str) -> int:
+    """Return the number that is written as `64`, `2^20` or `2^53-1`."""
+    if match := _POWER.fullmatch(written):
+        return 2 ** int(match[1]) - (1 if match[2] else 0)
+    return int(written)
+
+
+def _limits(source: Source) -> dict[str, Limit]:
+    found: dict[str, Limit] = {}
+    for name, table in source.values.items():
+        source.checked(table, "value page meaning?", name)
+        written = str(table["value"])
+        try:
+            value = power(written)
+        except ValueError:
+            raise source.fail(f"{name} is {written!r}; write 64, 2^20 or 2^53-1", name) from None
+        page = source.page(table["page"], name)
+        found[name] = Limit(name, value, written, page, table.get("meaning", ""))
+    return found
+
+
+def _timers(source: Source) -> dict[str, Timer]:
+    found: dict[str, Timer] = {}
+    for name, table in source.values.items():
+        source.checked(table, "default side page meaning", name)
+        if not isinstance(table["default"], int | float) or table["default"] <= 0:
+            raise source.fail(f"{name} is {table['default']!r}; a time is above zero", name)
+        side = source.one_of(table["side"], SIDES, "side", name)
+        page = source.page(table["page"], name)
+        found[name] = Timer(name, table["default"], side, page, table["meaning"])
+    return found
+
+
+def _codes(source: Source) -> dict[str, dict[str, Code]]:
+    cells = {"refuse": "answers effect", "failed": "again", "verified": "by"}
+    found: dict[str, dict[str, Code]] = {}
+    for message, codes in source.values.items():
+        source.one_of(message, tuple(cells), "the codes are of", message)
+        found[message] = {}
+        for name, table in codes.items():
+            source.checked(table, f"{cells[message]} meaning?", message, name)
+            if name != "any other" and not WORD.fullmatch(name):
+                raise source.fail(f"the code {name!r} is no word", message, name)
+            more = {key: value for key, value in table.items() if key != "meaning"}
+            found[message][name] = Code(name, more, table.get("meaning", ""))
+    return found
+
+
+def _features(source: Source) -> dict[str, Feature]:
+    found: dict[str, Feature] = {}
+    for name, table in source.values.items():
+        source.checked(table, "side page meaning", name)
+        side = source.one_of(table["side"], SIDES, "side", name)
+        found[name] = Feature(name, side, source.page(table["page"], name), table["meaning"])
+    return found
+
+
+# Messages and objects.
+
+
+def _structs(
+    source: Source, limits: Mapping[str, Limit]
+) -> tuple[dict[str, Message], dict[str, Struct]]:
+    source.checked(source.values, "message object")
+    for name in source.values["object"]:
+        if name in source.values["message"]:
+            raise source.fail(f"{name} is a message and an object", "object", name)
+    names = tuple(source.values["object"])
+    messages: dict[str, Message] = {}
+    objects: dict[str, Struct] = {}
+    for name, table in source.values["message"].items():
+        at = ("message", name)
+        source.checked(
+            table,
+            "page class? from to over? purpose payloads? summary of_version? fields?",
+            *at,
+        )
+        payloads = tuple(table.get("payloads", (0, 0)))
+        source.one_of(payloads, PAYLOADS, "payloads", *at, "payloads")
+        messages[name] = Message(
+            **_struct(source, at, table, names, limits),
+            sender=source.one_of(table["from"], SENDERS, "sender", *at, "from"),
+            receiver=source.one_of(table["to"], SENDERS, "receiver", *at, "to"),
+            over=source.one_of(table.get("over", ""), ("", *CHANNELS), "channel", *at, "over"),
+            purpose=table["purpose"],
+            payloads=(payloads[0], payloads[1]),
+        )
+    for name, table in source.values["object"].items():
+        source.checked(table, "page class? summary fields", "object", name)
+        objects[name] = Struct(**_struct(source, ("object", name), table, names, limits))
+    _check_spelling(source, [*messages.values(), *objects.values()])
+    _check_use(source, messages, objects)
+    return messages, objects
+
+
+def _struct(
+    source: Source,
+    at: tuple[str, str],
+    table: Mapping[str, Any],
+    objects: tuple[str, ...],
+    limits: Mapping[str, Limit],
+) -> dict[str, Any]:
+    """Return the arguments that a message and an object have in common."""
+    page = source.page(table["page"], *at, "page")
+    fields: list[Field] = []
+    if table.get("of_version"):
+        for name, written in VERSION_FIELDS.items():
+            kind = type_of(written, objects, limits)
+            fields.append(Field(name, kind, written, REQUIRED, "", page))
+    for name, row in table.get("fields", {}).items():
+        keys = (*at, "fields", name)
+        source.checked(row, "type meaning default? page? programs?", *keys)
+        if not IDENTIFIER.fullmatch(name):
+            raise source.fail(f"the field {name!r} is no identifier", *keys)
+        if any(each.name == name for each in fields):
+            raise source.fail(f"{name!r} is a field of each version already", *keys)
+        try:
+            kind = type_of(row["type"], objects, limits)
+            default = _default(kind, row)
+        except ValueError as error:
+            raise source.fail(f"{at[1]}.{name}: {error}", *keys) from None
+        fields.append(
+            Field(
+                name,
+                kind,
+                row["type"],
+                default,
+                row["meaning"],
+                source.page(row.get("page", page), *keys),
+                row.get("programs", False),
+            )
+        )
+    of_version = table.get("of_version", False)
+    return {
+        "name": at[1],
+        "class_name": table.get("class", at[1].title().replace("_", "")),
+        "page": page,
+        "summary": table["summary"],
+        "fields": tuple(fields),
+        "of_version": bool(of_version),
+        "version_meaning": of_version if isinstance(of_version, str) else "",
+    }
+
+
+VERSION_FIELDS: Final = {"model": "name", "epoch": "integer", "version": "1 to INTEGER_MAX"}
+
+
+def _default(kind: Type, row: Mapping[str, Any]) -> Any:
+    if isinstance(kind, Nullable):
+        if "default" in row:
+            raise ValueError("the default of a value that may be null is null; leave it out")
+        return None
+    if "default" not in row:
+        return REQUIRED
+    default = row["default"]
+    if not fits(kind, default):
+        raise ValueError(f"the default {default!r} is not of the type {row['type']!r}")
+    return default
+
+
+def fits(kind: Type, value: object) -> bool:
+    """Return whether a default is of a type: an empty array or object, or a plain value."""
+    match kind:
+        case Integer():
+            number = isinstance(value, int) and not isinstance(value, bool)
+            return number and kind.least <= value <= kind.most  # type: ignore[operator]
+        case Boolean():
+            return isinstance(value, bool)
+        case Text():
+            return isinstance(value, str) and len(value) <= kind.most
+        case OneOf():
+            return value in kind.words
+        case Hex():
+            return kind.empty and value == ""
+        case Array():
+            return value == []
+        case Map():
+            return value == {}
+        case _:
+            return False
+
+
+def type_of(written: str, objects: tuple[str, ...], limits: Mapping[str, Limit]) -> Type:
+    """Return the type that is written in the words of the document.
+
+    Raises:
+        ValueError: The words are none of a type, or a bound is unknown or reversed.
+    """
+
+    def inner(text: str) -> Type:
+        return type_of(text, objects, limits)
+
+    def bound(text: str) -> int:
+        name = re.fullmatch(r"([A-Z_]+)([+-]\d+)?", text)
+        if name is None:
+            return power(text)
+        if name[1] not in limits:
+            raise ValueError(f"no limit has the name {name[1]}")
+        return limits[name[1]].value + int(name[2] or 0)
+
+    if match := re.fullmatch(r"array, at most (\S+): (.+)", written):
+        return Array(bound(match[1]), match[1], inner(match[2]))
+    if match := re.fullmatch(r"object, at most (\S+): (.+?) -> (.+)", written):
+        return Map(bound(match[1]), match[1], inner(match[2]), inner(match[3]))
+    if written.endswith(" or null"):
+        return Nullable(inner(written.removesuffix(" or null")))
+    if written == "integer":
+        return inner("0 to INTEGER_MAX")
+    if written == "text":
+        return inner("at most TEXT_MAX characters")
+    if written == "boolean":
+        return Boolean()
+    if written == "name":
+        return Name()
+    if match := re.fullmatch(r"(\d+) hex digits( or empty)?", written):
+        return Hex(int(match[1]), bool(match[2]))
+    if match := re.fullmatch(r"at most (\S+) characters", written):
+        return Text(bound(match[1]), match[1])
+    if match := re.fullmatch(r"base64 of at most (\S+) bytes", written):
+        return Base64(bound(match[1]), match[1])
+    if written.startswith("one of "):
+        words = [word.strip().strip('"') for word in written.removeprefix("one of ").split(",")]
+        if len(set(words)) < max(len(words), 2):
+            raise ValueError(f"{written!r} needs two different words or more")
+        return OneOf(tuple(words))
+    if match := re.fullmatch(r"(\d\S*|[A-Z]\S*) to (\d\S*|[A-Z]\S*)", written):
+        least, most = bound(match[1]), bound(match[2])
+        if least > most:
+            raise ValueError(f"the bounds {written!r} are reversed: {least:,} is above {most:,}")
+        return Integer(least, most, match[1], match[2])
+    if written in objects:
+        return Object(written)
+    raise ValueError(f"unknown type {written!r}; README.md lists the types")
+
+
+def _check_spelling(source: Source, structs: list[Struct]) -> None:
+    """Fields that differ only in underscores or a plural are one field, misspelt."""
+    first: dict[str, tuple[str, str]] = {}
+    for struct in structs:
+        for each in struct.fields:
+            plain = each.name.replace("_", "")
+            name, where = first.setdefault(plain, (each.name, struct.name))
+            if name != each.name:
+                kind = "message" if isinstance(struct, Message) else "object"
+                raise source.fail(
+                    f"{struct.name} has a field {each.name!r}, and {where} has {name!r}: one name "
+                    "for one thing",
+                    *(kind, struct.name, "fields", each.name),
+                )
+
+
+def objects_in(kind: Type) -> Iterator[str]:
+    """Yield the names of the objects that a type contains."""
+    match kind:
+        case Object():
+            yield kind.name
+        case Nullable():
+            yield from objects_in(kind.inner)
+        case Array():
+            yield from objects_in(kind.item)
+        case Map():
+            yield from objects_in(kind.value)
+        case _:
+            pass
+
+
+def _check_use(
+    source: Source, messages: Mapping[str, Message], objects: Mapping[str, Struct]
+) -> None:
+    used = {
+        name
+        for struct in (*messages.values(), *objects.values())
+        for each in struct.fields
+        for name in objects_in(each.type)
+    }
+    for name in objects:
+        if name not in used:
+            raise source.fail(f"no message has the object {name!r}", "object", name)
+    for name in objects:
+        _check_nesting(source, objects, name, ())
+
+
+def _check_nesting(
+    source: Source, objects: Mapping[str, Struct], name: str, above: tuple[str, ...]
+) -> None:
+    if name in above:
+        raise source.fail(f"the object {name!r} contains itself", "object", name)
+    for each in objects[name].fields:
+        for inside in objects_in(each.type):
+            _check_nesting(source, objects, inside, (*above, name))
+
+
+# Tables of states.
+
+
+def _tables(source: Source) -> dict[str, Table]:
+    found: dict[str, Table] = {}
+    for side, tables in source.values.items():
+        source.one_of(side, ("worker", "publisher"), "side", side)
+        for name, table in tables.items():
+            at = (side, name)
+            source.checked(table, "summary page head initial final states events arrows", *at)
+            source.page(table["page"], *at, "page")
+            states, events, arrows = table["states"], table["events"], table["arrows"]
+            final = tuple(table["final"])
+            for state in (table["initial"], *final, *arrows):
+                if state not in states:
+                    raise source.fail(f"{name}: no state is {state!r}", *at, "arrows", state)
+            for state, after in arrows.items():
+                for event, target in after.items():
+                    if event not in events:
+                        text = f"{name}: no event is {event!r}"
+                        raise source.fail(text, *at, "arrows", state)
+                    if target not in states:
+                        text = f"{name}: {event!r} leads to no state: {target!r}"
+                        raise source.fail(text, *at, "arrows", state)
+            for state in states:
+                if not arrows.get(state) and state not in final:
+                    raise source.fail(
+                        f"{name}: {state!r} has no way out; if that is meant, add it to `final`",
+                        *(*at, "states", state),
+                    )
+                if arrows.get(state) and state in final:
+                    text = f"{name}: {state!r} is final, and has a way out"
+                    raise source.fail(text, *at, "arrows", state)
+            for event in events:
+                if not any(event in after for after in arrows.values()):
+                    text = f"{name}: {event!r} leads nowhere"
+                    raise source.fail(text, *at, "events", event)
+            reached = _reached(table["initial"], arrows)
+            for state in states:
+                if state not in reached:
+                    text = f"{name}: no arrows lead from {table['initial']!r} to {state!r}"
+                    raise source.fail(text, *at, "states", state)
+            found[f"{side}.{name}"] = Table(
+                name=name,
+                side=side,
+                summary=table["summary"],
+                page=table["page"],
+                head=table["head"],
+                initial=table["initial"],
+                final=final,
+                states=states,
+                events=events,
+                arrows={state: arrows.get(state, {}) for state in states},
+            )
+    return found
+
+
+def _reached(initial: str, arrows: Mapping[str, Mapping[str, str]]) -> set[str]:
+    reached, left = {initial}, [initial]
+    while left:
+        for target in arrows.get(left.pop(), {}).values():
+            if target not in reached:
+                reached.add(target)
+                left.append(target)
+    return reached
