@@ -17,7 +17,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol-transcripts version release packages wheel bench targets must performance floods first-bytes sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol protocol-transcripts version release packages wheel bench targets must performance floods first-bytes sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -100,6 +100,10 @@ site: $(STAMP)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
+# What is made from the description of the protocol, protocol/: code in four languages, tables, the schema.
+protocol: $(STAMP)
+	$(BIN)/python -m weightbus.protocol
 
 # The sessions that the pages of the protocol show.
 protocol-transcripts: $(STAMP)

@@ -80,7 +80,7 @@ def version() -> str:
 
 def protocol() -> str:
     """Return the protocol's number, as headers have it."""
-    return _found("bus/messages.py", r'"wbp":(\d+)')
+    return _found("bus/headers.py", r'"wbp":(\d+)')
 
 
 def told(text: str, pattern: str, number: str) -> str:

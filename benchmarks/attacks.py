@@ -26,11 +26,13 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from weightbus.bus.limits import HEADER_BYTES_MAX, MODELS_MAX, PAGES_MAX
-from weightbus.bus.messages import Hello, Message, Ping, encode
+from weightbus.bus.headers import encode
+from weightbus.bus.limits import PAGES_MAX
+from weightbus.bus.messages import Hello, Observe, Ping, Verify
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
-from weightbus.bus.observed import Observe, Verify
+from weightbus.bus.protocol_limits import HEADER_BYTES_MAX, MODELS_MAX
+from weightbus.bus.structs import Message
 from weightbus.bus.trust.keys import PublisherKeys
 from weightbus.python_client.keys import KEYS
 from weightbus.tests.faults.strangers import plain

@@ -5,7 +5,9 @@ import time
 
 import zmq
 
-from weightbus.bus.messages import Hello, Message, Running, Welcome, encode, from_publisher
+from weightbus.bus.headers import encode, from_publisher
+from weightbus.bus.messages import Hello, Running, Welcome
+from weightbus.bus.structs import Message
 from weightbus.bus.trust import curve
 from weightbus.python_client.keys import worker_keys
 

@@ -11,10 +11,12 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from weightbus.bus.limits import EPOCH_CLOCK_MAX, FETCH_CHUNKS_MAX, INTEGER_MAX
-from weightbus.bus.messages import TICKET, Applied, Fetch, Ping, Pong, Running, token_of
+from weightbus.bus.headers import token_of
+from weightbus.bus.messages import TICKET, Applied, Fetch, Ping, Pong, Running
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.zmtp import GREETING, message_parts
+from weightbus.bus.protocol_limits import EPOCH_CLOCK_MAX, FETCH_CHUNKS_MAX
+from weightbus.codecs.protocol_limits import INTEGER_MAX
 
 from .bus import MODEL
 from .dealer import UNREAD_BYTES, Dealer

@@ -1,9 +1,10 @@
 """Count the lines of what users run, and of the tests: `python benchmarks/lines.py [COMMIT ...]`.
 
 What a user's program is made of: no conformance drivers, no fuzzing, no examples, nothing
-generated; what is vendored counts apart, and so do the tests in Python. Blank lines and comments
-count. Without a commit: what git knows of this checkout as it stands on the disk; with some, a
-column for each, and the last one over the first. Wherever the package lies in a commit, its modules
+generated, but the description from which the protocol's code is; what is vendored counts apart, and
+so do the tests in Python. Blank lines and comments count. Without a commit: what git knows of this
+checkout as it stands on the disk; with some, a column for each, and the last one over the first.
+Wherever the package lies in a commit, its modules
 are those in Python that are no tests, benchmarks, examples or documents, and no client's.
 
 `lines.json` keeps the lines of each subject, which is a folder of the product or of the tests
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HERE = ""  # in place of a commit
 KEPT = Path(__file__).with_name("lines.json")
 PYTHON, VENDORED, TESTS = "Python", "vendored", "tests in Python"
+DESCRIPTION = "the protocol's description"
 PACKAGE = {  # of what lies in the folders of the Python package, by suffix
     ".py": PYTHON,
     **dict.fromkeys((".c", ".h"), "Python's helper in C"),
@@ -42,13 +44,14 @@ CLIENTS = {
     "node_client": "TypeScript",
 }
 CORE = ("C", "C++", "Java", "Rust")  # one implementation of the protocol, and what lies over it
-ALL = (*dict.fromkeys(PACKAGE.values()), *CLIENTS.values(), VENDORED)
+ALL = (*dict.fromkeys(PACKAGE.values()), DESCRIPTION, *CLIENTS.values(), VENDORED)
 ROWS = {**{part: [part] for part in ALL}, ", ".join(CORE): CORE, "all": ALL, TESTS: [TESTS]}
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".rs", ".go", ".java", ".ts"}
 ASIDE = {"tests", "benchmarks", "examples", "docs"}  # of the first folders
 BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata"}  # of a client's
 UNIT_TESTS = b"#[cfg(test)]\nmod tests {"  # the end of a file in Rust
 GENERATED = {"c_client/include/weightbus.h"}  # by cbindgen
+MADE, MADE_LINES = b"Made by `make protocol`", 5  # within so many lines of a file made by protocol/
 
 
 def main(words: Sequence[str]) -> int:
@@ -99,8 +102,14 @@ def by_subject() -> Counter[str]:
 def sized(commit: str) -> Iterator[tuple[str, str, int]]:
     """Yield each file that belongs to a part: its name, the part, its lines."""
     for name, text in tracked(commit):
-        if part := part_of(name):
+        part = part_of(name)
+        if part and (part == DESCRIPTION or not is_made(text)):
             yield name, part, text.partition(UNIT_TESTS)[0].count(b"\n")
+
+
+def is_made(text: bytes) -> bool:
+    """Return whether a file says that it is made from the protocol's description."""
+    return any(MADE in line for line in text.split(b"\n", MADE_LINES)[:MADE_LINES])
 
 
 def tracked(commit: str) -> Iterator[tuple[str, bytes]]:
@@ -128,6 +137,8 @@ def part_of(name: str) -> str | None:
         beside = BESIDE.intersection(path.parts[:-1])
         source = path.suffix in SUFFIXES and not (test or beside or name in GENERATED)
         return CLIENTS[first] if source else None
+    if first == "protocol":
+        return DESCRIPTION if path.suffix in {".toml", ".py"} else None
     if first == "tests":
         return TESTS if path.suffix == ".py" else None
     if first in ASIDE or first.startswith(".") or path.name == "setup.py":

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, digest
+from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest
+from ..codecs.protocol_limits import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 
 Memory = NDArray[np.uint8]
 M_co = TypeVar("M_co", covariant=True)

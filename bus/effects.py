@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from .messages import Buffer, Message, Shared
-from .observed import Check
+from .headers import Buffer
+from .messages import Check, Shared
 from .staged import Copying, Patching, StagedVersion
+from .structs import Message
 
 
 class Send(msgspec.Struct, frozen=True):

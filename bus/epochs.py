@@ -14,8 +14,10 @@ and less and less often.
 
 import math
 
-from .limits import EPOCH_CLOCK_MAX, EPOCH_LEAP_MAX_MS, EPOCHS_KEPT, INTEGER_MAX
+from ..codecs.protocol_limits import INTEGER_MAX
+from .limits import EPOCHS_KEPT
 from .messages import Hello
+from .protocol_limits import EPOCH_CLOCK_MAX, EPOCH_LEAP_MAX_MS
 
 DRIFT = 1.001  # greatest ratio of two clocks' speeds: ten times the error of real clocks
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from ..codecs.native import crc32c
 from ..codecs.sealing import Opening
-from .messages import Buffer, PublisherMessage
+from .headers import Buffer
+from .messages import PublisherMessage
 
 
 def _nothing() -> None:

@@ -1,46 +1,19 @@
-"""All limits of the protocol, each with its reason.
+"""The limits that the protocol leaves to each side, each with its reason; intervals and timeouts.
 
-A peer may send anything. These limits bound the memory and time that a peer can cost.
-`docs/protocol/index.md` repeats the numbers; `tests/protocol/test_limits.py` checks their
-relations.
+A peer may send anything. These limits, and those of `protocol_limits.py`, bound the memory and time
+that a peer can cost. `docs/LIMITS.md` repeats the numbers; `tests/protocol/test_limits.py` checks
+their relations.
 """
 
-from ..codecs import metadata
-from ..codecs.checksum import CHUNK_BYTES_MAX
-from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
+from .protocol_limits import MODELS_MAX
 from .token_bucket import Rate
 
 DESCRIPTORS_RESERVED = 32  # descriptors for other files and closing connections
 CROWDED_SECONDS = 60.0  # seconds for which rejected connections are reported
-INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library reads exactly
-HEADER_BYTES_MAX = 64 * 1024  # a header has names and numbers; bulk data is in payload frames
-MESSAGE_BYTES_MAX = max(CHUNK_BYTES_MAX, LAYOUT_BYTES_MAX) + HEADER_BYTES_MAX  # ZMQ_MAXMSGSIZE
-CHUNKS_MAX = 2**20  # chunks in a version: a worker keeps a checksum for each
-FETCH_CHUNKS_MAX = 64  # chunks in one fetch: one small message makes a publisher send all of them
-MODELS_MAX = 64  # models of one worker, so that a hello with the longest names fits a header
 WORKERS_MAX = 10_000  # workers of one publisher: peers can make a roster grow to this size
 KEYS_MAX = WORKERS_MAX  # public keys that a publisher allows: one for each worker
-TICKET_SECONDS = 30  # lifetime of a ticket: DNS lookup and connect take some ten
 STRANGER_SECONDS = 1.5  # seconds that a data connection may exist without a ticket
-EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: the greatest epoch that a publisher takes
-# After a worker's hello, a publisher takes an epoch of at most this much after its own start, by
-# its own clock. A year covers time zones, suspended machines, and a clock set to the wrong year.
-EPOCH_LEAP_MAX_MS = 366 * 86_400_000
-# The longest pause before a publisher takes a further epoch, in multiples of `lost_after`. The
-# pause starts at one and doubles each time, since workers see each new epoch as a restart.
-RENEWAL_PAUSES = 64
 ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # models of all workers: a name and a digest take up to 0.6 kB
-PATCHES_MAX = 8  # patches to one version, each on another base: most workers run one of two
-# Timeouts in a row without new data, after which a worker fetches the whole version instead of a
-# patch, or drops the announcement: half a minute, since links may be slow.
-TRIES_MAX = 5
-GROUP_KEYS_MAX = 2  # group keys of a session: the present one, and the previous during a change
-FEATURES_MAX = 64  # features that one side can name
-METADATA_MAX = metadata.ENTRIES_MAX  # entries of a version's metadata
-METADATA_NAME_MAX = metadata.NAME_MAX
-METADATA_BYTES_MAX = metadata.BYTES_MAX
-LABEL_MAX = 256  # characters of a client's description or host, which error texts may repeat
-TEXT_MAX = 4096  # characters of a reason or an address
 TOPIC_BYTES_MAX = 128 + len("/ctl")  # the topic of the longest model id
 TOPICS_MAX = 4 * MODELS_MAX  # topics of one subscriber: more than a worker of all models needs
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of the largest version that a worker accepts by default
@@ -64,7 +37,6 @@ UNASKED_BYTES_MAX = 2**22
 CONTROL_RATE = Rate(64, 32)
 # Messages of all connections whose worker is not known yet.
 UNKNOWN_PEER_RATE = Rate(1024, 256)
-CONTROL_BYTES_MAX = 2 * HEADER_BYTES_MAX  # bytes of one message to a publisher
 PARTIAL_BYTES_MAX = 2**24  # bytes of unfinished messages of all control connections
 # Control connections that have sent no message: some 3 kB each, and at most a quarter of the
 # descriptors. A further connection replaces the oldest of the host that has the most of them.
@@ -84,34 +56,21 @@ LAYOUT_MEMORY = 16
 # Tensors of a model whose names the worker does not know in advance: two seconds of work, in which
 # the worker does not answer. The largest models, with a tensor for each expert, have half as many.
 TENSORS_UNKNOWN_MAX = 2**18
-WINDOW_CHUNKS = 16  # chunks that a worker requests before the first arrives
-PUSH_CHUNKS = 64  # chunks that a push runs ahead of the greatest reported progress
-WHOLE_BYTES_MAX = 2**18  # bytes of a version that is sent in its announcement
-PROGRESS_CHUNKS = 16  # chunks between two reports of progress: a quarter of `PUSH_CHUNKS`
 EPOCHS_KEPT = 8  # epochs for which a worker remembers the publisher's age
 ABSENT_MAX = 64  # remembered workers that left or are refused: as many as a person reads
 ABSENT_SECONDS = 60.0  # between two log lines about the same refused worker
-# observers at once: people and dashboards; each one costs a search of the roster
-OBSERVERS_MAX = 16
 OBSERVER_SECONDS = 10.0  # seconds without a request, until an observer no longer counts
 LOOKED_SECONDS = 60.0  # seconds without a request, until changes are no longer recorded
 # Rows sent to all observers: a burst with all workers, then less than a twentieth of a core.
 ROWS = Rate(16_384, 4096)
 PAGES_MAX = 2  # pages in one answer: some ten milliseconds of the publisher's thread
-PAGE_ROWS_MAX = 1024  # rows of one kind in a page: more than fit a header
-CHECK_NAMES_MAX = 4096  # tensors in one `checked`: more do not fit a header
 CHECK_BYTES = 2**27  # bytes of weights in one `checked` message: some 10 ms
 CHECKS = Rate(8, 4)  # `checked` messages of a worker: under a tenth of a core for most tensors
-DIFFERENCES_TOLD = 64  # tensors listed as different: as many as a person reads
 UNLIKE_KEPT = MODELS_MAX  # wrong digests of a worker that are not logged again: one per model
-EVENTS_TOLD = 64  # latest events sent to observers: as many as a person reads
-VERSIONS_TOLD = 24  # versions of a model that are sent with their ages
 VERSIONS_TIMED = 4096  # versions of a model whose publish time is kept
-ERROR_MAX = 512  # characters of an error sent to observers: a roster may have many errors
 EVENTS_MAX = 10_000  # events queued for one callback: one of each worker
 CALLS_MAX = 256  # open calls of publish of a model: each acknowledgement visits them all
 SNAPSHOTS_MAX = 3  # most copies of a model at a publisher, while older versions are in use
-APPLIES_MAX = 3  # applies that fail half-way in a row, until a worker gives a version up
 APPLY_SECONDS = 60  # seconds for the user's code to apply a version, by default
 APPLY_SECONDS_MAX = 86_400  # the greatest value that the user can set: a day
 # greatest `hint_after`: hints are logged within 5 s, however large `lost_after` is

@@ -1,101 +1,60 @@
-"""The messages of WBP/1, and how they are encoded.
+"""The messages of WBP/1, and the objects in them. Made by `make protocol`; do not edit.
 
-    on PUB       [topic] [header] [payload]...
-    on ROUTER    [identity] [header] [payload]...
-    on DEALER    [header] [payload]...
-
-A header is one JSON object, `{"wbp":1,"type":"announce",...}`. The annotations below are the types
-and bounds of the fields. Decoding checks these, so a machine never gets a value out of bounds.
-Unknown fields are ignored, so that the protocol can grow. `docs/protocol` has each field's meaning.
+Decoding checks the types and bounds below, so a machine never gets a value out of bounds, and
+ignores unknown fields, so that the protocol can grow. `headers.py` encodes and decodes messages;
+`docs/protocol` has the meaning of each field.
 """
 
-import re
-from collections.abc import Sequence
-from functools import cache, lru_cache, partial
-from typing import Annotated, Final, Literal, TypeVar, cast
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from ..codecs.checksum import CHUNK_BYTES_MAX
-from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
-from ..codecs.layout import PREFIX_BYTES
-from ..codecs.words import printable
-from .errors import ProtocolError
-from .limits import (
+from ..codecs.protocol_limits import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
     CHUNKS_MAX,
+    INTEGER_MAX,
+    LAYOUT_BYTES_MAX,
+    METADATA_MAX,
+    METADATA_NAME_MAX,
+)
+from .protocol_limits import (
+    CHECK_NAMES_MAX,
+    DIFFERENCES_TOLD,
+    ERROR_MAX,
+    EVENTS_TOLD,
     FEATURES_MAX,
     FETCH_CHUNKS_MAX,
     GROUP_KEYS_MAX,
     HEADER_BYTES_MAX,
-    INTEGER_MAX,
     LABEL_MAX,
-    METADATA_MAX,
-    METADATA_NAME_MAX,
     MODELS_MAX,
+    PAGE_ROWS_MAX,
     PATCHES_MAX,
     TEXT_MAX,
-    Timing,
+    VERSIONS_TOLD,
 )
+from .structs import Message, SanitizedText
 
-WBP: Final = 1
 NAME_PATTERN: Final = r"^[A-Za-z0-9._-]{1,128}\Z"
 
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
-Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+Label = Annotated[str, msgspec.Meta(max_length=LABEL_MAX)]
+Error = Annotated[str, msgspec.Meta(max_length=ERROR_MAX)]
 Hex16 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=CHUNKS_MAX)]
 Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]  # version by model
-Features = Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)]
-Keys = Annotated[list[Hex64], msgspec.Meta(max_length=GROUP_KEYS_MAX)]
-Sealed = Annotated[bytes, msgspec.Meta(max_length=HEADER_BYTES_MAX)]
-Label = Annotated[str, msgspec.Meta(max_length=LABEL_MAX)]
-Metadata = Annotated[
-    dict[
-        Annotated[str, msgspec.Meta(max_length=METADATA_NAME_MAX)],
-        Text,
-    ],
-    msgspec.Meta(max_length=METADATA_MAX),
-]
-
-Buffer = bytes | bytearray | memoryview
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """A message. `wbp` is the number of the protocol; 0 if the received header has none."""
-
-    wbp: int = 0
-
-
-class SanitizedText(msgspec.Struct, frozen=True):
-    """A struct with texts from a peer, made safe for terminals, logs and web pages.
-
-    Each text is made printable, and cut to its greatest length, when a struct is made or decoded.
-    Names have a pattern instead, and strings for programs, such as paths, are not changed.
-    """
-
-    def __post_init__(self) -> None:
-        for name, most in _text_fields(type(self)):
-            text: str = getattr(self, name)
-            if not text.isprintable() or len(text) > most:
-                lines = text.replace(":\n", ": ").replace("\n", "; ")  # a list of differences
-                msgspec.structs.force_setattr(self, name, printable(lines, most))
-
-
-@cache
-def _text_fields(kind: type[SanitizedText]) -> tuple[tuple[str, int], ...]:
-    """Return (name, greatest length in characters) of each text field of a struct."""
-    described = cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind))
-    return tuple(
-        (field.name, text.max_length)
-        for field in described.fields
-        if isinstance(text := field.type, msgspec.inspect.StrType) and text.max_length
-    )
+Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]
+MetadataName = Annotated[str, msgspec.Meta(max_length=METADATA_NAME_MAX)]
+Metadata = Annotated[dict[MetadataName, Text], msgspec.Meta(max_length=METADATA_MAX)]
+Phase = Literal["", "applying", "receiving", "staged"]
+Transport = Literal["pulled", "pushed", "shared"]
 
 
 class Versioned(Message, frozen=True, kw_only=True):
@@ -106,11 +65,15 @@ class Versioned(Message, frozen=True, kw_only=True):
     version: Positive
 
 
-class Shared(msgspec.Struct, frozen=True):
-    """A segment of shared memory: its path, and the token that the segment must contain."""
+# Objects in messages.
 
-    path: Text
-    token: Hex32
+
+class Running(msgspec.Struct, frozen=True):
+    """A version that a worker runs. `digest` is empty if the worker did not hash the version."""
+
+    epoch: Count
+    version: Positive
+    digest: Digest
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -120,18 +83,11 @@ class Whole(msgspec.Struct, frozen=True):
     digest: Hex64
 
 
-class Number(msgspec.Struct, frozen=True):
-    """A header of which only the protocol number is decoded."""
+class Shared(msgspec.Struct, frozen=True):
+    """A segment of shared memory: its path, and the token that the segment must contain."""
 
-    wbp: int = 0
-
-
-class Running(msgspec.Struct, frozen=True):
-    """A version that a worker runs. `digest` is empty if the worker did not hash the version."""
-
-    epoch: Count
-    version: Positive
-    digest: Digest
+    path: Text
+    token: Hex32
 
 
 class PatchId(msgspec.Struct, frozen=True):
@@ -149,7 +105,69 @@ class Patch(PatchId, frozen=True):
     nbytes: Positive
 
 
-Patches = Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)]
+class Published(msgspec.Struct, frozen=True):
+    """A version, and how long ago it was published."""
+
+    version: Positive
+    age_ms: Count
+
+
+class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model's latest version for all workers, and the ages of this and earlier versions."""
+
+    name: Name
+    version: Count
+    nbytes: Count
+    encoding: Name
+    published: Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)] = []
+    metadata: Metadata = {}
+
+
+class Doing(SanitizedText, frozen=True, omit_defaults=True):
+    """The state of a model at a worker: which versions run, arrive, or have failed."""
+
+    epoch: Count = 0
+    version: Count = 0
+    newest: Count = 0
+    took_us: Count = 0
+    incoming: Count = 0
+    phase: Phase = ""
+    chunks: Count = 0
+    count: Count = 0
+    idle_ms: Count = 0
+    failed: Count = 0
+    error: Error = ""
+
+
+class WorkerRow(SanitizedText, frozen=True, omit_defaults=True):
+    """A worker, and the state of each of its models."""
+
+    name: Name
+    state: Literal["live", "lost", "stuck"]
+    road: Transport
+    heard_ms: Count
+    models: Annotated[dict[Name, Doing], msgspec.Meta(max_length=MODELS_MAX)]
+    client: Label = ""
+    host: Label = ""
+    pid: Count = 0
+
+
+class Happened(SanitizedText, frozen=True):
+    """An event of a worker. After the event `left`, the worker is no longer on the roster."""
+
+    kind: Name
+    worker: Name
+    text: Error
+    age_ms: Count
+
+
+class Difference(SanitizedText, frozen=True):
+    """A tensor that differs, with the checksums of the published and of the worker's bytes."""
+
+    name: Error
+    published: Crc
+    runs: Crc
+
 
 # Worker to publisher.
 
@@ -162,7 +180,7 @@ class Hello(Message, SanitizedText, tag="hello", frozen=True, kw_only=True):
     models: Annotated[dict[Name, Running | None], msgspec.Meta(max_length=MODELS_MAX)]
     epoch: Count = 0
     age_ms: Count = 0
-    features: Features = []
+    features: Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)] = []
     client: Label = ""
     host: Label = ""
     pid: Count = 0
@@ -181,29 +199,13 @@ class Fetch(Message, SanitizedText, tag="fetch", frozen=True, kw_only=True):
     unpatched: Label = ""
 
 
-class Progress(Versioned, SanitizedText, tag="progress", frozen=True, kw_only=True):
-    """Report how many chunks of a version have arrived, and what the worker does with it."""
-
-    chunks: Count
-    phase: Literal["receiving", "staged", "applying"] = "receiving"
-    patch: PatchId | None = None
-    waits: Label = ""
-
-
-class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
-    """Report that a version is complete and verified, and not applied yet."""
-
-    digest: Hex64
-    patch: PatchId | None = None
-
-
 class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
     """Report that the worker runs a version. `digest` is empty if the version was not hashed."""
 
     digest: Digest
+    note: Text = ""  # made printable where it is used, since it is mostly empty
     patch: PatchId | None = None
     decode_us: Count = 0
-    note: Text = ""  # made printable where it is used, since it is mostly empty
 
 
 class Failed(Versioned, SanitizedText, tag="failed", frozen=True, kw_only=True):
@@ -216,6 +218,22 @@ class Failed(Versioned, SanitizedText, tag="failed", frozen=True, kw_only=True):
 
 class Bye(Message, tag="bye", frozen=True, kw_only=True):
     """Leave the session."""
+
+
+class Progress(Versioned, SanitizedText, tag="progress", frozen=True, kw_only=True):
+    """Report how many chunks of a version have arrived, and what the worker does with it."""
+
+    chunks: Count
+    phase: Literal["applying", "receiving", "staged"] = "receiving"
+    waits: Label = ""
+    patch: PatchId | None = None
+
+
+class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
+    """Report that a version is complete and verified, and not applied yet."""
+
+    digest: Hex64
+    patch: PatchId | None = None
 
 
 # Both ways.
@@ -245,56 +263,33 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
 
     epoch: Count
     data: Text
-    ping_ms: Annotated[int, msgspec.Meta(ge=1, le=1000 * Timing.PING_MAX)]
-    lost_ms: Annotated[int, msgspec.Meta(ge=2, le=1000 * Timing.LOST_MAX)]
+    ping_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+    lost_ms: Annotated[int, msgspec.Meta(ge=2, le=36_000_000)]
     models: Models
-    shared: Shared | None = None
     age_ms: Count = 0
-    features: Features = []
-    keys: Keys = []
-
-
-class Rekey(Message, tag="rekey", frozen=True, kw_only=True):
-    """Send the group keys. The last one encrypts messages from now on."""
-
-    epoch: Count
-    keys: Keys
-
-
-class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
-    """Announce the segment in which the first version of a model will be."""
-
-    model: Name
-    epoch: Count
-    nbytes: Count
-    shared: Shared
-
-
-class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
-    """Give the running version `was` another epoch and number; the bytes are equal."""
-
-    was: Running
-    metadata: Metadata = {}
+    features: Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)] = []
+    shared: Shared | None = None
+    keys: Annotated[list[Hex64], msgspec.Meta(max_length=GROUP_KEYS_MAX)] = []
 
 
 class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
     """Announce a version. The payload may be the layout or, with `whole`, all of its data."""
 
     layout: Hex64
-    layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX + PREFIX_BYTES)]
+    layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX + 8)]
     nbytes: Count
-    chunk_bytes: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=CHUNK_BYTES_MIN, le=CHUNK_BYTES_MAX)]
     commit: Literal["auto", "together"]
     acknowledge: Literal["applied", "staged"]
     encoding: Name
     encryption: Name | None = None
-    key: Hex16 | None = None
-    tag: Hex32 | None = None
+    whole: Whole | None = None
     shared: Shared | None = None
     hash: bool = False
-    whole: Whole | None = None
+    key: Hex16 | None = None
+    tag: Hex32 | None = None
     keep: bool = False
-    patches: Patches = []
+    patches: Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)] = []
     metadata: Metadata = {}
 
 
@@ -304,6 +299,52 @@ class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
     index: Index
     crc: Crc
     patch: PatchId | None = None
+
+
+class End(Versioned, tag="end", frozen=True, kw_only=True):
+    """End the push of a version, and send its digest."""
+
+    digest: Hex64
+    patch: PatchId | None = None
+
+
+class Refuse(Message, SanitizedText, tag="refuse", frozen=True, kw_only=True):
+    """Refuse a worker or a message, with the reason."""
+
+    code: Name
+    text: Text
+    model: Name | None = None
+    epoch: Count = 0
+    version: Count = 0
+
+
+class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
+    """Repeat the number of a model's latest version (0: none yet)."""
+
+    model: Name
+    epoch: Count
+    version: Count
+
+
+class Commit(Versioned, tag="commit", frozen=True, kw_only=True):
+    """Allow workers to apply the version that they have staged."""
+
+    digest: Hex64
+
+
+class Abort(Versioned, SanitizedText, tag="abort", frozen=True, kw_only=True):
+    """Make workers drop the version that they have staged."""
+
+    text: Text = ""
+
+
+class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
+    """Announce the segment in which the first version of a model will be."""
+
+    model: Name
+    epoch: Count
+    nbytes: Count
+    shared: Shared
 
 
 class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
@@ -320,160 +361,125 @@ class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
 
     key: Hex16
     count: Positive
-    sealed: Sealed
+    sealed: Annotated[bytes, msgspec.Meta(max_length=HEADER_BYTES_MAX)]
 
 
-class End(Versioned, tag="end", frozen=True, kw_only=True):
-    """End the push of a version, and send its digest."""
+class Rekey(Message, tag="rekey", frozen=True, kw_only=True):
+    """Send the group keys. The last one encrypts messages from now on."""
 
-    digest: Hex64
-    patch: PatchId | None = None
-
-
-class Commit(Versioned, tag="commit", frozen=True, kw_only=True):
-    """Allow workers to apply the version that they have staged."""
-
-    digest: Hex64
+    epoch: Count
+    keys: Annotated[list[Hex64], msgspec.Meta(max_length=GROUP_KEYS_MAX)]
 
 
-class Abort(Versioned, SanitizedText, tag="abort", frozen=True, kw_only=True):
-    """Make workers drop the version that they have staged."""
+class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
+    """Give the running version `was` another epoch and number; the bytes are equal."""
 
+    was: Running
+    metadata: Metadata = {}
+
+
+# To and from observers, and the sums of weights that an observer requests.
+
+
+class Observe(Message, tag="observe", frozen=True, kw_only=True):
+    """Request the changes since revision `since` of an epoch, in at most `pages` pages."""
+
+    epoch: Count = 0
+    since: Count = 0
+    pages: Positive = 1
+
+
+class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
+    """The changes since the revision `since`, up to the revision `revision`."""
+
+    epoch: Count
+    since: Count
+    revision: Count
+    latest: Count
+    workers: Count
+    more: bool = False
+    follows: bool = False
+    time_ms: Count = 0
+    models: Annotated[list[ModelRow], msgspec.Meta(max_length=PAGE_ROWS_MAX)] = []
+    rows: Annotated[list[WorkerRow], msgspec.Meta(max_length=PAGE_ROWS_MAX)] = []
+    events: Annotated[list[Happened], msgspec.Meta(max_length=EVENTS_TOLD)] = []
+
+
+class Check(Versioned, tag="check", frozen=True, kw_only=True):
+    """Request the checksums of a worker's present weights, from tensor number `first` on."""
+
+    first: Count = 0
+
+
+class Checked(Versioned, SanitizedText, tag="checked", frozen=True, kw_only=True):
+    """Answer a check: the CRC-32C of each tensor (null: not comparable), or the reason for none."""
+
+    first: Count = 0
+    sums: Annotated[list[Crc | None], msgspec.Meta(max_length=CHECK_NAMES_MAX)] = []
+    code: Name | None = None
     text: Text = ""
 
 
-class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
-    """Repeat the number of a model's latest version (0: none yet)."""
+class Verify(Message, tag="verify", frozen=True, kw_only=True):
+    """Request a comparison of a worker's weights with the published weights."""
 
+    worker: Name
     model: Name
-    epoch: Count
-    version: Count
+    first: Count = 0
 
 
-class Refuse(Message, SanitizedText, tag="refuse", frozen=True, kw_only=True):
-    """Refuse a worker or a message, with the reason."""
+class Verified(Message, SanitizedText, tag="verified", frozen=True, kw_only=True):
+    """Answer a verify: how many tensors were compared, and which of them differ."""
 
-    code: Name
-    text: Text
-    model: Name | None = None
+    worker: Name
+    model: Name
     epoch: Count = 0
     version: Count = 0
+    first: Count = 0
+    count: Count = 0
+    names: Count = 0
+    unlike: Count = 0
+    differing: Count = 0
+    differences: Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TOLD)] = []
+    code: Name | None = None
+    text: Text = ""
 
 
-WorkerMessage = Hello | Fetch | Progress | Staged | Applied | Failed | Bye | Ping | Pong
+WorkerMessage = Hello | Ping | Pong | Fetch | Applied | Failed | Bye | Progress | Staged
+PublisherMessage = (
+    Welcome
+    | Ping
+    | Pong
+    | Announce
+    | Chunk
+    | End
+    | Refuse
+    | Beacon
+    | Commit
+    | Abort
+    | Prepare
+    | SealedChunk
+    | SealedMessage
+    | Rekey
+    | Rename
+)
+ToPublisher = WorkerMessage | Observe | Checked | Verify
+ToWorker = PublisherMessage | Check
 AnyChunk = Chunk | SealedChunk
-OfVersion = Announce | Chunk | SealedChunk | SealedMessage | End | Commit | Abort | Beacon
-PublisherMessage = Welcome | Prepare | Rename | Rekey | OfVersion | Refuse | Ping | Pong
 
-PAYLOAD: Final = 2  # index of a published message's payload, after topic and header
-MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
-RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
-DELTA: Final = "delta-1"  # the feature of a worker that decodes patches of this encoding
-UPSTREAM: Final = "upstream"  # the feature of a worker that sends `applied` on its data connection
-TICKET: Final = "ticket"  # the feature of a publisher with keys: a ticket for a data connection
-TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of an upstream token
-
-# The least and greatest number of payload frames after a header; other types have none.
+# The least and greatest number of payload frames; other types have none.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
     Announce: (0, 1),
-    SealedMessage: (0, 1),
     Chunk: (1, 1),
     SealedChunk: (1, 1),
+    SealedMessage: (0, 1),
 }
 
-_TOKEN: Final = re.compile(rf"[0-9a-f]{{{TOKEN_BYTES}}}\Z")
-_CONTROL_TOPIC: Final = re.compile(rb"([A-Za-z0-9._-]{1,128})/ctl\Z")
-_M = TypeVar("_M", bound=Message)
-
-_ENCODER = msgspec.json.Encoder()
-_NUMBER: msgspec.json.Decoder[Number] = msgspec.json.Decoder(Number)
-_FROM_WORKER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
-_FROM_PUBLISHER: msgspec.json.Decoder[PublisherMessage] = msgspec.json.Decoder(PublisherMessage)
-
-
-def encode(message: Message) -> bytes:
-    """Return the header frame of a message."""
-    return b'{"wbp":1,' + _ENCODER.encode(message)[1:]
-
-
-def decode(
-    decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
-) -> tuple[_M, Sequence[Buffer]]:
-    """Decode a message from its frames (no topic); return the message and the payload frames.
-
-    Raises:
-        ProtocolError: The frames break the protocol.
-    """
-    if not frames:
-        raise ProtocolError("a message without frames; at least a header frame is needed")
-    if len(frames[0]) > HEADER_BYTES_MAX:
-        raise ProtocolError(
-            f"a header of {len(frames[0])} bytes; at most {HEADER_BYTES_MAX} are allowed"
-        )
-    try:
-        message = decoder.decode(frames[0])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _check_number(frames[0])  # a header with another number may not decode as WBP/1
-        raise ProtocolError(f"not a header of WBP/1: {error}"[:TEXT_MAX]) from None
-    if message.wbp != WBP:
-        _check_number(frames[0])
-    low, high = PAYLOADS.get(type(message), (0, 0))
-    if isinstance(message, Announce) and message.whole is not None:
-        low = high
-    if not low <= len(frames) - 1 <= high:
-        raise ProtocolError(
-            f"{type(message).__name__.lower()} with {len(frames) - 1} payload frames; "
-            f"{low} to {high} are allowed"
-        )
-    return message, frames[1:]
-
-
-from_worker = partial(decode, _FROM_WORKER)
-from_publisher = partial(decode, _FROM_PUBLISHER)
-
-
-def _check_number(header: Buffer) -> None:
-    """Raise a ProtocolError with `protocol-version` if the header has another protocol number."""
-    try:
-        number = _NUMBER.decode(header).wbp
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return
-    if number != WBP:
-        raise ProtocolError(
-            f"protocol number {number}; this side speaks {WBP}", code="protocol-version"
-        )
-
-
-@lru_cache(maxsize=2 * MODELS_MAX)
-def control_topic(model: str) -> bytes:
-    """Return the topic of a model's small messages, such as announcements."""
-    return f"{model}/ctl".encode()
-
-
-@lru_cache(maxsize=2 * MODELS_MAX)
-def data_topic(model: str) -> bytes:
-    """Return the topic of a model's chunks."""
-    return f"{model}/dat".encode()
-
-
-def token_of(welcome: Welcome, feature: str) -> str:
-    """Return the 32 digits of a welcome's feature `upstream` or `ticket`; empty if it has none."""
-    named = (each.removeprefix(f"{feature}.") for each in welcome.features if "." in each)
-    return next((token for token in named if _TOKEN.match(token)), "")
-
-
-@lru_cache(maxsize=2 * MODELS_MAX)
-def patch_topic(model: str) -> bytes:
-    """Return the topic of the chunks and ends of a model's patches."""
-    return f"{model}/dlt".encode()
-
-
-@lru_cache(maxsize=2 * MODELS_MAX)
-def topics_of(model: str) -> tuple[bytes, ...]:
-    return control_topic(model), data_topic(model), patch_topic(model)
-
-
-def model_of(topic: bytes) -> str | None:
-    """Return the model that a control topic belongs to; None for any other topic."""
-    match = _CONTROL_TOPIC.match(topic)
-    return match[1].decode() if match else None
+# Optional features.
+MAPPING: Final = "mapping"  # takes `prepare`, and maps a segment before its first version
+RENAMING: Final = "renaming"  # takes `rename`
+DELTA: Final = "delta-1"  # decodes patches of this encoding
+# sends `applied` on its data connection; of a publisher: `upstream.TOKEN`, the token for it
+UPSTREAM: Final = "upstream"
+TICKET: Final = "ticket"  # `ticket.TOKEN`, the ticket for a data connection
+CHECKING: Final = "checking"  # answers `check`

@@ -24,18 +24,9 @@ from ..codecs.sealing import (
     seal,
 )
 from .chunks import ChunkPlan, Chunks
-from .messages import (
-    Announce,
-    Beacon,
-    Buffer,
-    End,
-    Message,
-    Patch,
-    PatchId,
-    SealedChunk,
-    SealedMessage,
-    encode,
-)
+from .headers import Buffer, encode
+from .messages import Announce, Beacon, End, Patch, PatchId, SealedChunk, SealedMessage
+from .structs import Message
 
 
 class ByteSource(Protocol):

@@ -22,9 +22,7 @@ else:  # Python's own SHA-256: OpenSSL's setup takes longer than hashing so few 
         except ImportError:  # Python was built without it
             from hashlib import sha256
 
-CHUNK_BYTES_MIN: Final = 1  # small chunks are for tests
 CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger chunks were not faster over loopback
-CHUNK_BYTES_MAX: Final = 1 << 26  # a chunk is one ZeroMQ message, held in memory by either side
 
 
 def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:

@@ -34,13 +34,15 @@ import msgspec
 
 from .dtypes import DTYPES, RANK, castable
 from .errors import LayoutError, LimitError, TensorsError
+from .protocol_limits import (
+    INTEGER_MAX,
+    LAYOUT_BYTES_MAX,
+    NAME_BYTES_MAX,
+    RANK_MAX,
+    TENSORS_MAX,
+)
 from .words import printable
 
-HEADER_BYTES_MAX: Final = 100_000_000  # the limit of safetensors' own readers
-TENSORS_MAX: Final = 1_000_000  # about as many as such a header can have
-RANK_MAX: Final = 64  # numpy's limit of dimensions
-NAME_BYTES_MAX: Final = 4_096  # longer than any module path
-INT_MAX: Final = 2**53 - 1  # the largest integer that every JSON reader reads exactly
 DIFFERENCE_LINES_MAX: Final = 20  # lines of an error text
 NAME_SHOWN: Final = 256  # characters of a name in such a line
 
@@ -49,7 +51,7 @@ ORDER: Final = "weightbus.order"
 PREFIX_BYTES: Final = 8  # the header's length, before the header
 ALIGNMENT: Final = 8  # the widest element; the data section begins at a multiple of it
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Signature = tuple[str, tuple[int, ...]]  # a tensor's dtype name and shape
 # True: names must be equal. "target": the version must have the target's names. False: neither.
 Strict = bool | Literal["target"]
@@ -305,10 +307,10 @@ def _encode(rows: _Rows, texts: Mapping[str, str], order: str = "") -> bytes:
 def _decode(header: bytes, tensors_max: int) -> tuple[dict[str, _Info], dict[str, str]]:
     """Decode a header into its typed entries and its metadata."""
     size = int.from_bytes(header[:PREFIX_BYTES], "little")
-    if len(header) != PREFIX_BYTES + size or size > HEADER_BYTES_MAX:  # L1
+    if len(header) != PREFIX_BYTES + size or size > LAYOUT_BYTES_MAX:  # L1
         raise LayoutError(
             f"a header of {len(header)} bytes says that it holds {size} bytes of JSON; it must be "
-            f"{PREFIX_BYTES} bytes longer than that, and JSON is at most {HEADER_BYTES_MAX} bytes"
+            f"{PREFIX_BYTES} bytes longer than that, and JSON is at most {LAYOUT_BYTES_MAX} bytes"
         )
     text = header[PREFIX_BYTES:]
     if text[:1] != b"{":  # L2
@@ -407,7 +409,7 @@ def _tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
         elements *= size
         # An empty tensor has no bytes, but numpy and torch still multiply its other dimensions.
         extent *= max(size, 1)
-        if not 0 <= size <= INT_MAX or extent * DTYPES[dtype].bits > INT_MAX:  # L5, L6
+        if not 0 <= size <= INTEGER_MAX or extent * DTYPES[dtype].bits > INTEGER_MAX:  # L5, L6
             raise LimitError(f"tensor {name!r} has a shape that is negative or beyond 2**53 bits")
     bits = elements * DTYPES[dtype].bits
     if len(shape) > RANK_MAX or bits % 8:  # L5, L7

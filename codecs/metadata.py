@@ -8,11 +8,8 @@ contains its metadata, so the same weights with other metadata have the same dig
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-ENTRIES_MAX: Final = 32  # such as step, loss, commit
-NAME_MAX: Final = 128  # characters of a name, which is a column's title or a label
-# Names and texts together, as UTF-8. JSON's longest escapes make them six times as long, which
-# still fits into a header of 64 KiB with the rest of an announcement, sealed or not.
-BYTES_MAX: Final = 4096
+from .protocol_limits import METADATA_BYTES_MAX, METADATA_MAX, METADATA_NAME_MAX
+
 FORMAT: Final = "format"  # a key of a file's own metadata, not of a version's
 
 
@@ -30,25 +27,25 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
             given = f"{name!r:.80} has {text!r:.80}"
     if given:
         raise ValueError(f'metadata: {given}; give names and texts, such as {{"step": str(step)}}')
-    if len(metadata) > ENTRIES_MAX:
-        raise ValueError(f"metadata has {len(metadata)} entries; at most {ENTRIES_MAX} travel")
+    if len(metadata) > METADATA_MAX:
+        raise ValueError(f"metadata has {len(metadata)} entries; at most {METADATA_MAX} travel")
     for name, text in metadata.items():
         if why := _fault(name, text):
             raise ValueError(f"metadata: {why}")
     total = sum(_size(name, text) for name, text in metadata.items())
-    if total > BYTES_MAX:
+    if total > METADATA_BYTES_MAX:
         raise ValueError(
-            f"metadata of {total} bytes; names and texts are at most {BYTES_MAX} bytes of UTF-8 in "
-            "all: keep what is larger in a file of your own, and say here where it lies"
+            f"metadata of {total} bytes; names and texts are at most {METADATA_BYTES_MAX} bytes "
+            "of UTF-8 in all: keep what is larger in a file of your own, and say here where it lies"
         )
     return dict(metadata)
 
 
 def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
     """Return the first entries of a file's metadata that fit, and the names of the others."""
-    found, rest, left = dict[str, str](), list[str](), BYTES_MAX
+    found, rest, left = dict[str, str](), list[str](), METADATA_BYTES_MAX
     for name, text in entries:
-        if len(found) == ENTRIES_MAX or _fault(name, text) or _size(name, text) > left:
+        if len(found) == METADATA_MAX or _fault(name, text) or _size(name, text) > left:
             rest.append(name)
             continue
         found[name] = text
@@ -58,8 +55,10 @@ def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[st
 
 def _fault(name: str, text: str) -> str:
     """Return an error text if an entry is invalid, else an empty text."""
-    if not 0 < len(name) <= NAME_MAX:
-        return f"the name {name!r:.80} has {len(name)} characters; a name has 1 to {NAME_MAX}"
+    if not 0 < len(name) <= METADATA_NAME_MAX:
+        return (
+            f"the name {name!r:.80} has {len(name)} characters; a name has 1 to {METADATA_NAME_MAX}"
+        )
     try:
         (name + text).encode()
     except UnicodeEncodeError as error:

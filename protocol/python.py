@@ -1,11 +1,436 @@
-"""Make the files of python from the description."""
+"""Make Python's messages, limits and tables of states from the description."""
 
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
-from .description import Protocol
+from .description import (
+    Array,
+    Base64,
+    Boolean,
+    Code,
+    Field,
+    Hex,
+    Integer,
+    Limit,
+    Map,
+    Message,
+    Name,
+    Nullable,
+    Object,
+    OneOf,
+    Protocol,
+    Struct,
+    Table,
+    Text,
+    Type,
+    objects_in,
+    type_of,
+)
+
+WIDTH: Final = 100
+MADE: Final = "Made by `make protocol`; do not edit."
+OBSERVING: Final = "observing"  # the page of the messages that not every worker and publisher knows
+
+# The types that have a name of their own, in the order in which each needs those above it.
+ALIASES: Final = {
+    "Name": "name",
+    "Text": "text",
+    "Label": "at most LABEL_MAX characters",
+    "Error": "at most ERROR_MAX characters",
+    "Hex16": "16 hex digits",
+    "Hex32": "32 hex digits",
+    "Hex64": "64 hex digits",
+    "Digest": "64 hex digits or empty",
+    "Count": "integer",
+    "Positive": "1 to INTEGER_MAX",
+    "Index": "0 to CHUNKS_MAX-1",
+    "Crc": "0 to 2^32-1",
+    "Models": "object, at most MODELS_MAX: name -> integer",
+    "MetadataName": "at most METADATA_NAME_MAX characters",
+    "Metadata": "object, at most METADATA_MAX: at most METADATA_NAME_MAX characters -> text",
+    "Phase": 'one of "", applying, receiving, staged',
+    "Transport": "one of pulled, pushed, shared",
+}
+# The texts for people that a message does not make printable, and why.
+PRINTABLE_WHERE_USED: Final = {
+    ("applied", "note"): "made printable where it is used, since it is mostly empty"
+}
+
+# The limits that the codecs keep, which import nothing of the bus.
+OF_CODECS: Final = {
+    *("INTEGER_MAX", "CHUNKS_MAX", "CHUNK_BYTES_MIN", "CHUNK_BYTES_MAX", "LAYOUT_BYTES_MAX"),
+    *("TENSORS_MAX", "NAME_BYTES_MAX", "RANK_MAX"),
+    *("METADATA_MAX", "METADATA_NAME_MAX", "METADATA_BYTES_MAX"),
+}
+
+# The types of the states and events of a table, and the table.
+TABLES: Final = {
+    "worker.version": ("Phase", "Event", "ARROWS"),
+    "worker.model": ("Mode", "ModeEvent", "MODES"),
+    "worker.session": ("Session", "Change", "SESSIONS"),
+    "worker.announced": ("Lack", "LackEvent", "LACKS"),
+    "worker.arriving": ("Coming", "Way", "COMING"),
+    "publisher.worker": ("WorkerPhase", "WorkerEvent", "WORKERS"),
+    "publisher.target": ("State", "TargetEvent", "TARGETS"),
+    "publisher.decision": ("Decision", "DecisionEvent", "DECISIONS"),
+    "publisher.version": ("VersionPhase", "VersionEvent", "VERSIONS"),
+}
+ELSEWHERE: Final = {"State": "..receipt"}  # a type that users import
 
 
 def files(protocol: Protocol, root: Path) -> dict[str, str]:
     """Return the text of each file, by its path in the repository."""
-    del protocol, root
-    return {}
+    del root
+    limits = protocol.limits.values()
+    return {
+        "codecs/protocol_limits.py": _limits(
+            "The limits of the protocol for layouts, chunks and metadata.",
+            [limit for limit in limits if limit.name in OF_CODECS],
+        ),
+        "bus/protocol_limits.py": _limits(
+            "The limits of the protocol for messages, publishers and workers.",
+            [limit for limit in limits if limit.name not in OF_CODECS],
+        ),
+        "bus/messages.py": _Messages(protocol).text(),
+        "bus/worker/tables.py": _tables(protocol, "worker", _codes(protocol)),
+        "bus/publisher/tables.py": _tables(protocol, "publisher", ""),
+    }
+
+
+# Text.
+
+
+def _wrapped(text: str, indent: str = "", lead: str = "# ") -> str:
+    """Return lines of a comment, or with another lead of a text."""
+    return textwrap.fill(text, WIDTH, initial_indent=indent + lead, subsequent_indent=indent + lead)
+
+
+def _commented(line: str, comment: str) -> str:
+    """Return a line with a comment: behind the line if both fit, else above."""
+    whole = f"{line}  # {comment}" if comment else line
+    if len(whole) <= WIDTH:
+        return whole
+    indent = line[: len(line) - len(line.lstrip())]
+    return f"{_wrapped(comment, indent)}\n{line}"
+
+
+def _plain(meaning: str) -> str:
+    """Return a meaning without the links of its page, as a comment has it."""
+    return re.sub(r"\*([^*]+)\*", r"\1", re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", meaning))
+
+
+def _docstring(text: str, indent: str = "") -> str:
+    one = f'{indent}"""{text}"""'
+    if len(one) <= WIDTH:
+        return one
+    first, _, rest = text.partition(". ")
+    return f'{indent}"""{first}.\n\n{_wrapped(rest, indent, "")}\n{indent}"""'
+
+
+def _import(module: str, names: Iterable[str]) -> str:
+    """Return the import of some names, or nothing if there are none."""
+    found = sorted(names, key=lambda name: (not name.isupper(), name.replace("_", " ")))
+    one = f"from {module} import {', '.join(found)}\n"
+    if not found or len(one) <= WIDTH + 1:
+        return one if found else ""
+    return f"from {module} import (\n" + "".join(f"    {name},\n" for name in found) + ")\n"
+
+
+def _union(name: str, members: list[str]) -> str:
+    one = f"{name} = {' | '.join(members)}"
+    if len(one) <= WIDTH:
+        return one
+    lines = [f"    {'| ' if number else ''}{each}" for number, each in enumerate(members)]
+    return "\n".join([f"{name} = (", *lines, ")"])
+
+
+def _number(written: str) -> str:
+    """Return a bound such as `64`, `2^20`, `2^53-1` or `CHUNKS_MAX-1` in Python."""
+    spaced = re.sub(r"([+-])", r" \1 ", written.replace("^", "**"))
+    return f"{int(spaced):_}" if spaced.isdigit() and int(spaced) >= 10_000 else spaced
+
+
+# Limits.
+
+
+def _limits(subject: str, limits: list[Limit]) -> str:
+    lines = [
+        _commented(f"{limit.name}: Final = {_number(limit.written)}", _plain(limit.meaning))
+        for limit in limits
+    ]
+    head = [_docstring(f"{subject} {MADE}"), "", "from typing import Final", ""]
+    return "\n".join([*head, *lines, ""])
+
+
+# Tables of states.
+
+
+def _tables(protocol: Protocol, side: str, more: str) -> str:
+    """Return the module with the tables of a side."""
+    named = [
+        (protocol.tables[key], *names)
+        for key, names in TABLES.items()
+        if key.startswith(f"{side}.")
+    ]
+    parts = [_docstring(f"The tables of states of a {side}. {MADE}")]
+    typing = ["Final", "Literal"] if more else ["Literal"]
+    imports = _import("typing", typing)
+    for name, module in ELSEWHERE.items():
+        if any(state == name for _, state, _, _ in named):
+            imports += "\n" + _import(module, [name])
+    parts.append(imports.rstrip("\n"))
+    for table, state, event, arrows in named:
+        if state not in ELSEWHERE:
+            parts.append(f"# {table.summary}.\n{_words(state, table.states)}")
+        parts += [_words(event, table.events), _arrows(table, state, event, arrows)]
+    return "\n\n".join([*parts, more] if more else parts) + "\n"
+
+
+def _words(name: str, meanings: Mapping[str, str]) -> str:
+    """Return a type of these words, each with its meaning."""
+    lines = [_commented(f'    "{word}",', _plain(text)) for word, text in meanings.items()]
+    return "\n".join([f"{name} = Literal[", *lines, "]"])
+
+
+def _arrows(table: Table, state: str, event: str, name: str) -> str:
+    lines = [f"{name}: dict[{state}, dict[{event}, {state}]] = {{"]
+    for word, after in table.arrows.items():
+        pairs = [f'"{event}": "{target}"' for event, target in after.items()]
+        one = f'    "{word}": {{{", ".join(pairs)}}},'
+        if len(one) <= WIDTH:
+            lines.append(one)
+        else:
+            lines += [f'    "{word}": {{', *(f"        {pair}," for pair in pairs), "    },"]
+    return "\n".join([*lines, "}"])
+
+
+def _codes(protocol: Protocol) -> str:
+    """Return the codes of `refuse` and `failed` that a worker treats otherwise than the rest."""
+    ends = [c for c in protocol.codes["refuse"].values() if c.cells["effect"] == "ends"]
+    again = [c for c in protocol.codes["failed"].values() if c.cells["again"]]
+    refused = f"# Codes of `refuse` that end a session.\n{_set('TURNED_AWAY', ends)}"
+    failed = (
+        f"# Codes of `failed` after which a version is tried again.\n{_set('TRANSIENT', again)}"
+    )
+    return f"{refused}\n\n{failed}"
+
+
+def _set(name: str, codes: list[Code]) -> str:
+    lines = [_commented(f'    "{code.name}",', _plain(code.meaning)) for code in codes]
+    return "\n".join([f"{name}: Final = {{", *lines, "}"])
+
+
+# Messages.
+
+
+class _Messages:
+    """The module of the messages, and the objects in them."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        names, limits = tuple(protocol.objects), protocol.limits
+        self._aliases = {type_of(text, names, limits): name for name, text in ALIASES.items()}
+        self._used: set[str] = set()
+
+    def text(self) -> str:
+        """Return the module."""
+        known = self._protocol.messages.values()
+        first = [message for message in known if message.page != OBSERVING]
+        last = [message for message in known if message.page == OBSERVING]
+        parts = [
+            self._alias_lines(),
+            VERSIONED,
+            "# Objects in messages.",
+            *map(self._struct, self._objects()),
+            "# Worker to publisher.",
+            *(self._struct(message) for message in first if message.sender == "worker"),
+            "# Both ways.",
+            *(self._struct(message) for message in first if message.sender == "either"),
+            "# Publisher to worker.",
+            *(self._struct(message) for message in first if message.sender == "publisher"),
+            "# To and from observers, and the sums of weights that an observer requests.",
+            *(self._struct(message) for message in last),
+        ]
+        body = "\n\n\n".join(parts) + "\n\n\n" + self._unions(first, last) + "\n"
+        if unused := [name for name in ALIASES if name not in self._used]:
+            raise ValueError(f"ALIASES in python.py names types that no field has: {unused}")
+        return self._head(body) + body
+
+    def _head(self, body: str) -> str:
+        """Return docstring and imports."""
+        limits = {name for name in self._protocol.limits if re.search(rf"\b{name}\b", body)}
+        return "\n".join(
+            [
+                f'"""The messages of WBP/1, and the objects in them. {MADE}\n\n{ABOUT}\n"""\n',
+                _import("typing", ["Annotated", "Final", "Literal"]),
+                "import msgspec\n",
+                _import("..codecs.protocol_limits", limits & OF_CODECS)
+                + _import(".protocol_limits", limits - OF_CODECS)
+                + _import(".structs", ["Message", "SanitizedText"]),
+                "",
+            ]
+        )
+
+    def _alias_lines(self) -> str:
+        lines = [r'NAME_PATTERN: Final = r"^[A-Za-z0-9._-]{1,128}\Z"', ""]
+        lines += [f"{name} = {self._spelled(kind)}" for kind, name in self._aliases.items()]
+        return "\n".join(lines)
+
+    def _objects(self) -> list[Struct]:
+        """Return the objects, each after those in it."""
+        found: dict[str, Struct] = {}
+
+        def add(struct: Struct) -> None:
+            for each in struct.fields:
+                for name in objects_in(each.type):
+                    add(self._protocol.objects[name])
+            found[struct.name] = struct
+
+        for struct in self._protocol.objects.values():
+            add(struct)
+        return list(found.values())
+
+    def _struct(self, struct: Struct) -> str:
+        """Return the class of a message or an object."""
+        fields = struct.fields[3:] if struct.of_version else struct.fields
+        bases, options = [], ["frozen=True"]
+        if isinstance(struct, Message):
+            bases.append("Versioned" if struct.of_version else "Message")
+            options = [f'tag="{struct.name}"', *options, "kw_only=True"]
+        elif any(not each.required for each in fields):
+            options.append("omit_defaults=True")
+        if _sanitized(struct):
+            bases.append("SanitizedText")
+        if not isinstance(struct, Message) and (base := self._start_of(struct)):
+            bases, fields = [base.class_name], fields[len(base.fields) :]
+        bases = bases or ["msgspec.Struct"]
+        lines = [f"class {struct.class_name}({', '.join([*bases, *options])}):"]
+        lines.append(_docstring(struct.summary, "    "))
+        if fields:
+            ordered = sorted(fields, key=lambda each: not each.required)
+            lines += ["", *(self._field(struct, each) for each in ordered)]
+        return "\n".join(lines)
+
+    def _start_of(self, struct: Struct) -> Struct | None:
+        """Return the object whose fields a longer object begins with."""
+        for other in self._protocol.objects.values():
+            count = len(other.fields)
+            begins = [(each.name, each.type) for each in struct.fields[:count]]
+            same = begins == [(each.name, each.type) for each in other.fields]
+            if same and count < len(struct.fields):
+                return other
+        return None
+
+    def _field(self, struct: Struct, each: Field) -> str:
+        line = f"    {each.name}: {self._named(each.type)}"
+        if not each.required:
+            text = isinstance(each.default, str)
+            line += f' = "{each.default}"' if text else f" = {each.default!r}"
+        return _commented(line, PRINTABLE_WHERE_USED.get((struct.name, each.name), ""))
+
+    def _named(self, kind: Type) -> str:
+        """Return a type by its name, if it has one, else spelled out."""
+        name = self._aliases.get(kind, "")
+        self._used.add(name)
+        return name or self._spelled(kind)
+
+    def _spelled(self, kind: Type) -> str:
+        match kind:
+            case Integer():
+                most = kind.most_name.removesuffix("-1")
+                bound = "le" if most == kind.most_name else "lt"
+                least = _number(kind.least_name)
+                return f"Annotated[int, msgspec.Meta(ge={least}, {bound}={_number(most)})]"
+            case Boolean():
+                return "bool"
+            case Name():
+                return "Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]"
+            case Hex():
+                digits = f"[0-9a-f]{{{kind.digits}}}"
+                pattern = f"({digits})?" if kind.empty else digits
+                return rf'Annotated[str, msgspec.Meta(pattern=r"^{pattern}\Z")]'
+            case Text():
+                return self._bounded("str", kind.most_name)
+            case Base64():
+                return self._bounded("bytes", kind.most_name)
+            case OneOf():
+                words = ", ".join(f'"{word}"' for word in kind.words)
+                return f"Literal[{words}]"
+            case Object():
+                return self._protocol.objects[kind.name].class_name
+            case Nullable():
+                return f"{self._named(kind.inner)} | None"
+            case Array():
+                return self._bounded(f"list[{self._named(kind.item)}]", kind.most_name)
+            case Map():
+                inner = f"{self._named(kind.key)}, {self._named(kind.value)}"
+                return self._bounded(f"dict[{inner}]", kind.most_name)
+
+    @staticmethod
+    def _bounded(kind: str, most: str) -> str:
+        return f"Annotated[{kind}, msgspec.Meta(max_length={_number(most)})]"
+
+    def _unions(self, first: list[Message], last: list[Message]) -> str:
+        def classes(messages: list[Message], side: str) -> list[str]:
+            return [each.class_name for each in messages if each.sender in (side, "either")]
+
+        def to(messages: list[Message], side: str) -> list[str]:
+            return [each.class_name for each in messages if each.receiver == side]
+
+        known = self._protocol.messages.values()
+        chunks = [each.class_name for each in known if each.payloads == (1, 1)]
+        payloads = [
+            f"    {each.class_name}: {each.payloads}," for each in known if each.payloads != (0, 0)
+        ]
+        features = [
+            _commented(f'{_constant(each.name)}: Final = "{each.name}"', _plain(each.meaning))
+            for each in self._protocol.features.values()
+        ]
+        return "\n".join(
+            [
+                _union("WorkerMessage", classes(first, "worker")),
+                _union("PublisherMessage", classes(first, "publisher")),
+                _union("ToPublisher", ["WorkerMessage", *to(last, "publisher")]),
+                _union("ToWorker", ["PublisherMessage", *to(last, "worker")]),
+                _union("AnyChunk", chunks),
+                "",
+                "# The least and greatest number of payload frames; other types have none.",
+                "PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {",
+                *payloads,
+                "}",
+                "",
+                "# Optional features.",
+                *features,
+            ]
+        )
+
+
+def _constant(feature: str) -> str:
+    """Return the name of a feature's constant: `delta-1` is DELTA."""
+    return re.sub(r"-\d+$", "", feature).upper().replace("-", "_")
+
+
+def _sanitized(struct: Struct) -> bool:
+    """Return whether a struct has texts for people, which are made printable."""
+    texts = [each for each in struct.fields if isinstance(each.type, Text)]
+    people = [each for each in texts if not each.programs]
+    people = [each for each in people if (struct.name, each.name) not in PRINTABLE_WHERE_USED]
+    if people and len(people) < len(texts):
+        raise ValueError(f"{struct.name}: SanitizedText makes every text of a struct printable")
+    return bool(people)
+
+
+ABOUT: Final = """\
+Decoding checks the types and bounds below, so a machine never gets a value out of bounds, and
+ignores unknown fields, so that the protocol can grow. `headers.py` encodes and decodes messages;
+`docs/protocol` has the meaning of each field."""
+
+VERSIONED: Final = '''class Versioned(Message, frozen=True, kw_only=True):
+    """A message about one version."""
+
+    model: Name
+    epoch: Count
+    version: Positive'''

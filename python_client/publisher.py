@@ -17,9 +17,9 @@ from typing import Any, NoReturn, Unpack
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
 from ..bus.errors import UnknownWorkerError, WorkersMissingError
 from ..bus.event_log import RateLimitedWarning
+from ..bus.headers import TOKEN_BYTES
 from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
-from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
 from ..bus.net.callbacks import EventCallback, WorkerEvent
 from ..bus.net.publisher_loop import Promise, PublisherLoop, Reply

@@ -6,19 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..bus.chunks import ChunkPlan
-from ..bus.limits import (
-    APPLY_SECONDS,
-    APPLY_SECONDS_MAX,
-    INTEGER_MAX,
-    PATCHES_MAX,
-    STAGING_BYTES_MAX,
-    Timing,
-)
+from ..bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX, STAGING_BYTES_MAX, Timing
 from ..bus.net import endpoints
 from ..bus.net.publisher_sockets import PUB_QUEUE
+from ..bus.protocol_limits import PATCHES_MAX
 from ..bus.publisher.publication import Wait
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from ..codecs.precision import precision_of
+from ..codecs.protocol_limits import INTEGER_MAX
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
 from .applying.applier import Offer, Update

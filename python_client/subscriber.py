@@ -19,18 +19,17 @@ from weakref import WeakValueDictionary
 
 from ..bus.effects import Renamed
 from ..bus.errors import ApplyError, ClosedError
-from ..bus.limits import INTEGER_MAX
-from ..bus.messages import DELTA, MAPPING, RENAMING, UPSTREAM
+from ..bus.messages import CHECKING, DELTA, MAPPING, RENAMING, UPSTREAM
 from ..bus.net.control import WorkerSockets
 from ..bus.net.ready_queue import ReadyQueue
 from ..bus.net.worker_loop import WorkerLoop
-from ..bus.observed import CHECKING
 from ..bus.trust.keys import WorkerKeys
 from ..bus.worker.events import Flush
 from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
 from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
+from ..codecs.protocol_limits import INTEGER_MAX
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
 from .applying.applier import NEVER, Applier, Running, Staged, Update

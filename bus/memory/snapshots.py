@@ -51,8 +51,9 @@ from ...codecs.state import State, Writer
 from ..deadline import Deadline
 from ..errors import DeadlineError
 from ..event_log import RateLimitedWarning
+from ..headers import Buffer
 from ..limits import SNAPSHOTS_MAX
-from ..messages import Buffer, Shared
+from ..messages import Shared
 from ..sealer import SealInUseError
 from .pages import Check, memory_of
 from .segment import Segment

@@ -19,8 +19,9 @@ import zmq
 
 from ..errors import AddressError
 from ..event_log import RateLimitedWarning
-from ..limits import MESSAGE_BYTES_MAX, UNASKED_BYTES_MAX
-from ..messages import Buffer
+from ..headers import Buffer
+from ..limits import UNASKED_BYTES_MAX
+from ..protocol_limits import MESSAGE_BYTES_MAX
 from ..trust import curve
 from ..trust.curve_server import COMMAND_BYTES
 from ..trust.keys import WorkerKeys

@@ -20,7 +20,7 @@ from ...codecs.delta.patch import Delta
 from ...codecs.errors import PatchError
 from ...codecs.native import copy_crc32c
 from ..event_log import RateLimitedWarning
-from ..limits import MODELS_MAX
+from ..protocol_limits import MODELS_MAX
 from ..staged import Copying, Patching, StaleError
 from ..worker.events import Copied, Decoded
 

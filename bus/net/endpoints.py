@@ -11,7 +11,7 @@ import re
 import socket
 
 from ..errors import AddressError
-from ..limits import TEXT_MAX
+from ..protocol_limits import TEXT_MAX
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
 PATH_MAX = 107  # bytes of a path; the kernel takes one more of a name with @, libzmq does not

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from ..messages import Buffer
+from ..headers import Buffer
 from .zmtp import message_parts, rest_of
 
 HOLD_SECONDS = 0.1  # seconds that a partly sent message may use its memory without progress

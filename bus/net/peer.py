@@ -12,8 +12,9 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 
-from ..limits import COMMANDS, CONTROL_BYTES_MAX, UNREAD_BYTES_MAX
-from ..messages import Buffer
+from ..headers import Buffer
+from ..limits import COMMANDS, UNREAD_BYTES_MAX
+from ..protocol_limits import CONTROL_BYTES_MAX
 from ..token_bucket import TokenBucket
 from ..trust.curve_server import CurveConnection, CurveServer
 from .outgoing import Outgoing, PlainMessage, QueuedMessage, UnreadCopies

@@ -21,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..event_log import RateLimitedWarning
+from ..headers import TOKEN_BYTES, Buffer
 from ..lease import Lease
 from ..limits import (
     ACCEPT_SECONDS,
@@ -32,7 +33,6 @@ from ..limits import (
     TOPICS_MAX,
     UNREAD_BYTES_MAX,
 )
-from ..messages import TOKEN_BYTES, Buffer
 from ..token_bucket import TokenBucket
 from ..trust.grants import Grants
 from .descriptors import RejectedConnections, nearly_exhausted

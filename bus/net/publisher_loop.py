@@ -26,8 +26,8 @@ import msgspec
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..event_log import EventLog, RateLimitedWarning
-from ..messages import encode, topics_of
-from ..observed import Observe, RosterPage
+from ..headers import encode, topics_of
+from ..messages import Observe, RosterPage
 from ..publisher import absent
 from ..publisher.effects import (
     Broadcast,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import AddressError
+from ..headers import Buffer
 from ..limits import COPIES_BYTES_MAX
-from ..messages import Buffer
 from ..trust.curve_server import CurveServer
 from ..trust.grants import Grants
 from . import endpoints

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
-from ..limits import MODELS_MAX
+from ..protocol_limits import MODELS_MAX
 from ..staged import StagedVersion
 
 

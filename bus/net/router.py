@@ -32,6 +32,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..event_log import RateLimitedWarning
+from ..headers import Buffer
 from ..limits import (
     ACCEPT_SECONDS,
     CONNECT_RATE,
@@ -40,7 +41,6 @@ from ..limits import (
     PARTIAL_BYTES_MAX,
     UNPROVEN_MAX,
 )
-from ..messages import Buffer
 from ..token_bucket import TokenBucket
 from ..trust.curve_server import CROWDED, CurveError, CurveServer
 from . import endpoints

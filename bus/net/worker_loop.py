@@ -42,11 +42,11 @@ from ..effects import (
 )
 from ..errors import AddressError, ClosedError, RefusedError, on_one_line, rejected
 from ..event_log import RateLimitedWarning
+from ..headers import encode
 from ..lease import Lease
 from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
-from ..messages import encode
-from ..observed import Check
+from ..messages import Check
 from ..staged import StagedVersion
 from ..worker.events import Copied, Decoded, Granted, Happening, Opened, Report
 from ..worker.machine import WorkerMachine

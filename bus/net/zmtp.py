@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
+from ..headers import PAYLOAD, Buffer
 from ..lease import Lease
-from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
-from ..messages import PAYLOAD, Buffer
+from ..protocol_limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 
 MORE, LONG, COMMAND = 1, 2, 4
 # The first byte of a subscriber's message: unsubscribe, subscribe, report, or ticket.

@@ -11,11 +11,11 @@ from ..units import span
 from .absent import others_want, reasons
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
-from .phases import TargetEvent
 from .publication import Publication
 from .roster import Peer
 from .state import PublisherState
 from .status import phase_of, reason_of
+from .tables import TargetEvent
 from .version import Chunked, Version, VersionPatch
 
 # the end of the text for an apply that failed half-way

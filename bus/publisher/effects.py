@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from ..effects import Notice, Send
-from ..messages import Announce, Buffer, Message
+from ..headers import Buffer
+from ..messages import Announce
 from ..receipt import Receipt, State
+from ..structs import Message
 from ..units import span
 from .version import Chunked, Version
 

@@ -4,7 +4,6 @@ import math
 
 from ..effects import Notice, Send
 from ..epochs import contradiction, epoch_above
-from ..limits import EPOCH_LEAP_MAX_MS
 from ..messages import (
     MAPPING,
     RENAMING,
@@ -19,6 +18,7 @@ from ..messages import (
     Shared,
     Welcome,
 )
+from ..protocol_limits import EPOCH_LEAP_MAX_MS
 from ..units import span
 from . import calls
 from .effects import Effect, Follow, Settled, Withdraw

@@ -23,27 +23,26 @@ from functools import partial
 
 from ..effects import Notice, Send
 from ..errors import ProtocolError
+from ..headers import TOKEN_BYTES, Buffer, control_topic, from_worker, model_of
 from ..messages import (
-    TOKEN_BYTES,
     Applied,
     Beacon,
-    Buffer,
     Bye,
+    Checked,
     Failed,
     Fetch,
     Hello,
-    Message,
+    Observe,
     Ping,
     Pong,
     Progress,
     Refuse,
     Shared,
     Staged,
-    control_topic,
-    from_worker,
-    model_of,
+    Verify,
 )
-from ..observed import Checked, Observe, Verify, to_publisher
+from ..observed import to_publisher
+from ..structs import Message
 from ..trust.grants import Grant
 from . import absent, calls, faults, joining, publishing, reports, serving, sessions
 from .effects import Broadcast, Effect, HangUp, Resolve

@@ -17,30 +17,27 @@ import msgspec
 from msgspec.structs import replace
 
 from ..effects import Notice, Send
-from ..limits import (
-    EVENTS_TOLD,
-    LOOKED_SECONDS,
-    OBSERVER_SECONDS,
-    OBSERVERS_MAX,
-    PAGE_ROWS_MAX,
-    PAGES_MAX,
-    ROWS,
-    VERSIONS_TOLD,
-)
-from ..messages import Applied, Failed, Message, Ping, Progress, Refuse, Staged
-from ..observed import (
-    PAGE_BYTES,
+from ..limits import LOOKED_SECONDS, OBSERVER_SECONDS, PAGES_MAX, ROWS
+from ..messages import (
+    Applied,
     Doing,
+    Failed,
     Happened,
     ModelRow,
     Observe,
     Phase,
+    Ping,
+    Progress,
     Published,
+    Refuse,
     RosterPage,
-    Row,
+    Staged,
     Verify,
     WorkerRow,
 )
+from ..observed import PAGE_BYTES, Row
+from ..protocol_limits import EVENTS_TOLD, OBSERVERS_MAX, PAGE_ROWS_MAX, VERSIONS_TOLD
+from ..structs import Message
 from ..token_bucket import TokenBucket
 from ..trust.grants import Grant
 from .effects import Effect

@@ -7,17 +7,8 @@ import msgspec
 
 from ...codecs.native import crc32c
 from ..effects import Notice, Send
-from ..messages import (
-    Abort,
-    Announce,
-    Buffer,
-    Chunk,
-    Commit,
-    End,
-    Fetch,
-    Whole,
-    control_topic,
-)
+from ..headers import Buffer, control_topic
+from ..messages import Abort, Announce, Chunk, Commit, End, Fetch, Whole
 from ..sealer import Sealer
 from .effects import (
     Broadcast,

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from ..receipt import Receipt, State, WorkerReceipt
-from .phases import DECISIONS, TARGETS, Decision, DecisionEvent, TargetEvent
+from .tables import DECISIONS, TARGETS, Decision, DecisionEvent, TargetEvent
 from .version import Chunked, Version
 
 Wait = Literal["applied", "staged", "none"]

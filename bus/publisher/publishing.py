@@ -5,8 +5,10 @@ from operator import attrgetter
 
 from ..effects import Send
 from ..errors import UnknownWorkerError
-from ..limits import CALLS_MAX, WHOLE_BYTES_MAX
-from ..messages import DELTA, Progress, Whole, control_topic, data_topic, patch_topic
+from ..headers import control_topic, data_topic, patch_topic
+from ..limits import CALLS_MAX
+from ..messages import DELTA, Progress, Whole
+from ..protocol_limits import WHOLE_BYTES_MAX
 from . import absent, calls
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import announcement

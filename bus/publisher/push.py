@@ -12,8 +12,8 @@ The `end` message has the digest of all chunks, so it is sent in the step after 
 A version that is still arriving from another publisher is pushed up to its first missing chunk.
 """
 
-from ..limits import PUSH_CHUNKS
-from ..messages import control_topic, data_topic, patch_topic
+from ..headers import control_topic, data_topic, patch_topic
+from ..protocol_limits import PUSH_CHUNKS
 from .effects import Broadcast, BroadcastChunk, Effect
 from .offers import end_of
 from .version import Chunked

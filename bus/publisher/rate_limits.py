@@ -8,8 +8,8 @@ publisher sends no error message, since an answer to each message would help a f
 """
 
 from ..limits import CONTROL_RATE, UNKNOWN_PEER_RATE, Timing
-from ..messages import Bye, Hello, Message, Ping, Pong
-from ..observed import Checked, Observe, Verify
+from ..messages import Bye, Checked, Hello, Observe, Ping, Pong, Verify
+from ..structs import Message
 from ..token_bucket import Rate, TokenBucket
 
 COST_LOW, COST_HIGH = 1, 4  # units of a message with at most one effect; with more effects

@@ -2,8 +2,8 @@
 
 from ...codecs.words import printable
 from ..effects import Notice, Send
-from ..limits import TEXT_MAX
 from ..messages import Applied, Failed, Progress, Running, Staged
+from ..protocol_limits import TEXT_MAX
 from . import calls, publishing
 from .effects import Effect
 from .offers import abort_of, commit_of, end_of

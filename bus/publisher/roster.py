@@ -15,7 +15,7 @@ from typing import Literal
 from ..chunks import ChunkPlan
 from ..limits import ROSTER_MODELS_MAX, UNLIKE_KEPT, WORKERS_MAX
 from ..messages import DELTA, Failed, Hello, PatchId, Progress, Running
-from .phases import WORKERS, WorkerEvent, WorkerPhase
+from .tables import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
 

@@ -3,16 +3,17 @@
 from itertools import islice
 
 from ..effects import Notice, Send
-from ..limits import TICKET_SECONDS
 from ..messages import Ping, Pong, Refuse, Rekey
+from ..protocol_limits import TICKET_SECONDS
 from ..units import span
 from . import calls
 from .effects import DropRevoked, Effect
-from .phases import GRACED, WorkerEvent
+from .phases import GRACED
 from .roster import Peer
 from .serving import describe
 from .state import PublisherState
 from .status import is_stuck, phase_of
+from .tables import WorkerEvent
 
 FAILURES_TOLD = 3  # failed models in the log line of a worker that leaves
 REVOKED = "this publisher does not allow the key any more: ask whoever keeps its folder of keys"

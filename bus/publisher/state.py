@@ -8,15 +8,10 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from ..limits import (
-    ABSENT_MAX,
-    ABSENT_SECONDS,
-    CROWDED_SECONDS,
-    PUSH_CHUNKS,
-    RENEWAL_PAUSES,
-    Timing,
-)
-from ..messages import Prepare, Shared, data_topic, patch_topic
+from ..headers import data_topic, patch_topic
+from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS, Timing
+from ..messages import Prepare, Shared
+from ..protocol_limits import PUSH_CHUNKS, RENEWAL_PAUSES
 from ..trust.grants import Grants
 from .publication import Publication
 from .publisher_view import PublisherView, ReachableWorker

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..limits import ERROR_MAX
-from ..messages import Failed
-from ..observed import Transport
+from ..messages import Failed, Transport
+from ..protocol_limits import ERROR_MAX
 from ..units import span
 from .roster import Delivery, Peer
 from .state import PublisherState

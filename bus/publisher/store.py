@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 from ..limits import VERSIONS_TIMED
 from ..messages import Applied, Staged
 from .effects import Effect, Hash, MakeReclaimable, Release, Stamp
-from .phases import VersionEvent, VersionPhase
 from .roster import Peer
+from .tables import VersionEvent, VersionPhase
 from .version import Snapshot, Version, VersionOffer
 
 DIGESTS_KEPT = 1000  # digests of versions that are gone, to check late acknowledgements

@@ -14,16 +14,9 @@ import msgspec
 from ...codecs.layout import TensorSpec
 from ...codecs.native import crc32c
 from ..effects import Send
-from ..limits import DIFFERENCES_TOLD, OBSERVERS_MAX
-from ..observed import (
-    CHECKING,
-    PAGE_BYTES,
-    Check,
-    Checked,
-    Difference,
-    Verified,
-    Verify,
-)
+from ..messages import CHECKING, Check, Checked, Difference, Verified, Verify
+from ..observed import PAGE_BYTES
+from ..protocol_limits import DIFFERENCES_TOLD, OBSERVERS_MAX
 from .effects import Compare, Effect
 from .offers import SLICE_BYTES
 from .roster import Peer

@@ -28,10 +28,12 @@ from ...codecs.checksum import digest
 from ...codecs.layout import Layout
 from ...codecs.overflow import Found
 from ..chunks import ChunkPlan, Chunks, Memory, plan_of
-from ..limits import EPOCHS_KEPT, FETCH_CHUNKS_MAX
-from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
+from ..headers import Buffer
+from ..limits import EPOCHS_KEPT
+from ..messages import Applied, Patch, PatchId, Running, Shared, Staged
+from ..protocol_limits import FETCH_CHUNKS_MAX
 from ..sealer import ByteSource, SealedVersion
-from .phases import VERSIONS, VersionEvent, VersionPhase
+from .tables import VERSIONS, VersionEvent, VersionPhase
 
 
 class ChunkSource(ByteSource, Protocol):

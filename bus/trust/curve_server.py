@@ -24,7 +24,7 @@ from typing import Any
 from zmq.utils import z85
 
 from ..errors import KeysError
-from ..messages import Buffer
+from ..headers import Buffer
 
 NOT_ALLOWED = b"\x05ERROR\x03400"  # ZAP's (RFC 27) status of a key that is not allowed
 CROWDED = b"\x05ERROR\x03300"  # ZAP's status of a temporary failure

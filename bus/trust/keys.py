@@ -21,7 +21,8 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from ..errors import KeysError
-from ..limits import KEYS_MAX, TEXT_MAX
+from ..limits import KEYS_MAX
+from ..protocol_limits import TEXT_MAX
 from ..spare import SCARCE
 from . import curve
 from .grants import Grant, Role

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..observed import Checked
+from ..messages import Checked
 from ..staged import Copying, Patching, SharedMemory
 
 

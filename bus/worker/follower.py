@@ -25,14 +25,14 @@ from ..effects import (
     Subscribe,
     WholeStaged,
 )
+from ..headers import Buffer
 from ..lease import Lease
-from ..limits import APPLIES_MAX, WINDOW_CHUNKS, Timing
+from ..limits import Timing
 from ..messages import (
     Abort,
     Announce,
     AnyChunk,
     Applied,
-    Buffer,
     Commit,
     End,
     Failed,
@@ -41,19 +41,20 @@ from ..messages import (
     Running,
     Whole,
 )
+from ..protocol_limits import APPLIES_MAX, WINDOW_CHUNKS
 from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wanted
 from .fetch_planner import FetchPlanner
 from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
-from .phases import ARROWS, AT_ONCE, MODES, Event, ModeEvent
+from .phases import AT_ONCE
+from .tables import ARROWS, MODES, TRANSIENT, Event, ModeEvent
 from .transfer import Transfer
 from .version_store import Key, VersionEntry, VersionStore
 
 # Failures that may not occur again, since bytes were damaged or memory was short: the version is
 # tried again after a pause.
-TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is abandoned
 NOTHING_FITS = "nothing comes that fits what was announced"
 

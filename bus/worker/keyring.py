@@ -18,18 +18,9 @@ from ...codecs.sealing import (
     nonce_of,
 )
 from ..errors import ProtocolError
-from ..limits import GROUP_KEYS_MAX
-from ..messages import (
-    Announce,
-    Beacon,
-    Buffer,
-    End,
-    Patch,
-    PublisherMessage,
-    SealedChunk,
-    SealedMessage,
-    from_publisher,
-)
+from ..headers import Buffer, from_publisher
+from ..messages import Announce, Beacon, End, Patch, PublisherMessage, SealedChunk, SealedMessage
+from ..protocol_limits import GROUP_KEYS_MAX
 from ..sealer import subject_of
 
 _NO_SECRET: tuple[str, bytes, bytes] = "", b"", b""

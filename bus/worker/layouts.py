@@ -5,10 +5,12 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ...codecs.errors import LayoutError, TensorsError
-from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, TENSORS_MAX, Layout
+from ...codecs.layout import PREFIX_BYTES, Layout
+from ...codecs.protocol_limits import CHUNKS_MAX, LAYOUT_BYTES_MAX, TENSORS_MAX
 from ...codecs.sealing import AES_256_GCM
-from ..limits import CHUNKS_MAX, LAYOUT_BYTES_FREE, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX
-from ..messages import Announce, Buffer
+from ..headers import Buffer
+from ..limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX
+from ..messages import Announce
 from .keyring import Keyring
 
 Accepts = Callable[[str, Layout], str]
@@ -27,7 +29,7 @@ class Expected(NamedTuple):
     """What is known of the versions of a model before the first announcement."""
 
     nbytes: int = 0  # 0: unknown
-    layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # the most bytes of a layout
+    layout_bytes: int = PREFIX_BYTES + LAYOUT_BYTES_MAX  # the most bytes of a layout
     keyring: Keyring | None = None  # decrypts the versions; None if they are not encrypted
     patches: bool = False  # whether patches are accepted
 

@@ -29,8 +29,9 @@ from ..effects import (
 )
 from ..epochs import Ages
 from ..errors import ProtocolError
+from ..headers import Buffer, control_topic, from_publisher, token_of
 from ..lease import Lease
-from ..limits import CHECKS, STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
+from ..limits import CHECKS, STAGING_BYTES_MAX, Timing
 from ..messages import (
     DELTA,
     TICKET,
@@ -38,8 +39,8 @@ from ..messages import (
     Abort,
     Announce,
     Beacon,
-    Buffer,
     Bye,
+    Check,
     Chunk,
     Commit,
     End,
@@ -51,12 +52,11 @@ from ..messages import (
     Rename,
     SealedChunk,
     SealedMessage,
+    ToWorker,
     Welcome,
-    control_topic,
-    from_publisher,
-    token_of,
 )
-from ..observed import Check, ToWorker, to_worker, unchecked
+from ..observed import to_worker, unchecked
+from ..protocol_limits import WHOLE_BYTES_MAX
 from ..staged import SharedMemory
 from ..token_bucket import TokenBucket
 from . import reports
@@ -64,8 +64,8 @@ from .events import Examined, Flush, Happening, Opened, Report, Wanted
 from .follower import Follower, applied
 from .keyring import Keyring
 from .layouts import Accepts, Expected
-from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .reports import Identity
+from .tables import SESSIONS, TURNED_AWAY, Change, Session
 from .transfer import place_for
 
 FLUSHING = 2**52  # a ping's token of at least this marks a flush; a smaller token is the time

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..chunks import Chunks, plan_of
 from ..effects import Decode, Effect, Notice, Subscribe
+from ..headers import data_topic, patch_topic
 from ..limits import Timing
-from ..messages import DELTA, Patch, Refuse, Running, data_topic, patch_topic
+from ..messages import DELTA, Patch, Refuse, Running
 from ..staged import Base
 from . import reports
 from .layouts import Expected

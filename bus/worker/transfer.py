@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 from ...codecs.native import crc32c
 from ...codecs.sealing import Opening
 from ..chunks import Chunks, Memory
+from ..headers import Buffer
 from ..lease import Lease
-from ..limits import LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS, Timing
-from ..messages import Announce, Buffer, Chunk, Patch, PatchId, SealedChunk
+from ..limits import Timing
+from ..messages import Announce, Chunk, Patch, PatchId, SealedChunk
+from ..protocol_limits import LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS
 from ..staged import Base, Copying, Patching, SharedMemory
 from .keyring import Keyring
-from .phases import COMING, Coming, Way
+from .tables import COMING, Coming, Way
 
 NONE = (-1, 0)  # no chunk is leased
 DAMAGED_MAX = 16  # damaged chunks that are requested again immediately, before the timeout

@@ -14,24 +14,13 @@ from msgspec import Struct
 
 from ...codecs.layout import Layout
 from ..chunks import Chunks, Memory, plan_of
+from ..headers import Buffer
 from ..lease import Lease
 from ..limits import BUFFERS_MAX
-from ..messages import Announce, Buffer, Running, Whole
+from ..messages import Announce, Running, Whole
 from ..staged import Base, SharedMemory, StagedVersion
-from .phases import (
-    ARROWS,
-    LACKS,
-    MODES,
-    STRAIGHT,
-    TIMES,
-    Event,
-    Lack,
-    LackEvent,
-    Mode,
-    ModeEvent,
-    Phase,
-    Time,
-)
+from .phases import STRAIGHT, TIMES, Time
+from .tables import ARROWS, LACKS, MODES, Event, Lack, LackEvent, Mode, ModeEvent, Phase
 from .transfer import Transfer
 
 Key = tuple[int, int]

@@ -20,10 +20,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checksum import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 from ..dtypes import DTYPES
 from ..errors import PatchError
 from ..layout import Layout
+from ..protocol_limits import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, CHUNKS_MAX
 
 NAME: Final = "delta-1"
 MAGIC: Final = b"WBDELTA1"
@@ -32,7 +32,6 @@ GROUP_BLOCKS: Final = 16  # so many blocks share a table, so that its size is ne
 CLASSES: Final = 16  # classes of base values; more classes gained half a percent
 
 HEADER: Final = struct.Struct("<8sIIQ32s32s32s")
-CHUNKS_MAX: Final = 2**20  # of a version, as in the protocol: a digest covers four bytes per chunk
 ENTRY_BYTES_MAX: Final = 4  # 28 bits: a block has at most 2^21 bytes, and two bits are its mode
 
 UNCHANGED, STEPS, OVERWRITE, RAW = range(4)  # modes of a block

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ...bus.errors import ApplyError, not_applied, rejected, told_of
 from ...bus.event_log import RateLimitedWarning
-from ...bus.limits import LABEL_MAX
 from ...bus.net.ready_queue import ReadyQueue
+from ...bus.protocol_limits import LABEL_MAX
 from ...bus.staged import OverwrittenError, StagedVersion, StaleError
 from ...bus.units import span
 from ...bus.worker.events import Happening, Outcome, Report, Waits, Wanted

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from ...bus.limits import MODELS_MAX
+from ...bus.protocol_limits import MODELS_MAX
 from ...bus.staged import StagedVersion
 from ...bus.worker.layouts import Expected
 from ...codecs.apply import Reader, calls_users, check, devices_within, summing

@@ -27,9 +27,10 @@ from ...codecs.apply import as_arrays
 from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest
 from ...codecs.dtypes import numpy_dtype
 from ...codecs.errors import LayoutError, LimitError, StateError
-from ...codecs.layout import HEADER_BYTES_MAX, ORDER, PREFIX_BYTES, Layout, TensorSpec
+from ...codecs.layout import ORDER, PREFIX_BYTES, Layout, TensorSpec
 from ...codecs.native import crc32c
 from ...codecs.numpy_tensors import Array, Bytes
+from ...codecs.protocol_limits import LAYOUT_BYTES_MAX
 from .foreign import BEGINNING_BYTES, file_of, part_of
 from .header import read_layout
 from .shards import INDEX_SUFFIX, SUFFIX, CheckpointError, find, is_index, read_index
@@ -259,13 +260,13 @@ def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
     # Return the header of a file, with its length prefix; raise CheckpointError if it is damaged.
     prefix = file.read(PREFIX_BYTES)
     length = int.from_bytes(prefix, "little") if len(prefix) == PREFIX_BYTES else 0
-    if length > HEADER_BYTES_MAX:
+    if length > LAYOUT_BYTES_MAX:
         other = file_of(prefix + file.peek(BEGINNING_BYTES))
         if other:
             raise CheckpointError(f"{path} is {other}")
         raise CheckpointError(
             f"{path} is no safetensors file: its first 8 bytes would announce a header of {length} "
-            f"bytes, and at most {HEADER_BYTES_MAX} are allowed"
+            f"bytes, and at most {LAYOUT_BYTES_MAX} are allowed"
         )
     header = prefix + file.read(length)
     if len(header) < PREFIX_BYTES + length:

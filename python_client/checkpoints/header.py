@@ -14,7 +14,8 @@ from typing import Any, TypeGuard, cast
 import msgspec
 
 from ...codecs.errors import LayoutError, LimitError
-from ...codecs.layout import ALIGNMENT, INT_MAX, METADATA, PREFIX_BYTES, RANK_MAX, Layout
+from ...codecs.layout import ALIGNMENT, METADATA, PREFIX_BYTES, Layout
+from ...codecs.protocol_limits import INTEGER_MAX, RANK_MAX
 
 FIELDS = ("dtype", "shape", "data_offsets")  # fields of an entry, in the order of the array form
 DEPTH_MAX = 127  # deepest nesting that the library's JSON parser accepts
@@ -109,7 +110,7 @@ def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
         dtype = dtype[0][0]  # the library's parser also reads {"F32": null} as the variant F32
     if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         raise error
-    if len(shape) > RANK_MAX or max((*shape, *offsets)) > INT_MAX:
+    if len(shape) > RANK_MAX or max((*shape, *offsets)) > INTEGER_MAX:
         raise LimitError(
             f"tensor {name!r} has {len(shape)} dimensions up to {max(shape, default=0)}, at bytes "
             f"{offsets[0]} to {offsets[1]}; at most {RANK_MAX} dimensions and 2**53 can travel"

@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from ...codecs.errors import WeightBusError
-from ...codecs.layout import HEADER_BYTES_MAX, Layout
+from ...codecs.layout import Layout
+from ...codecs.protocol_limits import LAYOUT_BYTES_MAX
 from .foreign import BEGINNING_BYTES, file_of, folder_of, part_of
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-INDEX_BYTES_MAX = HEADER_BYTES_MAX  # an index has the same names as the headers
+INDEX_BYTES_MAX = LAYOUT_BYTES_MAX  # an index has the same names as the headers
 NAMES_SHOWN = 3  # names shown in an error; the others are counted
 
 

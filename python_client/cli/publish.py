@@ -15,8 +15,9 @@ from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
 from ...bus.units import span
-from ...codecs.metadata import BYTES_MAX, ENTRIES_MAX, FORMAT, checked, fitting
+from ...codecs.metadata import FORMAT, checked, fitting
 from ...codecs.precision import precision_of
+from ...codecs.protocol_limits import METADATA_BYTES_MAX, METADATA_MAX
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint, stamp_of
 from ..checkpoints.watch import Watch
 from ..checks import check_name
@@ -123,7 +124,8 @@ class PublishJob:
             screen.warn(
                 f"{checkpoint.path}: of its metadata, {', '.join(rest[:10])}"
                 + (f" and {len(rest) - 10} more" if len(rest) > 10 else "")
-                + f" stay behind: at most {ENTRIES_MAX} entries and {BYTES_MAX} bytes travel"
+                + f" stay behind: at most {METADATA_MAX} entries and {METADATA_BYTES_MAX} bytes "
+                "travel"
             )
         return found
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...bus.errors import RefusedError
-from ...bus.observed import Verified
+from ...bus.messages import Verified
 from ..observing.observer import Observer
 from ..observing.view import Standing
 from .outcome import DONE, NOT_ACHIEVED

@@ -26,8 +26,9 @@ from typing import BinaryIO
 
 from ...bus.staged import StagedVersion
 from ...codecs.apply import STEP_BYTES
-from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
+from ...codecs.layout import PREFIX_BYTES, Layout
 from ...codecs.native import crc32c
+from ...codecs.protocol_limits import LAYOUT_BYTES_MAX
 from ..applying.target import Names, Sums, Target
 from .places import Place, check_owner, open_plain, place_of
 
@@ -97,7 +98,7 @@ class FileTarget(Target):
             raise FileNotFoundError(errno.ENOENT, "it is gone", str(self._path))
         with file:
             head = file.read(PREFIX_BYTES)
-            head += file.read(min(int.from_bytes(head, "little"), HEADER_BYTES_MAX))
+            head += file.read(min(int.from_bytes(head, "little"), LAYOUT_BYTES_MAX))
             there = Layout.parse(head)
             for name in names:
                 total: int | None = None

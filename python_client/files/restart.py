@@ -4,9 +4,9 @@ import logging
 import os
 from pathlib import Path
 
-from ...bus.limits import INTEGER_MAX
 from ...codecs.apply import copy_into
 from ...codecs.checksum import digest_of
+from ...codecs.protocol_limits import INTEGER_MAX
 from .. import checks
 from ..checks import check_name
 from .state_folder import Saved, StateFolderError, StoredVersion, read_index

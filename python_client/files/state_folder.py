@@ -37,14 +37,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 import msgspec
 import numpy as np
 
-from ...bus.limits import INTEGER_MAX
 from ...bus.messages import Count, Hex64, Metadata, Name, Positive
 from ...bus.net.inheritance import close_in_children, keep_in_children
 from ...bus.spare import Spare
-from ...codecs.checksum import CHUNK_BYTES_MAX, digest_of
+from ...codecs.checksum import digest_of
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
+from ...codecs.protocol_limits import CHUNK_BYTES_MAX, INTEGER_MAX
 from .. import checks
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.shards import SUFFIX, CheckpointError

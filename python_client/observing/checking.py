@@ -9,8 +9,10 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ...bus.limits import CHECK_BYTES, CHECK_NAMES_MAX, CHECKS
-from ...bus.observed import Check, Checked, unchecked
+from ...bus.limits import CHECK_BYTES, CHECKS
+from ...bus.messages import Check, Checked
+from ...bus.observed import unchecked
+from ...bus.protocol_limits import CHECK_NAMES_MAX
 from ...bus.worker.events import Examined
 from ...codecs.errors import WeightBusError
 from ..applying.applier import Applier

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from ...bus.errors import PublishError
 from ...bus.event_log import RateLimitedWarning
-from ...bus.observed import Observe
+from ...bus.messages import Observe
 from ...bus.receipt import Receipt
 from ...codecs.errors import WeightBusError
 from ...codecs.words import printable

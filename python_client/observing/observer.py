@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from ...bus.errors import ProtocolError, RefusedError
 from ...bus.event_log import RateLimitedWarning
-from ...bus.limits import DIFFERENCES_TOLD, PAGES_MAX
-from ...bus.messages import Refuse, encode
+from ...bus.headers import encode
+from ...bus.limits import PAGES_MAX
+from ...bus.messages import Observe, Refuse, RosterPage, Verified, Verify
 from ...bus.net.control import Activity, WorkerSockets
-from ...bus.observed import Observe, RosterPage, Verified, Verify, to_observer
+from ...bus.observed import to_observer
+from ...bus.protocol_limits import DIFFERENCES_TOLD
 from ...bus.token_bucket import Rate, TokenBucket
 from ...bus.trust.keys import WorkerKeys
 from ..closing import Closable

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from ...bus.limits import EVENTS_TOLD
-from ...bus.observed import Doing, Happened, ModelRow, Observe, RosterPage, WorkerRow
+from ...bus.messages import Doing, Happened, ModelRow, Observe, RosterPage, WorkerRow
+from ...bus.protocol_limits import EVENTS_TOLD
 
 Verdict = Literal["lost", "failed", "stuck", "behind", "current"]  # the worst first
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

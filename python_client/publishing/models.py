@@ -16,10 +16,10 @@ import numpy as np
 from ...bus.chunks import Chunks
 from ...bus.deadline import Deadline
 from ...bus.errors import DeadlineError
-from ...bus.limits import CHUNKS_MAX, WHOLE_BYTES_MAX
 from ...bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
 from ...bus.messages import DELTA, Running, Shared
 from ...bus.net.publisher_loop import Promise, Reply
+from ...bus.protocol_limits import WHOLE_BYTES_MAX
 from ...bus.publisher.offers import hash_chunk
 from ...bus.publisher.roster import PatchCandidate
 from ...bus.publisher.version import OfferedPatch, Snapshot, VersionOffer
@@ -32,6 +32,7 @@ from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ...codecs.overflow import Found
 from ...codecs.precision import Precision, precision_of
+from ...codecs.protocol_limits import CHUNKS_MAX
 from ...codecs.renaming import Rename, Renaming, renaming_of
 from ...codecs.state import Form, State, state_of
 from ..applying.overflow_log import OverflowLog

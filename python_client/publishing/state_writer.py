@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...bus.limits import INTEGER_MAX
 from ...bus.publisher.version import Snapshot, Version
 from ...codecs.checksum import digest_of
 from ...codecs.layout import Layout
+from ...codecs.protocol_limits import INTEGER_MAX
 from ..files.state_folder import StateFolder, StoredVersion, newest, parts_of
 
 log = logging.getLogger("weightbus.state")

@@ -47,6 +47,9 @@ from weightbus.tests.cli.starting import python
         ("node_client/tests/publisher.py", None),
         ("node_client/package.json", None),
         ("c_client/include/weightbus.h", None),
+        ("protocol/messages.toml", "the protocol's description"),
+        ("protocol/python.py", "the protocol's description"),
+        ("protocol/README.md", None),
         ("c_client/build.rs", None),
     ],
 )
@@ -60,6 +63,21 @@ def test_a_unit_test_at_the_end_of_a_file_in_rust_does_not_count(
     text = b"fn f() {}\n\n#[cfg(test)]\nmod tests {\n}\n"
     monkeypatch.setattr(lines, "tracked", lambda _: iter([("rust_client/src/f.rs", text)]))
     assert counted(lines.HERE) == {"Rust": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bus/a.py", b'"""A. Made by `make protocol`; do not edit."""\n\na = 1\n'),
+        ("go_client/a.go", b"// Made by `make protocol`; do not edit.\n\npackage wbp\n"),
+    ],
+)
+def test_what_is_made_from_the_description_does_not_count(
+    name: str, text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(name, text), ("protocol/a.py", text), ("bus/b.py", b"1\n" * 5 + text)]
+    monkeypatch.setattr(lines, "tracked", lambda _: iter(found))
+    assert counted(lines.HERE) == {lines.DESCRIPTION: 3, "Python": 8}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from weightbus.codecs.dtypes import DTYPES
 from weightbus.codecs.errors import LimitError
-from weightbus.codecs.layout import NAME_BYTES_MAX, RANK_MAX
+from weightbus.codecs.protocol_limits import NAME_BYTES_MAX, RANK_MAX
 from weightbus.python_client.checkpoints.checkpoint import open_checkpoint
 from weightbus.python_client.checkpoints.shards import CheckpointError
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from weightbus import ApplyError, Publisher, Settings, Subscriber, TornError
-from weightbus.bus.limits import APPLIES_MAX
+from weightbus.bus.protocol_limits import APPLIES_MAX
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays, both
 from weightbus.types import Offer, Receipt, Update
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.errors import AddressError, UnknownWorkerError
-from weightbus.bus.limits import TEXT_MAX
+from weightbus.bus.protocol_limits import TEXT_MAX
 from weightbus.python_client.checks import SECONDS_MAX
 from weightbus.python_client.cli.commands import app
 from weightbus.python_client.options import PublishOptions, keywords_of

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from weightbus import ApplyError, Settings, Subscriber, TornError, UnchangedError
-from weightbus.bus.limits import APPLIES_MAX
+from weightbus.bus.protocol_limits import APPLIES_MAX
 from weightbus.tests.client.test_apply import runs
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays, both
 from weightbus.types import Pairs

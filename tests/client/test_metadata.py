@@ -11,7 +11,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from weightbus import Publisher, Settings, Subscriber
-from weightbus.codecs.metadata import BYTES_MAX, ENTRIES_MAX, NAME_MAX, checked, fitting
+from weightbus.codecs.metadata import checked, fitting
+from weightbus.codecs.protocol_limits import METADATA_BYTES_MAX, METADATA_MAX, METADATA_NAME_MAX
 from weightbus.tests.cli.test_cli import Commands, commands, run, small
 from weightbus.tests.client.settling import settled
 from weightbus.types import Offer, Update
@@ -22,7 +23,7 @@ SECONDS = 30.0  # far more than anything here takes
 SAID = {"step": "12000", "reward": "3.1", "git": "0f3a9c1", "über": 'ein\n"Satz" 🚚'}
 OTHER = {"step": "12001"}
 # By encoding, as JSON spells it longest: what is just small enough.
-LARGEST = {"n" * NAME_MAX: "x" * (BYTES_MAX - NAME_MAX)}
+LARGEST = {"n" * METADATA_NAME_MAX: "x" * (METADATA_BYTES_MAX - METADATA_NAME_MAX)}
 
 
 def arrays(value: float = 0.0, size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
@@ -99,12 +100,12 @@ def test_a_patched_version_and_one_that_is_committed_together_have_it() -> None:
         ("step", "give names and texts"),
         ({"step": 12_000}, "'step' has 12000; give names and texts"),
         ({1: "x"}, "1 has 'x'; give names and texts"),
-        ({f"m{i}": "" for i in range(ENTRIES_MAX + 1)}, "33 entries; at most 32"),
+        ({f"m{i}": "" for i in range(METADATA_MAX + 1)}, "33 entries; at most 32"),
         ({"": "x"}, "a name has 1 to 128"),
-        ({"n" * (NAME_MAX + 1): "x"}, "a name has 1 to 128"),
+        ({"n" * (METADATA_NAME_MAX + 1): "x"}, "a name has 1 to 128"),
         ({"n": "\0"}, "holds a NUL"),
         ({"n": "\udc80"}, "no text that UTF-8 can carry"),
-        ({"n": "é" * (BYTES_MAX // 2)}, "at most 4096 bytes of UTF-8 in all"),
+        ({"n": "é" * (METADATA_BYTES_MAX // 2)}, "at most 4096 bytes of UTF-8 in all"),
     ],
 )
 def test_what_cannot_travel_is_refused_at_once(metadata: Any, words: str) -> None:
@@ -114,11 +115,13 @@ def test_what_cannot_travel_is_refused_at_once(metadata: Any, words: str) -> Non
 
 
 def test_what_does_not_fit_of_a_file_stays_behind() -> None:
-    found, rest = fitting([("a", "1"), ("big", "x" * BYTES_MAX), ("b", "2"), ("z" * 129, "")])
+    found, rest = fitting(
+        [("a", "1"), ("big", "x" * METADATA_BYTES_MAX), ("b", "2"), ("z" * 129, "")]
+    )
     assert found == {"a": "1", "b": "2"}
     assert rest == ["big", "z" * 129]
-    found, rest = fitting((f"m{i}", "") for i in range(ENTRIES_MAX + 2))
-    assert len(found) == ENTRIES_MAX
+    found, rest = fitting((f"m{i}", "") for i in range(METADATA_MAX + 2))
+    assert len(found) == METADATA_MAX
     assert rest == ["m32", "m33"]
 
 
@@ -188,7 +191,7 @@ def test_the_command_line_carries_what_a_file_says(
     commands: Commands, small: Path, tmp_path: Path
 ) -> None:
     source, out = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
-    texts = {"format": "pt", "author": "me", "step": "1", "license": "x" * BYTES_MAX}
+    texts = {"format": "pt", "author": "me", "step": "1", "license": "x" * METADATA_BYTES_MAX}
     save_file(load_file(small), source, texts)
     publisher, address = commands.publish(source, "--metadata", "step=12", "--metadata", "a=b=c")
     worker = commands.subscribe(address, out, "--once")
@@ -201,7 +204,7 @@ def test_the_command_line_carries_what_a_file_says(
     assert texts_of(out) == {"format": "pt", **said}
 
 
-@pytest.mark.parametrize("given", ["step", "=12", "step=" + "x" * BYTES_MAX])
+@pytest.mark.parametrize("given", ["step", "=12", "step=" + "x" * METADATA_BYTES_MAX])
 def test_the_command_line_says_how_it_is_given(given: str, small: Path) -> None:
     result = run("publish", small, "--model", "m", "--metadata", given)
     assert result.exit_code == 2, result.output

@@ -10,14 +10,8 @@ from safetensors import deserialize
 
 from weightbus.codecs.dtypes import DTYPES
 from weightbus.codecs.errors import LayoutError
-from weightbus.codecs.layout import (
-    DIFFERENCE_LINES_MAX,
-    NAME_BYTES_MAX,
-    RANK_MAX,
-    Layout,
-    difference,
-    trimmed,
-)
+from weightbus.codecs.layout import DIFFERENCE_LINES_MAX, Layout, difference, trimmed
+from weightbus.codecs.protocol_limits import NAME_BYTES_MAX, RANK_MAX
 
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 

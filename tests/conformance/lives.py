@@ -1,6 +1,6 @@
 """Scenarios of processes that end and come back, of names, epochs, silence and goodbyes."""
 
-from weightbus.bus.limits import PUSH_CHUNKS
+from weightbus.bus.protocol_limits import PUSH_CHUNKS
 from weightbus.tests.conformance.decisions import heard_twice_more
 from weightbus.tests.conformance.publishing import SMALL, expect
 from weightbus.tests.conformance.rules import hold, lose

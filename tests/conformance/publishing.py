@@ -4,8 +4,8 @@ from contextlib import closing
 
 import numpy as np
 
-from weightbus.bus.limits import PROGRESS_CHUNKS
-from weightbus.codecs.metadata import BYTES_MAX, ENTRIES_MAX, NAME_MAX
+from weightbus.bus.protocol_limits import PROGRESS_CHUNKS
+from weightbus.codecs.protocol_limits import METADATA_BYTES_MAX, METADATA_MAX, METADATA_NAME_MAX
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Passing, hold
@@ -41,8 +41,10 @@ def metadata(stage: Stage) -> None:
     stage.open()
     worker = stage.worker()
     said = {"step": "12000", "reward": "-3.5e-1", "\u00fcber": 'ein "Satz"\n\\ \U0001f69a\u202e'}
-    largest = {f"{number:0100d}": "" for number in range(ENTRIES_MAX - 1)}
-    largest["x" * NAME_MAX] = "\x01" * (BYTES_MAX - NAME_MAX - 100 * len(largest))
+    largest = {f"{number:0100d}": "" for number in range(METADATA_MAX - 1)}
+    largest["x" * METADATA_NAME_MAX] = "\x01" * (
+        METADATA_BYTES_MAX - METADATA_NAME_MAX - 100 * len(largest)
+    )
     for size in (600, SMALL):
         for words in (said, {}, largest):
             stage.publish(noise(stage.chance, size), metadata=words)

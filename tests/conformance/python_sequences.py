@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from weightbus.bus.effects import Effect, Ready, Renamed, Send
+from weightbus.bus.headers import encode
 from weightbus.bus.limits import STAGING_BYTES_MAX
-from weightbus.bus.messages import encode
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine

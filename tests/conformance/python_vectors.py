@@ -14,18 +14,14 @@ from numpy.typing import NDArray
 
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.headers import WBP, encode, from_publisher
 from weightbus.bus.memory.segment import MappedSegments
-from weightbus.bus.messages import (
-    WBP,
-    Message,
-    Shared,
-    encode,
-    from_publisher,
-)
-from weightbus.bus.observed import ToPublisher, to_worker
+from weightbus.bus.messages import Shared, ToPublisher
+from weightbus.bus.observed import to_worker
 from weightbus.bus.staged import StaleError
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.keyring import Keyring
-from weightbus.bus.worker.phases import ARROWS, COMING, LACKS, MODES, SESSIONS
+from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest, digest_of
 from weightbus.codecs.delta.patch import Delta

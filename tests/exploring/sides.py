@@ -23,8 +23,9 @@ from weightbus.bus.effects import (
     Send,
     Subscribe,
 )
+from weightbus.bus.headers import encode
 from weightbus.bus.limits import BUFFERS_MAX, Timing
-from weightbus.bus.messages import DELTA, RENAMING, Applied, Hello, encode
+from weightbus.bus.messages import DELTA, RENAMING, Applied, Hello
 from weightbus.bus.net.copier import decoded
 from weightbus.bus.publisher.effects import Broadcast, HangUp, Hash, Resolve, Settled
 from weightbus.bus.publisher.effects import Effect as PublisherEffect

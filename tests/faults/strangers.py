@@ -18,10 +18,10 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from weightbus.bus.headers import encode
 from weightbus.bus.limits import PAGES_MAX
-from weightbus.bus.messages import Applied, Bye, Fetch, Hello, Ping, Progress, encode
+from weightbus.bus.messages import Applied, Bye, Fetch, Hello, Observe, Ping, Progress
 from weightbus.bus.net.zmtp import COMMAND, LONG, MORE
-from weightbus.bus.observed import Observe
 
 MECHANISMS = (b"NULL", b"PLAIN", b"CURVE", b"GSSAPI")
 SIGNATURE = b"\xff" + bytes(7) + b"\1\x7f"

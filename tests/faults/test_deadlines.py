@@ -33,7 +33,8 @@ from weightbus import (
     Subscriber,
     WorkersMissingError,
 )
-from weightbus.bus.messages import Hello, encode
+from weightbus.bus.headers import encode
+from weightbus.bus.messages import Hello
 from weightbus.tests.compose.waiting import stop, wait_for
 from weightbus.tests.trust.sealed_bus import keys_in
 from weightbus.torchrl import WeightSyncScheme, ZMQWeightSyncScheme

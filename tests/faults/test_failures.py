@@ -30,7 +30,8 @@ from weightbus import (
     Subscriber,
     UnknownWorkerError,
 )
-from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
+from weightbus.bus.headers import encode, from_publisher
+from weightbus.bus.messages import Hello, Ping, Refuse, Welcome
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import UNSENT_MS
 from weightbus.bus.publisher.effects import Effect as PublisherEffect

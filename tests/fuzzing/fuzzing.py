@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from weightbus.bus.effects import Decode, Effect, Ready
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.headers import encode, from_publisher, from_worker
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.memory.segment import HEADER_BYTES, MappedSegments
 from weightbus.bus.messages import (
@@ -36,9 +37,6 @@ from weightbus.bus.messages import (
     Running,
     Shared,
     Welcome,
-    encode,
-    from_publisher,
-    from_worker,
 )
 from weightbus.bus.net.copier import decoded
 from weightbus.bus.net.zmtp import Stream, ZmtpError

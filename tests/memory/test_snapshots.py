@@ -26,8 +26,9 @@ from weightbus.bus.memory.snapshots import (
     Snapshot,
 )
 from weightbus.bus.publisher.effects import Effect, MakeReclaimable, Release
-from weightbus.bus.publisher.phases import SNAPSHOTS, VERSIONS, VersionEvent, VersionPhase
+from weightbus.bus.publisher.phases import SNAPSHOTS
 from weightbus.bus.publisher.store import DIGESTS_KEPT, Versions
+from weightbus.bus.publisher.tables import VERSIONS, VersionEvent, VersionPhase
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weightbus.bus.messages import Message, Pong, Refuse, Welcome, encode
+from weightbus.bus.headers import encode
+from weightbus.bus.messages import Pong, Refuse, Welcome
 from weightbus.bus.net.zmtp import COMMAND, GREETING, LONG, MORE
+from weightbus.bus.structs import Message
 
 SECONDS = 60.0  # far more than any step here takes
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from weightbus.bus.headers import control_topic
 from weightbus.bus.limits import COMMANDS, UNREAD_BYTES_MAX
-from weightbus.bus.messages import control_topic
 from weightbus.bus.net import sub
 from weightbus.bus.net.sub import REDIAL_MAX_SECONDS, REDIAL_SECONDS, SILENCE_SECONDS, Subscription
 from weightbus.bus.net.zmtp import COMMAND, GREETING

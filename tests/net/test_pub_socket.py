@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from weightbus.bus.errors import AddressError
 from weightbus.bus.event_log import EVERY_SECONDS
+from weightbus.bus.headers import Buffer
 from weightbus.bus.limits import ACCEPT_SECONDS, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
-from weightbus.bus.messages import Buffer
 from weightbus.bus.net import pub as pub_socket
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.outgoing import HOLD_SECONDS

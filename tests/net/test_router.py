@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from weightbus.bus.limits import COMMANDS, CONTROL_BYTES_MAX, HEADER_BYTES_MAX
+from weightbus.bus.limits import COMMANDS
 from weightbus.bus.net import outgoing, peer, router
 from weightbus.bus.net.processes import SocketSearch
 from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.zmtp import COMMAND, FRAMES_MAX, GREETING, MORE
+from weightbus.bus.protocol_limits import CONTROL_BYTES_MAX, HEADER_BYTES_MAX
 from weightbus.bus.token_bucket import Rate
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from weightbus.bus.errors import AddressError
-from weightbus.bus.messages import Buffer
+from weightbus.bus.headers import Buffer
 from weightbus.bus.net import control as sockets
 from weightbus.bus.net import listening
 from weightbus.bus.net.control import WorkerSockets

@@ -9,28 +9,26 @@ import numpy as np
 import pytest
 
 import weightbus
+from weightbus.bus.headers import TOKEN_BYTES, encode, token_of
 from weightbus.bus.limits import SUBSCRIPTIONS, Timing
 from weightbus.bus.messages import (
-    TOKEN_BYTES,
     UPSTREAM,
     Applied,
     Bye,
     Failed,
     Hello,
-    Message,
     Ping,
     Progress,
     Refuse,
     Staged,
     Welcome,
-    encode,
-    token_of,
 )
 from weightbus.bus.net.sub import Subscription
 from weightbus.bus.net.zmtp import WORD, Stream, message_parts
 from weightbus.bus.publisher.effects import Effect, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.state import PublisherState
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.tests.client.settling import settled

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightbus.bus.limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
-from weightbus.bus.messages import Buffer
+from weightbus.bus.headers import Buffer
 from weightbus.bus.net.zmtp import (
     COMMAND,
     FRAMES_MAX,
@@ -20,6 +19,7 @@ from weightbus.bus.net.zmtp import (
     Stream,
     ZmtpError,
 )
+from weightbus.bus.protocol_limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from weightbus.tests.net.hostile import frame, message
 from weightbus.tests.simulation.placing import Placed, frames_of
 

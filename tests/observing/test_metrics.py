@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weightbus import Publisher, PublishError, Settings
-from weightbus.bus.observed import Doing, ModelRow, RosterPage, WorkerRow
+from weightbus.bus.messages import Doing, ModelRow, RosterPage, WorkerRow
 from weightbus.python_client.observing.http_endpoints import tell
 from weightbus.python_client.observing.view import View
 from weightbus.tests.client.settling import arrays, joined

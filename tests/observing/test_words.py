@@ -17,18 +17,20 @@ from weightbus import RefusedError
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import ApplyError, ProtocolError, PublishError
 from weightbus.bus.event_log import EventLog, RateLimitedWarning
-from weightbus.bus.limits import ERROR_MAX, LABEL_MAX, TEXT_MAX
-from weightbus.bus.messages import Abort, Failed, Message, Refuse, SanitizedText, from_publisher
-from weightbus.bus.observed import (
+from weightbus.bus.headers import from_publisher
+from weightbus.bus.messages import (
+    Abort,
+    Failed,
+    Refuse,
     RosterPage,
     ToPublisher,
     ToWorker,
     Verified,
-    to_observer,
-    to_publisher,
-    to_worker,
 )
+from weightbus.bus.observed import to_observer, to_publisher, to_worker
+from weightbus.bus.protocol_limits import ERROR_MAX, LABEL_MAX, TEXT_MAX
 from weightbus.bus.publisher.effects import Resolve
+from weightbus.bus.structs import Message, SanitizedText
 from weightbus.codecs.apply import check
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import NAME_SHOWN, Layout

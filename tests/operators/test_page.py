@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from weightbus import Publisher
-from weightbus.bus.messages import Hello, Running, encode
+from weightbus.bus.headers import encode
+from weightbus.bus.messages import Hello, Running
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.operators.browser import Browser

@@ -24,8 +24,9 @@ from typing import Any
 
 import pytest
 
-from weightbus.bus.publisher import phases as publisher_phases
+from weightbus.bus.publisher import tables as publisher_tables
 from weightbus.bus.worker import phases
+from weightbus.bus.worker import tables as worker_tables
 from weightbus.tests.conformance.languages import Language, chosen
 from weightbus.tests.conformance.python_sequences import play
 from weightbus.tests.conformance.python_vectors import blob
@@ -35,16 +36,16 @@ from weightbus.tests.simulation import simulate
 
 OF_PUBLISHER = {"published version", "worker on the roster", "target", "decision"}
 TABLES: dict[str, dict[str, dict[str, str]]] = {
-    "version": phases.ARROWS,  # type: ignore[dict-item]
-    "announced": phases.LACKS,  # type: ignore[dict-item]
-    "arriving": phases.COMING,  # type: ignore[dict-item]
+    "version": worker_tables.ARROWS,  # type: ignore[dict-item]
+    "announced": worker_tables.LACKS,  # type: ignore[dict-item]
+    "arriving": worker_tables.COMING,  # type: ignore[dict-item]
     "applying": phases.TIMES,  # type: ignore[dict-item]
-    "model": phases.MODES,  # type: ignore[dict-item]
-    "worker": phases.SESSIONS,  # type: ignore[dict-item]
-    "published version": publisher_phases.VERSIONS,  # type: ignore[dict-item]
-    "worker on the roster": publisher_phases.WORKERS,  # type: ignore[dict-item]
-    "target": publisher_phases.TARGETS,  # type: ignore[dict-item]
-    "decision": publisher_phases.DECISIONS,  # type: ignore[dict-item]
+    "model": worker_tables.MODES,  # type: ignore[dict-item]
+    "worker": worker_tables.SESSIONS,  # type: ignore[dict-item]
+    "published version": publisher_tables.VERSIONS,  # type: ignore[dict-item]
+    "worker on the roster": publisher_tables.WORKERS,  # type: ignore[dict-item]
+    "target": publisher_tables.TARGETS,  # type: ignore[dict-item]
+    "decision": publisher_tables.DECISIONS,  # type: ignore[dict-item]
 }
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "tests" / "vectors"

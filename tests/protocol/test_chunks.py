@@ -15,8 +15,9 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Chunk
 from weightbus.bus.publisher.offers import announcement
 from weightbus.bus.worker.transfer import Transfer
-from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, digest_of
+from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from weightbus.codecs.native import crc32c
+from weightbus.codecs.protocol_limits import CHUNK_BYTES_MAX
 from weightbus.tests.simulation.virtual_shell import version_of
 
 

@@ -2,25 +2,14 @@
 
 import pytest
 
+from weightbus.bus.headers import control_topic, data_topic, encode
 from weightbus.bus.limits import (
     BUFFERS_MAX,
-    CHUNKS_MAX,
-    FETCH_CHUNKS_MAX,
-    HEADER_BYTES_MAX,
-    INTEGER_MAX,
-    MESSAGE_BYTES_MAX,
-    METADATA_BYTES_MAX,
-    MODELS_MAX,
-    PATCHES_MAX,
-    PROGRESS_CHUNKS,
-    PUSH_CHUNKS,
     SNAPSHOTS_MAX,
     STAGING_BYTES_MAX,
     SUBSCRIPTIONS,
-    TEXT_MAX,
     TOPIC_BYTES_MAX,
     TOPICS_MAX,
-    WINDOW_CHUNKS,
     WORKERS_MAX,
     Timing,
 )
@@ -28,23 +17,38 @@ from weightbus.bus.messages import (
     Announce,
     Failed,
     Hello,
-    Message,
     Patch,
     Pong,
     Refuse,
     Running,
     Shared,
     Welcome,
-    control_topic,
-    data_topic,
-    encode,
 )
 from weightbus.bus.net import control as sockets
 from weightbus.bus.net import peer, publisher_sockets
+from weightbus.bus.protocol_limits import (
+    FETCH_CHUNKS_MAX,
+    HEADER_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    MODELS_MAX,
+    PATCHES_MAX,
+    PROGRESS_CHUNKS,
+    PUSH_CHUNKS,
+    TEXT_MAX,
+    WINDOW_CHUNKS,
+)
 from weightbus.bus.publisher.push import BURST_BYTES
+from weightbus.bus.structs import Message
 from weightbus.bus.token_bucket import Rate, TokenBucket
-from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
-from weightbus.codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
+from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT
+from weightbus.codecs.protocol_limits import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    CHUNKS_MAX,
+    INTEGER_MAX,
+    LAYOUT_BYTES_MAX,
+    METADATA_BYTES_MAX,
+)
 
 NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are
 # What takes most bytes of JSON for a character of text.

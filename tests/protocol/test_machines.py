@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.effects import Effect, Ready, Send, Subscribe
-from weightbus.bus.limits import BUFFERS_MAX, HEADER_BYTES_MAX, INTEGER_MAX, Timing
+from weightbus.bus.headers import Buffer, encode, from_publisher, from_worker
+from weightbus.bus.limits import BUFFERS_MAX, Timing
 from weightbus.bus.messages import (
     Abort,
     Announce,
     Applied,
     Beacon,
-    Buffer,
     Bye,
     Chunk,
     Commit,
@@ -26,7 +26,6 @@ from weightbus.bus.messages import (
     Failed,
     Fetch,
     Hello,
-    Message,
     Ping,
     Pong,
     Progress,
@@ -34,10 +33,8 @@ from weightbus.bus.messages import (
     Running,
     Staged,
     Welcome,
-    encode,
-    from_publisher,
-    from_worker,
 )
+from weightbus.bus.protocol_limits import HEADER_BYTES_MAX
 from weightbus.bus.publisher import roster
 from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
@@ -46,6 +43,7 @@ from weightbus.bus.publisher.offers import end_of
 from weightbus.bus.publisher.publication import CommitMode, Publication, PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version, VersionOffer
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
@@ -53,6 +51,7 @@ from weightbus.bus.worker.version_store import IN_MEMORY
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
+from weightbus.codecs.protocol_limits import INTEGER_MAX
 from weightbus.tests.simulation.performing import done
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot, perform, version_of
 from weightbus.tests.simulation.virtual_shell import chunk as crc_and_bytes

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from weightbus.bus import messages
 from weightbus.bus.errors import ProtocolError
-from weightbus.bus.limits import HEADER_BYTES_MAX
-from weightbus.bus.messages import (
-    NAME_PATTERN,
-    PAYLOADS,
-    Message,
-    Ping,
-    PublisherMessage,
-    WorkerMessage,
+from weightbus.bus.headers import (
     control_topic,
     data_topic,
     encode,
@@ -27,6 +20,9 @@ from weightbus.bus.messages import (
     from_worker,
     model_of,
 )
+from weightbus.bus.messages import NAME_PATTERN, PAYLOADS, Ping, PublisherMessage, WorkerMessage
+from weightbus.bus.protocol_limits import HEADER_BYTES_MAX
+from weightbus.bus.structs import Message
 from weightbus.python_client.checks import check_name
 
 Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[messages.Buffer]]]

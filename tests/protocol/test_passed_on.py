@@ -15,20 +15,10 @@ from hypothesis import strategies as st
 from weightbus.bus.chunks import Chunks, Memory
 from weightbus.bus.effects import Effect as WorkerEffect
 from weightbus.bus.effects import Ready, Send
-from weightbus.bus.limits import FETCH_CHUNKS_MAX, Timing
-from weightbus.bus.messages import (
-    Announce,
-    Bye,
-    Chunk,
-    End,
-    Fetch,
-    Hello,
-    Message,
-    Ping,
-    Welcome,
-    Whole,
-    encode,
-)
+from weightbus.bus.headers import encode
+from weightbus.bus.limits import Timing
+from weightbus.bus.messages import Announce, Bye, Chunk, End, Fetch, Hello, Ping, Welcome, Whole
+from weightbus.bus.protocol_limits import FETCH_CHUNKS_MAX
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.effects import Broadcast, Effect, Hash
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -36,6 +26,7 @@ from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.staged import StagedVersion
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity

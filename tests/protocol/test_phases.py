@@ -11,8 +11,8 @@ import pytest
 
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Announce
-from weightbus.bus.publisher.phases import DECISIONS, TARGETS, VERSIONS, WORKERS
-from weightbus.bus.worker.phases import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
+from weightbus.bus.publisher.tables import DECISIONS, TARGETS, VERSIONS, WORKERS
+from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import IN_MEMORY, VersionEntry, VersionStore
 from weightbus.tests.vectors import levels, phase_cases

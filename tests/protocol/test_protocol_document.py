@@ -16,20 +16,12 @@ import pytest
 
 from weightbus.bus import limits, messages, observed
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.headers import from_publisher, from_worker
 from weightbus.bus.limits import Timing
 from weightbus.bus.memory import segment
-from weightbus.bus.messages import (
-    PAYLOADS,
-    Message,
-    Patch,
-    PatchId,
-    Running,
-    Shared,
-    Whole,
-    from_publisher,
-    from_worker,
-)
+from weightbus.bus.messages import PAYLOADS, Patch, PatchId, Running, Shared, Whole
 from weightbus.bus.publisher import offers
+from weightbus.bus.structs import Message
 from weightbus.bus.token_bucket import Rate
 from weightbus.bus.worker import follower, transfer
 from weightbus.bus.worker import layouts as acceptance

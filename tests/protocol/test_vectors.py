@@ -14,9 +14,10 @@ from safetensors.numpy import load_file
 
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.headers import Buffer, encode, from_publisher, from_worker
 from weightbus.bus.memory.segment import Segment
-from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
 from weightbus.bus.observed import to_publisher, to_worker
+from weightbus.bus.structs import Message
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.dtypes import numpy_dtype, torch_dtype

@@ -12,17 +12,8 @@ import pytest
 
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.errors import ClosedError, PublishError
-from weightbus.bus.messages import (
-    Applied,
-    Buffer,
-    Fetch,
-    Hello,
-    Ping,
-    Progress,
-    Refuse,
-    encode,
-    from_publisher,
-)
+from weightbus.bus.headers import Buffer, encode, from_publisher
+from weightbus.bus.messages import Applied, Fetch, Hello, Ping, Progress, Refuse
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.pub import SubscriberInput
 from weightbus.bus.net.publisher_loop import FAILED_TURNS_MAX, PublisherLoop, Reply

@@ -8,43 +8,39 @@ import pytest
 
 from weightbus import Publisher, RefusedError, Settings, Subscriber
 from weightbus.bus.effects import Notice, Send
-from weightbus.bus.limits import (
+from weightbus.bus.headers import encode
+from weightbus.bus.limits import LOOKED_SECONDS, OBSERVER_SECONDS, PAGES_MAX
+from weightbus.bus.messages import (
+    Applied,
+    Bye,
+    Doing,
+    Failed,
+    Hello,
+    ModelRow,
+    Observe,
+    Ping,
+    Progress,
+    Refuse,
+    RosterPage,
+    Staged,
+    Verified,
+    WorkerRow,
+)
+from weightbus.bus.observed import to_observer
+from weightbus.bus.protocol_limits import (
     ERROR_MAX,
     EVENTS_TOLD,
     HEADER_BYTES_MAX,
     LABEL_MAX,
-    LOOKED_SECONDS,
     MODELS_MAX,
-    OBSERVER_SECONDS,
     OBSERVERS_MAX,
-    PAGES_MAX,
     TEXT_MAX,
     VERSIONS_TOLD,
-)
-from weightbus.bus.messages import (
-    Applied,
-    Bye,
-    Failed,
-    Hello,
-    Message,
-    Ping,
-    Progress,
-    Refuse,
-    Staged,
-    encode,
-)
-from weightbus.bus.observed import (
-    Doing,
-    ModelRow,
-    Observe,
-    RosterPage,
-    Verified,
-    WorkerRow,
-    to_observer,
 )
 from weightbus.bus.publisher import observers
 from weightbus.bus.publisher.effects import Effect
 from weightbus.bus.publisher.version import VersionOffer
+from weightbus.bus.structs import Message
 from weightbus.bus.token_bucket import Rate
 from weightbus.codecs.layout import Layout
 from weightbus.python_client.observing.observer import Observer

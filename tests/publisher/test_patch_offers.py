@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from weightbus.bus.deadline import Deadline
 from weightbus.bus.effects import Effect, Notice, Send
-from weightbus.bus.limits import PUSH_CHUNKS, Timing
+from weightbus.bus.headers import encode
+from weightbus.bus.limits import Timing
 from weightbus.bus.memory.snapshots import NEVER
 from weightbus.bus.messages import (
     DELTA,
@@ -25,14 +26,13 @@ from weightbus.bus.messages import (
     End,
     Fetch,
     Hello,
-    Message,
     PatchId,
     Ping,
     Progress,
     Refuse,
     Running,
-    encode,
 )
+from weightbus.bus.protocol_limits import PUSH_CHUNKS
 from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
@@ -40,6 +40,7 @@ from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, PatchCandi
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import OfferedPatch, Version, VersionOffer, VersionPatch
 from weightbus.bus.sealer import Sealer
+from weightbus.bus.structs import Message
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.delta.patch import Delta
 from weightbus.codecs.delta.worth import (

@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from weightbus.bus.publisher.phases import TARGETS, TargetEvent
 from weightbus.bus.publisher.publication import Publication, PublishTerms
+from weightbus.bus.publisher.tables import TARGETS, TargetEvent
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.receipt import State
 from weightbus.codecs.layout import Layout

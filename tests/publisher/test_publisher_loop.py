@@ -10,11 +10,12 @@ from typing import cast
 import pytest
 
 from weightbus.bus.errors import ClosedError, PublishError
-from weightbus.bus.limits import PUSH_CHUNKS
-from weightbus.bus.messages import Buffer, Fetch, Hello, Ping, data_topic, encode
+from weightbus.bus.headers import Buffer, data_topic, encode
+from weightbus.bus.messages import Fetch, Hello, Ping
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.publisher_loop import PublisherLoop, Reply
 from weightbus.bus.net.publisher_sockets import PollResult, PublisherSockets
+from weightbus.bus.protocol_limits import PUSH_CHUNKS
 from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms

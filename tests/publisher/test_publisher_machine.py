@@ -11,14 +11,8 @@ import pytest
 
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.errors import UnknownWorkerError
-from weightbus.bus.limits import (
-    ABSENT_MAX,
-    CALLS_MAX,
-    EPOCH_LEAP_MAX_MS,
-    PUSH_CHUNKS,
-    WHOLE_BYTES_MAX,
-    Timing,
-)
+from weightbus.bus.headers import data_topic, encode
+from weightbus.bus.limits import ABSENT_MAX, CALLS_MAX, Timing
 from weightbus.bus.memory.snapshots import Pool, Snapshot
 from weightbus.bus.messages import (
     MAPPING,
@@ -34,7 +28,6 @@ from weightbus.bus.messages import (
     Failed,
     Fetch,
     Hello,
-    Message,
     Ping,
     Pong,
     Prepare,
@@ -45,9 +38,8 @@ from weightbus.bus.messages import (
     Shared,
     Staged,
     Welcome,
-    data_topic,
-    encode,
 )
+from weightbus.bus.protocol_limits import EPOCH_LEAP_MAX_MS, PUSH_CHUNKS, WHOLE_BYTES_MAX
 from weightbus.bus.publisher import absent, sessions
 from weightbus.bus.publisher.effects import (
     Broadcast,
@@ -59,10 +51,12 @@ from weightbus.bus.publisher.effects import (
     Settled,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.phases import GRACED, WORKERS, WorkerEvent, WorkerPhase
+from weightbus.bus.publisher.phases import GRACED
 from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PersistentCondition, PublisherState
+from weightbus.bus.publisher.tables import WORKERS, WorkerEvent, WorkerPhase
 from weightbus.bus.publisher.version import Version, VersionOffer
+from weightbus.bus.structs import Message
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, perform

@@ -11,8 +11,9 @@ import pytest
 
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.errors import UnknownWorkerError
+from weightbus.bus.headers import encode
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import DELTA, Running, encode
+from weightbus.bus.messages import DELTA, Running
 from weightbus.bus.publisher.effects import Broadcast, Effect, HangUp, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms

@@ -14,18 +14,9 @@ from msgspec.structs import replace
 
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.event_log import KIND_RATE, WORKER_BUCKETS_MAX, WORKER_RATE, EventLog
+from weightbus.bus.headers import TOKEN_BYTES, encode
 from weightbus.bus.limits import CONTROL_RATE, Timing
-from weightbus.bus.messages import (
-    TOKEN_BYTES,
-    UPSTREAM,
-    Applied,
-    Fetch,
-    Hello,
-    Message,
-    Ping,
-    Progress,
-    encode,
-)
+from weightbus.bus.messages import UPSTREAM, Applied, Fetch, Hello, Ping, Progress
 from weightbus.bus.net import descriptors
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.publisher_sockets import PublisherSockets
@@ -34,6 +25,7 @@ from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.rate_limits import COST_HIGH
 from weightbus.bus.publisher.state import PublisherState
+from weightbus.bus.structs import Message
 from weightbus.tests.net.dealers import dialled, frame, joined, received, wait_until_closed
 
 SECONDS = 30.0

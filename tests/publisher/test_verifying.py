@@ -16,24 +16,21 @@ from weightbus import Publisher, Subscriber
 from weightbus.bus.effects import Effect as WorkerEffect
 from weightbus.bus.effects import Examine, Send
 from weightbus.bus.errors import ApplyError, ProtocolError, TornError
-from weightbus.bus.limits import (
-    CHECK_NAMES_MAX,
-    CHECKS,
-    DIFFERENCES_TOLD,
-    OBSERVERS_MAX,
-    TEXT_MAX,
-)
-from weightbus.bus.messages import Applied, Beacon, Bye, Refuse, encode
-from weightbus.bus.observed import (
+from weightbus.bus.headers import encode
+from weightbus.bus.limits import CHECKS
+from weightbus.bus.messages import (
     CHECKING,
+    Applied,
+    Beacon,
+    Bye,
     Check,
     Checked,
+    Refuse,
     Verified,
     Verify,
-    to_observer,
-    to_publisher,
-    unchecked,
 )
+from weightbus.bus.observed import to_observer, to_publisher, unchecked
+from weightbus.bus.protocol_limits import CHECK_NAMES_MAX, DIFFERENCES_TOLD, OBSERVERS_MAX, TEXT_MAX
 from weightbus.bus.publisher.effects import Effect
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker.events import Examined

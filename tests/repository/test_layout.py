@@ -19,7 +19,7 @@ from weightbus.tests.cli.starting import python
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELVES = ("bus", "codecs", "python_client")
-BESIDE = ("tests", "benchmarks", "examples")
+BESIDE = ("tests", "benchmarks", "examples", "protocol")
 PACKAGE = ROOT / "src" / "weightbus"
 MODULES = sorted(
     [*PACKAGE.glob("*.py"), *(path for shelf in SHELVES for path in (ROOT / shelf).rglob("*.py"))]

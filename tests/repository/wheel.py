@@ -98,7 +98,7 @@ def main() -> None:
         (wheel,) = dist.glob("*.whl")
         held = set(ZipFile(wheel).namelist())
         missing = sorted(set(modules()) - held)
-        stray = sorted(n for n in held if n.startswith("weightbus/tests"))
+        stray = sorted(n for n in held if n.startswith(("weightbus/tests", "weightbus/protocol")))
         assert not missing, f"{wheel.name} lacks {missing}: see packages in pyproject.toml"
         assert not stray, f"{wheel.name} holds {stray}"
         tree = clone(clean)  # as README has it: beside mine.py

@@ -6,9 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weightbus.bus.messages import (
-    Buffer,
-)
+from weightbus.bus.headers import Buffer
 
 TICK = 0.1  # seconds of virtual time between two ticks of a machine
 CHAOS = 12.0  # seconds of faults

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightbus.bus.limits import BUFFERS_MAX
-from weightbus.bus.messages import Applied, Failed, Hello, Message, Staged
+from weightbus.bus.messages import Applied, Failed, Hello, Staged
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.receipt import Receipt
 from weightbus.bus.staged import Copying, StagedVersion
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.version_store import IN_MEMORY
 from weightbus.codecs.checksum import digest

@@ -16,24 +16,16 @@ from weightbus.bus.effects import (
     Send,
 )
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.headers import PAYLOAD, Buffer, encode, from_publisher, from_worker
 from weightbus.bus.lease import Lease
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import (
-    PAYLOAD,
-    Buffer,
-    Chunk,
-    End,
-    Message,
-    SealedChunk,
-    encode,
-    from_publisher,
-    from_worker,
-)
+from weightbus.bus.messages import Chunk, End, SealedChunk
 from weightbus.bus.publisher.effects import (
     Broadcast,
 )
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.sealer import Sealer
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.codecs.sealing import KEY_BYTES
 

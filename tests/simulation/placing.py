@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from weightbus.bus.headers import Buffer
 from weightbus.bus.lease import Lease
-from weightbus.bus.messages import Buffer, Chunk
+from weightbus.bus.messages import Chunk
 from weightbus.bus.net.zmtp import Arrived
 
 ANY = Chunk(model="a", epoch=1, version=1, index=0, crc=0)

@@ -14,11 +14,11 @@ from weightbus.bus.effects import (
     Send,
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
+from weightbus.bus.headers import TOKEN_BYTES, from_worker
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory import snapshots
 from weightbus.bus.memory.snapshots import MakeRoom, Pool, Snapshot, nobody
 from weightbus.bus.messages import (
-    TOKEN_BYTES,
     Announce,
     Applied,
     Commit,
@@ -29,7 +29,6 @@ from weightbus.bus.messages import (
     Refuse,
     Staged,
     Welcome,
-    from_worker,
 )
 from weightbus.bus.publisher.effects import (
     Broadcast,

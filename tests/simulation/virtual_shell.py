@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus.bus.messages import Buffer
+from weightbus.bus.headers import Buffer
 from weightbus.bus.publisher.effects import (
     Compare,
     Effect,

@@ -16,22 +16,13 @@ from weightbus.bus.effects import (
     Send,
     WholeStaged,
 )
+from weightbus.bus.headers import Buffer
 from weightbus.bus.lease import Lease
-from weightbus.bus.messages import (
-    Applied,
-    Buffer,
-    Bye,
-    Failed,
-    Fetch,
-    Hello,
-    Ping,
-    Pong,
-    Progress,
-    Staged,
-)
+from weightbus.bus.messages import Applied, Bye, Failed, Fetch, Hello, Ping, Pong, Progress, Staged
 from weightbus.bus.worker.events import Happening
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.phases import ARROWS, COMING, EMITS, LACKS, MODES, SESSIONS, TIMES
+from weightbus.bus.worker.phases import EMITS, TIMES
+from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS
 
 # What needs no arrow: what is asked for, or for some while again; and answers.
 ASKED: set[type] = {Fetch, Hello, Ping, Pong, Notice, Flushed, Examine, Prefault}

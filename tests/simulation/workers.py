@@ -20,7 +20,7 @@ from weightbus.bus.effects import (
     Send,
     Subscribe,
 )
-from weightbus.bus.limits import APPLIES_MAX, STAGING_BYTES_MAX
+from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.messages import (
     DELTA,
     RENAMING,
@@ -29,6 +29,7 @@ from weightbus.bus.messages import (
     Shared,
 )
 from weightbus.bus.net.copier import copying, patching
+from weightbus.bus.protocol_limits import APPLIES_MAX
 from weightbus.bus.staged import Copying, OverwrittenError, Patching, StagedVersion, StaleError
 from weightbus.bus.worker.events import Copied, Decoded, Outcome, Report, Wanted
 from weightbus.bus.worker.keyring import Keyring

@@ -17,8 +17,9 @@ import pytest
 import zmq
 
 from weightbus import Publisher, Settings, StateFolderError, Subscriber
+from weightbus.bus.headers import encode
 from weightbus.bus.limits import SNAPSHOTS_MAX
-from weightbus.bus.messages import Hello, Ping, Running, encode
+from weightbus.bus.messages import Hello, Ping, Running
 from weightbus.python_client.files.state_folder import TABLE, Saved, StateFolder
 from weightbus.python_client.publishing import state_writer
 from weightbus.tests.client.settling import settled

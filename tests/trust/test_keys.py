@@ -22,31 +22,32 @@ import weightbus
 from weightbus.bus.effects import Send
 from weightbus.bus.epochs import epoch_above
 from weightbus.bus.errors import AddressError, KeysError
-from weightbus.bus.limits import EPOCH_CLOCK_MAX, TICKET_SECONDS
+from weightbus.bus.headers import TOKEN_BYTES, encode, token_of
 from weightbus.bus.messages import (
-    TOKEN_BYTES,
     UPSTREAM,
     Bye,
     Fetch,
     Hello,
-    Message,
+    Observe,
     Ping,
     Pong,
     Refuse,
     Rekey,
+    RosterPage,
+    Verified,
+    Verify,
     Welcome,
-    encode,
-    token_of,
 )
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
 from weightbus.bus.net.pub import PubSocket
 from weightbus.bus.net.publisher_sockets import PublisherSockets
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
-from weightbus.bus.observed import Observe, RosterPage, Verified, Verify
+from weightbus.bus.protocol_limits import EPOCH_CLOCK_MAX, TICKET_SECONDS
 from weightbus.bus.publisher.effects import DropRevoked, Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.state import PublisherState
+from weightbus.bus.structs import Message
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
 from weightbus.bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, file_name, generate

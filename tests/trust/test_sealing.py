@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from weightbus.bus.chunks import Chunks
 from weightbus.bus.effects import Notice, Send
+from weightbus.bus.headers import encode
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Announce,
@@ -29,7 +30,6 @@ from weightbus.bus.messages import (
     SealedChunk,
     SealedMessage,
     Welcome,
-    encode,
 )
 from weightbus.bus.net.outgoing import PlainMessage
 from weightbus.bus.publisher.effects import (

@@ -28,10 +28,10 @@ import zmq
 
 from weightbus.bus import observed
 from weightbus.bus.effects import Copy, Decode, Effect, Examine, Ready, Send, Subscribe
+from weightbus.bus.headers import Buffer, control_topic, encode
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import Buffer, Chunk, Message, Running, Shared, control_topic, encode
+from weightbus.bus.messages import Checked, Chunk, Running, Shared
 from weightbus.bus.net.copier import copying, decoded
-from weightbus.bus.observed import Checked
 from weightbus.bus.publisher.effects import Broadcast
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -40,6 +40,7 @@ from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import OfferedPatch, Version, VersionOffer
 from weightbus.bus.sealer import Sealer
 from weightbus.bus.staged import StagedVersion
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Copied, Decoded, Examined, Report
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.machine import WorkerMachine

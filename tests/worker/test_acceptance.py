@@ -5,8 +5,10 @@ import pytest
 from msgspec.structs import replace
 
 from weightbus.bus.effects import Reserve, Send
-from weightbus.bus.limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY, WINDOW_CHUNKS
-from weightbus.bus.messages import Abort, Announce, Failed, Welcome, encode
+from weightbus.bus.headers import encode
+from weightbus.bus.limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY
+from weightbus.bus.messages import Abort, Announce, Failed, Welcome
+from weightbus.bus.protocol_limits import WINDOW_CHUNKS
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.worker import layouts as acceptance

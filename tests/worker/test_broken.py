@@ -4,9 +4,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from weightbus.bus.effects import Effect, Ready, Rejected, Send
-from weightbus.bus.messages import Announce, Applied, Failed, Message, Welcome, encode
+from weightbus.bus.headers import encode
+from weightbus.bus.messages import Announce, Applied, Failed, Welcome
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Version, VersionOffer
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Granted, Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity

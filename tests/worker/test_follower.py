@@ -11,7 +11,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from weightbus.bus.effects import Effect, Open, Ready, Rejected, Reserve, Send, Subscribe
-from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
+from weightbus.bus.headers import encode, from_worker
+from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Abort,
     Announce,
@@ -19,24 +20,24 @@ from weightbus.bus.messages import (
     Commit,
     Failed,
     Fetch,
-    Message,
     Progress,
     Rename,
     Shared,
     Staged,
-    encode,
-    from_worker,
 )
+from weightbus.bus.protocol_limits import TEXT_MAX
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import Copying, OverwrittenError, SharedMemory, StagedVersion, StaleError
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Granted, Opened, Outcome, Report
 from weightbus.bus.worker.follower import RESTARTS_MAX, Follower
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT
-from weightbus.bus.worker.phases import Event, Phase
+from weightbus.bus.worker.tables import Event, Phase
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import VersionEntry
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.protocol_limits import CHUNKS_MAX
 from weightbus.tests.simulation.performing import Takes, copied, copies, done, empty
 from weightbus.tests.simulation.virtual_shell import version_of
 

@@ -9,19 +9,19 @@ import pytest
 from numpy.typing import NDArray
 
 from weightbus.bus.effects import Decode, Effect, Notice, Ready, Send, Subscribe
-from weightbus.bus.limits import BUFFERS_MAX, TRIES_MAX, Timing
+from weightbus.bus.limits import BUFFERS_MAX, Timing
 from weightbus.bus.messages import (
     DELTA,
     Announce,
     Applied,
     Fetch,
-    Message,
     PatchId,
     Progress,
     Refuse,
     Running,
 )
 from weightbus.bus.net.copier import decoded, patching
+from weightbus.bus.protocol_limits import TRIES_MAX
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.version import (
     Chunked,
@@ -31,6 +31,7 @@ from weightbus.bus.publisher.version import (
     VersionPatch,
 )
 from weightbus.bus.staged import Base, Patching
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.layouts import Expected

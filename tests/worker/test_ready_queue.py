@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from weightbus.bus.errors import ApplyError, ClosedError, RefusedError
-from weightbus.bus.limits import MODELS_MAX
 from weightbus.bus.net.ready_queue import ReadyQueue, Waiter
+from weightbus.bus.protocol_limits import MODELS_MAX
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.layout import Layout
 

@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from weightbus.bus.effects import Effect, Ready, WholeStaged
+from weightbus.bus.headers import encode
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Abort,
@@ -22,16 +23,15 @@ from weightbus.bus.messages import (
     Chunk,
     Commit,
     End,
-    Message,
     Ping,
     Refuse,
     Rename,
     Running,
     Welcome,
     Whole,
-    encode,
 )
 from weightbus.bus.publisher import offers
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report, Wanted
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine

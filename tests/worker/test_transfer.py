@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from weightbus.bus.chunks import Chunks
 from weightbus.bus.lease import Lease
-from weightbus.bus.limits import FETCH_CHUNKS_MAX, WINDOW_CHUNKS, Timing
+from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Chunk
+from weightbus.bus.protocol_limits import FETCH_CHUNKS_MAX, WINDOW_CHUNKS
 from weightbus.bus.publisher.offers import announcement
 from weightbus.bus.worker.transfer import DAMAGED_MAX, Transfer
 from weightbus.codecs.native import crc32c

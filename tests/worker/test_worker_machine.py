@@ -20,6 +20,7 @@ from weightbus.bus.effects import (
     Send,
     Subscribe,
 )
+from weightbus.bus.headers import encode
 from weightbus.bus.lease import Lease
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
@@ -32,7 +33,6 @@ from weightbus.bus.messages import (
     End,
     Fetch,
     Hello,
-    Message,
     Ping,
     Pong,
     Prepare,
@@ -42,15 +42,15 @@ from weightbus.bus.messages import (
     Shared,
     Welcome,
     Whole,
-    encode,
 )
 from weightbus.bus.publisher import offers
 from weightbus.bus.staged import StagedVersion
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Flush, Opened, Outcome, Report
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.phases import Event
 from weightbus.bus.worker.reports import Identity
+from weightbus.bus.worker.tables import Event
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
