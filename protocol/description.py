@@ -329,7 +329,7 @@ _POWER = re.compile(r"2\^(\d+)(-1)?")
 def power(written: str) -> int:
     """Return the number that is written as `64`, `2^20` or `2^53-1`."""
     if match := _POWER.fullmatch(written):
-        return 2 ** int(match[1]) - (1 if match[2] else 0)
+        return (1 << int(match[1])) - (1 if match[2] else 0)
     return int(written)
 
 

@@ -1,6 +1,6 @@
 """The worker's behaviour, without sockets, threads or clocks.
 
-The state of a worker's session is `outside`, `probing` or `inside` (`phases.SESSIONS`). Inside a
+The state of a worker's session is `outside`, `probing` or `inside` (`tables.SESSIONS`). Inside a
 session, each message goes to the follower of its model (`follower.py`). Outside a session, the
 worker keeps its staged and running versions and keeps sending hello, so workers rejoin a restarted
 publisher by themselves.

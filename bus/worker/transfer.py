@@ -57,7 +57,7 @@ class Transfer:
 
     Attributes:
         base: The base of the patch, for as long as it is needed.
-        comes: How the version arrives (`phases.COMING`).
+        comes: How the version arrives (`tables.COMING`).
     """
 
     def __init__(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightbus.bus import messages
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.headers import (
+    Buffer,
     control_topic,
     data_topic,
     encode,
@@ -20,12 +20,19 @@ from weightbus.bus.headers import (
     from_worker,
     model_of,
 )
-from weightbus.bus.messages import NAME_PATTERN, PAYLOADS, Ping, PublisherMessage, WorkerMessage
+from weightbus.bus.messages import (
+    NAME_PATTERN,
+    PAYLOADS,
+    Ping,
+    PublisherMessage,
+    Refuse,
+    WorkerMessage,
+)
 from weightbus.bus.protocol_limits import HEADER_BYTES_MAX
 from weightbus.bus.structs import Message
 from weightbus.python_client.checks import check_name
 
-Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[messages.Buffer]]]
+Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[Buffer]]]
 
 FROM_WORKER: tuple[type[Message], ...] = get_args(WorkerMessage)
 FROM_PUBLISHER: tuple[type[Message], ...] = get_args(PublisherMessage)
@@ -87,7 +94,7 @@ def attempt(decode: Decoder, frames: Sequence[bytes]) -> None:
     try:
         message, payloads = decode(frames)
     except ProtocolError as error:
-        refuse = messages.Refuse(code=error.code, text=str(error))
+        refuse = Refuse(code=error.code, text=str(error))
         from_publisher([encode(refuse)])
     else:
         low, high = PAYLOADS.get(type(message), (0, 0))

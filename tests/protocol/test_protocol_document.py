@@ -14,7 +14,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from weightbus.bus import limits, messages, observed
+from weightbus.bus import limits, messages, protocol_limits
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.headers import from_publisher, from_worker
 from weightbus.bus.limits import Timing
@@ -25,7 +25,9 @@ from weightbus.bus.structs import Message
 from weightbus.bus.token_bucket import Rate
 from weightbus.bus.worker import follower, transfer
 from weightbus.bus.worker import layouts as acceptance
-from weightbus.codecs import checksum, layout
+from weightbus.bus.worker.tables import TRANSIENT
+from weightbus.codecs import checksum
+from weightbus.codecs import protocol_limits as limits_of_codecs
 from weightbus.codecs.dtypes import DTYPES
 from weightbus.tests.vectors import levels, transcripts
 
@@ -39,20 +41,20 @@ WORKER_BYTES_MAX, BYTES_MAX = 63_200, 130_000
 WORKER: tuple[type[Message], ...] = get_args(messages.WorkerMessage)
 PUBLISHER: tuple[type[Message], ...] = get_args(messages.PublisherMessage)
 OBSERVED = (
-    observed.ModelRow,
-    observed.Published,
-    observed.WorkerRow,
-    observed.Doing,
-    observed.Happened,
-    observed.Difference,
+    messages.ModelRow,
+    messages.Published,
+    messages.WorkerRow,
+    messages.Doing,
+    messages.Happened,
+    messages.Difference,
 )
 OBSERVERS: dict[type[Message], str] = {
-    observed.Observe: "observer",
-    observed.RosterPage: "publisher",
-    observed.Check: "publisher",
-    observed.Checked: "worker",
-    observed.Verify: "observer",
-    observed.Verified: "publisher",
+    messages.Observe: "observer",
+    messages.RosterPage: "publisher",
+    messages.Check: "publisher",
+    messages.Checked: "worker",
+    messages.Verify: "observer",
+    messages.Verified: "publisher",
 }
 TYPES = {str(t.__struct_config__.tag): t for t in (*WORKER, *PUBLISHER, *OBSERVERS)}
 
@@ -130,7 +132,7 @@ def shown(number: int) -> str:
 def described(kind: msgspec.inspect.Type) -> str:
     """Return the type of a field, with its bounds, as the document writes it."""
     match kind:
-        case msgspec.inspect.IntType(ge=0, le=limits.INTEGER_MAX):
+        case msgspec.inspect.IntType(ge=0, le=limits_of_codecs.INTEGER_MAX):
             return "integer"
         case msgspec.inspect.IntType(ge=int(least), le=most, lt=above):
             greatest = most if above is None else above - 1
@@ -142,7 +144,7 @@ def described(kind: msgspec.inspect.Type) -> str:
             digits = re.fullmatch(r"\^(\()?\[0-9a-f\]\{(\d+)\}(?(1)\)\?)\\Z", pattern)
             assert digits is not None, pattern
             return f"{digits[2]} hex digits" + (" or empty" if digits[1] else "")
-        case msgspec.inspect.StrType(max_length=limits.TEXT_MAX):
+        case msgspec.inspect.StrType(max_length=protocol_limits.TEXT_MAX):
             return "text"
         case msgspec.inspect.StrType(max_length=int(longest)):
             return f"at most {longest} characters"
@@ -313,9 +315,9 @@ def defined_limits() -> dict[str, int]:
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    code = {n: v for n, v in vars(limits).items() if n.isupper() and isinstance(v, int)}
-    code |= {n: v for n, v in vars(checksum).items() if n.startswith("CHUNK_BYTES")}
-    code |= {n: getattr(layout, n) for n in ("TENSORS_MAX", "RANK_MAX", "NAME_BYTES_MAX")}
+    known = {**vars(limits), **vars(protocol_limits), **vars(limits_of_codecs)}
+    code = {n: v for n, v in known.items() if n.isupper() and isinstance(v, int)}
+    code["CHUNK_BYTES_DEFAULT"] = checksum.CHUNK_BYTES_DEFAULT
     assert defined_limits() == code
     assert all(row[2] for row in LIMITS), "a limit without a meaning"
 
@@ -393,10 +395,10 @@ def test_numbers_in_the_rules_are_those_of_the_code() -> None:
     )
     assert transfer.DAMAGED_MAX == 16
     assert "After 16 damaged chunks" in texts["index"]
-    assert f"at most {limits.OBSERVERS_MAX} in all" in texts["observing"]
+    assert f"at most {protocol_limits.OBSERVERS_MAX} in all" in texts["observing"]
     assert f"no request for {limits.OBSERVER_SECONDS:g} s" in texts["observing"]
     assert f"within {limits.STRANGER_SECONDS:g} s" in texts["keys"]
-    assert f"n is at most {layout.HEADER_BYTES_MAX:,}" in texts["worker"]
+    assert f"n is at most {limits_of_codecs.LAYOUT_BYTES_MAX:,}" in texts["worker"]
 
 
 def test_the_header_of_a_segment_is_that_of_the_code() -> None:
@@ -523,7 +525,7 @@ def test_the_codes_of_verified_are_those_of_the_code() -> None:
 def test_the_codes_of_failed_are_those_of_the_code() -> None:
     rows = table("Codes", 1)
     assert once(unquoted(row[0]) for row in rows) == failed_codes()
-    assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == follower.TRANSIENT
+    assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == TRANSIENT
 
 
 # The document itself.

@@ -26,11 +26,10 @@ import msgspec
 import numpy as np
 import zmq
 
-from weightbus.bus import observed
 from weightbus.bus.effects import Copy, Decode, Effect, Examine, Ready, Send, Subscribe
 from weightbus.bus.headers import Buffer, control_topic, encode
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import Checked, Chunk, Running, Shared
+from weightbus.bus.messages import Checked, Chunk, Observe, Running, Shared, Verify
 from weightbus.bus.net.copier import copying, decoded
 from weightbus.bus.publisher.effects import Broadcast
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
@@ -640,9 +639,9 @@ def observing() -> Scene:
     scene.run(0.2)
     scene.lines.clear()
     observer = Onlooker(scene, trainer)
-    observer.ask(observed.Observe())
+    observer.ask(Observe())
     scene.run(0.1)
-    observer.ask(observed.Verify(worker="worker-1", model=MODEL))
+    observer.ask(Verify(worker="worker-1", model=MODEL))
     scene.run(0.1)
     return scene
 
