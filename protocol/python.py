@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from .description import (
+    VERSION_FIELDS,
     Array,
     Base64,
     Boolean,
@@ -295,18 +296,18 @@ class _Messages:
 
     def _struct(self, struct: Struct) -> str:
         """Return the class of a message or an object."""
-        fields = struct.fields[3:] if struct.of_version else struct.fields
-        bases, options = [], ["frozen=True"]
+        base, options, fields = "msgspec.Struct", ["frozen=True"], struct.fields
         if isinstance(struct, Message):
-            bases.append("Versioned" if struct.of_version else "Message")
-            options = [f'tag="{struct.name}"', *options, "kw_only=True"]
-        elif any(not each.required for each in fields):
+            base = "Versioned" if struct.of_version else "Message"
+            options = [f'tag="{struct.name}"', "frozen=True", "kw_only=True"]
+            fields = fields[len(VERSION_FIELDS) if struct.of_version else 0 :]
+        elif start := self._start_of(struct):
+            base, fields = start.class_name, fields[len(start.fields) :]
+        if not (isinstance(struct, Message) or all(each.required for each in fields)):
             options.append("omit_defaults=True")
-        if _sanitized(struct):
-            bases.append("SanitizedText")
-        if not isinstance(struct, Message) and (base := self._start_of(struct)):
-            bases, fields = [base.class_name], fields[len(base.fields) :]
-        bases = bases or ["msgspec.Struct"]
+        bases = [base, "SanitizedText"] if _sanitized(struct) else [base]
+        if len(bases) > 1 and base == "msgspec.Struct":
+            bases.remove(base)
         lines = [f"class {struct.class_name}({', '.join([*bases, *options])}):"]
         lines.append(_docstring(struct.summary, "    "))
         if fields:

@@ -1,8 +1,10 @@
 """The bounds fit together: each is a promise that another one relies on."""
 
 import pytest
+from msgspec.structs import replace
 
-from weightbus.bus.headers import control_topic, data_topic, encode
+from weightbus.bus.errors import ProtocolError
+from weightbus.bus.headers import control_topic, data_topic, encode, from_publisher
 from weightbus.bus.limits import (
     BUFFERS_MAX,
     SNAPSHOTS_MAX,
@@ -154,6 +156,20 @@ def test_timing_is_ordered(ping: float) -> None:
     assert timing.patience <= timing.patience_max
     assert timing.quiet <= timing.patience
     assert timing.stuck_after == timing.lost_after
+
+
+def test_a_welcome_carries_every_interval_of_pings_and_none_beyond() -> None:
+    welcome = Welcome(
+        epoch=1,
+        data="",
+        ping_ms=1000 * Timing.PING_MAX,
+        lost_ms=1000 * Timing.LOST_MAX,
+        models={},
+    )
+    assert from_publisher([encode(welcome)])[0] == replace(welcome, wbp=1)
+    for beyond in ({"ping_ms": welcome.ping_ms + 1}, {"lost_ms": welcome.lost_ms + 1}):
+        with pytest.raises(ProtocolError, match="Expected `int`"):
+            from_publisher([encode(replace(welcome, **beyond))])
 
 
 @pytest.mark.parametrize(("ping", "lost_after"), [(0, 1), (-1, 1), (1, 1.9), (1, 0)])

@@ -1,7 +1,6 @@
-"""The tables of phases: those of document, code and vectors are the same, and are obeyed."""
+"""The tables of phases: those of code and vectors are the same, and are obeyed."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,8 @@ from weightbus.bus.publisher.tables import DECISIONS, TARGETS, VERSIONS, WORKERS
 from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import IN_MEMORY, VersionEntry, VersionStore
-from weightbus.tests.vectors import levels, phase_cases
 
 ROOT = Path(__file__).parents[2]
-WORKER = phase_cases.worker_tables()
-PUBLISHER = levels.section("publisher", "States")
 EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
 Table = Mapping[Any, Mapping[Any, str]]
 OF_WORKER: dict[str, Table] = {
@@ -35,64 +31,11 @@ OF_PUBLISHER: dict[str, Table] = {
     "decision": DECISIONS,
     "published version": VERSIONS,
 }
-HEADS = {**phase_cases.WORKER, **phase_cases.PUBLISHER}
-SIDES = [(WORKER, "phases.json", OF_WORKER), (PUBLISHER, "publisher_phases.json", OF_PUBLISHER)]
+SIDES = [("phases.json", OF_WORKER), ("publisher_phases.json", OF_PUBLISHER)]
 
 
-def of_the_document(section: str, of: str) -> dict[str, dict[str, str]]:
-    """Return a table of the document, by what it is of."""
-    block = section.split(HEADS[of])[1].split("\n\n")[0]
-    found: dict[str, dict[str, str]] = {}
-    for line in block.strip().splitlines()[1:]:
-        state, event, after = (cell.strip() for cell in line.strip().strip("|").split("|"))
-        found.setdefault(state, {})[event] = after
-    return found
-
-
-@pytest.mark.parametrize(
-    ("section", "of", "table"),
-    [(section, of, table) for section, _, tables in SIDES for of, table in tables.items()],
-    ids=[*OF_WORKER, *OF_PUBLISHER],
-)
-def test_the_document_has_the_tables_of_the_code(section: str, of: str, table: Table) -> None:
-    assert of_the_document(section, of) == {state: dict(e) for state, e in table.items() if e}
-
-
-@pytest.mark.parametrize(
-    ("section", "states", "events"),
-    [
-        (WORKER, {*ARROWS}, {*EVENTS}),
-        (
-            PUBLISHER,
-            {state for table in OF_PUBLISHER.values() for state in table},
-            {e for table in OF_PUBLISHER.values() for arrows in table.values() for e in arrows},
-        ),
-    ],
-    ids=["worker", "publisher"],
-)
-def test_the_document_explains_every_phase_and_event(
-    section: str, states: set[str], events: set[str]
-) -> None:
-    rows = {*re.findall(r"^\| ([a-z-]+) \| [^|]+ \|$", section, re.MULTILINE)}
-    assert events <= rows
-    assert states <= rows | named(section)
-
-
-def test_the_document_names_what_happens_within_a_phase() -> None:
-    for table in (LACKS, COMING):
-        states: Table = table
-        assert {*states} | {event for arrows in states.values() for event in arrows} <= named(
-            WORKER
-        )
-
-
-def named(section: str) -> set[str]:
-    """Return the words that a section explains in its sentences."""
-    return {word.lower() for word in re.findall(r"\*([A-Za-z-]+)\*", section)}
-
-
-@pytest.mark.parametrize(("_", "file", "tables"), SIDES, ids=["worker", "publisher"])
-def test_the_vectors_have_every_pair(_: str, file: str, tables: dict[str, Table]) -> None:
+@pytest.mark.parametrize(("file", "tables"), SIDES, ids=["worker", "publisher"])
+def test_the_vectors_have_every_pair(file: str, tables: dict[str, Table]) -> None:
     cases = json.loads((ROOT / "tests" / "vectors" / file).read_text())["cases"]
     assert {(c["of"], c["state"], c["event"]): c["next"] for c in cases} == {
         (of, state, event): arrows.get(event)
