@@ -12,6 +12,7 @@ from .description import (
     Base64,
     Boolean,
     Code,
+    DescriptionError,
     Field,
     Hex,
     Integer,
@@ -112,7 +113,7 @@ def _wrapped(text: str, indent: str = "", lead: str = "# ") -> str:
 def _commented(line: str, comment: str) -> str:
     """Return a line with a comment: behind the line if both fit, else above."""
     whole = f"{line}  # {comment}" if comment else line
-    if len(whole) <= WIDTH:
+    if not comment or len(whole) <= WIDTH:
         return whole
     indent = line[: len(line) - len(line.lstrip())]
     return f"{_wrapped(comment, indent)}\n{line}"
@@ -326,10 +327,14 @@ class _Messages:
         return None
 
     def _field(self, struct: Struct, each: Field) -> str:
-        line = f"    {each.name}: {self._named(each.type)}"
+        kind, default = self._named(each.type), ""
         if not each.required:
             text = isinstance(each.default, str)
-            line += f' = "{each.default}"' if text else f" = {each.default!r}"
+            default = f' = "{each.default}"' if text else f" = {each.default!r}"
+        line = f"    {each.name}: {kind}{default}"
+        if len(line) > WIDTH:  # as ruff formats an array of arrays, or the like
+            inner, _, meta = kind[len("Annotated[") : -1].rpartition(", ")
+            line = f"    {each.name}: Annotated[\n        {inner},\n        {meta},\n    ]{default}"
         return _commented(line, PRINTABLE_WHERE_USED.get((struct.name, each.name), ""))
 
     def _named(self, kind: Type) -> str:
@@ -420,7 +425,8 @@ def _sanitized(struct: Struct) -> bool:
     people = [each for each in texts if not each.programs]
     people = [each for each in people if (struct.name, each.name) not in PRINTABLE_WHERE_USED]
     if people and len(people) < len(texts):
-        raise ValueError(f"{struct.name}: SanitizedText makes every text of a struct printable")
+        text = f"{struct.name}: Python makes all texts of a message printable, or none"
+        raise DescriptionError(f"messages.toml: {text}")
     return bool(people)
 
 
