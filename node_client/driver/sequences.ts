@@ -1,9 +1,9 @@
 /** Plays the sequences of the golden vectors: the worker's machine, and a clock. */
 
 import type { Effect } from "../src/effects.js";
+import { encode } from "../src/headers.js";
 import { STAGING_BYTES_MAX, timing } from "../src/limits.js";
 import { type Model, WorkerMachine } from "../src/machine.js";
-import { encode } from "../src/messages.js";
 import { patching } from "../src/patching.js";
 import { atOnce } from "../src/slices.js";
 import { RegisteredTarget, SnapshotTarget } from "../src/target.js";

@@ -5,14 +5,20 @@
  * leads nowhere: tests must notice (`tests/protocol/flip_arrows.py` at the root).
  */
 
-import { ARROWS, COMING, LACKS, MODES, SESSIONS } from "../src/phases.js";
+import {
+  ANNOUNCED_ARROWS,
+  ARRIVING_ARROWS,
+  MODEL_ARROWS,
+  SESSION_ARROWS,
+  VERSION_ARROWS,
+} from "../src/phases.js";
 
 export const TABLES: Record<string, Record<string, Record<string, string>>> = {
-  version: ARROWS,
-  announced: LACKS,
-  arriving: COMING,
-  model: MODES,
-  worker: SESSIONS,
+  version: VERSION_ARROWS,
+  announced: ANNOUNCED_ARROWS,
+  arriving: ARRIVING_ARROWS,
+  model: MODEL_ARROWS,
+  worker: SESSION_ARROWS,
 };
 
 const [of = "", state = "", event = "", wrong] = process.env.WEIGHTBUS_FLIP?.split(" ") ?? [];

@@ -7,9 +7,10 @@ import { crc32c, digest, digestOf } from "../src/checksum.js";
 import { ChunkPlan } from "../src/chunks.js";
 import { arrayType, type Dtype } from "../src/dtypes.js";
 import { LayoutError, PatchError, ProtocolError } from "../src/errors.js";
+import { decode, encode } from "../src/headers.js";
 import { Keyring } from "../src/keyring.js";
 import { Layout } from "../src/layout.js";
-import { decode, encode, type Running, type WorkerMessage } from "../src/messages.js";
+import type { Running, WorkerMessage } from "../src/messages.js";
 import { Patch } from "../src/patch.js";
 import {
   associatedOf,

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import fc from "fast-check";
 import { LayoutError, PatchError, ProtocolError } from "../src/errors.js";
+import { decode } from "../src/headers.js";
 import { Layout } from "../src/layout.js";
-import { decode } from "../src/messages.js";
 import { Patch } from "../src/patch.js";
 import { Lease } from "../src/transfer.js";
 import { Stream, ZmtpError } from "../src/zmtp.js";

@@ -2,34 +2,25 @@
  * Types of header fields: each checks a JSON value and converts it.
  *
  * `read` returns undefined for a value of another type or out of bounds (JSON has no undefined).
- * `messages.ts` declares the messages as tables of these fields.
+ * `messages.ts` describes the messages as tables of these fields.
  */
 
-import {
-  FEATURES_MAX,
-  GROUP_KEYS_MAX,
-  HEADER_BYTES_MAX,
-  INTEGER_MAX,
-  LABEL_MAX,
-  METADATA_MAX,
-  METADATA_NAME_MAX,
-  MODELS_MAX,
-  PATCHES_MAX,
-  TEXT_MAX,
-} from "./limits.js";
+import { INTEGER_MAX } from "./limits.js";
 
 export interface Field<T> {
   /** A description of valid values, for error texts. */
   readonly must: string;
   readonly read: (value: unknown) => T | undefined;
-  /** Returns the default of an optional field; undefined if the field is required. */
-  readonly absent?: () => T;
+  /** The default of an optional field; undefined if the field is required. */
+  readonly absent?: T;
 }
 
 export type Fields = Readonly<Record<string, Field<unknown>>>;
 export type Values<F extends Fields> = {
   readonly [K in keyof F]: F[K] extends Field<infer T> ? T : never;
 };
+/** The fields of a message. */
+export type FieldsOf<M> = { readonly [K in Exclude<keyof M, "type">]: Field<M[K]> };
 
 const NAME = /^[A-Za-z0-9._-]{1,128}$/;
 const BASE64 = /^[A-Za-z0-9+/]*={0,2}$/;
@@ -47,13 +38,18 @@ export const name: Field<string> = {
   must: "1 to 128 of the characters A-Z a-z 0-9 . _ -",
   read: (v) => (typeof v === "string" && isName(v) ? v : undefined),
 };
-export const hex16 = matching("16 hex digits", /^[0-9a-f]{16}$/);
-export const hex32 = matching("32 hex digits", /^[0-9a-f]{32}$/);
-export const hex64 = matching("64 hex digits", /^[0-9a-f]{64}$/);
 export const boolean: Field<boolean> = {
   must: "true or false",
   read: (v) => (typeof v === "boolean" ? v : undefined),
 };
+
+export function hex(digits: number): Field<string> {
+  return matching(`${digits} hex digits`, new RegExp(`^[0-9a-f]{${digits}}$`));
+}
+
+export function hexOrEmpty(digits: number): Field<string> {
+  return matching(`${digits} hex digits or empty`, new RegExp(`^([0-9a-f]{${digits}})?$`));
+}
 
 export function integer(least: number, greatest = INTEGER_MAX): Field<number> {
   return {
@@ -64,6 +60,9 @@ export function integer(least: number, greatest = INTEGER_MAX): Field<number> {
         : undefined,
   };
 }
+
+export const count = integer(0);
+export const positive = integer(1);
 
 export function text(codePointsMax: number): Field<string> {
   return {
@@ -87,14 +86,14 @@ export function nullable<T>(field: Field<T>): Field<T | null> {
   return { must: `${field.must}, or null`, read: (v) => (v === null ? null : field.read(v)) };
 }
 
-/** Return a field like `field` that may be omitted. `absent` returns its default. */
-export function optional<T>(field: Field<T>, absent: () => T): Field<T> {
+/** Return a field like `field` that may be omitted. `absent` is its default. */
+export function optional<T>(field: Field<T>, absent: T): Field<T> {
   return { ...field, absent };
 }
 
-function list<T>(field: Field<T>, most: number, what: string): Field<readonly T[]> {
+export function array<T>(field: Field<T>, most: number): Field<readonly T[]> {
   return {
-    must: `a list of at most ${most} ${what}`,
+    must: `a list of at most ${most} values, each ${field.must}`,
     read: (v) => {
       if (!Array.isArray(v) || v.length > most) return undefined;
       const values = v.map((one) => field.read(one));
@@ -103,27 +102,26 @@ function list<T>(field: Field<T>, most: number, what: string): Field<readonly T[
   };
 }
 
-export const names = list(name, FEATURES_MAX, "names");
-export const groupKeys = list(hex64, GROUP_KEYS_MAX, "group keys of 64 hex digits");
-
 /** Bytes, in base64. */
-export const sealed: Field<Uint8Array> = {
-  must: `base64 of at most ${HEADER_BYTES_MAX} bytes`,
-  read: (v) => {
-    if (typeof v !== "string" || v.length % 4 !== 0 || !BASE64.test(v)) return undefined;
-    const bytes = Buffer.from(v, "base64");
-    return bytes.length <= HEADER_BYTES_MAX ? bytes : undefined;
-  },
-};
+export function base64(bytesMax: number): Field<Uint8Array> {
+  return {
+    must: `base64 of at most ${bytesMax} bytes`,
+    read: (v) => {
+      if (typeof v !== "string" || v.length % 4 !== 0 || !BASE64.test(v)) return undefined;
+      const bytes = Buffer.from(v, "base64");
+      return bytes.length <= bytesMax ? bytes : undefined;
+    },
+  };
+}
 
-/** An object with names as keys, read as a map, since a name may be `__proto__`. */
-export function byName<T>(
+/** An object with any keys, read as a map, since a key may be `__proto__`. */
+export function map<T>(
+  key: Field<string>,
   field: Field<T>,
-  key: Field<string> = name,
-  most = MODELS_MAX,
+  most: number,
 ): Field<ReadonlyMap<string, T>> {
   return {
-    must: `an object of at most ${most} names, each with ${field.must}`,
+    must: `an object of at most ${most} entries, each with ${field.must}`,
     read: (v) => {
       const entries = isObject(v) ? Object.entries(v) : null;
       if (entries === null || entries.length > most) return undefined;
@@ -154,7 +152,7 @@ export function readAll<F extends Fields>(
 ): Values<F> | undefined {
   const values: Record<string, unknown> = {};
   for (const [key, field] of Object.entries(fields)) {
-    const value = Object.hasOwn(from, key) ? field.read(from[key]) : field.absent?.();
+    const value = Object.hasOwn(from, key) ? field.read(from[key]) : field.absent;
     if (value === undefined) return wrong(key, field);
     values[key] = value;
   }
@@ -164,25 +162,3 @@ export function readAll<F extends Fields>(
 export function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
-
-// The field types of the protocol's tables.
-
-export const count = integer(0);
-export const positive = integer(1);
-export const reason = text(TEXT_MAX);
-export const label = text(LABEL_MAX);
-/** Metadata of a version: text by name. */
-export const metadata = byName(reason, text(METADATA_NAME_MAX), METADATA_MAX);
-export const digestOrEmpty = matching("64 hex digits or empty", /^([0-9a-f]{64})?$/);
-export const shared = object({ path: reason, token: hex32 });
-export const running = object({ epoch: count, version: positive, digest: digestOrEmpty });
-export const whole = object({ crc: integer(0, 2 ** 32 - 1), digest: hex64 });
-
-const ofPatch = { encoding: name, epoch: count, version: positive };
-/** The fields that identify a patch of a version. */
-export const patchId = object(ofPatch);
-export const patches = list(
-  object({ ...ofPatch, digest: hex64, nbytes: positive }),
-  PATCHES_MAX,
-  "patches",
-);

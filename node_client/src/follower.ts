@@ -6,34 +6,32 @@
  * fetches the newer version completely before it starts another one.
  */
 
+import { type FailedCode, TRANSIENT } from "./codes.js";
 import type { Effect } from "./effects.js";
 import { FetchPlanner } from "./fetch_planner.js";
+import { asText } from "./headers.js";
 import type { Keyring } from "./keyring.js";
 import { Acceptance, type Accepts, type Fault, type Most } from "./layouts.js";
 import { APPLIES_MAX, type Timing } from "./limits.js";
-import {
-  type Announce,
-  asText,
-  type Chunk,
-  type Commit,
-  type End,
-  type Failed,
-  type Rename,
-  type Running,
-  type SealedChunk,
+import type {
+  Announce,
+  Chunk,
+  Commit,
+  End,
+  Failed,
+  Rename,
+  Running,
+  SealedChunk,
 } from "./messages.js";
 import { Patches } from "./patches.js";
 import type { Patching } from "./patching.js";
-import type { ModeEvent } from "./phases.js";
+import type { ModelEvent } from "./phases.js";
 import * as reports from "./reports.js";
 import { AES_256_GCM } from "./sealing.js";
 import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Lease } from "./transfer.js";
 import { type VersionEntry, VersionStore } from "./version_store.js";
 
-// Codes of failures that may not recur, such as damaged bytes or a lack of memory: the version is
-// retried later.
-const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
 const RESTARTS_MAX = 3; // digest mismatches of one version before it is declined
 
 export class Follower {
@@ -188,7 +186,7 @@ export class Follower {
    * Apply an event to the mode. A change to `following` subscribes to pushed chunks and requests
    * the latest version. A change to `catching-up` unsubscribes.
    */
-  #changeMode(event: ModeEvent, now: number): Effect[] {
+  #changeMode(event: ModelEvent, now: number): Effect[] {
     if (!this.versions.changeMode(event)) return [];
     const following = this.versions.mode === "following";
     const asks = following ? this.planner.latest(this.versions.newest.epoch, now) : [];
@@ -196,7 +194,7 @@ export class Follower {
   }
 
   /** Reject a version, or drop it if a retry may help, and report the reason. */
-  #decline(entry: VersionEntry, code: string, text: string, now: number): Effect[] {
+  #decline(entry: VersionEntry, code: FailedCode, text: string, now: number): Effect[] {
     this.versions.move(entry, TRANSIENT.has(code) ? "failed" : "declined"); // W15
     return this.#fail(entry, code, text, now);
   }
@@ -429,7 +427,7 @@ export class Follower {
    * Return the reports of a failed version to the publisher and the user. If a retry may help,
    * postpone the version.
    */
-  #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
+  #fail({ epoch, version }: Key, code: FailedCode, text: string, now: number): Effect[] {
     const { model } = this;
     if (TRANSIENT.has(code)) this.planner.backOff({ epoch, version }, now);
     this.#failed = { type: "failed", model, epoch, version, code, text: asText(text) };

@@ -7,14 +7,9 @@
  */
 
 import { ProtocolError } from "./errors.js";
+import { type Decoded, decode } from "./headers.js";
 import { GROUP_KEYS_MAX } from "./limits.js";
-import {
-  type Announce,
-  type Decoded,
-  decode,
-  type SealedChunk,
-  type SealedMessage,
-} from "./messages.js";
+import type { Announce, SealedChunk, SealedMessage } from "./messages.js";
 import {
   associatedOf,
   CHUNK,

@@ -1,5 +1,6 @@
 /** Checks whether a worker can accept an announced version, and caches layouts. */
 
+import type { FailedCode } from "./codes.js";
 import { LayoutError, TooManyNamesError } from "./errors.js";
 import { Layout, PREFIX_BYTES } from "./layout.js";
 import {
@@ -15,8 +16,8 @@ import type { Announce } from "./messages.js";
 
 const RAISE = "raise its bytesMax if that is meant";
 
-/** A code of section 13 of the protocol, and a description. */
-export type Fault = readonly [code: string, text: string];
+/** The code with which a version fails, and a description. */
+export type Fault = readonly [code: FailedCode, text: string];
 export type Accepts = (model: string, layout: Layout) => string;
 
 /** The size limits of a worker. */

@@ -1,28 +1,10 @@
 /**
- * All limits of the worker; docs/PROTOCOL.md gives the reason for each limit of the protocol.
+ * All limits of the worker: those of the protocol, and its own.
  *
  * A peer may send anything: these limits bound the memory that its messages can use here.
  */
 
-export const INTEGER_MAX = Number.MAX_SAFE_INTEGER; // 2^53 - 1
-export const HEADER_BYTES_MAX = 65_536;
-export const TEXT_MAX = 4096; // code points of a reason, an address, a path
-/** Metadata of one version: entries, and characters of a name. */
-export const METADATA_MAX = 32;
-export const METADATA_NAME_MAX = 128;
-export const LABEL_MAX = 256; // code points of a client's description or a host
-export const FEATURES_MAX = 64;
-export const MODELS_MAX = 64;
-export const GROUP_KEYS_MAX = 2; // the current key and, during a rotation, the previous one
-export const CHUNK_BYTES_MAX = 2 ** 26;
-export const CHUNKS_MAX = 2 ** 20;
-export const PATCHES_MAX = 8; // of one version, each on another base; two cover most workers
-export const FETCH_CHUNKS_MAX = 64;
-export const LAYOUT_BYTES_MAX = 100_000_000; // without the 8 bytes of the length prefix
-export const TENSORS_MAX = 1_000_000;
-export const RANK_MAX = 64;
-export const NAME_BYTES_MAX = 4096; // of a tensor's name
-export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAXMSGSIZE
+export * from "./protocol_limits.js";
 
 /** Layouts up to this size are always accepted: some 10,000 tensors; their names take 10 MB. */
 export const LAYOUT_BYTES_FREE = 2 ** 20;
@@ -46,10 +28,6 @@ export const HANDSHAKE_MS = 5_000; // of ZMTP, until messages can be sent
 export const SILENCE_MS = 30_000; // a publisher sends PINGs and beacons far more often than that
 export const PINGS_MS = 10 * SILENCE_MS; // with PINGs alone, as before a first version
 
-export const WINDOW_CHUNKS = 16; // requested chunks that have not arrived yet
-export const PROGRESS_CHUNKS = 16; // between two reports of progress
-export const TRIES_MAX = 5; // fetches in a row without a new chunk: half a minute on slow links
-export const APPLIES_MAX = 3; // in a row that fail half-way before a version is rejected
 export const EPOCHS_KEPT = 8; // epochs whose publisher's age is stored
 export const APPLY_MS = 60_000; // per call of a user function, by default
 export const APPLY_MS_MAX = 86_400_000; // one day: a longer call is presumed to hang

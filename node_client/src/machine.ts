@@ -1,35 +1,33 @@
 /**
  * The worker's state machine, without sockets or clocks.
  *
- * The session of the worker has the state `outside` (no session) or `inside` (`SESSIONS` of
- * `phases.ts`; this worker never probes). Inside, each message goes to the follower of its model
+ * The session of the worker has the state `outside` (no session) or `inside` (`SESSION_ARROWS`
+ * of `phases.ts`; this worker never probes). Inside, each message goes to the follower of its model
  * (`follower.ts`). Outside, the worker keeps its staged and running versions and repeats `hello`,
  * so that it rejoins a publisher that restarts. Times are in milliseconds of any monotonic clock.
  */
 
 import { Ages } from "./ages.js";
+import { TURNED_AWAY } from "./codes.js";
 import { type Effect, send } from "./effects.js";
 import { ProtocolError } from "./errors.js";
 import { Follower } from "./follower.js";
+import { controlTopic, type Decoded, decode, ticketOf } from "./headers.js";
 import type { Keyring } from "./keyring.js";
 import type { Layout } from "./layout.js";
 import type { Timing } from "./limits.js";
-import {
-  type Announce,
-  type Chunk,
-  controlTopic,
-  type Decoded,
-  decode,
-  type Pong,
-  type PublisherMessage,
-  type Refuse,
-  type Running,
-  type SealedChunk,
-  ticketOf,
-  type Welcome,
+import type {
+  Announce,
+  Chunk,
+  Pong,
+  PublisherMessage,
+  Refuse,
+  Running,
+  SealedChunk,
+  Welcome,
 } from "./messages.js";
 import type { Patching } from "./patching.js";
-import { type Change, SESSIONS, type Session, TURNED_AWAY } from "./phases.js";
+import { SESSION_ARROWS, type SessionEvent, type SessionState } from "./phases.js";
 import type { Identity } from "./reports.js";
 import * as reports from "./reports.js";
 import { AES_256_GCM } from "./sealing.js";
@@ -51,7 +49,7 @@ const NO_BYTES = new Uint8Array(0);
 
 export class WorkerMachine {
   readonly followers: ReadonlyMap<string, Follower>;
-  #session: Session = "outside";
+  #session: SessionState = "outside";
   #epoch = 0;
   #malformed = 0;
   readonly #ages = new Ages();
@@ -100,8 +98,8 @@ export class WorkerMachine {
   }
 
   /** Apply a change to the session. Return false if its state has no transition for the change. */
-  #changeSession(change: Change): boolean {
-    const after = SESSIONS[this.#session][change];
+  #changeSession(change: SessionEvent): boolean {
+    const after = SESSION_ARROWS[this.#session][change];
     this.#session = after ?? this.#session;
     return after !== undefined;
   }

@@ -1,307 +1,565 @@
 /**
- * Encodes and decodes the messages of WBP/1: `[topic] [header] [payload]...`, the topic only on
- * published messages.
+ * The messages of WBP/1 that a worker receives or sends, and the objects in them.
  *
- * A header is one JSON object, `{"wbp":1,"type":"announce",...}`. The tables below are those of
- * section 6 of the protocol. Decoding checks all values, so the machine never gets a value out of
- * bounds. Unknown fields are ignored, so that later versions of the protocol can add fields.
+ * Made by `make protocol`; do not edit.
  */
 
-import { ProtocolError } from "./errors.js";
 import * as f from "./fields.js";
 import {
   CHUNK_BYTES_MAX,
+  CHUNK_BYTES_MIN,
   CHUNKS_MAX,
+  FEATURES_MAX,
+  GROUP_KEYS_MAX,
   HEADER_BYTES_MAX,
   LAYOUT_BYTES_MAX,
+  METADATA_MAX,
+  METADATA_NAME_MAX,
+  MODELS_MAX,
+  PATCHES_MAX,
   TEXT_MAX,
-} from "./limits.js";
+} from "./protocol_limits.js";
 
-const WBP = 1;
-/** The name of the feature and of the encoding of patches. */
-export const DELTA = "delta-1";
-const TICKET = /^ticket\.([0-9a-f]{32})$/; // a feature with a ticket
-
-const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };
-const WITH_DIGEST = { ...OF_VERSION, digest: f.hex64 };
-const BY_PATCH = { patch: f.optional(f.nullable(f.patchId), () => null) };
-const METADATA = { metadata: f.optional(f.metadata, () => new Map<string, string>()) };
-const off = () => false;
-const zero = () => 0;
-const empty = () => "";
-const nothing = () => null;
-
-/** The messages of a publisher and their fields. */
-const FROM_PUBLISHER = {
-  welcome: {
-    epoch: f.count,
-    data: f.reason,
-    ping_ms: f.integer(1, 3_600_000),
-    lost_ms: f.integer(2, 36_000_000),
-    models: f.byName(f.count),
-    shared: f.optional(f.nullable(f.shared), nothing),
-    age_ms: f.optional(f.count, zero),
-    features: f.optional(f.names, () => []),
-    keys: f.optional(f.groupKeys, () => []),
-  },
-  rekey: { epoch: f.count, keys: f.groupKeys },
-  announce: {
-    ...OF_VERSION,
-    layout: f.hex64,
-    layout_bytes: f.integer(10, LAYOUT_BYTES_MAX + 8),
-    nbytes: f.count,
-    chunk_bytes: f.integer(1, CHUNK_BYTES_MAX),
-    commit: f.oneOf("auto", "together"),
-    acknowledge: f.oneOf("applied", "staged"),
-    encoding: f.name,
-    encryption: f.optional(f.nullable(f.name), nothing),
-    key: f.optional(f.nullable(f.hex16), nothing),
-    tag: f.optional(f.nullable(f.hex32), nothing),
-    shared: f.optional(f.nullable(f.shared), nothing),
-    hash: f.optional(f.boolean, off),
-    whole: f.optional(f.nullable(f.whole), nothing),
-    keep: f.optional(f.boolean, off),
-    patches: f.optional(f.patches, () => []),
-    ...METADATA,
-  },
-  chunk: {
-    ...OF_VERSION,
-    index: f.integer(0, CHUNKS_MAX - 1),
-    crc: f.integer(0, 2 ** 32 - 1),
-    ...BY_PATCH,
-  },
-  sealed_chunk: {
-    ...OF_VERSION,
-    index: f.integer(0, CHUNKS_MAX - 1),
-    key: f.hex16,
-    tag: f.hex32,
-    ...BY_PATCH,
-  },
-  sealed_message: { key: f.hex16, count: f.positive, sealed: f.sealed },
-  end: { ...WITH_DIGEST, ...BY_PATCH },
-  commit: WITH_DIGEST,
-  abort: { ...OF_VERSION, text: f.optional(f.reason, empty) },
-  rename: { ...OF_VERSION, was: f.running, ...METADATA },
-  beacon: { ...OF_VERSION, version: f.count },
-  refuse: {
-    code: f.name,
-    text: f.reason,
-    model: f.optional(f.nullable(f.name), nothing),
-    epoch: f.optional(f.count, zero),
-    version: f.optional(f.count, zero),
-  },
-  ping: {
-    token: f.optional(f.count, zero),
-    subscribed: f.optional(f.boolean, off),
-    shared: f.optional(f.boolean, off),
-  },
-  pong: {
-    token: f.optional(f.count, zero),
-    epoch: f.optional(f.count, zero),
-    models: f.optional(f.byName(f.count), () => new Map<string, number>()),
-  },
-} as const satisfies Record<string, f.Fields>;
-
-type Tables = typeof FROM_PUBLISHER;
-type PublisherType = keyof Tables;
-type MessageOf<K extends PublisherType> = { readonly type: K } & f.Values<Tables[K]>;
-
-export type PublisherMessage = { [K in PublisherType]: MessageOf<K> }[PublisherType];
-export type Welcome = MessageOf<"welcome">;
-export type Announce = MessageOf<"announce">;
-export type Chunk = MessageOf<"chunk">;
-export type SealedChunk = MessageOf<"sealed_chunk">;
-export type SealedMessage = MessageOf<"sealed_message">;
-export type End = MessageOf<"end">;
-export type Commit = MessageOf<"commit">;
-export type Rename = MessageOf<"rename">;
-export type Refuse = MessageOf<"refuse">;
-export type Pong = MessageOf<"pong">;
-/** A patch that an announcement offers. `PatchId` has the fields that identify a patch. */
-export type Patch = Announce["patches"][number];
-export type PatchId = Pick<Patch, "encoding" | "epoch" | "version">;
-
-/** A version that a worker runs, with its digest. */
-export interface Running {
-  readonly epoch: number;
-  readonly version: number;
-  readonly digest: string;
-}
-
-interface OfVersion {
+/** The version that a message is about. */
+export interface OfVersion {
   readonly model: string;
   readonly epoch: number;
   readonly version: number;
 }
 
-interface ByPatch extends OfVersion {
-  readonly digest: string;
-  readonly patch?: PatchId | undefined;
+/** A segment of shared memory: its path, and the token that the segment must contain. */
+export interface Shared {
+  /** The path to open. A path that S4 does not permit is not malformed. */
+  readonly path: string;
+  /** The token in the segment. */
+  readonly token: string;
 }
+
+/** Checksum and digest of a version whose only chunk is sent in its announcement. */
+export interface Whole {
+  /** The CRC of the payload. */
+  readonly crc: number;
+  /** The digest of the version. */
+  readonly digest: string;
+}
+
+/** A patch that a publisher offers: its id, the digest of its base, and its size. */
+export interface Patch {
+  /** As in `patchid`. */
+  readonly encoding: string;
+  /** As in `patchid`. */
+  readonly epoch: number;
+  /** As in `patchid`. */
+  readonly version: number;
+  /** The digest of the base. */
+  readonly digest: string;
+  /** Bytes of the patch, which is cut into chunks of `chunk_bytes`. */
+  readonly nbytes: number;
+}
+
+/** The id of a patch to a version: its encoding, and the base that it builds on. */
+export interface PatchId {
+  /** `delta-1`. Other values are reserved. */
+  readonly encoding: string;
+  /** The epoch of the base. */
+  readonly epoch: number;
+  /** The number of the base. */
+  readonly version: number;
+}
+
+/** A version that a worker runs. `digest` is empty if the worker did not hash the version. */
+export interface Running {
+  /** The epoch of the version. */
+  readonly epoch: number;
+  /** Its number. */
+  readonly version: number;
+  /** The digest that the worker reported in `applied`. */
+  readonly digest: string;
+}
+
+/** Admit a worker, and send the data endpoint, and the latest version of each model. */
+export interface Welcome {
+  readonly type: "welcome";
+  /** The publisher's epoch, and the session's. */
+  readonly epoch: number;
+  /** The endpoint of the data channel (level 2). */
+  readonly data: string;
+  /** The publisher's interval of pings (W18). */
+  readonly ping_ms: number;
+  /** Milliseconds of silence until the publisher considers a worker lost; for logs. */
+  readonly lost_ms: number;
+  /**
+   * For each model, the newest version for this worker. A model without a version has 0 or is
+   * missing.
+   */
+  readonly models: ReadonlyMap<string, number>;
+  /** Milliseconds since the publisher started, or fewer; 0: unknown. */
+  readonly age_ms: number;
+  /** Values for optional features. */
+  readonly features: readonly string[];
+  /** The probe (S2); null: the publisher offers no segments. */
+  readonly shared: Shared | null;
+  /** The group keys (E2), the newest last; empty: nothing is sealed. */
+  readonly keys: readonly string[];
+}
+
+/** Request a pong. A worker adds whether it receives pushes and reads shared memory. */
+export interface Ping {
+  readonly type: "ping";
+  /** Returned in the `pong`. */
+  readonly token: number;
+  /** Of a worker: W18 at level 2. */
+  readonly subscribed: boolean;
+  /** Of a worker: it uses shared memory in this session (S2). */
+  readonly shared: boolean;
+}
+
+/** Answer a ping. A publisher adds the latest version of each of the worker's models. */
+export interface Pong {
+  readonly type: "pong";
+  /** That of the `ping`. */
+  readonly token: number;
+  /** Of a publisher: its epoch; of a worker: 0. */
+  readonly epoch: number;
+  /** Of a publisher: as in `welcome`. */
+  readonly models: ReadonlyMap<string, number>;
+}
+
+/** Announce a version. The payload may be the layout or, with `whole`, all of its data. */
+export interface Announce extends OfVersion {
+  readonly type: "announce";
+  /** The layout id. */
+  readonly layout: string;
+  /** The length of the layout, its 8 bytes of length included. */
+  readonly layout_bytes: number;
+  /** The length of the data section. */
+  readonly nbytes: number;
+  /** The length of a chunk. */
+  readonly chunk_bytes: number;
+  /** `auto`: the worker applies the version once it is whole. `together`: level 3. */
+  readonly commit: "auto" | "together";
+  /**
+   * `staged`: a worker of level 3 also sends the message `staged` (W14). Other workers ignore the
+   * field.
+   */
+  readonly acknowledge: "applied" | "staged";
+  /** `raw`. Other values are reserved. */
+  readonly encoding: string;
+  /** null: not encrypted. `aes-256-gcm`: sealed. Other values are reserved. */
+  readonly encryption: string | null;
+  /** The CRC of chunk 0 and the digest, if chunk 0 is the payload. */
+  readonly whole: Whole | null;
+  /** The segment that holds the data section; null: there is none. */
+  readonly shared: Shared | null;
+  /** A worker that reads the segment reports a digest (S7). */
+  readonly hash: boolean;
+  /** The id of the group key that seals this payload (E3). */
+  readonly key: string | null;
+  /** The tag of this payload. */
+  readonly tag: string | null;
+  /** Later patches can have this version as their base; a worker keeps its bytes (D3). */
+  readonly keep: boolean;
+  /** The patches that lead to this version. The first is pushed (D6). */
+  readonly patches: readonly Patch[];
+  /** Texts about the version. */
+  readonly metadata: ReadonlyMap<string, string>;
+}
+
+/** One chunk of a version's data section. The payload is the chunk. */
+export interface Chunk extends OfVersion {
+  readonly type: "chunk";
+  /** The number of the chunk. */
+  readonly index: number;
+  /** The CRC of the payload. */
+  readonly crc: number;
+  /** The patch that the chunk belongs to (D9); null: it belongs to the version. */
+  readonly patch: PatchId | null;
+}
+
+/** End the push of a version, and send its digest. */
+export interface End extends OfVersion {
+  readonly type: "end";
+  /** The digest of the version. */
+  readonly digest: string;
+  /**
+   * The patch whose chunks this `end` follows (D9); null: the version. `digest` is always the
+   * digest of the version.
+   */
+  readonly patch: PatchId | null;
+}
+
+/** Refuse a worker or a message, with the reason. */
+export interface Refuse {
+  readonly type: "refuse";
+  /** A code. */
+  readonly code: string;
+  /** The reason in words. */
+  readonly text: string;
+  /** Of a refused `fetch`: its model. */
+  readonly model: string | null;
+  /** Of a refused `fetch`: its epoch; 0: not given. */
+  readonly epoch: number;
+  /** Of a refused `fetch`: its version. */
+  readonly version: number;
+}
+
+/** Repeat the number of a model's latest version (0: none yet). */
+export interface Beacon {
+  readonly type: "beacon";
+  /** The model. */
+  readonly model: string;
+  /** The publisher's epoch. */
+  readonly epoch: number;
+  /** The newest committed version for all workers; 0: none. */
+  readonly version: number;
+}
+
+/** Allow workers to apply the version that they have staged. */
+export interface Commit extends OfVersion {
+  readonly type: "commit";
+  /** The digest of the version. */
+  readonly digest: string;
+}
+
+/** Make workers drop the version that they have staged. */
+export interface Abort extends OfVersion {
+  readonly type: "abort";
+  /** The reason. */
+  readonly text: string;
+}
+
+/** One encrypted chunk of a version's data section. The payload is the encrypted chunk. */
+export interface SealedChunk extends OfVersion {
+  readonly type: "sealed_chunk";
+  /** The number of the chunk. */
+  readonly index: number;
+  /** The id of the group key. */
+  readonly key: string;
+  /** The tag of the payload. */
+  readonly tag: string;
+  /** As in `chunk`. */
+  readonly patch: PatchId | null;
+}
+
+/** An encrypted announcement (its payload is not in `sealed`), end or beacon for all. */
+export interface SealedMessage {
+  readonly type: "sealed_message";
+  /** The id of the group key. */
+  readonly key: string;
+  /** Increases with each message under one group key (E5). */
+  readonly count: number;
+  /** The sealed header of the inner message and its tag, in base64 with padding. */
+  readonly sealed: Uint8Array;
+}
+
+/** Send the group keys. The last one encrypts messages from now on. */
+export interface Rekey {
+  readonly type: "rekey";
+  /** The publisher's epoch. */
+  readonly epoch: number;
+  /** The group keys, as in `welcome`. */
+  readonly keys: readonly string[];
+}
+
+/** Give the running version `was` another epoch and number; the bytes are equal. */
+export interface Rename extends OfVersion {
+  readonly type: "rename";
+  /** The version that the worker runs, as in its `hello`. */
+  readonly was: Running;
+  /** Metadata of the new name; replaces the old. */
+  readonly metadata: ReadonlyMap<string, string>;
+}
+
+/** Request to join. `models` has each model of the worker, with the version that it runs. */
+export interface Hello {
+  readonly type: "hello";
+  /** The worker's name. A second instance of the name is refused while the first is live (P3). */
+  readonly name: string;
+  /** Random; drawn at the start of the process, for all its connections. */
+  readonly instance: string;
+  /** The models that the worker wants, each with its running version; null: none runs. */
+  readonly models: ReadonlyMap<string, Running | null>;
+  /**
+   * The applied epoch: the greatest epoch of which this process applied a version, or wrote a part
+   * of one into a model (W24); 0: none.
+   */
+  readonly epoch?: number | undefined;
+  /** Milliseconds since the publisher of the applied epoch started (W1); 0: unknown. */
+  readonly age_ms?: number | undefined;
+  /** The optional features that the worker implements. */
+  readonly features?: readonly string[] | undefined;
+  /** Program and version, for operators. */
+  readonly client?: string | undefined;
+  /** The worker's host, for operators. */
+  readonly host?: string | undefined;
+  /** The worker's process, for operators. */
+  readonly pid?: number | undefined;
+}
+
+/** Request a pong. A worker adds whether it receives pushes and reads shared memory. */
+export interface WorkerPing {
+  readonly type: "ping";
+  /** Returned in the `pong`. */
+  readonly token?: number | undefined;
+  /** Of a worker: W18 at level 2. */
+  readonly subscribed?: boolean | undefined;
+  /** Of a worker: it uses shared memory in this session (S2). */
+  readonly shared?: boolean | undefined;
+}
+
+/** Answer a ping. A publisher adds the latest version of each of the worker's models. */
+export interface WorkerPong {
+  readonly type: "pong";
+  /** That of the `ping`. */
+  readonly token?: number | undefined;
+  /** Of a publisher: its epoch; of a worker: 0. */
+  readonly epoch?: number | undefined;
+  /** Of a publisher: as in `welcome`. */
+  readonly models?: ReadonlyMap<string, number> | undefined;
+}
+
+/** Request `count` chunks of a version, from index `first` on; with 0, its announcement. */
+export interface Fetch {
+  readonly type: "fetch";
+  /** The model. */
+  readonly model: string;
+  /** The session's epoch. */
+  readonly epoch: number;
+  /** The version; 0: the newest version for this worker. With `version` 0, `count` is 0. */
+  readonly version: number;
+  /** The first chunk. */
+  readonly first?: number | undefined;
+  /** The number of chunks. 0: the publisher answers with the announcement and the `end`. */
+  readonly count?: number | undefined;
+  /** With `count` 0: whether the announcement carries the layout. */
+  readonly layout?: boolean | undefined;
+  /** The requested patch (D8); null: the version is requested. */
+  readonly patch?: PatchId | null | undefined;
+  /** Why the version is fetched whole although there are patches (D10). */
+  readonly unpatched?: string | undefined;
+}
+
+/** Report that the worker runs a version. `digest` is empty if the version was not hashed. */
+export interface Applied extends OfVersion {
+  readonly type: "applied";
+  /** The digest that the worker computed. Empty only with shared memory. */
+  readonly digest: string;
+  /** A remark about this version, for the publisher's user. */
+  readonly note?: string | undefined;
+  /** As in `staged`. */
+  readonly patch?: PatchId | null | undefined;
+  /** The time to decode the patch, in microseconds (D11); 0: not given. */
+  readonly decode_us?: number | undefined;
+}
+
+/** Report that a version failed. `intact` is true if the previous version still runs. */
+export interface Failed extends OfVersion {
+  readonly type: "failed";
+  /** A code. */
+  readonly code: string;
+  /** The reason in words; at most 20 lines on tensors that differ. */
+  readonly text: string;
+  /** false: an apply failed half-way, so the worker runs no version of the model (W24). */
+  readonly intact?: boolean | undefined;
+}
+
+/** Leave the session. */
+export interface Bye {
+  readonly type: "bye";
+}
+
+/** Report how many chunks of a version have arrived, and what the worker does with it. */
+export interface Progress extends OfVersion {
+  readonly type: "progress";
+  /**
+   * With phase `receiving`: the number of valid chunks that the worker has, pushed or fetched. With
+   * other phases: 0.
+   */
+  readonly chunks: number;
+  /**
+   * `applying`: the version is being applied. `receiving`: it is arriving. `staged`: it is ready,
+   * and the user has not begun to apply it.
+   */
+  readonly phase?: "applying" | "receiving" | "staged" | undefined;
+  /** With `staged`:  why the version cannot be applied yet. */
+  readonly waits?: string | undefined;
+  /**
+   * The patch by which the version arrives; `chunks` counts its chunks (D9). null: the version
+   * arrives whole.
+   */
+  readonly patch?: PatchId | null | undefined;
+}
+
+/** Report that a version is complete and verified, and not applied yet. */
+export interface Staged extends OfVersion {
+  readonly type: "staged";
+  /** The digest that the worker computed. */
+  readonly digest: string;
+  /** The patch by which the version arrived (D9); null: it arrived whole. */
+  readonly patch?: PatchId | null | undefined;
+}
+
+export type PublisherMessage =
+  | Welcome
+  | Ping
+  | Pong
+  | Announce
+  | Chunk
+  | End
+  | Refuse
+  | Beacon
+  | Commit
+  | Abort
+  | SealedChunk
+  | SealedMessage
+  | Rekey
+  | Rename;
 
 /** The messages of a worker. A field at its default may be omitted. */
 export type WorkerMessage =
-  | {
-      readonly type: "hello";
-      readonly name: string;
-      readonly instance: string;
-      readonly models: ReadonlyMap<string, Running | null>;
-      readonly epoch?: number;
-      readonly age_ms?: number;
-      readonly features?: readonly string[];
-      readonly client?: string;
-      readonly host?: string;
-      readonly pid?: number;
-    }
-  | (OfVersion & {
-      readonly type: "fetch";
-      readonly first?: number;
-      readonly count?: number;
-      readonly layout?: boolean;
-      readonly patch?: PatchId | undefined;
-      readonly unpatched?: string | undefined;
-    })
-  | (OfVersion & {
-      readonly type: "progress";
-      readonly chunks: number;
-      readonly phase?: string;
-      readonly patch?: PatchId | undefined;
-      readonly waits?: string;
-    })
-  | (ByPatch & { readonly type: "staged" })
-  | (ByPatch & {
-      readonly type: "applied";
-      readonly decode_us?: number | undefined;
-      readonly note?: string | undefined;
-    })
-  | (OfVersion & {
-      readonly type: "failed";
-      readonly code: string;
-      readonly text: string;
-      readonly intact?: boolean;
-    })
-  | { readonly type: "bye" }
-  | { readonly type: "ping"; readonly token?: number; readonly subscribed?: boolean }
-  | {
-      readonly type: "pong";
-      readonly token?: number;
-      readonly epoch?: number;
-      readonly models?: ReadonlyMap<string, number>;
-    };
+  | Hello
+  | WorkerPing
+  | WorkerPong
+  | Fetch
+  | Applied
+  | Failed
+  | Bye
+  | Progress
+  | Staged;
 
-export type Failed = Extract<WorkerMessage, { type: "failed" }>;
+// How the fields of a publisher's messages are read.
 
-/** Return the header of a message as JSON. */
-export function encode(message: WorkerMessage): string {
-  const asObject = (_: string, v: unknown) => (v instanceof Map ? Object.fromEntries(v) : v);
-  return JSON.stringify({ wbp: WBP, ...message }, asObject);
-}
+const shared: f.Field<Shared> = f.object({
+  path: f.text(TEXT_MAX),
+  token: f.hex(32),
+});
+const whole: f.Field<Whole> = f.object({
+  crc: f.integer(0, 2 ** 32 - 1),
+  digest: f.hex(64),
+});
+const patch: f.Field<Patch> = f.object({
+  encoding: f.name,
+  epoch: f.count,
+  version: f.positive,
+  digest: f.hex(64),
+  nbytes: f.positive,
+});
+const patchId: f.Field<PatchId> = f.object({
+  encoding: f.name,
+  epoch: f.count,
+  version: f.positive,
+});
+const running: f.Field<Running> = f.object({
+  epoch: f.count,
+  version: f.positive,
+  digest: f.hexOrEmpty(64),
+});
 
-/** Truncate a text to a field's limit, and replace lone surrogates, which JSON must not hold. */
-export function asText(words: string, codePointsMax = TEXT_MAX): string {
-  return words.slice(0, codePointsMax).toWellFormed();
-}
+const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };
 
-/** A decoded message with its payload frames. */
-export interface Decoded {
-  readonly message: PublisherMessage;
-  readonly payloads: readonly Uint8Array[];
-}
+/** The messages of a publisher and their fields. */
+export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.FieldsOf<M> } = {
+  welcome: {
+    epoch: f.count,
+    data: f.text(TEXT_MAX),
+    ping_ms: f.integer(1, 3_600_000),
+    lost_ms: f.integer(2, 36_000_000),
+    models: f.map(f.name, f.count, MODELS_MAX),
+    age_ms: f.optional(f.count, 0),
+    features: f.optional(f.array(f.name, FEATURES_MAX), []),
+    shared: f.optional(f.nullable(shared), null),
+    keys: f.optional(f.array(f.hex(64), GROUP_KEYS_MAX), []),
+  },
+  ping: {
+    token: f.optional(f.count, 0),
+    subscribed: f.optional(f.boolean, false),
+    shared: f.optional(f.boolean, false),
+  },
+  pong: {
+    token: f.optional(f.count, 0),
+    epoch: f.optional(f.count, 0),
+    models: f.optional(f.map(f.name, f.count, MODELS_MAX), new Map()),
+  },
+  announce: {
+    ...OF_VERSION,
+    layout: f.hex(64),
+    layout_bytes: f.integer(10, LAYOUT_BYTES_MAX + 8),
+    nbytes: f.count,
+    chunk_bytes: f.integer(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX),
+    commit: f.oneOf("auto", "together"),
+    acknowledge: f.oneOf("applied", "staged"),
+    encoding: f.name,
+    encryption: f.optional(f.nullable(f.name), null),
+    whole: f.optional(f.nullable(whole), null),
+    shared: f.optional(f.nullable(shared), null),
+    hash: f.optional(f.boolean, false),
+    key: f.optional(f.nullable(f.hex(16)), null),
+    tag: f.optional(f.nullable(f.hex(32)), null),
+    keep: f.optional(f.boolean, false),
+    patches: f.optional(f.array(patch, PATCHES_MAX), []),
+    metadata: f.optional(
+      f.map(f.text(METADATA_NAME_MAX), f.text(TEXT_MAX), METADATA_MAX),
+      new Map(),
+    ),
+  },
+  chunk: {
+    ...OF_VERSION,
+    index: f.integer(0, CHUNKS_MAX - 1),
+    crc: f.integer(0, 2 ** 32 - 1),
+    patch: f.optional(f.nullable(patchId), null),
+  },
+  end: {
+    ...OF_VERSION,
+    digest: f.hex(64),
+    patch: f.optional(f.nullable(patchId), null),
+  },
+  refuse: {
+    code: f.name,
+    text: f.text(TEXT_MAX),
+    model: f.optional(f.nullable(f.name), null),
+    epoch: f.optional(f.count, 0),
+    version: f.optional(f.count, 0),
+  },
+  beacon: {
+    model: f.name,
+    epoch: f.count,
+    version: f.count,
+  },
+  commit: {
+    ...OF_VERSION,
+    digest: f.hex(64),
+  },
+  abort: {
+    ...OF_VERSION,
+    text: f.optional(f.text(TEXT_MAX), ""),
+  },
+  sealed_chunk: {
+    ...OF_VERSION,
+    index: f.integer(0, CHUNKS_MAX - 1),
+    key: f.hex(16),
+    tag: f.hex(32),
+    patch: f.optional(f.nullable(patchId), null),
+  },
+  sealed_message: {
+    key: f.hex(16),
+    count: f.positive,
+    sealed: f.base64(HEADER_BYTES_MAX),
+  },
+  rekey: {
+    epoch: f.count,
+    keys: f.array(f.hex(64), GROUP_KEYS_MAX),
+  },
+  rename: {
+    ...OF_VERSION,
+    was: running,
+    metadata: f.optional(
+      f.map(f.text(METADATA_NAME_MAX), f.text(TEXT_MAX), METADATA_MAX),
+      new Map(),
+    ),
+  },
+};
 
-/**
- * Decode a publisher's message from its header and payload frames, without the topic.
- *
- * @throws ProtocolError - and no other error - if the frames break the protocol.
- */
-export function decode(frames: readonly Uint8Array[]): Decoded {
-  const [header, ...payloads] = frames;
-  if (header === undefined) throw new ProtocolError("a message without frames");
-  const fields = parse(header);
-  checkNumber(fields);
-  const { type } = fields;
-  if (typeof type !== "string" || !Object.hasOwn(FROM_PUBLISHER, type)) {
-    throw new ProtocolError(`a header of type ${show(type)}, which no publisher sends`);
-  }
-  const message = read(type as PublisherType, fields);
-  checkPayloads(message, payloads.length);
-  return { message, payloads };
-}
-
-const UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-
-function parse(header: Uint8Array): Record<string, unknown> {
-  if (header.length > HEADER_BYTES_MAX) {
-    throw new ProtocolError(`a header of ${header.length} bytes; ${HEADER_BYTES_MAX} are allowed`);
-  }
-  let value: unknown;
-  try {
-    value = JSON.parse(UTF8.decode(header)); // V8's parser does not recurse: deep nesting is safe
-  } catch (error) {
-    throw new ProtocolError(`a header that is no JSON: ${(error as Error).message}`);
-  }
-  if (!f.isObject(value)) throw new ProtocolError("a header that is no JSON object");
-  return value;
-}
-
-/** Check the protocol number first: headers of another protocol may have other fields. */
-function checkNumber(header: Readonly<Record<string, unknown>>): void {
-  const wbp = Object.hasOwn(header, "wbp") ? header.wbp : 0;
-  if (wbp === WBP) return;
-  if (!Number.isInteger(wbp)) throw new ProtocolError(`a header with "wbp" ${show(wbp)}`);
-  throw new ProtocolError(`protocol number ${wbp}; this side speaks ${WBP}`, "protocol-version");
-}
-
-function read(type: PublisherType, header: Readonly<Record<string, unknown>>): PublisherMessage {
-  const values = f.readAll(FROM_PUBLISHER[type] as f.Fields, header, (name, field) => {
-    throw new ProtocolError(
-      `${type}: "${name}" is ${show(header[name])}; it must be ${field.must}`,
-    );
-  });
-  return { type, ...values } as unknown as PublisherMessage;
-}
-
-function checkPayloads(message: PublisherMessage, payloads: number): void {
-  const chunk = message.type === "chunk" || message.type === "sealed_chunk";
-  const may = chunk || message.type === "announce" || message.type === "sealed_message";
-  const must = chunk || (message.type === "announce" && message.whole !== null);
-  const [least, most] = [Number(must), Number(may)];
-  if (payloads < least || payloads > most) {
-    throw new ProtocolError(
-      `${message.type} with ${payloads} payload frames; ${least} to ${most} are allowed`,
-    );
-  }
-}
-
-function show(value: unknown): string {
-  return value === undefined ? "missing" : (JSON.stringify(value) ?? "?").slice(0, 60);
-}
-
-/** Return the ticket of a welcome; empty if the welcome has no ticket. */
-export function ticketOf({ features }: Welcome): string {
-  return features.map((feature) => TICKET.exec(feature)?.[1] ?? "").find(Boolean) ?? "";
-}
-
-export function controlTopic(model: string): string {
-  return `${model}/ctl`;
-}
-
-export function dataTopic(model: string): string {
-  return `${model}/dat`;
-}
-
-export function patchTopic(model: string): string {
-  return `${model}/dlt`;
-}
-
-/**
- * Return `name` if it is a valid name of a model or worker.
- *
- * @throws RangeError - if the name is invalid.
- */
-export function checkName(name: string, what: string): string {
-  if (f.isName(name)) return name;
-  throw new RangeError(
-    `${what} ${JSON.stringify(name)}: a name is 1 to 128 of the characters A-Z a-z 0-9 . _ - so ` +
-      "that it fits topics, files and addresses in every language",
-  );
-}
+/** The least and greatest number of payload frames; 0 of the other messages. */
+export const PAYLOADS: {
+  readonly [T in PublisherMessage["type"]]?: readonly [least: number, most: number];
+} = { announce: [0, 1], chunk: [1, 1], sealed_chunk: [1, 1], sealed_message: [0, 1] };

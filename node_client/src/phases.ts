@@ -1,47 +1,74 @@
 /**
- * The tables of phase x event -> phase for a version at a worker. Nothing else changes a phase.
+ * The tables of states of a worker: each event leads from a state to the next.
  *
- *     announced ──> arriving ──> staged ──> ready ──> applying ──> running
- *         │             │           │         │           │           │
- *         └─────────────┴───────────┴─────────┴───────────┴───────────┴──> dropped, rejected
- *
- * An event without a transition from the current phase is ignored, since messages may be late,
- * repeated or out of order. `docs/PROTOCOL.md` has the same tables (section 8), and
- * `tests/vectors/phases.json` lists every pair of phase and event.
+ * Made by `make protocol`; do not edit.
  */
 
-export type Phase =
-  | "announced" // its layout or memory is missing
-  | "arriving" // its chunks are being received
-  | "staged" // complete and verified; waits for a commit
-  | "ready" // may be applied
-  | "applying" // an apply is in progress
-  | "running"
-  | "dropped" // forgotten; it may be announced again
-  | "rejected"; // not retried in this session
-
-export type Event =
-  | "begun" // its layout is known and fits, and it has memory
-  | "mapped" // its segment is open, so it need not be staged
-  | "whole" // all chunks and the digest have arrived, and match
-  | "committed" // its commit is `auto`, or `commit` arrived, or it was announced again as `auto`
-  | "taken" // an apply started
-  | "put-back" // the apply was postponed
-  | "applied"
-  | "declined" // a permanent failure, or the user rejected it
-  | "failed" // a failure that may pass
-  | "torn" // an apply failed half-way: the previously running version is lost, too
-  | "stale" // its segment now holds another version
-  | "renamed" // a newer version has the same bytes
-  | "newer" // a newer version replaces it
-  | "gone" // the publisher no longer has it
-  | "aborted"
-  | "fenced"; // a session of another epoch started
-
-/** Maps each state and event to the next state. Events that change nothing are omitted. */
+/** Maps each state and event to the next state. Other events change nothing. */
 export type Table<S extends string, E extends string> = Record<S, Partial<Record<E, S>>>;
 
-export const ARROWS: Table<Phase, Event> = {
+/**
+ * A version at a worker: the states.
+ *
+ * - `announced`: is wanted, but its layout is not known or it has no memory yet.
+ * - `arriving`: has memory; its chunks arrive.
+ * - `staged`: is whole and verified, and waits for a commit.
+ * - `ready`: may be applied; the user has not begun.
+ * - `applying`: is being applied.
+ * - `running`: runs.
+ * - `dropped`: is not kept. It may be announced again.
+ * - `rejected`: is not fetched or applied in this session (W15).
+ */
+export type VersionState =
+  | "announced"
+  | "arriving"
+  | "staged"
+  | "ready"
+  | "applying"
+  | "running"
+  | "dropped"
+  | "rejected";
+
+/**
+ * A version at a worker: the events.
+ *
+ * - `begun`: the layout is known, all checks pass, and there is memory (W6, W7).
+ * - `mapped`: its segment is open, and the version need not be staged (S6).
+ * - `whole`: all chunks and the digest are there and match (W13).
+ * - `committed`: the version is whole and `auto`; or a `commit`, or an announcement with `auto`,
+ *   arrives for it (W14).
+ * - `taken`: the user begins to apply it.
+ * - `put-back`: the user does not apply it now, but will later.
+ * - `applied`: applying has succeeded, the user's part included (W16).
+ * - `declined`: the version fails with a code that is not tried again (W6, W24).
+ * - `failed`: the version fails with a code that is tried again (W6, W13).
+ * - `torn`: an apply failed half-way (W24).
+ * - `stale`: its segment holds another version (S5).
+ * - `renamed`: a newer version has its bytes (W25).
+ * - `newer`: a newer version takes its place (W8).
+ * - `gone`: a `refuse` drops it (W27).
+ * - `aborted`: `abort` names it (W14).
+ * - `fenced`: a session begins (W28), and the version is announced, or of another epoch.
+ */
+export type VersionEvent =
+  | "begun"
+  | "mapped"
+  | "whole"
+  | "committed"
+  | "taken"
+  | "put-back"
+  | "applied"
+  | "declined"
+  | "failed"
+  | "torn"
+  | "stale"
+  | "renamed"
+  | "newer"
+  | "gone"
+  | "aborted"
+  | "fenced";
+
+export const VERSION_ARROWS: Table<VersionState, VersionEvent> = {
   announced: {
     begun: "arriving",
     mapped: "ready",
@@ -60,16 +87,8 @@ export const ARROWS: Table<Phase, Event> = {
     aborted: "dropped",
     fenced: "dropped",
   },
-  staged: {
-    committed: "ready",
-    newer: "dropped",
-    aborted: "dropped",
-    fenced: "dropped",
-  },
-  ready: {
-    taken: "applying",
-    newer: "dropped",
-  },
+  staged: { committed: "ready", newer: "dropped", aborted: "dropped", fenced: "dropped" },
+  ready: { taken: "applying", newer: "dropped" },
   applying: {
     applied: "running",
     "put-back": "ready",
@@ -79,77 +98,121 @@ export const ARROWS: Table<Phase, Event> = {
     stale: "dropped",
     newer: "dropped",
   },
-  running: {
-    renamed: "running",
-    newer: "dropped",
-    torn: "dropped",
-  },
+  running: { renamed: "running", newer: "dropped", torn: "dropped" },
   dropped: {},
   rejected: {},
 };
 
-// What an announced version waits for. A missing layout was requested. A segment or memory is
-// available at once or not at all. A buffer becomes free when another version returns it. The
-// version is `begun` once it lacks only memory, and `mapped` once it lacks only a segment.
-export type Lack = "layout" | "segment" | "memory" | "buffer";
-export type LackEvent = "known" | "located" | "opened" | "full" | "freed";
+/**
+ * Whether a worker receives pushed chunks of a model: the states.
+ *
+ * - `following`: receives pushed chunks.
+ * - `catching-up`: fetches the next version before it considers a newer one.
+ */
+export type ModelState = "following" | "catching-up";
 
-export const LACKS: Table<Lack, LackEvent> = {
-  layout: { known: "memory", located: "segment" },
-  segment: { opened: "memory" },
-  memory: { full: "buffer" },
-  buffer: { freed: "memory" },
-};
+/**
+ * Whether a worker receives pushed chunks of a model: the events.
+ *
+ * - `replaced`: an arriving version is dropped for a newer one (W26).
+ * - `completed`: a version is whole, mapped or renamed (W26).
+ */
+export type ModelEvent = "replaced" | "completed";
 
-// How an arriving version is received. In state `received`, the publisher pushes chunks, and lost
-// ones are fetched. In state `pulled`, all missing chunks are fetched.
-export type Coming = "received" | "pulled" | "copied" | "decoded";
-export type Way = "unpushed" | "copy-started" | "patched" | "copy-ended";
-
-export const COMING: Table<Coming, Way> = {
-  received: { unpushed: "pulled", "copy-started": "copied" },
-  pulled: { patched: "decoded" },
-  copied: { "copy-ended": "pulled" },
-  decoded: {},
-};
-
-// Whether a model's pushed chunks are received. A worker that dropped an arriving version for a
-// newer one fetches that one completely before it starts another. Otherwise a worker that is slower
-// than its publisher would never complete a version.
-export type Mode = "following" | "catching-up";
-export type ModeEvent = "replaced" | "completed";
-
-export const MODES: Table<Mode, ModeEvent> = {
+export const MODEL_ARROWS: Table<ModelState, ModelEvent> = {
   following: { replaced: "catching-up" },
   "catching-up": { completed: "following" },
 };
 
-// Whether a worker has a session with its publisher. A worker that is probing has none yet: its
-// hello was answered, and it still tests whether it can read the publisher's memory.
-export type Session = "outside" | "probing" | "inside";
-export type Change = "located" | "welcomed" | "unknown" | "refused" | "silent";
+/**
+ * A worker's session: the states.
+ *
+ * - `outside`: has no session.
+ * - `probing`: has an answer to its hello, and is opening the publisher's shared memory.
+ * - `inside`: has a session.
+ */
+export type SessionState = "outside" | "probing" | "inside";
 
-export const SESSIONS: Table<Session, Change> = {
+/**
+ * A worker's session: the events.
+ *
+ * - `located`: a `welcome` with shared memory arrives (S2).
+ * - `welcomed`: a session begins (W2).
+ * - `unknown`: `refuse` with `unknown-worker` (W20).
+ * - `refused`: any other `refuse` that ends the session (W20).
+ * - `silent`: the publisher is lost (W19).
+ */
+export type SessionEvent = "located" | "welcomed" | "unknown" | "refused" | "silent";
+
+export const SESSION_ARROWS: Table<SessionState, SessionEvent> = {
   outside: { located: "probing", welcomed: "inside" },
   probing: {
-    located: "probing", // by another welcome
+    located: "probing",
     welcomed: "inside",
     unknown: "outside",
     refused: "outside",
     silent: "outside",
   },
   inside: {
-    located: "probing", // by a publisher of another epoch
-    welcomed: "inside", // the same
+    located: "probing",
+    welcomed: "inside",
     unknown: "outside",
     refused: "outside",
     silent: "outside",
   },
 };
 
-// Codes of refusals that end a session and are reported to the user. The reason may disappear.
-// (W20)
-export const TURNED_AWAY: ReadonlySet<string> = new Set([
-  ...["name-taken", "stale-epoch", "limit", "protocol-version"],
-  ...["wrong-name", "not-allowed", "revoked"], // K3, K4, K8
-]);
+/**
+ * What an announced version lacks: the states.
+ *
+ * - `layout`: a layout, which was requested.
+ * - `segment`: its segment.
+ * - `memory`: memory, which is available at once or not at all.
+ * - `buffer`: a buffer, until another version releases one.
+ */
+export type AnnouncedState = "layout" | "segment" | "memory" | "buffer";
+
+/**
+ * What an announced version lacks: the events.
+ *
+ * - `known`: the layout passes all checks (W6).
+ * - `located`: the same, and the version lies in a segment (S2, S6).
+ * - `opened`: the version must be staged from its segment, or the segment cannot be opened (S6).
+ * - `full`: all memory is in use (W6).
+ * - `freed`: memory is in use no longer (W6).
+ */
+export type AnnouncedEvent = "known" | "located" | "opened" | "full" | "freed";
+
+export const ANNOUNCED_ARROWS: Table<AnnouncedState, AnnouncedEvent> = {
+  layout: { known: "memory", located: "segment" },
+  segment: { opened: "memory" },
+  memory: { full: "buffer" },
+  buffer: { freed: "memory" },
+};
+
+/**
+ * The source of an arriving version: the states.
+ *
+ * - `received`: chunks are pushed, and some may be requested.
+ * - `pulled`: all missing chunks are requested.
+ * - `copied`: is copied from its segment.
+ * - `decoded`: is decoded from a patch.
+ */
+export type ArrivingState = "received" | "pulled" | "copied" | "decoded";
+
+/**
+ * The source of an arriving version: the events.
+ *
+ * - `unpushed`: no more chunks are pushed (W30, W31).
+ * - `copy-started`: the copy from the segment starts (S6).
+ * - `copy-ended`: the copy from the segment has ended (S6).
+ * - `patched`: the patch has arrived (D5).
+ */
+export type ArrivingEvent = "unpushed" | "copy-started" | "copy-ended" | "patched";
+
+export const ARRIVING_ARROWS: Table<ArrivingState, ArrivingEvent> = {
+  received: { unpushed: "pulled", "copy-started": "copied" },
+  pulled: { patched: "decoded" },
+  copied: { "copy-ended": "pulled" },
+  decoded: {},
+};

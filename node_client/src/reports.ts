@@ -1,7 +1,8 @@
 /** Builds the worker's messages: hello, fetches, and the reports that each ping repeats. (W17) */
 
 import { type Effect, send } from "./effects.js";
-import { DELTA, type Failed, type Running } from "./messages.js";
+import { DELTA } from "./headers.js";
+import type { Failed, Running } from "./messages.js";
 import type { Transfer } from "./transfer.js";
 import type { VersionEntry, VersionStore } from "./version_store.js";
 

@@ -29,7 +29,7 @@ import type { Keyring } from "./keyring.js";
 import { PROGRESS_CHUNKS, type Timing, TRIES_MAX, WINDOW_CHUNKS } from "./limits.js";
 import type { Announce, Chunk, Patch, PatchId, SealedChunk } from "./messages.js";
 import { Patching } from "./patching.js";
-import { COMING, type Coming, type Way } from "./phases.js";
+import { ARRIVING_ARROWS, type ArrivingEvent, type ArrivingState } from "./phases.js";
 import type { Opening, Subject } from "./sealing.js";
 import type { Base } from "./staging.js";
 
@@ -106,7 +106,7 @@ export class Transfer {
   readonly patch: PatchId | null;
   #buffer: Uint8Array;
   #base: Base | null;
-  #comes: Coming = "received";
+  #comes: ArrivingState = "received";
   #here = 0;
   #restarts = 0;
   #decodeUs = 0;
@@ -161,7 +161,7 @@ export class Transfer {
     return this.#base;
   }
 
-  get comes(): Coming {
+  get comes(): ArrivingState {
     return this.#comes;
   }
 
@@ -362,8 +362,8 @@ export class Transfer {
     this.#changeWay("unpushed");
   }
 
-  #changeWay(way: Way): void {
-    this.#comes = COMING[this.#comes][way] ?? this.#comes;
+  #changeWay(way: ArrivingEvent): void {
+    this.#comes = ARRIVING_ARROWS[this.#comes][way] ?? this.#comes;
   }
 
   /** Record that the ping sent at `sentAt`, and all requests before it, were answered. */

@@ -3,30 +3,31 @@
 import type { Layout } from "./layout.js";
 import type { Announce, Running } from "./messages.js";
 import {
-  ARROWS,
-  type Event,
-  LACKS,
-  type Lack,
-  type LackEvent,
-  MODES,
-  type Mode,
-  type ModeEvent,
-  type Phase,
+  ANNOUNCED_ARROWS,
+  type AnnouncedEvent,
+  type AnnouncedState,
+  MODEL_ARROWS,
+  type ModelEvent,
+  type ModelState,
+  VERSION_ARROWS,
+  type VersionEvent,
+  type VersionState,
 } from "./phases.js";
 import { type Base, Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Transfer } from "./transfer.js";
 
 const REJECTED_KEPT = 8; // rejected versions that are remembered
-const IN_MEMORY: readonly Phase[] = ["arriving", "staged", "ready", "applying"]; // with a buffer
+// The phases in which a version has a buffer.
+const IN_MEMORY: readonly VersionState[] = ["arriving", "staged", "ready", "applying"];
 const NONE: Key = { epoch: 0, version: 0 };
 
 /** A version with its phase and the data that belongs to that phase. */
 class VersionRecord implements Key {
   epoch: number;
   version: number;
-  phase: Phase = "announced";
+  phase: VersionState = "announced";
   /** What the version waits for, while it is announced. */
-  lacks: Lack = "layout";
+  lacks: AnnouncedState = "layout";
   buffer: Uint8Array | null = null;
   layout!: Layout; // once known
   transfer!: Transfer; // while arriving
@@ -58,8 +59,8 @@ class VersionRecord implements Key {
    * Record that the layout or memory that the version waits for has become available, or is not
    * available now.
    */
-  resolve(event: LackEvent, layout: Layout = this.layout): void {
-    this.lacks = LACKS[this.lacks][event] ?? this.lacks;
+  resolve(event: AnnouncedEvent, layout: Layout = this.layout): void {
+    this.lacks = ANNOUNCED_ARROWS[this.lacks][event] ?? this.lacks;
     this.layout = layout;
   }
 
@@ -78,7 +79,7 @@ type Part = Partial<Pick<VersionEntry, "transfer" | "staged" | "running" | "note
 /** The versions of one model. */
 export class VersionStore {
   readonly buffers = new Buffers();
-  #mode: Mode = "following";
+  #mode: ModelState = "following";
   #base: Base | null = null;
   // Versions that are not retried. Versions older than a rejected one are accepted: the rejected
   // one may have been aborted or sent to a few workers only, so an older version that this worker
@@ -86,7 +87,7 @@ export class VersionStore {
   #rejected: readonly Key[] = [];
   #live: VersionRecord[] = []; // neither dropped nor rejected, in the order of their last moves
 
-  get mode(): Mode {
+  get mode(): ModelState {
     return this.#mode;
   }
 
@@ -96,17 +97,17 @@ export class VersionStore {
   }
 
   /** Return the version that entered a phase first and is still in it; null if there is none. */
-  at(phase: Phase): VersionEntry | null {
+  at(phase: VersionState): VersionEntry | null {
     return this.#live.find((entry) => entry.phase === phase) ?? null;
   }
 
   /** Return the versions in any of these phases. */
-  all(...phases: Phase[]): VersionEntry[] {
+  all(...phases: VersionState[]): VersionEntry[] {
     return phases.flatMap((phase) => this.#live.filter((entry) => entry.phase === phase));
   }
 
   /** Return the version with this key; null if it is in none of these phases. */
-  find(key: Key, ...phases: Phase[]): VersionEntry | null {
+  find(key: Key, ...phases: VersionState[]): VersionEntry | null {
     return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
   }
 
@@ -211,8 +212,8 @@ export class VersionStore {
   }
 
   /** Apply an event to the mode. Return false if the mode has no transition for the event. */
-  changeMode(event: ModeEvent): boolean {
-    const mode = MODES[this.#mode][event]; // W26
+  changeMode(event: ModelEvent): boolean {
+    const mode = MODEL_ARROWS[this.#mode][event]; // W26
     this.#mode = mode ?? this.#mode;
     return mode !== undefined;
   }
@@ -221,8 +222,8 @@ export class VersionStore {
    * Apply an event to a version, and set the fields in `by`. Return false if the version's phase
    * has no transition for the event.
    */
-  move(entry: VersionRecord | null, event: Event, by: Part = {}): boolean {
-    const after = entry === null ? undefined : ARROWS[entry.phase][event];
+  move(entry: VersionRecord | null, event: VersionEvent, by: Part = {}): boolean {
+    const after = entry === null ? undefined : VERSION_ARROWS[entry.phase][event];
     if (entry === null || after === undefined) return false;
     Object.assign(entry, by, { phase: after });
     this.#live = this.#live.filter((other) => other !== entry);

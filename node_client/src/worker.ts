@@ -6,6 +6,7 @@ import { endianness, hostname } from "node:os";
 import { Applier, type Hook, type Update } from "./applying.js";
 import { checkAddress } from "./endpoints.js";
 import { ApplyError, ClosedError, RefusedError, TimeoutError } from "./errors.js";
+import { asText, checkName } from "./headers.js";
 import { Keyring } from "./keyring.js";
 import { type WorkerKeys, workerKeys } from "./keys.js";
 import {
@@ -18,7 +19,7 @@ import {
 } from "./limits.js";
 import { type Told, WorkerLoop } from "./loop.js";
 import { WorkerMachine } from "./machine.js";
-import { asText, checkName, type Running as OnWire } from "./messages.js";
+import type { Running as OnWire } from "./messages.js";
 import { type Registered, RegisteredTarget, SnapshotTarget, type Target } from "./target.js";
 import { type Deadline, Waiters } from "./waiters.js";
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
 import { ProtocolError } from "../src/errors.js";
-import { asText, checkName, decode, encode } from "../src/messages.js";
+import { asText, checkName, decode, encode } from "../src/headers.js";
 import { header, welcome } from "./published.js";
 
 function read(text: string | Uint8Array, ...payloads: Uint8Array[]) {

@@ -2,16 +2,19 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { decode } from "../src/headers.js";
 import { timing } from "../src/limits.js";
-import { type Announce, decode } from "../src/messages.js";
-import { ARROWS, type Event, type Phase } from "../src/phases.js";
+import type { Announce } from "../src/messages.js";
+import { VERSION_ARROWS, type VersionEvent, type VersionState } from "../src/phases.js";
 import { Transfer } from "../src/transfer.js";
 import { type VersionEntry, VersionStore } from "../src/version_store.js";
 import { bytesOf, Published } from "./published.js";
 
-const PHASES = Object.keys(ARROWS) as Phase[];
-const EVENTS = [...new Set(PHASES.flatMap((phase) => Object.keys(ARROWS[phase]) as Event[]))];
-const WAYS: Record<Phase, readonly Event[]> = {
+const PHASES = Object.keys(VERSION_ARROWS) as VersionState[];
+const EVENTS = [
+  ...new Set(PHASES.flatMap((phase) => Object.keys(VERSION_ARROWS[phase]) as VersionEvent[])),
+];
+const WAYS: Record<VersionState, readonly VersionEvent[]> = {
   announced: [],
   arriving: ["begun"],
   staged: ["begun", "whole"],
@@ -23,7 +26,7 @@ const WAYS: Record<Phase, readonly Event[]> = {
 };
 
 /** Return a version that has come to a phase. */
-function at(versions: VersionStore, phase: Phase): VersionEntry {
+function at(versions: VersionStore, phase: VersionState): VersionEntry {
   const one = new Published(7, 1, bytesOf(12, 1));
   const announce = decode(one.announce(true)).message as Announce;
   const entry = versions.expect(announce);
@@ -44,7 +47,7 @@ for (const phase of PHASES) {
       const versions = new VersionStore();
       const entry = at(versions, phase);
       const { buffer } = entry;
-      const after = ARROWS[phase][event];
+      const after = VERSION_ARROWS[phase][event];
       assert.equal(versions.move(entry, event), after !== undefined);
       assert.equal(entry.phase, after ?? phase);
       const ends = entry.phase === "dropped" || entry.phase === "rejected";

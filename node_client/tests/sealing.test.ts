@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { decode } from "../src/headers.js";
 import { Keyring } from "../src/keyring.js";
-import { decode } from "../src/messages.js";
 import { asked, Bench, kinds, sent } from "./bench.js";
 import { bytesOf, type Frames, header, Published } from "./published.js";
 import { Sealer } from "./sealed.js";

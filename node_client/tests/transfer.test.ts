@@ -3,8 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
+import { decode } from "../src/headers.js";
 import { timing, WINDOW_CHUNKS } from "../src/limits.js";
-import { type Announce, decode } from "../src/messages.js";
+import type { Announce } from "../src/messages.js";
 import { Transfer } from "../src/transfer.js";
 import { bytesOf, Published } from "./published.js";
 

@@ -1,0 +1,44 @@
+/**
+ * The limits of WBP/1 that a worker keeps.
+ *
+ * Made by `make protocol`; do not edit.
+ */
+
+/** Bytes of a header. */
+export const HEADER_BYTES_MAX = 65_536;
+/** The greatest integer. */
+export const INTEGER_MAX = 2 ** 53 - 1;
+/** Bytes of the largest frame that a worker accepts. */
+export const MESSAGE_BYTES_MAX = 100_065_536;
+/** Chunks of a version. */
+export const CHUNKS_MAX = 2 ** 20;
+/** Bytes of a chunk, at least. */
+export const CHUNK_BYTES_MIN = 1;
+/** Bytes of a chunk, at most. */
+export const CHUNK_BYTES_MAX = 2 ** 26;
+/** Chunks requested and not yet received. */
+export const WINDOW_CHUNKS = 16;
+/** Chunks of one `fetch`. */
+export const FETCH_CHUNKS_MAX = 64;
+/** Waits in a row without a valid chunk (W12). */
+export const TRIES_MAX = 5;
+/** Models of a worker. */
+export const MODELS_MAX = 64;
+/** Features of one side. */
+export const FEATURES_MAX = 64;
+/** Characters of a text, an address or a path. */
+export const TEXT_MAX = 4096;
+/** Characters of a client's or host's name. */
+export const LABEL_MAX = 256;
+export const LAYOUT_BYTES_MAX = 100_000_000;
+export const TENSORS_MAX = 1_000_000;
+export const NAME_BYTES_MAX = 4096;
+export const RANK_MAX = 64;
+export const APPLIES_MAX = 3;
+export const PROGRESS_CHUNKS = 16;
+export const TICKET_SECONDS = 30;
+export const GROUP_KEYS_MAX = 2;
+export const PATCHES_MAX = 8;
+export const METADATA_MAX = 32;
+export const METADATA_NAME_MAX = 128;
+export const METADATA_BYTES_MAX = 4096;
