@@ -6,7 +6,7 @@ The text has the form that Biome gives it: `biome check` is part of the worker's
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -50,13 +50,13 @@ def _sentence(meaning: str) -> str:
     return f"{first}{plain[1:].removesuffix('.')}."
 
 
-def _comment(text: str, rows: Iterable[str] = (), pad: str = "") -> list[str]:
+def _comment(text: str, rows: Sequence[str] = (), pad: str = "") -> list[str]:
     """Return a comment: a text and, in a list, some rows."""
-    width = WIDTH - len(pad) - len(" * ")
-    body = textwrap.wrap(text, width, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(WIDTH - len(pad) - len(" * "), break_on_hyphens=False)
+    body = wrapper.wrap(text) + [""][: len(rows)]
+    wrapper.subsequent_indent = "  "
     for row in rows:
-        lines = textwrap.wrap(f"- {row}", width, subsequent_indent="  ", break_on_hyphens=False)
-        body += lines if len(body) > 1 and body[-1][0] in "- " else ["", *lines]
+        body += wrapper.wrap(f"- {row}")
     if len(body) == 1 and len(pad) + len(f"/** {body[0]} */") <= WIDTH:
         return [f"{pad}/** {body[0]} */"]
     return [f"{pad}/**", *(f"{pad} * {line}".rstrip() for line in body), f"{pad} */"]
@@ -119,7 +119,7 @@ def _messages(protocol: d.Protocol) -> list[str]:
     kept = [m for m in protocol.messages.values() if m.name not in LEFT_OUT]
     received = [m for m in kept if m.sender != "worker" and m.receiver in ("worker", "either")]
     sent = [m for m in kept if m.sender in ("worker", "either")]
-    types: list[str] = [
+    types = [
         *("/** The version that a message is about. */", "export interface OfVersion {"),
         *(f"  readonly {n}: {'string' if n == 'model' else 'number'};" for n in d.VERSION_FIELDS),
         *("}", ""),
@@ -132,8 +132,8 @@ def _messages(protocol: d.Protocol) -> list[str]:
         types += _interface(protocol, message, _sent_name(message), sent=True)
     readers = ["// How the fields of a publisher's messages are read.", ""]
     for struct in _objects(protocol, received):
-        const = f"const {_const(struct)}: f.Field<{struct.class_name}>"
-        readers.append(f"{const} = f.object({{")
+        name = struct.class_name
+        readers.append(f"const {_const(struct)}: f.Field<{name}> = f.object({{")
         readers += [*_readers(protocol, struct, "  "), "});"]
     readers += ["", "const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };"]
     readers += ["", *_comment("The messages of a publisher and their fields.")]
@@ -185,26 +185,22 @@ def _const(struct: d.Struct) -> str:
 
 def _objects(protocol: d.Protocol, messages: Sequence[d.Message]) -> list[d.Struct]:
     """Return the objects in some messages, each after the objects in it."""
-    found: dict[str, d.Struct] = {}
+    used = {name for message in messages for name in _inside(protocol, message)}
+    return sorted(
+        (each for each in protocol.objects.values() if each.name in used),
+        key=lambda each: len(set(_inside(protocol, each))),
+    )
 
-    def add(struct: d.Struct) -> None:
-        for name in (name for each in struct.fields for name in d.objects_in(each.type)):
-            if name not in found:
-                add(protocol.objects[name])
-                found[name] = protocol.objects[name]
 
-    for message in messages:
-        add(message)
-    return list(found.values())
+def _inside(protocol: d.Protocol, struct: d.Struct) -> Iterator[str]:
+    for name in (name for each in struct.fields for name in d.objects_in(each.type)):
+        yield name
+        yield from _inside(protocol, protocol.objects[name])
 
 
 def _own(struct: d.Struct) -> list[d.Field]:
     """Return the fields without those of each version."""
-    return [each for each in struct.fields if not struct.of_version or not _of_version(each)]
-
-
-def _of_version(each: d.Field) -> bool:
-    return each.name in d.VERSION_FIELDS
+    return list(struct.fields[len(d.VERSION_FIELDS) if struct.of_version else 0 :])
 
 
 def _interface(
@@ -309,7 +305,7 @@ def _codes(protocol: d.Protocol) -> list[str]:
         *_head("The codes of WBP/1 that tell a worker what to do."),
         *_comment(
             "The codes of `failed`:",
-            (_sentence(f"`{code.name}`: {code.meaning}") for code in failed.values()),
+            [_sentence(f"`{code.name}`: {code.meaning}") for code in failed.values()],
         ),
         *_union("FailedCode", _quoted(failed)),
         "",
