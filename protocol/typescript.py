@@ -76,14 +76,14 @@ def _call(head: str, call: str, pad: str) -> list[str]:
     if len(line) <= WIDTH:
         return [line]
     name, arguments = call[:-1].split("(", 1)
-    ends = [i for i, c in enumerate(arguments) if c == "," and _is_outside(arguments[:i])]
-    cuts = zip([0, *(end + 2 for end in ends)], [*ends, len(arguments)], strict=True)
-    lines = [each for begin, end in cuts for each in _call("", arguments[begin:end], pad + "  ")]
+    lines: list[str] = []
+    whole = ""  # the present argument: a comma inside its parentheses does not end it
+    for part in arguments.split(", "):
+        whole += f", {part}" if whole else part
+        if whole.count("(") == whole.count(")"):
+            lines += _call("", whole, pad + "  ")
+            whole = ""
     return [f"{pad}{head}{name}(", *lines, f"{pad}),"]
-
-
-def _is_outside(text: str) -> bool:
-    return text.count("(") == text.count(")")
 
 
 def _union(name: str, members: Sequence[str]) -> list[str]:
@@ -119,11 +119,7 @@ def _messages(protocol: d.Protocol) -> list[str]:
     kept = [m for m in protocol.messages.values() if m.name not in LEFT_OUT]
     received = [m for m in kept if m.sender != "worker" and m.receiver in ("worker", "either")]
     sent = [m for m in kept if m.sender in ("worker", "either")]
-    types = [
-        *("/** The version that a message is about. */", "export interface OfVersion {"),
-        *(f"  readonly {n}: {'string' if n == 'model' else 'number'};" for n in d.VERSION_FIELDS),
-        *("}", ""),
-    ]
+    types: list[str] = []
     for struct in _objects(protocol, [*received, *sent]):
         types += _interface(protocol, struct, struct.class_name)
     for message in received:
@@ -135,24 +131,17 @@ def _messages(protocol: d.Protocol) -> list[str]:
         name = struct.class_name
         readers.append(f"const {_const(struct)}: f.Field<{name}> = f.object({{")
         readers += [*_readers(protocol, struct, "  "), "});"]
-    readers += ["", "const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };"]
     readers += ["", *_comment("The messages of a publisher and their fields.")]
-    readers.append(
-        'export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: '
-        "f.FieldsOf<M> } = {"
-    )
+    key = 'readonly [M in PublisherMessage as M["type"]]'
+    readers.append(f"export const FROM_PUBLISHER: {{ {key}: f.FieldsOf<M> }} = {{")
     for message in received:
         readers += [f"  {message.name}: {{", *_readers(protocol, message, "    "), "  },"]
+    limits = protocol.limits.keys() & re.findall(r"\w+", "\n".join(readers))
     payloads = [f"{m.name}: [{m.payloads[0]}, {m.payloads[1]}]" for m in received if m.payloads[1]]
     return [
         *_head("The messages of WBP/1 that a worker receives or sends, and the objects in them."),
         'import * as f from "./fields.js";',
-        *_list(
-            "import {",
-            sorted(protocol.limits.keys() & _words(readers), key=str.lower),
-            '} from "./protocol_limits.js";',
-            space=" ",
-        ),
+        *_list("import {", sorted(limits, key=str.lower), '} from "./protocol_limits.js";', " "),
         "",
         *types,
         *_union("PublisherMessage", [m.class_name for m in received]),
@@ -167,10 +156,6 @@ def _messages(protocol: d.Protocol) -> list[str]:
         '  readonly [T in PublisherMessage["type"]]?: readonly [least: number, most: number];',
         *_list("} = {", payloads, "};", space=" "),
     ]
-
-
-def _words(lines: Sequence[str]) -> set[str]:
-    return set(re.findall(r"\w+", "\n".join(lines)))
 
 
 def _sent_name(message: d.Message) -> str:
@@ -198,20 +183,14 @@ def _inside(protocol: d.Protocol, struct: d.Struct) -> Iterator[str]:
         yield from _inside(protocol, protocol.objects[name])
 
 
-def _own(struct: d.Struct) -> list[d.Field]:
-    """Return the fields without those of each version."""
-    return list(struct.fields[len(d.VERSION_FIELDS) if struct.of_version else 0 :])
-
-
 def _interface(
     protocol: d.Protocol, struct: d.Struct, name: str, *, sent: bool = False
 ) -> list[str]:
-    lines = _comment(struct.summary)
-    lines.append(f"export interface {name} {'extends OfVersion ' if struct.of_version else ''}{{")
+    lines = [*_comment(struct.summary), f"export interface {name} {{"]
     if isinstance(struct, d.Message):
         lines.append(f'  readonly type: "{struct.name}";')
-    for each in _own(struct):
-        lines += _comment(_sentence(each.meaning), pad="  ")
+    for each in struct.fields:
+        lines += _comment(_sentence(each.meaning), pad="  ") if each.meaning else []
         may, or_not = ("?", " | undefined") if sent and not each.required else ("", "")
         lines.append(f"  readonly {each.name}{may}: {_type(protocol, each.type)}{or_not};")
     return [*lines, "}", ""]
@@ -241,17 +220,14 @@ def _type(protocol: d.Protocol, kind: d.Type) -> str:
 
 
 def _readers(protocol: d.Protocol, struct: d.Struct, pad: str) -> list[str]:
-    lines = [f"{pad}...OF_VERSION,"] if struct.of_version else []
-    for each in _own(struct):
+    lines: list[str] = []
+    for each in struct.fields:
         reader = _reader(protocol, each.type)
         if not each.required:
-            reader = f"f.optional({reader}, {_default(each)})"
+            default = "new Map()" if each.default == {} else json.dumps(each.default)
+            reader = f"f.optional({reader}, {default})"
         lines += _call(f"{each.name}: ", reader, pad)
     return lines
-
-
-def _default(each: d.Field) -> str:
-    return "new Map()" if each.default == {} else json.dumps(each.default)
 
 
 def _reader(protocol: d.Protocol, kind: d.Type) -> str:

@@ -20,13 +20,6 @@ import {
   TEXT_MAX,
 } from "./protocol_limits.js";
 
-/** The version that a message is about. */
-export interface OfVersion {
-  readonly model: string;
-  readonly epoch: number;
-  readonly version: number;
-}
-
 /** A version that a worker runs. `digest` is empty if the worker did not hash the version. */
 export interface Running {
   /** The epoch of the version. */
@@ -126,8 +119,11 @@ export interface Pong {
 }
 
 /** Announce a version. The payload may be the layout or, with `whole`, all of its data. */
-export interface Announce extends OfVersion {
+export interface Announce {
   readonly type: "announce";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The layout id. */
   readonly layout: string;
   /** The length of the layout, its 8 bytes of length included. */
@@ -166,8 +162,11 @@ export interface Announce extends OfVersion {
 }
 
 /** One chunk of a version's data section. The payload is the chunk. */
-export interface Chunk extends OfVersion {
+export interface Chunk {
   readonly type: "chunk";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The number of the chunk. */
   readonly index: number;
   /** The CRC of the payload. */
@@ -177,8 +176,11 @@ export interface Chunk extends OfVersion {
 }
 
 /** End the push of a version, and send its digest. */
-export interface End extends OfVersion {
+export interface End {
   readonly type: "end";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The digest of the version. */
   readonly digest: string;
   /**
@@ -215,22 +217,31 @@ export interface Beacon {
 }
 
 /** Allow workers to apply the version that they have staged. */
-export interface Commit extends OfVersion {
+export interface Commit {
   readonly type: "commit";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The digest of the version. */
   readonly digest: string;
 }
 
 /** Make workers drop the version that they have staged. */
-export interface Abort extends OfVersion {
+export interface Abort {
   readonly type: "abort";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The reason. */
   readonly text: string;
 }
 
 /** One encrypted chunk of a version's data section. The payload is the encrypted chunk. */
-export interface SealedChunk extends OfVersion {
+export interface SealedChunk {
   readonly type: "sealed_chunk";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The number of the chunk. */
   readonly index: number;
   /** The id of the group key. */
@@ -262,8 +273,11 @@ export interface Rekey {
 }
 
 /** Give the running version `was` another epoch and number; the bytes are equal. */
-export interface Rename extends OfVersion {
+export interface Rename {
   readonly type: "rename";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The version that the worker runs, as in its `hello`. */
   readonly was: Running;
   /** Metadata of the new name; replaces the old. */
@@ -340,8 +354,11 @@ export interface Fetch {
 }
 
 /** Report that the worker runs a version. `digest` is empty if the version was not hashed. */
-export interface Applied extends OfVersion {
+export interface Applied {
   readonly type: "applied";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The digest that the worker computed. Empty only with shared memory. */
   readonly digest: string;
   /** A remark about this version, for the publisher's user. */
@@ -353,8 +370,11 @@ export interface Applied extends OfVersion {
 }
 
 /** Report that a version failed. `intact` is true if the previous version still runs. */
-export interface Failed extends OfVersion {
+export interface Failed {
   readonly type: "failed";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** A code. */
   readonly code: string;
   /** The reason in words; at most 20 lines on tensors that differ. */
@@ -369,8 +389,11 @@ export interface Bye {
 }
 
 /** Report how many chunks of a version have arrived, and what the worker does with it. */
-export interface Progress extends OfVersion {
+export interface Progress {
   readonly type: "progress";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /**
    * With phase `receiving`: the number of valid chunks that the worker has, pushed or fetched. With
    * other phases: 0.
@@ -391,8 +414,11 @@ export interface Progress extends OfVersion {
 }
 
 /** Report that a version is complete and verified, and not applied yet. */
-export interface Staged extends OfVersion {
+export interface Staged {
   readonly type: "staged";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
   /** The digest that the worker computed. */
   readonly digest: string;
   /** The patch by which the version arrived (D9); null: it arrived whole. */
@@ -455,8 +481,6 @@ const patch: f.Field<Patch> = f.object({
   nbytes: f.positive,
 });
 
-const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };
-
 /** The messages of a publisher and their fields. */
 export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.FieldsOf<M> } = {
   welcome: {
@@ -481,7 +505,9 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
     models: f.optional(f.map(f.name, f.count, MODELS_MAX), new Map()),
   },
   announce: {
-    ...OF_VERSION,
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
     layout: f.hex(64),
     layout_bytes: f.integer(10, LAYOUT_BYTES_MAX + 8),
     nbytes: f.count,
@@ -503,13 +529,17 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
     ),
   },
   chunk: {
-    ...OF_VERSION,
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
     index: f.integer(0, CHUNKS_MAX - 1),
     crc: f.integer(0, 2 ** 32 - 1),
     patch: f.optional(f.nullable(patchId), null),
   },
   end: {
-    ...OF_VERSION,
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
     digest: f.hex(64),
     patch: f.optional(f.nullable(patchId), null),
   },
@@ -526,15 +556,21 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
     version: f.count,
   },
   commit: {
-    ...OF_VERSION,
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
     digest: f.hex(64),
   },
   abort: {
-    ...OF_VERSION,
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
     text: f.optional(f.text(TEXT_MAX), ""),
   },
   sealed_chunk: {
-    ...OF_VERSION,
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
     index: f.integer(0, CHUNKS_MAX - 1),
     key: f.hex(16),
     tag: f.hex(32),
@@ -550,7 +586,9 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
     keys: f.array(f.hex(64), GROUP_KEYS_MAX),
   },
   rename: {
-    ...OF_VERSION,
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
     was: running,
     metadata: f.optional(
       f.map(f.text(METADATA_NAME_MAX), f.text(TEXT_MAX), METADATA_MAX),
