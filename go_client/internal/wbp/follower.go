@@ -441,7 +441,7 @@ func (s *follower) prepare(p *Prepare) {
 	if !s.shared || p.Bytes > s.acceptance.bytesMax {
 		return
 	}
-	if segment := s.opens(p.Shared, p.Bytes); segment != nil { // S11
+	if segment := s.opens(&p.Shared, p.Bytes); segment != nil { // S11
 		segment.Prefault()
 		segment.Release()
 	}
@@ -477,7 +477,7 @@ func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	if v == nil {
 		return nil
 	}
-	runs := &Running{v.Epoch, v.Version, digest}
+	runs := &Running{Epoch: v.Epoch, Version: v.Version, Digest: digest}
 	if s.patches.taken && v.announce.Keep && !v.staged.Shared { // D3
 		s.versions.setPatchBase(v, runs)
 	} else {

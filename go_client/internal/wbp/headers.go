@@ -2,10 +2,39 @@ package wbp
 
 import (
 	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
 )
+
+// A Message is a decoded header. Omitted fields have their defaults.
+type Message interface{ Kind() string }
+
+// Encode returns the header of a message.
+func Encode(m Message) []byte {
+	body, err := json.Marshal(m)
+	if err != nil { // all fields of messages can be encoded
+		panic(err)
+	}
+	header := append([]byte(`{"wbp":1,"type":"`), m.Kind()...)
+	header = append(header, '"')
+	if string(body) != "{}" {
+		header = append(header, ',')
+	}
+	return append(header, body[1:]...)
+}
+
+// A Code identifies a failure (section 13 of the protocol). A Code is an error, so that errors.Is
+// finds it in an error that wraps it. Peers may send unknown codes.
+type Code string
+
+func (c Code) Error() string { return string(c) }
+
+// CodeKeys is the worker's own code for a handshake that failed because of keys, since such a
+// refusal carries no code.
+const CodeKeys Code = "keys"
 
 // A ProtocolError describes how a message breaks the protocol.
 type ProtocolError struct {
@@ -15,10 +44,17 @@ type ProtocolError struct {
 
 func (e *ProtocolError) Error() string { return string(e.Code) + ": " + e.Text }
 
+// incoming is a message that a publisher sends: the function that reads its fields, and how many
+// payload frames may follow.
+type incoming struct {
+	read      func(*fields) Message
+	low, high int
+}
+
 // Decode decodes a publisher's message from its header and its number of payload frames. It returns
 // a *ProtocolError if the message is malformed.
 func Decode(header []byte, payloads int) (Message, error) {
-	f, err := readFields(header)
+	f, err := readHeader(header)
 	if err != nil {
 		return nil, &ProtocolError{CodeMalformed, err.Error()}
 	}
@@ -27,125 +63,26 @@ func Decode(header []byte, payloads int) (Message, error) {
 	} else if number != "1" {
 		return nil, &ProtocolError{CodeProtocolVersion, fmt.Sprintf("wbp is %.20q; this worker speaks 1", number)}
 	}
-	kind := f.text("type", HeaderBytesMax)
-	read, ok := fromPublisher[kind]
-	if f.err == nil && !ok {
+	kind := required(f, "type", text(HeaderBytesMax))
+	message, ok := fromPublisher[kind]
+	if !ok {
 		f.failf("type %.40q is none that a publisher sends", kind)
 	}
 	if f.err != nil {
 		return nil, &ProtocolError{CodeMalformed, f.err.Error()}
 	}
-	m := read(f)
-	if f.err == nil {
-		f.err = checkPayloads(m, payloads)
+	m, low := message.read(f), message.low
+	if a, ok := m.(*Announce); ok && a.Whole != nil {
+		low = 1
+	}
+	if payloads < low || payloads > message.high {
+		f.failf("%d payload frames; %d to %d are allowed", payloads, low, message.high)
 	}
 	if f.err != nil {
 		return nil, &ProtocolError{CodeMalformed, kind + ": " + f.err.Error()}
 	}
 	return m, nil
 }
-
-func checkPayloads(m Message, payloads int) error {
-	low, high := 0, 0
-	switch m := m.(type) {
-	case *Chunk, *SealedChunk:
-		low, high = 1, 1
-	case *SealedMessage:
-		high = 1
-	case *Announce:
-		high = 1
-		if m.Whole != nil {
-			low = 1
-		}
-	}
-	if payloads < low || payloads > high {
-		return fmt.Errorf("%d payload frames; %d to %d are allowed", payloads, low, high)
-	}
-	return nil
-}
-
-// fromPublisher has, for each type that a publisher sends, the function that reads its fields.
-var fromPublisher = map[string]func(*fields) Message{
-	"ping": func(f *fields) Message {
-		return &Ping{f.count("token", optional), f.boolean("subscribed"), f.boolean("shared")}
-	},
-	"pong": func(f *fields) Message {
-		return &Pong{f.count("token", optional), f.count("epoch", optional), f.versions("models", optional)}
-	},
-	"welcome": func(f *fields) Message {
-		return &Welcome{
-			Epoch: f.count("epoch", required), Data: f.text("data", TextMax),
-			PingMS: f.integer("ping_ms", 1, 3_600_000, required), LostMS: f.integer("lost_ms", 2, 36_000_000, required),
-			Models: f.versions("models", required), Shared: f.shared(), AgeMS: f.count("age_ms", optional),
-			Features: f.names("features"), Keys: f.keys("keys", optional),
-		}
-	},
-	"rekey": func(f *fields) Message { return &Rekey{f.count("epoch", required), f.keys("keys", required)} },
-	"announce": func(f *fields) Message {
-		return &Announce{
-			Model: f.name("model"), Epoch: f.count("epoch", required), Version: f.version(),
-			Layout: f.hex("layout", 64), LayoutBytes: f.integer("layout_bytes", 10, LayoutBytesMax, required),
-			Bytes: f.count("nbytes", required), ChunkBytes: f.integer("chunk_bytes", 1, ChunkBytesMax, required),
-			Commit: f.oneOf("commit", "auto", "together"), Acknowledge: f.oneOf("acknowledge", "applied", "staged"),
-			Encoding: f.name("encoding"), Encryption: f.optionalName("encryption"),
-			Key: f.optionalHex("key", 16), Tag: f.optionalHex("tag", 32),
-			Shared: f.shared(), Hash: f.boolean("hash"), Whole: f.whole(), Keep: f.boolean("keep"), Patches: f.patches(),
-			Metadata: f.metadata(),
-		}
-	},
-	"chunk": func(f *fields) Message {
-		return &Chunk{
-			Model: f.name("model"), Epoch: f.count("epoch", required), Version: f.version(),
-			Index: f.integer("index", 0, ChunksMax-1, required), CRC: f.crc("crc"), Patch: f.patch(),
-		}
-	},
-	"sealed_chunk": func(f *fields) Message {
-		return &SealedChunk{
-			Model: f.name("model"), Epoch: f.count("epoch", required), Version: f.version(),
-			Index: f.integer("index", 0, ChunksMax-1, required), Key: f.hex("key", 16), Tag: f.hex("tag", 32), Patch: f.patch(),
-		}
-	},
-	"sealed_message": func(f *fields) Message {
-		return &SealedMessage{f.hex("key", 16), f.integer("count", 1, IntegerMax, required), f.base64("sealed", HeaderBytesMax)}
-	},
-	"end": func(f *fields) Message {
-		return &End{f.name("model"), f.count("epoch", required), f.version(), f.hex("digest", 64), f.patch()}
-	},
-	"commit": func(f *fields) Message {
-		return &Commit{f.name("model"), f.count("epoch", required), f.version(), f.hex("digest", 64)}
-	},
-	"abort": func(f *fields) Message {
-		m := &Abort{Model: f.name("model"), Epoch: f.count("epoch", required), Version: f.version()}
-		if f.has("text") {
-			m.Text = f.text("text", TextMax)
-		}
-		return m
-	},
-	"prepare": func(f *fields) Message {
-		m := &Prepare{f.name("model"), f.count("epoch", required), f.count("nbytes", required), f.shared()}
-		if m.Shared == nil {
-			f.failf("shared must be an object")
-		}
-		return m
-	},
-	"rename": func(f *fields) Message {
-		return &Rename{f.name("model"), f.count("epoch", required), f.version(), f.running("was"), f.metadata()}
-	},
-	"beacon": func(f *fields) Message {
-		return &Beacon{f.name("model"), f.count("epoch", required), f.count("version", required)}
-	},
-	"refuse": func(f *fields) Message {
-		return &Refuse{
-			Code(f.name("code")), f.text("text", TextMax), f.optionalName("model"),
-			f.count("epoch", optional), f.count("version", optional),
-		}
-	},
-}
-
-const (
-	required = true
-	optional = false
-)
 
 // fields is a parsed JSON object: the text of each value by key, and the first error in reading
 // fields.
@@ -154,24 +91,19 @@ type fields struct {
 	err error
 }
 
-func readFields(header []byte) (*fields, error) {
+func readHeader(header []byte) (*fields, error) {
 	if len(header) > HeaderBytesMax {
 		return nil, fmt.Errorf("a header of %d bytes; at most %d are allowed", len(header), HeaderBytesMax)
 	}
 	if !utf8.Valid(header) {
-		return nil, fmt.Errorf("the header is not UTF-8")
+		return nil, errors.New("the header is not UTF-8")
 	}
-	s := &scanner{text: header}
-	f := &fields{raw: map[string][]byte{}}
-	err := f.readObject(s)
-	if err == nil {
-		err = s.end()
-	}
-	return f, err
+	return readFields(header)
 }
 
-func (f *fields) readObject(s *scanner) error {
-	return s.object(func(key string) error {
+func readFields(text []byte) (*fields, error) {
+	s, f := &scanner{text: text}, &fields{raw: map[string][]byte{}}
+	err := s.object(func(key string) error {
 		if _, twice := f.raw[key]; twice {
 			return s.fail(fmt.Sprintf("%.40q stands twice", key))
 		}
@@ -179,6 +111,10 @@ func (f *fields) readObject(s *scanner) error {
 		f.raw[key] = value
 		return err
 	})
+	if err == nil {
+		err = s.end()
+	}
+	return f, err
 }
 
 // protocol returns the integer in field wbp as text; "0" if the field is missing.
@@ -193,7 +129,7 @@ func (f *fields) protocol() (string, error) {
 	}
 	for _, c := range digits {
 		if c < '0' || c > '9' {
-			return "", fmt.Errorf("wbp is no integer")
+			return "", errors.New("wbp is no integer")
 		}
 	}
 	return string(raw), nil
@@ -205,282 +141,180 @@ func (f *fields) failf(format string, args ...interface{}) {
 	}
 }
 
-func (f *fields) has(key string) bool {
-	_, ok := f.raw[key]
-	return ok
-}
-
-// null reports whether the value of key is null or missing.
-func (f *fields) null(key string) bool {
-	raw, ok := f.raw[key]
-	return !ok || string(raw) == "null"
-}
-
-func (f *fields) integer(key string, low, high int64, needed bool) int64 {
-	raw, ok := f.raw[key]
-	if !ok && !needed {
-		return 0
-	}
-	n, ok := integerOf(raw)
-	if !ok || n < low || n > high {
-		f.failf("%s must be an integer from %d to %d", key, low, high)
-	}
-	return n
-}
-
-func (f *fields) count(key string, needed bool) int64 {
-	return f.integer(key, 0, IntegerMax, needed)
-}
-
-func (f *fields) version() int64 { return f.integer("version", 1, IntegerMax, required) }
-
-func (f *fields) crc(key string) uint32 { return uint32(f.integer(key, 0, 1<<32-1, required)) }
-
-func (f *fields) boolean(key string) bool {
-	raw, ok := f.raw[key]
-	if ok && string(raw) != "true" && string(raw) != "false" {
-		f.failf("%s must be true or false", key)
-	}
-	return string(raw) == "true"
-}
-
-// text returns a required string of at most `most` characters.
-func (f *fields) text(key string, most int) string {
-	raw := f.raw[key]
-	if len(raw) == 0 || raw[0] != '"' {
-		f.failf("%s must be a string", key)
-		return ""
-	}
-	s := scanner{text: raw}
-	text, err := s.string()
+// required returns the value of key.
+func required[T any](f *fields, key string, read func(raw []byte) (T, error)) T {
+	value, err := read(f.raw[key])
 	if err != nil {
 		f.failf("%s: %w", key, err)
 	}
-	if utf8.RuneCountInString(text) > most {
-		f.failf("%s has more than %d characters", key, most)
-	}
-	return text
+	return value
 }
 
-func (f *fields) name(key string) string {
-	name := f.text(key, TextMax)
-	if !IsName(name) {
-		f.failf("%s must be 1 to 128 of A-Z a-z 0-9 . _ -", key)
+// optional returns the value of key, or otherwise if the key is missing.
+func optional[T any](f *fields, key string, otherwise T, read func(raw []byte) (T, error)) T {
+	if _, ok := f.raw[key]; !ok {
+		return otherwise
 	}
-	return name
+	return required(f, key, read)
 }
 
-func (f *fields) optionalName(key string) *string {
-	if f.null(key) {
-		return nil
-	}
-	name := f.name(key)
-	return &name
-}
+// These functions read the text of a value, or return one that does. The text is that of one valid
+// value, or empty if the field is missing.
 
-func (f *fields) oneOf(key, one, other string) string {
-	text := f.text(key, TextMax)
-	if text != one && text != other {
-		f.failf("%s must be %q or %q", key, one, other)
-	}
-	return text
-}
-
-func (f *fields) hex(key string, digits int) string {
-	text := f.text(key, TextMax)
-	if !isHex(text, digits) {
-		f.failf("%s must be %d of 0-9 a-f", key, digits)
-	}
-	return text
-}
-
-func (f *fields) optionalHex(key string, digits int) *string {
-	if f.null(key) {
-		return nil
-	}
-	text := f.hex(key, digits)
-	return &text
-}
-
-// base64 returns the bytes of a required base64 string, at most `most` bytes.
-func (f *fields) base64(key string, most int) []byte {
-	text := f.text(key, HeaderBytesMax)
-	bytes, err := base64.StdEncoding.DecodeString(text)
-	if err != nil || strings.ContainsAny(text, "\r\n") || len(bytes) > most { // DecodeString ignores line ends
-		f.failf("%s must be base64 of at most %d bytes", key, most)
-	}
-	return bytes
-}
-
-// object returns the nested object of key; nil if the value is null or missing.
-func (f *fields) object(key string) *fields {
-	if f.null(key) {
-		return nil
-	}
-	inner := &fields{raw: map[string][]byte{}}
-	if err := inner.readObject(&scanner{text: f.raw[key]}); err != nil {
-		f.failf("%s: %w", key, err)
-	}
-	return inner
-}
-
-func (f *fields) shared() *Shared {
-	inner := f.object("shared")
-	if inner == nil {
-		return nil
-	}
-	shared := &Shared{inner.text("path", TextMax), inner.hex("token", 32)}
-	if inner.err != nil {
-		f.failf("shared: %w", inner.err)
-	}
-	return shared
-}
-
-func (f *fields) whole() *Whole {
-	inner := f.object("whole")
-	if inner == nil {
-		return nil
-	}
-	whole := &Whole{inner.crc("crc"), inner.hex("digest", 64)}
-	if inner.err != nil {
-		f.failf("whole: %w", inner.err)
-	}
-	return whole
-}
-
-func (f *fields) patch() *PatchID {
-	inner := f.object("patch")
-	if inner == nil {
-		return nil
-	}
-	id := inner.patchID()
-	if inner.err != nil {
-		f.failf("patch: %w", inner.err)
-	}
-	return &id
-}
-
-func (f *fields) patchID() PatchID {
-	return PatchID{f.name("encoding"), f.count("epoch", required), f.version()}
-}
-
-// patches returns the array of offered patches.
-func (f *fields) patches() (offers []PatchOffer) {
-	raw, ok := f.raw["patches"]
-	if !ok {
-		return nil
-	}
-	s := scanner{text: raw}
-	err := s.array(func() error {
-		if len(offers) >= PatchesMax {
-			return fmt.Errorf("there are more than %d", PatchesMax)
+func integer(low, high int64) func([]byte) (int64, error) {
+	return func(raw []byte) (int64, error) {
+		n, ok := integerOf(raw)
+		if !ok || n < low || n > high {
+			return 0, fmt.Errorf("must be an integer from %d to %d", low, high)
 		}
-		inner := &fields{raw: map[string][]byte{}}
-		if err := inner.readObject(&s); err != nil {
-			return err
+		return n, nil
+	}
+}
+
+func crc(raw []byte) (uint32, error) {
+	n, err := integer(0, 1<<32-1)(raw)
+	return uint32(n), err
+}
+
+func boolean(raw []byte) (bool, error) {
+	if string(raw) != "true" && string(raw) != "false" {
+		return false, errors.New("must be true or false")
+	}
+	return string(raw) == "true", nil
+}
+
+// text reads a string of at most `most` characters.
+func text(most int) func([]byte) (string, error) {
+	return func(raw []byte) (string, error) {
+		if len(raw) == 0 || raw[0] != '"' {
+			return "", errors.New("must be a string")
 		}
-		offers = append(offers, PatchOffer{inner.patchID(), inner.hex("digest", 64), inner.integer("nbytes", 1, IntegerMax, required)})
-		return inner.err
-	})
-	if err != nil {
-		f.failf("patches: %w", err)
-	}
-	return offers
-}
-
-// metadata returns the metadata of a version, by entry name; nil if the field is missing.
-func (f *fields) metadata() map[string]string {
-	if !f.has("metadata") {
-		return nil
-	}
-	inner := &fields{raw: map[string][]byte{}}
-	if err := inner.readObject(&scanner{text: f.raw["metadata"]}); err != nil {
-		f.failf("metadata: %w", err)
-	}
-	if len(inner.raw) > MetadataMax {
-		f.failf("metadata has more than %d entries", MetadataMax)
-	}
-	said := make(map[string]string, len(inner.raw))
-	for name := range inner.raw {
-		if utf8.RuneCountInString(name) > MetadataNameMax {
-			f.failf("metadata has a name of more than %d characters", MetadataNameMax)
-		}
-		said[name] = inner.text(name, TextMax)
-	}
-	if inner.err != nil {
-		f.failf("metadata: %w", inner.err)
-	}
-	return said
-}
-
-// running returns a running version; its digest may be empty.
-func (f *fields) running(key string) Running {
-	inner := f.object(key)
-	if inner == nil {
-		f.failf("%s must be an object", key)
-		return Running{}
-	}
-	running := Running{inner.count("epoch", required), inner.version(), inner.text("digest", TextMax)}
-	if running.Digest != "" && !isHex(running.Digest, 64) {
-		inner.failf("digest must be 64 of 0-9 a-f, or empty")
-	}
-	if inner.err != nil {
-		f.failf("%s: %w", key, inner.err)
-	}
-	return running
-}
-
-// versions returns the version number of each model, by name.
-func (f *fields) versions(key string, needed bool) map[string]int64 {
-	versions := map[string]int64{}
-	raw, ok := f.raw[key]
-	if !ok && !needed {
-		return versions
-	}
-	s := scanner{text: raw}
-	err := s.object(func(name string) error {
-		version, err := s.integer()
-		if _, twice := versions[name]; err == nil && (twice || !IsName(name) || len(versions) >= ModelsMax) {
-			err = fmt.Errorf("entries must be at most %d names, each once", ModelsMax)
-		}
-		versions[name] = version
-		return err
-	})
-	if err != nil {
-		f.failf("%s: %w", key, err)
-	}
-	return versions
-}
-
-func (f *fields) names(key string) []string {
-	return f.texts(key, optional, FeaturesMax, "names", IsName)
-}
-
-func (f *fields) keys(key string, needed bool) []string {
-	return f.texts(key, needed, GroupKeysMax, "times 64 of 0-9 a-f", func(text string) bool { return isHex(text, 64) })
-}
-
-// texts returns an array of at most `most` strings. It fails if `is` returns false for one of them.
-// kind names the strings in that error.
-func (f *fields) texts(key string, needed bool, most int, kind string, is func(string) bool) []string {
-	texts := []string{}
-	raw, ok := f.raw[key]
-	if !ok && !needed {
-		return texts
-	}
-	s := scanner{text: raw}
-	err := s.array(func() error {
+		s := scanner{text: raw}
 		text, err := s.string()
-		if err == nil && (!is(text) || len(texts) >= most) {
-			err = fmt.Errorf("entries must be at most %d %s", most, kind)
+		if err == nil && utf8.RuneCountInString(text) > most {
+			err = fmt.Errorf("has more than %d characters", most)
 		}
-		texts = append(texts, text)
-		return err
-	})
-	if err != nil {
-		f.failf("%s: %w", key, err)
+		return text, err
 	}
-	return texts
+}
+
+func name(raw []byte) (string, error) {
+	name, err := text(TextMax)(raw)
+	if err == nil && !IsName(name) {
+		err = errors.New("must be 1 to 128 of A-Z a-z 0-9 . _ -")
+	}
+	return name, err
+}
+
+func digits(count int) func([]byte) (string, error) {
+	return func(raw []byte) (string, error) {
+		digits, err := text(TextMax)(raw)
+		if err == nil && !isHex(digits, count) {
+			err = fmt.Errorf("must be %d of 0-9 a-f", count)
+		}
+		return digits, err
+	}
+}
+
+func digitsOrEmpty(count int) func([]byte) (string, error) {
+	return func(raw []byte) (string, error) {
+		if string(raw) == `""` {
+			return "", nil
+		}
+		return digits(count)(raw)
+	}
+}
+
+func oneOf(words ...string) func([]byte) (string, error) {
+	return func(raw []byte) (string, error) {
+		word, err := text(TextMax)(raw)
+		for _, known := range words {
+			if word == known {
+				return word, err
+			}
+		}
+		return "", fmt.Errorf("must be one of %q", words)
+	}
+}
+
+// base64Of reads at most `most` bytes in base64.
+func base64Of(most int) func([]byte) ([]byte, error) {
+	return func(raw []byte) ([]byte, error) {
+		text, err := text(HeaderBytesMax)(raw)
+		if err != nil {
+			return nil, err
+		}
+		bytes, err := base64.StdEncoding.DecodeString(text)
+		if err != nil || strings.ContainsAny(text, "\r\n") || len(bytes) > most { // DecodeString ignores line ends
+			return nil, fmt.Errorf("must be base64 of at most %d bytes", most)
+		}
+		return bytes, nil
+	}
+}
+
+func objectOf[T any](read func(*fields) T) func([]byte) (T, error) {
+	return func(raw []byte) (value T, err error) {
+		f, err := readFields(raw)
+		if err != nil {
+			return value, err
+		}
+		return read(f), f.err
+	}
+}
+
+// nullable returns nil for null.
+func nullable[T any](read func([]byte) (T, error)) func([]byte) (*T, error) {
+	return func(raw []byte) (*T, error) {
+		if string(raw) == "null" {
+			return nil, nil
+		}
+		value, err := read(raw)
+		return &value, err
+	}
+}
+
+func arrayOf[T any](most int, read func([]byte) (T, error)) func([]byte) ([]T, error) {
+	return func(raw []byte) ([]T, error) {
+		s, values := scanner{text: raw}, []T{}
+		err := s.array(func() error {
+			item, err := s.value(1)
+			if err == nil && len(values) >= most {
+				err = fmt.Errorf("has more than %d entries", most)
+			}
+			if err != nil {
+				return err
+			}
+			value, err := read(item)
+			values = append(values, value)
+			return err
+		})
+		return values, err
+	}
+}
+
+func mapOf[T any](most int, isKey func(string) bool, read func([]byte) (T, error)) func([]byte) (map[string]T, error) {
+	return func(raw []byte) (map[string]T, error) {
+		f, err := readFields(raw)
+		if err == nil && len(f.raw) > most {
+			err = fmt.Errorf("has more than %d entries", most)
+		}
+		if err != nil {
+			return nil, err
+		}
+		values := make(map[string]T, len(f.raw))
+		for key := range f.raw {
+			if !isKey(key) {
+				f.failf("%.40q is no valid key", key)
+			}
+			values[key] = required(f, key, read)
+		}
+		return values, f.err
+	}
+}
+
+// shortTo reports whether a text has at most `most` characters.
+func shortTo(most int) func(string) bool {
+	return func(text string) bool { return utf8.RuneCountInString(text) <= most }
 }
 
 // IsName reports whether a text is a valid name of a worker, a model, a code or an encoding.

@@ -71,9 +71,10 @@ func ParseLayout(bytes []byte) (*Layout, error) { return parseLayout(bytes, math
 
 // parseLayout parses a layout with at most namesMax names of tensors and metadata.
 func parseLayout(bytes []byte, namesMax int64) (*Layout, error) {
-	if len(bytes) < prefixBytes || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) || len(bytes) > LayoutBytesMax { // L1
+	if len(bytes) < prefixBytes || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) ||
+		len(bytes) > LayoutBytesMax+prefixBytes { // L1
 		return nil, fmt.Errorf("a layout of %d bytes: it must say its length less 8 in the first 8, and have "+
-			"at most %d", len(bytes), LayoutBytesMax)
+			"at most %d", len(bytes), LayoutBytesMax+prefixBytes)
 	}
 	text := bytes[8:]
 	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) { // L2

@@ -65,7 +65,7 @@ func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timi
 func (m *WorkerMachine) inside() bool { return m.session == inside }
 
 func (m *WorkerMachine) changeSession(event Event) {
-	if next := sessions[m.session][event]; next != "" {
+	if next := sessionTable[m.session][event]; next != "" {
 		m.session = next
 	}
 }
@@ -339,7 +339,8 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 			return m.followers[*r.Model].patches.refused(Key{r.Epoch, r.Version}, now)
 		}
 		return nil
-	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion, CodeWrongName, CodeRevoked, CodeNotAllowed:
+	}
+	if endsSession[r.Code] {
 		m.changeSession(refused) // W20, K8
 	}
 	return []Effect{Refused{r.Code, text}}

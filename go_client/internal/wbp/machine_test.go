@@ -108,7 +108,7 @@ func TestNothingPublished(t *testing.T) {
 	for _, heard := range []bool{false, true} {
 		m, told := fuzzedMachine(false), 0
 		if heard {
-			m.ReceivePublished([][]byte{nil, Encode(&Beacon{"m", 7, 0})}, nil, 0)
+			m.ReceivePublished([][]byte{nil, Encode(&Beacon{Model: "m", Epoch: 7, Version: 0})}, nil, 0)
 		}
 		for now := time.Second; now < 20*time.Second; now += time.Second {
 			m.Receive([][]byte{Encode(&Pong{Epoch: 7, Models: map[string]int64{}})}, nil, now)
@@ -150,7 +150,10 @@ func TestSharedMemory(t *testing.T) {
 	shared := &Shared{Path: "/proc/1/fd/1", Token: strings.Repeat("0", 32)}
 	m.Receive([][]byte{Encode(&Welcome{Epoch: 7, Data: "tcp://*:9", PingMS: 1000, LostMS: 5000, Models: map[string]int64{},
 		Shared: shared, Features: []string{}})}, nil, 0)
-	for _, p := range []Prepare{{"m", 7, 100, shared}, {"m", 7, 101, shared}, {"m", 8, 100, shared}, {"x", 7, 100, shared}} {
+	for _, p := range []Prepare{
+		{Model: "m", Epoch: 7, Bytes: 100, Shared: *shared}, {Model: "m", Epoch: 7, Bytes: 101, Shared: *shared},
+		{Model: "m", Epoch: 8, Bytes: 100, Shared: *shared}, {Model: "x", Epoch: 7, Bytes: 100, Shared: *shared},
+	} {
 		m.Receive([][]byte{Encode(&p)}, nil, 0)
 	}
 	if segment.prefaulted != 1 {
@@ -197,7 +200,7 @@ func TestSharedMemory(t *testing.T) {
 	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Chunk{Model: "m", Epoch: 7, Version: 3}), {1}}, nil, 2*time.Second)) {
 		t.Fatal("what is stale is waited for")
 	}
-	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Beacon{"m", 7, 2})}, nil, 3*time.Second)) {
+	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Beacon{Model: "m", Epoch: 7, Version: 2})}, nil, 3*time.Second)) {
 		t.Fatal("what is stale is still here")
 	}
 }

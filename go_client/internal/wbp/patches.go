@@ -71,7 +71,7 @@ func (p *Patches) offered(a *Announce) *PatchOffer {
 	}
 	for i := range a.Patches {
 		offer := &a.Patches[i]
-		named := Running{offer.Epoch, offer.Version, offer.Digest}
+		named := Running{Epoch: offer.Epoch, Version: offer.Version, Digest: offer.Digest}
 		if offer.Encoding == Delta && offer.Bytes <= a.Bytes && named == *runs.running {
 			return offer
 		}

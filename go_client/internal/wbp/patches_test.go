@@ -58,8 +58,8 @@ func rawPatch(layout *Layout, base, target []byte, chunk int64) []byte {
 func (p *published) offer(base *published) *PatchID {
 	layout, _ := ParseLayout(p.layout)
 	patch := rawPatch(layout, base.data, p.data, p.announce.ChunkBytes)
-	id := PatchID{Delta, base.announce.Epoch, base.announce.Version}
-	p.announce.Patches = append(p.announce.Patches, PatchOffer{id, base.digest, int64(len(patch))})
+	id := PatchID{Encoding: Delta, Epoch: base.announce.Epoch, Version: base.announce.Version}
+	p.announce.Patches = append(p.announce.Patches, PatchOffer{PatchID: id, Digest: base.digest, Bytes: int64(len(patch))})
 	p.patches = append(p.patches, patch)
 	return &id
 }
@@ -201,7 +201,7 @@ func (k *taker) answer(p *published, f *Fetch) {
 	}
 	if f.Count == 0 {
 		k.control(p, p.announcement(), nil)
-		k.control(p, &End{"m", 7, p.announce.Version, p.digest, f.Patch}, nil)
+		k.control(p, &End{Model: "m", Epoch: 7, Version: p.announce.Version, Digest: p.digest, Patch: f.Patch}, nil)
 	}
 }
 
@@ -213,7 +213,7 @@ func (k *taker) push(p *published, by *PatchID) string {
 	for i := int64(0); i*patchChunk < int64(len(p.bytes(by))); i++ {
 		k.published(p, p.chunkOf(by, i), p.piece(by, i))
 	}
-	k.published(p, &End{"m", 7, p.announce.Version, p.digest, by}, nil)
+	k.published(p, &End{Model: "m", Epoch: 7, Version: p.announce.Version, Digest: p.digest, Patch: by}, nil)
 	return k.serve(p)
 }
 
@@ -288,7 +288,7 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 		"patches are not taken": {func(k *taker, _ *published) { k.followers["m"].patches.taken = false }, ""},
 		"there are none":        {func(_ *taker, p *published) { p.announce.Patches = nil }, ""},
 		"it is in the announcement": {func(_ *taker, p *published) {
-			p.announce.Whole, p.announce.ChunkBytes = &Whole{CRC32C(p.data), p.digest}, 1000
+			p.announce.Whole, p.announce.ChunkBytes = &Whole{CRC: CRC32C(p.data), Digest: p.digest}, 1000
 		}, ""},
 	} {
 		k := newTaker(t, false)
@@ -399,7 +399,7 @@ func TestAPatchThatComesSlowly(t *testing.T) {
 // associated data of its chunks.
 func TestWhatAPatchIsSealedUnder(t *testing.T) {
 	a := &Announce{Model: "m", Epoch: 7, Version: 3, Bytes: 330, ChunkBytes: 250, Encoding: "raw"}
-	offer := &PatchOffer{PatchID{Delta, 6, 2}, "", 155}
+	offer := &PatchOffer{PatchID: PatchID{Encoding: Delta, Epoch: 6, Version: 2}, Bytes: 155}
 	if of := subjectOf(a, offer); of != (Subject{"m", "delta-1", Key{7, 3}, Key{6, 2}, 155, 250}) {
 		t.Fatalf("%+v", of)
 	}
@@ -432,29 +432,29 @@ func TestPatchesAreToldApart(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := k.first(), patchedVersion(2, 2)
 	by := two.offer(one)
-	other := &PatchID{Delta, 7, 9}
-	two.announce.Patches = append(two.announce.Patches, PatchOffer{*other, one.digest, 200})
+	other := &PatchID{Encoding: Delta, Epoch: 7, Version: 9}
+	two.announce.Patches = append(two.announce.Patches, PatchOffer{PatchID: *other, Digest: one.digest, Bytes: 200})
 	two.patches = append(two.patches, two.patches[0])
 	k.control(two, two.announcement(), nil)
 	arrives := k.versions().at(arriving).transfer
-	for _, wrong := range []*PatchID{nil, other, {"raw", 7, 1}} {
+	for _, wrong := range []*PatchID{nil, other, {Encoding: "raw", Epoch: 7, Version: 1}} {
 		chunk := two.chunkOf(by, 0)
 		chunk.Patch = wrong
 		if lease := k.Place(Encode(chunk), len(two.patches[0])); lease != nil {
 			t.Fatalf("%+v has a place", wrong)
 		}
 		k.control(two, chunk, two.piece(by, 0))
-		k.control(two, &End{"m", 7, 2, two.digest, wrong}, nil)
+		k.control(two, &End{Model: "m", Epoch: 7, Version: 2, Digest: two.digest, Patch: wrong}, nil)
 		if arrives.Here != 0 || arrives.Digest != "" {
 			t.Fatalf("%+v has an effect", wrong)
 		}
 	}
 	k.control(two, two.chunkOf(by, 0), two.piece(by, 0))
-	k.control(two, &End{"m", 7, 2, two.digest, by}, nil)
+	k.control(two, &End{Model: "m", Epoch: 7, Version: 2, Digest: two.digest, Patch: by}, nil)
 	if len(k.jobs) != 1 {
 		t.Fatal("it is not decoded")
 	}
-	k.control(two, &End{"m", 7, 2, one.digest, by}, nil) // it is too late for another digest
+	k.control(two, &End{Model: "m", Epoch: 7, Version: 2, Digest: one.digest, Patch: by}, nil) // it is too late for another digest
 	k.asked = nil
 	k.expect(k.serve(two), "delta-1 on 1")
 	three := patchedVersion(3, 3)
@@ -462,7 +462,7 @@ func TestPatchesAreToldApart(t *testing.T) {
 	chunk := three.chunkOf(nil, 0)
 	chunk.Patch = by
 	k.control(three, chunk, three.piece(nil, 0))
-	k.control(three, &End{"m", 7, 3, three.digest, by}, nil)
+	k.control(three, &End{Model: "m", Epoch: 7, Version: 3, Digest: three.digest, Patch: by}, nil)
 	if arrives := k.versions().at(arriving).transfer; arrives.Here != 0 || arrives.Digest != "" {
 		t.Fatal("a patch that does not arrive has an effect")
 	}
@@ -560,7 +560,7 @@ func TestARenamedBase(t *testing.T) {
 	k := newTaker(t, false)
 	one, three := k.first(), patchedVersion(3, 3)
 	said := map[string]string{"step": "2"}
-	k.control(nil, &Rename{"m", 7, 2, *k.followers["m"].running(), said}, nil)
+	k.control(nil, &Rename{Model: "m", Epoch: 7, Version: 2, Was: *k.followers["m"].running(), Metadata: said}, nil)
 	if want := []Renamed{{"m", Key{7, 2}, said}}; !reflect.DeepEqual(k.renamed, want) {
 		t.Fatalf("renamed: %v, not %v", k.renamed, want)
 	}
@@ -608,12 +608,12 @@ func TestPatchesAndSharedMemory(t *testing.T) {
 	k.followers["m"].shared = true
 	two.offer(one)
 	for _, p := range []*published{one, two} {
-		segment.data, p.announce.Shared = p.data, &Shared{"/proc/1/fd/1", strings.Repeat("0", 32)}
+		segment.data, p.announce.Shared = p.data, &Shared{Path: "/proc/1/fd/1", Token: strings.Repeat("0", 32)}
 		for _, acknowledge := range []string{"applied", "staged"} {
 			p.announce.Acknowledge, k.asked = acknowledge, nil
 			p.announce.Version++
 			if k.control(p, p.announcement(), p.layout); len(k.ready) == 0 {
-				k.control(p, &End{"m", 7, p.announce.Version, p.digest, nil}, nil)
+				k.control(p, &End{Model: "m", Epoch: 7, Version: p.announce.Version, Digest: p.digest}, nil)
 			}
 			if k.apply(p); k.versions().base != nil || k.topics["m/dlt"] {
 				t.Fatal("bytes are kept, or patches listened to")
@@ -641,8 +641,8 @@ func patchedStory() []byte {
 	for i := int64(0); i < 2; i++ {
 		out = append(out, pack(framesOf(one.chunkOf(nil, i), one.piece(nil, i)))...)
 	}
-	out = append(out, pack(framesOf(&End{"m", 7, 1, one.digest, nil}, nil))...)
+	out = append(out, pack(framesOf(&End{Model: "m", Epoch: 7, Version: 1, Digest: one.digest}, nil))...)
 	out = append(out, pack(framesOf(two.announcement(), nil))...)
 	out = append(out, pack(framesOf(two.chunkOf(by, 0), two.piece(by, 0)))...)
-	return append(out, pack(framesOf(&End{"m", 7, 2, two.digest, by}, nil))...)
+	return append(out, pack(framesOf(&End{Model: "m", Epoch: 7, Version: 2, Digest: two.digest, Patch: by}, nil))...)
 }

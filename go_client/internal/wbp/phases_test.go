@@ -51,16 +51,16 @@ func heldAt(t *testing.T, h *versionStore, phase State) *versionEntry {
 // An event has a transition or changes nothing, and memory is returned once.
 func TestEveryPair(t *testing.T) {
 	events := map[Event]bool{}
-	for _, arrowsOf := range arrows {
+	for _, arrowsOf := range versionTable {
 		for event := range arrowsOf {
 			events[event] = true
 		}
 	}
-	for phase := range arrows {
+	for phase := range versionTable {
 		for event := range events {
 			h := &versionStore{}
 			v := heldAt(t, h, phase)
-			after, known := arrows[phase][event]
+			after, known := versionTable[phase][event]
 			had := v.buffer != nil
 			if !known {
 				after = phase

@@ -60,13 +60,14 @@ func fetches(t *Transfer, now time.Duration) []Effect {
 
 // sayProgress returns a report of progress.
 func sayProgress(model string, v *versionEntry) Effect {
+	said := &Progress{Model: model, Epoch: v.Epoch, Version: v.Version, Phase: "staged"}
 	switch v.phase {
 	case arriving:
-		return Send{&Progress{model, v.Epoch, v.Version, v.transfer.Here, "receiving", v.transfer.by(), ""}}
+		said.Phase, said.Chunks, said.Patch = "receiving", v.transfer.Here, v.transfer.by()
 	case applying:
-		return Send{&Progress{model, v.Epoch, v.Version, 0, "applying", nil, ""}}
+		said.Phase = "applying"
 	}
-	return Send{&Progress{model, v.Epoch, v.Version, 0, "staged", nil, ""}}
+	return Send{said}
 }
 
 // sayStaged returns a Staged message for each version whose publisher requires one. (W14)
@@ -74,7 +75,8 @@ func sayStaged(model string, some ...*versionEntry) []Effect {
 	var effects []Effect
 	for _, v := range some {
 		if v.staged.sayStaged {
-			effects = append(effects, Send{&Staged{model, v.Epoch, v.Version, v.staged.Digest, v.staged.Patch}})
+			effects = append(effects, Send{&Staged{Model: model, Epoch: v.Epoch, Version: v.Version,
+				Digest: v.staged.Digest, Patch: v.staged.Patch}})
 		}
 	}
 	return effects
@@ -84,7 +86,8 @@ func sayStaged(model string, some ...*versionEntry) []Effect {
 // version was received. (D11)
 func sayApplied(model string, v *versionEntry) Effect {
 	by := v.staged
-	return Send{&Applied{model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds(), by.Note}}
+	return Send{&Applied{Model: model, Epoch: v.Epoch, Version: v.Version, Digest: v.running.Digest,
+		Patch: by.Patch, DecodeUS: by.took.Microseconds(), Note: by.Note}}
 }
 
 // sayFailed returns a Failed message for a version. intact means that the previous version still

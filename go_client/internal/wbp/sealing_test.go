@@ -51,7 +51,7 @@ func (v *vault) answered(m Message, payload []byte, a *Announce) (Message, []byt
 	switch m := m.(type) {
 	case *Chunk:
 		sealed, tag := v.seal(subjectOf(a, offerOf(a, m.Patch)), PurposeChunk, m.Index, payload)
-		return &SealedChunk{m.Model, m.Epoch, m.Version, m.Index, v.group().ID, tag, m.Patch}, sealed
+		return &SealedChunk{Model: m.Model, Epoch: m.Epoch, Version: m.Version, Index: m.Index, Key: v.group().ID, Tag: tag, Patch: m.Patch}, sealed
 	case *Announce:
 		encryption, said := AES256GCM, *m
 		said.Encryption = &encryption
@@ -80,7 +80,8 @@ func (v *vault) published(m Message, payload []byte, a *Announce) (Message, []by
 func (v *vault) message(header []byte) *SealedMessage {
 	v.count++
 	data := numbers(PurposeMessage, v.count, int64(len(header)))
-	return &SealedMessage{v.group().ID, v.count, v.group().messages.Seal(nil, Nonce(PurposeMessage, v.count), header, data)}
+	return &SealedMessage{Key: v.group().ID, Count: v.count,
+		Sealed: v.group().messages.Seal(nil, Nonce(PurposeMessage, v.count), header, data)}
 }
 
 // A keyedWorker is a machine with keys in a session.
@@ -174,7 +175,7 @@ func TestWhatIsOpenedInItsPlaceLeavesItsNeighboursAlone(t *testing.T) {
 
 func TestAWorkerWithKeysTakesNothingInTheClear(t *testing.T) {
 	p := versionOf(make([]byte, 40), 16)
-	for _, whole := range []*Whole{nil, {CRC32C(p.data), p.digest}} {
+	for _, whole := range []*Whole{nil, {CRC: CRC32C(p.data), Digest: p.digest}} {
 		a, payload := p.announce, p.layout
 		if whole != nil {
 			a.Whole, payload = whole, p.data
@@ -193,7 +194,7 @@ func TestAWorkerWithKeysTakesNothingInTheClear(t *testing.T) {
 	if got := kinds(k.control(announce, layout)); got != "fetch fetch" {
 		t.Fatal(got)
 	}
-	for _, m := range []Message{p.chunk(0), &Beacon{"m", 7, 9}, &End{"m", 7, 1, p.digest, nil}, &Refuse{Code: CodeLimit, Text: "no"}} {
+	for _, m := range []Message{p.chunk(0), &Beacon{Model: "m", Epoch: 7, Version: 9}, &End{Model: "m", Epoch: 7, Version: 1, Digest: p.digest}, &Refuse{Code: CodeLimit, Text: "no"}} {
 		var payload []byte
 		if m.Kind() == "chunk" {
 			payload = p.payload(0)
@@ -212,7 +213,7 @@ func TestAWorkerWithoutKeysTakesNothingThatIsSealed(t *testing.T) {
 	v, p, m := newVault(1), versionOf(make([]byte, 40), 16), fuzzedMachine(false)
 	m.Receive(framesOf(&p.announce, p.layout), nil, 0)
 	chunk, sealed := v.answered(p.chunk(0), p.payload(0), &p.announce)
-	for _, one := range []Message{chunk, v.message(Encode(&Beacon{"m", 7, 9})), &Rekey{7, v.told()}} {
+	for _, one := range []Message{chunk, v.message(Encode(&Beacon{Model: "m", Epoch: 7, Version: 9})), &Rekey{Epoch: 7, Keys: v.told()}} {
 		var payload []byte
 		if one == chunk {
 			payload = sealed
@@ -232,7 +233,9 @@ func TestAWorkerWithoutKeysTakesNothingThatIsSealed(t *testing.T) {
 // A worker keeps the previous key for a while, and requests a key that it does not know.
 func TestGroupKeysThatChange(t *testing.T) {
 	k := keyedInside(t)
-	beacon := func() Message { return k.vault.message(Encode(&Beacon{"m", 7, k.vault.count + 5})) }
+	beacon := func() Message {
+		return k.vault.message(Encode(&Beacon{Model: "m", Epoch: 7, Version: k.vault.count + 5}))
+	}
 	old, older := *k.vault, beacon()
 	heard := func(m Message) bool {
 		k.followers["m"].planner.latestAt = never
@@ -256,20 +259,20 @@ func TestGroupKeysThatChange(t *testing.T) {
 	if got := kinds(k.Tick(k.now)); !strings.Contains(got, "hello") {
 		t.Fatalf("it does not ask again for the key that it lacks: %s", got)
 	}
-	k.control(&Rekey{7, k.vault.told()}, nil)
+	k.control(&Rekey{Epoch: 7, Keys: k.vault.told()}, nil)
 	k.now += k.timing.HelloRetry
 	if got := kinds(k.Tick(k.now)); strings.Contains(got, "hello") {
 		t.Fatal("it asks for a key that it was told")
 	}
 	old.count = 5
-	if !heard(beacon()) || !heard(old.message(Encode(&Beacon{"m", 7, 8}))) {
+	if !heard(beacon()) || !heard(old.message(Encode(&Beacon{Model: "m", Epoch: 7, Version: 8}))) {
 		t.Fatal("it has both keys")
 	}
 	k.now += 4 * time.Second
 	k.control(&Pong{Epoch: 7, Models: map[string]int64{}}, nil)
 	k.now += 2 * time.Second
 	k.Tick(k.now)
-	if heard(old.message(Encode(&Beacon{"m", 7, 9}))) || !heard(beacon()) {
+	if heard(old.message(Encode(&Beacon{Model: "m", Epoch: 7, Version: 9}))) || !heard(beacon()) {
 		t.Fatal("the key before is over by now")
 	}
 	replay := beacon()
@@ -343,7 +346,7 @@ func TestTheOlderGroupKeyIsOverInTimeOutsideASessionToo(t *testing.T) {
 			k.control(&Refuse{Code: CodeUnknownWorker, Text: "who?"}, nil)
 			k.control(k.welcome(), nil)
 		} else {
-			k.control(&Rekey{7, k.vault.told()}, nil)
+			k.control(&Rekey{Epoch: 7, Keys: k.vault.told()}, nil)
 		}
 		k.control(&Refuse{Code: CodeUnknownWorker, Text: "who?"}, nil)
 		k.Tick(k.timing.LostAfter - 1)
@@ -360,10 +363,10 @@ func TestTheOlderGroupKeyIsOverInTimeOutsideASessionToo(t *testing.T) {
 // The header of a sealed chunk is not sealed, so any process can forge it.
 func TestTheHeaderOfASealedChunkIsNeitherNewsNorASignOfLife(t *testing.T) {
 	k := keyedInside(t)
-	k.published(k.vault.message(Encode(&Beacon{"m", 7, 0})), nil)
+	k.published(k.vault.message(Encode(&Beacon{Model: "m", Epoch: 7, Version: 0})), nil)
 	for _, key := range []Key{{7, 1<<53 - 1}, {8, 1}} {
 		k.now += k.timing.LostAfter / 2
-		forged := &SealedChunk{"m", key.Epoch, key.Version, 0, k.vault.group().ID, strings.Repeat("0", 32), nil}
+		forged := &SealedChunk{Model: "m", Epoch: key.Epoch, Version: key.Version, Key: k.vault.group().ID, Tag: strings.Repeat("0", 32)}
 		if got := kinds(k.published(forged, make([]byte, 16))); got != "" {
 			t.Fatalf("%v: %s", key, got)
 		}
@@ -371,7 +374,7 @@ func TestTheHeaderOfASealedChunkIsNeitherNewsNorASignOfLife(t *testing.T) {
 	if k.heardAt != 0 {
 		t.Fatal("a sign of life")
 	}
-	said := &SealedChunk{"m", 7, 1, 0, k.vault.group().ID, strings.Repeat("0", 32), nil}
+	said := &SealedChunk{Model: "m", Epoch: 7, Version: 1, Key: k.vault.group().ID, Tag: strings.Repeat("0", 32)}
 	if got := kinds(k.control(said, make([]byte, 16))); got != "fetch" {
 		t.Fatalf("what the publisher itself says is no news: %q", got)
 	}
@@ -399,7 +402,7 @@ func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 		chunk, sealed := k.vault.published(p.chunk(index), p.payload(index), &p.announce)
 		receive(chunk, sealed)
 	}
-	end, _ := k.vault.published(&End{"m", 7, 1, p.digest, nil}, nil, nil)
+	end, _ := k.vault.published(&End{Model: "m", Epoch: 7, Version: 1, Digest: p.digest}, nil, nil)
 	if got := kinds(k.published(end, nil)); got != "Ready" || !bytes.Equal(v.staged.data, p.data) {
 		t.Fatalf("%s: %q", got, v.staged.data)
 	}

@@ -381,7 +381,7 @@ func (p *published) announcement() *Announce {
 func (w *world) push(p *published) {
 	if p.data != nil && int64(len(p.data)) <= p.announce.ChunkBytes && len(p.data) > 0 && w.lastLayout == p.announce.Layout && w.chance(0.7) {
 		a := p.announcement()
-		a.Whole = &Whole{CRC32C(p.data), p.digest}
+		a.Whole = &Whole{CRC: CRC32C(p.data), Digest: p.digest}
 		w.publishOn("m/ctl", a, p.data)
 		return
 	}
@@ -396,7 +396,7 @@ func (w *world) push(p *published) {
 		for i := int64(0); i < p.plan(by).Count(); i++ {
 			w.publishOn("m/dlt", p.chunkOf(by, i), p.piece(by, i))
 		}
-		w.publishOn("m/dlt", &End{"m", p.announce.Epoch, p.announce.Version, p.digest, by}, nil)
+		w.publishOn("m/dlt", &End{Model: "m", Epoch: p.announce.Epoch, Version: p.announce.Version, Digest: p.digest, Patch: by}, nil)
 		if w.chance(0.5) { // all workers run its base
 			return
 		}
@@ -404,7 +404,7 @@ func (w *world) push(p *published) {
 	for i := int64(0); i < p.plan(nil).Count() && i < 40; i++ {
 		w.publishOn("m/dat", p.chunk(i), p.payload(i))
 	}
-	w.publishOn("m/ctl", &End{"m", p.announce.Epoch, p.announce.Version, p.digest, nil}, nil)
+	w.publishOn("m/ctl", &End{Model: "m", Epoch: p.announce.Epoch, Version: p.announce.Version, Digest: p.digest}, nil)
 }
 
 func (p *published) plan(by *PatchID) Plan {
@@ -418,7 +418,8 @@ func (p *published) piece(by *PatchID, index int64) []byte {
 }
 
 func (p *published) chunkOf(by *PatchID, index int64) *Chunk {
-	return &Chunk{"m", p.announce.Epoch, p.announce.Version, index, CRC32C(p.piece(by, index)), by}
+	return &Chunk{Model: "m", Epoch: p.announce.Epoch, Version: p.announce.Version, Index: index,
+		CRC: CRC32C(p.piece(by, index)), Patch: by}
 }
 
 func (p *published) payload(index int64) []byte { return p.piece(nil, index) }
@@ -520,9 +521,9 @@ func (w *world) heard(header []byte) {
 	case !w.known:
 		w.answer(&Refuse{Code: CodeUnknownWorker, Text: "who are you?"}, nil)
 	case m.Type == "ping":
-		w.answer(&Pong{m.Token, w.epoch, w.versions()}, nil)
+		w.answer(&Pong{Token: m.Token, Epoch: w.epoch, Models: w.versions()}, nil)
 		if w.vault != nil {
-			w.answer(&Rekey{w.epoch, w.vault.told()}, nil)
+			w.answer(&Rekey{Epoch: w.epoch, Keys: w.vault.told()}, nil)
 		}
 	case m.Type == "fetch":
 		w.fetched(key, m.First, m.Count, m.Layout, m.Patch)
@@ -534,7 +535,7 @@ func (w *world) heard(header []byte) {
 			w.kept[key].decided = true
 		}
 		if w.kept[key].decided {
-			w.answer(&Commit{"m", m.Epoch, m.Version, m.Digest}, nil)
+			w.answer(&Commit{Model: "m", Epoch: m.Epoch, Version: m.Version, Digest: m.Digest}, nil)
 		}
 	case m.Type == "applied" && (w.kept[key] == nil || w.kept[key].digest != m.Digest):
 		w.t.Fatalf("applied %v with digest %q", key, m.Digest)
@@ -584,6 +585,6 @@ func (w *world) fetched(key Key, first, count int64, layout bool, by *PatchID) {
 		w.answer(p.announcement(), payload)
 	}
 	if count == 0 {
-		w.answer(&End{"m", p.announce.Epoch, p.announce.Version, p.digest, by}, nil)
+		w.answer(&End{Model: "m", Epoch: p.announce.Epoch, Version: p.announce.Version, Digest: p.digest, Patch: by}, nil)
 	}
 }

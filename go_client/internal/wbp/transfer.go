@@ -138,7 +138,7 @@ type Transfer struct {
 	patience   time.Duration // the retry delay
 	gap        time.Duration // the longest recent time between two chunks
 	endAsked   bool
-	comes      State // a state of table coming
+	comes      State // a state of arrivingTable
 }
 
 // newTransfer returns a transfer of a whole version into a buffer of its size. If patches are
@@ -334,7 +334,7 @@ func (t *Transfer) end(digest string) {
 func (t *Transfer) pull() { t.changeWay(unpushed) }
 
 func (t *Transfer) changeWay(event Event) {
-	if after := coming[t.comes][event]; after != "" {
+	if after := arrivingTable[t.comes][event]; after != "" {
 		t.comes = after
 	}
 }

@@ -38,7 +38,7 @@ func (v *versionEntry) knows(layout *Layout) { v.layout = layout }
 // resolve records that the layout or memory that an announced version waits for has become
 // available, or is not available now.
 func (v *versionEntry) resolve(event Event) {
-	if after := lacks[v.lacks][event]; after != "" {
+	if after := announcedTable[v.lacks][event]; after != "" {
 		v.lacks = after
 	}
 }
@@ -165,7 +165,7 @@ func (h *versionStore) reconnected(epoch int64, now time.Duration) {
 // changeMode applies an event to the mode. It returns false if the mode has no transition for the
 // event. (W26)
 func (h *versionStore) changeMode(event Event) bool {
-	mode := modes[h.mode][event]
+	mode := modelTable[h.mode][event]
 	if mode != "" {
 		h.mode = mode
 	}
@@ -175,7 +175,7 @@ func (h *versionStore) changeMode(event Event) bool {
 // rename gives the running version another key.
 func (h *versionStore) rename(v *versionEntry, key Key) {
 	was := *v.running
-	now := Running{key.Epoch, key.Version, was.Digest}
+	now := Running{Epoch: key.Epoch, Version: key.Version, Digest: was.Digest}
 	if !h.move(v, renamed, &now) {
 		return
 	}
@@ -189,10 +189,10 @@ func (h *versionStore) rename(v *versionEntry, key Key) {
 // the event. The values in by are a new transfer, staged version or running version, which move
 // stores in the version.
 func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
-	if v == nil || arrows[v.phase][event] == "" {
+	if v == nil || versionTable[v.phase][event] == "" {
 		return false
 	}
-	v.phase = arrows[v.phase][event]
+	v.phase = versionTable[v.phase][event]
 	for _, part := range by {
 		switch part := part.(type) {
 		case *Transfer:

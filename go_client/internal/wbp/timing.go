@@ -1,0 +1,41 @@
+// Package wbp implements the worker's side of the weight bus protocol WBP/1 (docs/PROTOCOL.md)
+// without sockets, goroutines or clocks: messages go in with the current time, and effects come
+// out.
+package wbp
+
+import "time"
+
+// Limits of this worker.
+const (
+	DepthMax        = 32      // nesting that the parser accepts; senders stop at 16
+	LayoutBytesFree = 1 << 20 // layouts up to this size are always accepted: some 10,000 tensors
+	NamesFree       = 1 << 14 // names of a layout and its metadata that are always read: some 5 MB
+	NameCost        = 512     // bytes of memory that one name counts as
+	BytesMaxDefault = 1 << 36 // the largest version that a worker accepts by default
+	EpochsKept      = 8       // epochs for which the publisher's age is stored
+	BuffersMax      = 2       // staging buffers of a model: one complete, one arriving
+)
+
+// Timing has the intervals and timeouts of a worker (section 11 of the protocol).
+type Timing struct {
+	Ping        time.Duration // between two pings, and between repetitions of a report
+	LostAfter   time.Duration // without a message, after which the publisher is lost
+	DeafAfter   time.Duration // without a control message, after which the publisher is lost
+	HelloRetry  time.Duration // between two hellos
+	Quiet       time.Duration // without a chunk, after which missing chunks are fetched instead of awaited
+	Report      time.Duration // between two reports of progress when chunks arrive slowly
+	Patience    time.Duration // without a chunk, after which a fetch is repeated; doubles each time
+	PatienceMax time.Duration // limit of Patience
+}
+
+// TimingOf returns the Timing for a ping interval; the default is TimingOf(1 s, 5 s).
+func TimingOf(ping, lostAfter time.Duration) Timing {
+	quick := 250 * time.Millisecond
+	if ping < quick {
+		quick = ping
+	}
+	return Timing{ping, lostAfter, 6 * lostAfter, quick, quick, quick * 2 / 5, ping, 16 * ping}
+}
+
+// never is a time long before the start of any clock.
+const never = time.Duration(-1 << 61)
