@@ -128,15 +128,10 @@ def _messages(protocol: d.Protocol) -> Iterator[str]:
     objects = [each for name, each in protocol.objects.items() if name in used]
     for struct in (*objects, *messages):
         yield from _struct(struct, protocol)
-    yield "\n// fromPublisher has the messages that a publisher sends: the function that reads the fields,\n"
-    yield "// and how many payload frames may follow.\n"
+    rows = [(m.name, "read{}, {}, {}".format(_class(m), *m.payloads)) for m in received]
+    yield "\n// fromPublisher has the messages that a publisher sends.\n"
     yield "var fromPublisher = map[string]incoming{\n"
-    yield from _aligned(
-        [
-            (f'"{m.name}":', f"{{read{_class(m)}, {m.payloads[0]}, {m.payloads[1]}}},")
-            for m in received
-        ]
-    )
+    yield from _aligned([(f'"{name}":', f"{{{values}}},") for name, values in rows])
     yield "}\n"
     read = set(_reached(received, protocol))
     for struct in (*(each for each in objects if each.name in read), *received):
@@ -317,14 +312,18 @@ def _number(written: str) -> str:
 
 def _limits(protocol: d.Protocol) -> Iterator[str]:
     limits = [each for each in protocol.limits.values() if each.page in LEVELS + EXTRAS]
-    yield "\n// Limits of the protocol. A peer may send anything: these limits bound the memory that its messages\n"
-    yield "// can use here.\nconst (\n"
-    rows = []
-    for each in limits:
-        value = _number(each.written)
-        spaced = value.replace("-", " - ") if "-" in value else value.replace("<<", " << ")
-        rows.append((_name(each.name.lower()), f"= {spaced}"))
-    yield _commented(rows, [(each.meaning,) for each in limits]) + ")\n"
+    rows = [(_name(each.name.lower()), f"= {_spaced(_number(each.written))}") for each in limits]
+    yield "\n" + _comment(
+        "Limits of the protocol. A peer may send anything: these limits bound the memory that its "
+        "messages can use here."
+    )
+    yield "const (\n" + _commented(rows, [(each.meaning,) for each in limits]) + ")\n"
+
+
+def _spaced(sum_or_power: str) -> str:
+    """Return `1<<26` and `1<<53-1` as gofmt writes them where they stand alone."""
+    inner = "-" if "-" in sum_or_power else "<<"
+    return sum_or_power.replace(inner, f" {inner} ")
 
 
 def _codes(protocol: d.Protocol) -> Iterator[str]:
@@ -332,6 +331,8 @@ def _codes(protocol: d.Protocol) -> Iterator[str]:
         {name: code for name, code in protocol.codes[kind].items() if name != "any other"}
         for kind in ("refuse", "failed")
     )
+    ends = [name for name, code in refusals.items() if code.cells["effect"] == "ends"]
+    again = [name for name, code in failures.items() if code.cells["again"]]
     for title, codes in (
         ("Codes of a publisher's refusal", refusals),
         ("Codes of a version that a worker does not accept", failures),
@@ -339,14 +340,12 @@ def _codes(protocol: d.Protocol) -> Iterator[str]:
         yield f"\n// {title}.\nconst (\n"
         rows = [(f"Code{_name(name)}", "Code", f'= "{name}"') for name in codes]
         yield _commented(rows, [(code.meaning,) for code in codes.values()]) + ")\n"
-    for comment, name, codes in (
-        ("endsSession has the codes of refusals that end a session.", "endsSession",
-         [n for n, code in refusals.items() if code.cells["effect"] == "ends"]),
-        ("triedAgain has the codes of failures that may not recur.", "triedAgain",
-         [n for n, code in failures.items() if code.cells["again"]]),
+    for name, has, those in (
+        ("endsSession", "refusals that end a session", ends),
+        ("triedAgain", "failures that may not recur", again),
     ):
-        yield f"\n// {comment}\nvar {name} = map[Code]bool{{\n"
-        yield from _aligned([(f"Code{_name(each)}:", "true,") for each in codes])
+        yield f"\n// {name} has the codes of {has}.\nvar {name} = map[Code]bool{{\n"
+        yield from _aligned([(f"Code{_name(each)}:", "true,") for each in those])
         yield "}\n"
 
 

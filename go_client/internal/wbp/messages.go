@@ -314,8 +314,7 @@ type Rename struct {
 // Kind returns the type of the message, as in its header.
 func (*Rename) Kind() string { return "rename" }
 
-// fromPublisher has the messages that a publisher sends: the function that reads the fields,
-// and how many payload frames may follow.
+// fromPublisher has the messages that a publisher sends.
 var fromPublisher = map[string]incoming{
 	"welcome":        {readWelcome, 0, 0},
 	"ping":           {readPing, 0, 0},
