@@ -26,6 +26,7 @@ NAMES: Final = {"nbytes": "Bytes", "PatchId": "PatchID", "Patch": "PatchOffer"} 
 EMBEDDED: Final = {"patch": "patchid"}  # an object that begins with the fields of another
 PREFIXES: Final = {"announced": "a"}  # of states that have names as variables have
 IN_VECTORS: Final = {"session": "worker"}  # a table, as the vectors name it
+SHOWN: Final = ("features", "models")  # arrays and objects that the vectors have if empty, too
 WIDTH: Final = 120
 RULES: Final = r"\b[A-Z]\d+\b"
 
@@ -186,11 +187,14 @@ def _tag(struct: d.Struct, each: d.Field) -> str:
 def _left_out(struct: d.Struct, each: d.Field) -> bool:
     """Return whether Go's zero value is left out.
 
-    The driver writes what it receives, and the vectors have all fields of the levels.
+    A nil slice would be null. Of received messages the driver shows what the vectors have.
     """
     zero = "" if isinstance(each.type, d.OneOf) else each.default
+    if each.required or zero:
+        return False
     sent = isinstance(struct, d.Message) and struct.sender == "worker"
-    return not each.required and not zero and (sent or each.page in EXTRAS)
+    invalid = isinstance(each.type, d.Array | d.Map) or zero != each.default
+    return sent or each.page in EXTRAS or (invalid and each.name not in SHOWN)
 
 
 def _type(each: d.Field, protocol: d.Protocol) -> str:
