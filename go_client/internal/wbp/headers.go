@@ -183,23 +183,25 @@ func boolean(raw []byte) (bool, error) {
 	return string(raw) == "true", nil
 }
 
-// text reads a string of at most `most` characters.
-func text(most int) func([]byte) (string, error) {
-	return func(raw []byte) (string, error) {
-		if len(raw) == 0 || raw[0] != '"' {
-			return "", errors.New("must be a string")
-		}
-		s := scanner{text: raw}
-		text, err := s.string()
-		if err == nil && utf8.RuneCountInString(text) > most {
-			err = fmt.Errorf("has more than %d characters", most)
-		}
-		return text, err
+// stringOf reads a string of at most `most` characters.
+func stringOf(raw []byte, most int) (string, error) {
+	if len(raw) == 0 || raw[0] != '"' {
+		return "", errors.New("must be a string")
 	}
+	s := scanner{text: raw}
+	text, err := s.string()
+	if err == nil && utf8.RuneCountInString(text) > most {
+		err = fmt.Errorf("has more than %d characters", most)
+	}
+	return text, err
+}
+
+func text(most int) func([]byte) (string, error) {
+	return func(raw []byte) (string, error) { return stringOf(raw, most) }
 }
 
 func name(raw []byte) (string, error) {
-	name, err := text(TextMax)(raw)
+	name, err := stringOf(raw, TextMax)
 	if err == nil && !IsName(name) {
 		err = errors.New("must be 1 to 128 of A-Z a-z 0-9 . _ -")
 	}
@@ -208,7 +210,7 @@ func name(raw []byte) (string, error) {
 
 func digits(count int) func([]byte) (string, error) {
 	return func(raw []byte) (string, error) {
-		digits, err := text(TextMax)(raw)
+		digits, err := stringOf(raw, TextMax)
 		if err == nil && !isHex(digits, count) {
 			err = fmt.Errorf("must be %d of 0-9 a-f", count)
 		}
@@ -227,7 +229,7 @@ func digitsOrEmpty(count int) func([]byte) (string, error) {
 
 func oneOf(words ...string) func([]byte) (string, error) {
 	return func(raw []byte) (string, error) {
-		word, err := text(TextMax)(raw)
+		word, err := stringOf(raw, TextMax)
 		for _, known := range words {
 			if word == known {
 				return word, err
@@ -240,7 +242,7 @@ func oneOf(words ...string) func([]byte) (string, error) {
 // base64Of reads at most `most` bytes in base64.
 func base64Of(most int) func([]byte) ([]byte, error) {
 	return func(raw []byte) ([]byte, error) {
-		text, err := text(HeaderBytesMax)(raw)
+		text, err := stringOf(raw, HeaderBytesMax)
 		if err != nil {
 			return nil, err
 		}

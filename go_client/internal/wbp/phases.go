@@ -1,6 +1,6 @@
 package wbp
 
-// These tables of phase x event -> phase define the phases of a version at a worker. Nothing else
+// Tables of phase x event -> phase define the phases of a version at a worker. Nothing else
 // changes a phase.
 //
 //	announced ──> arriving ──> staged ──> ready ──> applying ──> running
@@ -11,7 +11,7 @@ package wbp
 // repeated or out of order. docs/PROTOCOL.md has the same tables (section 8), and
 // tests/vectors/phases.json lists every pair of phase and event.
 
-// A State is a state of one of the tables below, such as the phase of a version.
+// A State is a state of one of the Tables, such as the phase of a version.
 type State string
 
 // An Event may change a state.
