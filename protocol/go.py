@@ -380,6 +380,6 @@ def _tables(protocol: d.Protocol) -> Iterator[str]:
                 yield "\t},\n"
         yield "}\n"
     yield "\n// Tables has all tables by name, for tests.\nvar Tables = map[string]Table{\n"
-    rows = [(f'"{IN_VECTORS.get(t.name, t.name)}":', f"{t.name}Table,") for t in tables]
-    yield from _aligned(rows)
+    named = [(f'"{IN_VECTORS.get(t.name, t.name)}":', f"{t.name}Table,") for t in tables]
+    yield from _aligned(named)
     yield "}\n"
