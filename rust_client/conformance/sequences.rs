@@ -78,7 +78,7 @@ impl Player {
         if let Some(milliseconds) = step["wait_ms"].as_u64() {
             self.wait(Duration::from_millis(milliseconds));
         } else if let Some(epoch) = step["pong"].as_u64() {
-            let pong = FromPublisher::Pong(Pong { token: self.token, epoch, ..Pong::default() });
+            let pong = FromPublisher::Pong(Pong { token: self.token, epoch, ..Default::default() });
             let effects = self.machine.receive(&encode(&pong), &[], self.now);
             self.perform(effects);
         } else if let Some(frames) = frames("data")? {

@@ -1,7 +1,7 @@
 //! Errors. The text of each names the side at fault, the cause, and what to do next.
 
-use crate::code::Code;
 use crate::dtype::Dtype;
+use crate::protocol::codes::Code;
 use crate::publisher::Receipt;
 use std::fmt;
 use std::io;

@@ -74,7 +74,7 @@ impl FetchPlanner {
 
     fn fetch(&self, (epoch, version): Key, layout: bool) -> Effect {
         let (model, patch, unpatched) = (self.model.clone(), None, String::new());
-        let fetch = Fetch { model, epoch, version, first: 0, count: 0, layout, patch, unpatched };
+        let fetch = Fetch { model, epoch, version, layout, patch, unpatched, ..Default::default() };
         Effect::Send(FromWorker::Fetch(fetch))
     }
 

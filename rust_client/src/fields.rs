@@ -1,11 +1,12 @@
-//! Reads the fields of a header one by one, and checks their bounds.
+//! Reads the fields of an object in JSON one by one, and checks their types and bounds.
+//!
+//! The text of a fault is the end of a sentence that begins with the name of the field.
 
 use crate::base64;
 use crate::json::{Object, Value};
-use crate::limits::{
-    FEATURES_MAX, GROUP_KEYS_MAX, INTEGER_MAX, METADATA_MAX, METADATA_NAME_MAX, MODELS_MAX, NAME_MAX,
-    TEXT_MAX,
-};
+use crate::limits::{INTEGER_MAX, NAME_MAX};
+use serde::de::value::{Error, StrDeserializer};
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
@@ -16,18 +17,19 @@ pub type Fault = String;
 /// protocol can add fields.
 pub struct Fields<'a>(pub &'a Object);
 
-impl<'a> Fields<'a> {
-    fn required(&self, field: &str) -> Result<&'a Value, Fault> {
-        self.0.get(field).ok_or_else(|| format!("{:?} is missing", field))
+impl Fields<'_> {
+    pub fn required<T>(&self, field: &str, read: impl Fn(&Value) -> Result<T, Fault>) -> Result<T, Fault> {
+        let value = self.0.get(field).ok_or_else(|| format!("{:?} is missing", field))?;
+        read(value).map_err(|fault| format!("{:?} {}", field, fault))
     }
 
-    /// Reads a required field.
-    pub fn read<T>(
+    /// Reads a field that may be missing.
+    pub fn optional<T: Default>(
         &self,
         field: &str,
-        read: impl FnOnce(&Self, &str) -> Result<T, Fault>,
+        read: impl Fn(&Value) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        read(self, field)
+        self.or(field, T::default(), read)
     }
 
     /// Reads a field, or returns the default if it is missing.
@@ -35,205 +37,147 @@ impl<'a> Fields<'a> {
         &self,
         field: &str,
         default: T,
-        read: impl FnOnce(&Self, &str) -> Result<T, Fault>,
+        read: impl Fn(&Value) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         if self.0.contains_key(field) {
-            read(self, field)
+            self.required(field, read)
         } else {
             Ok(default)
         }
     }
+}
 
-    /// Reads a field that may be null or missing.
-    pub fn nullable<T>(
-        &self,
-        field: &str,
-        read: impl FnOnce(&Self, &str) -> Result<T, Fault>,
-    ) -> Result<Option<T>, Fault> {
-        match self.0.get(field) {
-            None | Some(Value::Null) => Ok(None),
-            Some(_) => read(self, field).map(Some),
-        }
-    }
+/// True for a value that may be left out.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
 
-    pub fn within(&self, field: &str, bounds: RangeInclusive<u64>) -> Result<u64, Fault> {
-        match self.required(field)? {
-            Value::Integer(value) if bounds.contains(value) => Ok(*value),
-            other => Err(wrong(field, other, &format!("an integer from {:?}", bounds))),
-        }
-    }
+// Readers of values, one for each type of the protocol.
 
-    pub fn count(&self, field: &str) -> Result<u64, Fault> {
-        self.within(field, 0..=INTEGER_MAX)
-    }
-
-    pub fn positive(&self, field: &str) -> Result<u64, Fault> {
-        self.within(field, 1..=INTEGER_MAX)
-    }
-
-    pub fn boolean(&self, field: &str) -> Result<bool, Fault> {
-        match self.required(field)? {
-            Value::Bool(value) => Ok(*value),
-            other => Err(wrong(field, other, "true or false")),
-        }
-    }
-
-    fn string(&self, field: &str) -> Result<&'a str, Fault> {
-        match self.required(field)? {
-            Value::Text(value) => Ok(value),
-            other => Err(wrong(field, other, "a string")),
-        }
-    }
-
-    pub fn text(&self, field: &str, characters_max: usize) -> Result<String, Fault> {
-        let text = self.string(field)?;
-        if text.chars().count() > characters_max {
-            return Err(format!("{:?} has more than {} characters", field, characters_max));
-        }
-        Ok(text.to_owned())
-    }
-
-    pub fn name(&self, field: &str) -> Result<String, Fault> {
-        let text = self.string(field)?;
-        if is_name(text) {
-            Ok(text.to_owned())
-        } else {
-            Err(format!("{:?} is no name", field))
-        }
-    }
-
-    pub fn hex(&self, field: &str, digits: usize) -> Result<String, Fault> {
-        let text = self.string(field)?;
-        if is_hex(text, digits) {
-            Ok(text.to_owned())
-        } else {
-            Err(format!("{:?} must be {} hexadecimal digits", field, digits))
-        }
-    }
-
-    /// Reads a digest, or an empty text if the bytes were not hashed.
-    pub fn digest_or_empty(&self, field: &str) -> Result<String, Fault> {
-        if self.string(field)?.is_empty() {
-            Ok(String::new())
-        } else {
-            self.hex(field, 64)
-        }
-    }
-
-    /// Reads a text that must be one of these words. Returns the value beside that word.
-    pub fn one_of<T: Copy>(&self, field: &str, words: &[(&str, T)]) -> Result<T, Fault> {
-        let text = self.string(field)?;
-        let found = words.iter().find(|(word, _)| *word == text);
-        found.map(|(_, meaning)| *meaning).ok_or_else(|| format!("{:?} is an unknown word", field))
-    }
-
-    pub fn object(&self, field: &str) -> Result<Fields<'a>, Fault> {
-        match self.required(field)? {
-            Value::Object(object) => Ok(Fields(object)),
-            other => Err(wrong(field, other, "an object")),
-        }
-    }
-
-    /// Reads an object whose keys are names of models.
-    pub fn models<T>(
-        &self,
-        field: &str,
-        read: impl Fn(&Self, &str) -> Result<T, Fault>,
-    ) -> Result<BTreeMap<String, T>, Fault> {
-        let object = self.object(field)?;
-        if object.0.len() > MODELS_MAX {
-            return Err(format!("{:?} has more than {} entries", field, MODELS_MAX));
-        }
-        let entry = |model: &String| {
-            if !is_name(model) {
-                return Err(format!("{:?} has a key that is no name", field));
-            }
-            Ok((model.clone(), read(&object, model)?))
-        };
-        object.0.keys().map(entry).collect()
-    }
-
-    /// Reads the metadata of a version: a map from names to texts.
-    pub fn metadata(&self, field: &str) -> Result<BTreeMap<String, String>, Fault> {
-        let object = self.object(field)?;
-        if object.0.len() > METADATA_MAX {
-            return Err(format!("{:?} has more than {} entries", field, METADATA_MAX));
-        }
-        let entry = |name: &String| {
-            if name.chars().count() > METADATA_NAME_MAX {
-                return Err(format!("{:?} has a name of more than {} characters", field, METADATA_NAME_MAX));
-            }
-            Ok((name.clone(), object.text(name, TEXT_MAX)?))
-        };
-        object.0.keys().map(entry).collect()
-    }
-
-    pub fn names(&self, field: &str) -> Result<Vec<String>, Fault> {
-        self.texts(field, FEATURES_MAX, is_name, "names")
-    }
-
-    /// Reads at most `GROUP_KEYS_MAX` group keys.
-    pub fn keys(&self, field: &str) -> Result<Vec<String>, Fault> {
-        self.texts(field, GROUP_KEYS_MAX, |text| is_hex(text, 64), "64 hexadecimal digits each")
-    }
-
-    fn texts(
-        &self,
-        field: &str,
-        most: usize,
-        sound: impl Fn(&str) -> bool,
-        what: &str,
-    ) -> Result<Vec<String>, Fault> {
-        let text = |item: &Value| match item {
-            Value::Text(text) if sound(text) => Ok(text.clone()),
-            other => Err(wrong(field, other, &format!("an array of {}", what))),
-        };
-        self.list(field, most, what)?.iter().map(text).collect()
-    }
-
-    /// Reads a list of 32-bit checksums, each of which may be null. More than `most` are a fault.
-    pub fn checksums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
-        let sum = |item: &Value| match item {
-            Value::Null => Ok(None),
-            Value::Integer(sum) if *sum <= u64::from(u32::MAX) => Ok(Some(*sum as u32)),
-            other => Err(wrong(field, other, "an array of sums of 32 bits")),
-        };
-        self.list(field, most, "sums")?.iter().map(sum).collect()
-    }
-
-    /// Reads a list of at most `most` objects.
-    pub fn objects<T>(
-        &self,
-        field: &str,
-        most: usize,
-        read: impl Fn(&Fields) -> Result<T, Fault>,
-    ) -> Result<Vec<T>, Fault> {
-        let object = |item: &Value| match item {
-            Value::Object(object) => read(&Fields(object)),
-            other => Err(wrong(field, other, "an array of objects")),
-        };
-        self.list(field, most, "objects")?.iter().map(object).collect()
-    }
-
-    fn list(&self, field: &str, most: usize, what: &str) -> Result<&'a [Value], Fault> {
-        match self.required(field)? {
-            Value::List(list) if list.len() <= most => Ok(list),
-            other => Err(wrong(field, other, &format!("an array of at most {} {}", most, what))),
-        }
-    }
-
-    /// Reads a text in base64, without decoding it.
-    pub fn base64(&self, field: &str) -> Result<String, Fault> {
-        let text = self.string(field)?;
-        match base64::decode(text) {
-            Some(_) => Ok(text.to_owned()),
-            None => Err(format!("{:?} is no base64", field)),
-        }
+pub fn within(bounds: RangeInclusive<u64>) -> impl Fn(&Value) -> Result<u64, Fault> {
+    move |value| match value {
+        Value::Integer(number) if bounds.contains(number) => Ok(*number),
+        other => Err(wrong(other, &format!("an integer from {:?}", bounds))),
     }
 }
 
-fn wrong(field: &str, found: &Value, wanted: &str) -> Fault {
-    format!("{:?} must be {}, not {}", field, wanted, found.kind())
+pub fn count(value: &Value) -> Result<u64, Fault> {
+    within(0..=INTEGER_MAX)(value)
+}
+
+pub fn positive(value: &Value) -> Result<u64, Fault> {
+    within(1..=INTEGER_MAX)(value)
+}
+
+pub fn uint32(value: &Value) -> Result<u32, Fault> {
+    within(0..=u32::MAX.into())(value).map(|number| number as u32)
+}
+
+pub fn boolean(value: &Value) -> Result<bool, Fault> {
+    match value {
+        Value::Bool(value) => Ok(*value),
+        other => Err(wrong(other, "true or false")),
+    }
+}
+
+fn string(value: &Value) -> Result<&str, Fault> {
+    match value {
+        Value::Text(value) => Ok(value),
+        other => Err(wrong(other, "a string")),
+    }
+}
+
+/// Reads a string for which `sound` is true; the fault is `otherwise`.
+fn string_that(
+    value: &Value,
+    sound: impl Fn(&str) -> bool,
+    otherwise: impl Fn() -> Fault,
+) -> Result<String, Fault> {
+    string(value).and_then(|text| if sound(text) { Ok(text.to_owned()) } else { Err(otherwise()) })
+}
+
+pub fn text(most: usize) -> impl Fn(&Value) -> Result<String, Fault> {
+    let short = move |text: &str| text.chars().count() <= most;
+    move |value| string_that(value, short, || format!("has more than {} characters", most))
+}
+
+pub fn name(value: &Value) -> Result<String, Fault> {
+    string_that(value, is_name, || "is no name".to_owned())
+}
+
+pub fn hex(digits: usize) -> impl Fn(&Value) -> Result<String, Fault> {
+    let sound = move |text: &str| is_hex(text, digits);
+    move |value| string_that(value, sound, || format!("must be {} hexadecimal digits", digits))
+}
+
+pub fn hex_or_empty(digits: usize) -> impl Fn(&Value) -> Result<String, Fault> {
+    move |value| if string(value)?.is_empty() { Ok(String::new()) } else { hex(digits)(value) }
+}
+
+/// Reads a text in base64, without decoding it.
+pub fn base64(most: usize) -> impl Fn(&Value) -> Result<String, Fault> {
+    let sound = move |text: &str| base64::decode(text).map_or(false, |bytes| bytes.len() <= most);
+    move |value| string_that(value, sound, || format!("must be at most {} bytes in base64", most))
+}
+
+/// Reads a word for a variant of an enum.
+pub fn word<T: DeserializeOwned>(value: &Value) -> Result<T, Fault> {
+    let word: StrDeserializer<Error> = string(value)?.into_deserializer();
+    T::deserialize(word).map_err(|_| "is an unknown word".to_owned())
+}
+
+/// Reads a word for a variant of an enum; `None` for an empty text.
+pub fn word_or_empty<T: DeserializeOwned>(value: &Value) -> Result<Option<T>, Fault> {
+    if string(value)?.is_empty() {
+        Ok(None)
+    } else {
+        word(value).map(Some)
+    }
+}
+
+pub fn object<T>(read: impl Fn(&Fields) -> Result<T, Fault>) -> impl Fn(&Value) -> Result<T, Fault> {
+    move |value| match value {
+        Value::Object(object) => {
+            read(&Fields(object)).map_err(|fault| format!("is an object in which {}", fault))
+        }
+        other => Err(wrong(other, "an object")),
+    }
+}
+
+pub fn nullable<T>(read: impl Fn(&Value) -> Result<T, Fault>) -> impl Fn(&Value) -> Result<Option<T>, Fault> {
+    move |value| if *value == Value::Null { Ok(None) } else { read(value).map(Some) }
+}
+
+pub fn array<T>(
+    most: usize,
+    read: impl Fn(&Value) -> Result<T, Fault>,
+) -> impl Fn(&Value) -> Result<Vec<T>, Fault> {
+    move |value| match value {
+        Value::List(list) if list.len() <= most => {
+            let items: Result<_, _> = list.iter().map(&read).collect();
+            items.map_err(|fault| format!("has an item that {}", fault))
+        }
+        other => Err(wrong(other, &format!("an array of at most {} items", most))),
+    }
+}
+
+pub fn map<T>(
+    most: usize,
+    key: impl Fn(&Value) -> Result<String, Fault>,
+    read: impl Fn(&Value) -> Result<T, Fault>,
+) -> impl Fn(&Value) -> Result<BTreeMap<String, T>, Fault> {
+    let entry = move |(name, value): (&String, &Value)| {
+        let name = key(&Value::Text(name.clone())).map_err(|fault| format!("has a key that {}", fault))?;
+        Ok((name, read(value).map_err(|fault| format!("has a value that {}", fault))?))
+    };
+    move |value| match value {
+        Value::Object(object) if object.len() <= most => object.iter().map(&entry).collect(),
+        other => Err(wrong(other, &format!("an object of at most {} entries", most))),
+    }
+}
+
+fn wrong(found: &Value, wanted: &str) -> Fault {
+    format!("must be {}, not {}", wanted, found.kind())
 }
 
 /// True if a text consists of exactly `digits` lowercase hexadecimal digits.

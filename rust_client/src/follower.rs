@@ -12,6 +12,7 @@ use crate::messages::*;
 use crate::patches::Patches;
 use crate::patching::{Base, Bytes, Patching};
 use crate::phases::{Event, Lack, LackEvent, Mode, ModeEvent, Phase};
+use crate::protocol::codes::TRANSIENT;
 use crate::reports::{self, NOT_APPLIED};
 use crate::sealing::{Opening, Subject};
 use crate::segment::{Segment, Stamp};
@@ -21,10 +22,6 @@ use crate::version_store::{must_be_staged, VersionEntry, VersionStore};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Codes of failures that may not recur (damaged bytes, too little memory): the version is tried
-/// again after a pause.
-const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", "unsupported"];
 
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
 
@@ -157,7 +154,7 @@ impl Follower {
     ) -> Vec<Effect> {
         let key = (announce.epoch, announce.version);
         let staged = self.versions.at(Phase::Staged).map(VersionEntry::key); // W5, W14
-        if staged == Some(key) && announce.commit == CommitMode::Auto {
+        if staged == Some(key) && announce.commit == AnnounceCommit::Auto {
             return self.commit();
         }
         if key <= self.versions.newest() || self.versions.is_rejected(key) {
@@ -203,7 +200,7 @@ impl Follower {
     ) -> Vec<Effect> {
         let (epoch, version) = (announce.epoch, announce.version);
         let (model, digest) = (announce.model.clone(), whole.digest);
-        let end = OfVersion { model, epoch, version, digest, ..OfVersion::default() };
+        let end = End { model, epoch, version, digest, ..Default::default() };
         let mut effects = self.announced(announce, None, now, true);
         let piece = Piece { key: (epoch, version), patch: None, index: 0 };
         effects.extend(self.chunk(piece, Proof::Crc(whole.crc), Payload::Bytes(payload), now, true));
@@ -464,7 +461,7 @@ impl Follower {
     }
 
     /// Handles an `end`: the publisher has sent all chunks of a version or patch.
-    pub fn end(&mut self, end: OfVersion, now: Time) -> Vec<Effect> {
+    pub fn end(&mut self, end: End, now: Time) -> Vec<Effect> {
         let key = (end.epoch, end.version);
         match self.versions.arriving(key) {
             Some(transfer) if transfer.is_of(end.patch.as_ref()) => transfer.end(end.digest),
@@ -517,7 +514,7 @@ impl Follower {
         self.versions.whole(self.patches.taken());
         let mut effects = reports::staged(&self.versions, &[Phase::Staged]);
         let staged = self.versions.at(Phase::Staged);
-        if staged.map_or(false, |entry| entry.announce().commit != CommitMode::Together) {
+        if staged.map_or(false, |entry| entry.announce().commit != AnnounceCommit::Together) {
             effects.extend(self.commit());
         }
         effects.extend(self.change_mode(ModeEvent::Completed, Some(now)));
@@ -530,7 +527,7 @@ impl Follower {
     }
 
     /// Handles a commit: the staged version may be applied.
-    pub fn committed(&mut self, commit: &OfVersion) -> Vec<Effect> {
+    pub fn committed(&mut self, commit: &Commit) -> Vec<Effect> {
         let key = (commit.epoch, commit.version);
         match self.versions.at(Phase::Staged) {
             Some(entry) if entry.key() == key && entry.digest() == commit.digest => self.commit(), // W14
@@ -685,7 +682,7 @@ impl Follower {
     fn note(&mut self, (epoch, version): Key, code: &str, text: &str) {
         let text = text.chars().take(TEXT_MAX).collect();
         let (model, code, intact) = (self.model.clone(), code.to_owned(), true);
-        self.failed = Some(Failed { model, epoch, version, code, text, intact });
+        self.failed = Some(Failed { model, epoch, version, code, text, intact, ..Default::default() });
     }
 
     /// Returns the report of the last failure, unless it was forgotten.

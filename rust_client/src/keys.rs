@@ -3,7 +3,7 @@
 
 use crate::curve;
 use crate::error::Error;
-use crate::fields::{Fault, Fields};
+use crate::fields::{text, Fault, Fields};
 use crate::json::Value;
 use crate::limits::{NAME_MAX, TEXT_MAX};
 use crate::sealing;
@@ -140,7 +140,7 @@ pub(crate) fn check_pair(public: &str, secret: &str, whose: &str) -> Result<(), 
 }
 
 pub(crate) fn name_in(fields: &Fields) -> Result<String, Fault> {
-    let name = fields.text("name", NAME_MAX)?;
+    let name = fields.required("name", text(NAME_MAX))?;
     if is_form(&name) {
         Ok(name)
     } else {
@@ -149,7 +149,7 @@ pub(crate) fn name_in(fields: &Fields) -> Result<String, Fault> {
 }
 
 pub(crate) fn key_in(fields: &Fields, field: &str) -> Result<String, Fault> {
-    let key = fields.text(field, TEXT_MAX)?;
+    let key = fields.required(field, text(TEXT_MAX))?;
     if is_z85(&key) {
         Ok(key)
     } else {

@@ -168,10 +168,10 @@ fn place(mut tensors: Vec<TensorInfo>) -> Result<Vec<TensorInfo>, LayoutError> {
 }
 
 fn check_name(name: &str) -> Result<(), LayoutError> {
-    if (1..=TENSOR_NAME_BYTES_MAX).contains(&name.len()) {
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) {
         return Ok(());
     }
-    fault(format!("a name has {} bytes; it may have 1 to {}", name.len(), TENSOR_NAME_BYTES_MAX))
+    fault(format!("a name has {} bytes; it may have 1 to {}", name.len(), NAME_BYTES_MAX))
 }
 
 /// Returns the size of a tensor in bytes. Fails if the tensor has too many bits or dimensions (L5,

@@ -4,12 +4,13 @@
 //!
 //! The README has examples; start with `Worker` and `Publisher`.
 #![deny(unsafe_code)]
+// Literals of messages end with a default, so that a later field leaves them alone.
+#![allow(clippy::needless_update)]
 
 #[cfg(target_endian = "big")]
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
 mod applying;
-mod code;
 mod control;
 mod curve;
 mod decoder;
@@ -35,7 +36,6 @@ mod words;
 mod worker;
 
 pub use applying::Offer;
-pub use code::Code;
 pub use dtype::Dtype;
 pub use element::{
     to_f32, Bool, Element, F4Pair, F6E2M3Byte, F6E3M2Byte, F8E4M3Fnuz, F8E5M2Fnuz, SmallFloat, BF16, C64,
@@ -48,6 +48,7 @@ pub use layout::{Layout, TensorInfo};
 pub use limits::Timing;
 pub use machine::State;
 pub use model::{Model, Tensor, Weights, WeightsGuard};
+pub use protocol::codes::Code;
 pub use publisher::{
     Encoding, Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, TensorView,
     Wait, WorkerEvent, WorkerEventKind, WorkerReceipt, WorkerState, WorkerStatus,
@@ -94,13 +95,13 @@ pub mod machine;
 #[doc(hidden)]
 pub mod messages;
 #[doc(hidden)]
-pub mod observed;
-#[doc(hidden)]
 pub mod patches;
 #[doc(hidden)]
 pub mod patching;
 #[doc(hidden)]
 pub mod phases;
+#[doc(hidden)]
+pub mod protocol;
 #[doc(hidden)]
 pub mod publisher;
 #[doc(hidden)]

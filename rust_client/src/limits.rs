@@ -1,32 +1,11 @@
-//! All bounds of the protocol; `docs/PROTOCOL.md`, section 12, gives the reasons.
+//! The limits and times of the protocol, and the local choices of each side.
 
+pub use crate::protocol::limits::*;
+use crate::protocol::timers;
 use std::time::Duration;
 
-pub const INTEGER_MAX: u64 = (1 << 53) - 1;
-pub const HEADER_BYTES_MAX: usize = 65_536;
-pub const TEXT_MAX: usize = 4096;
+pub const NAME_MAX: usize = 128; // characters of a name
 pub const CALLS_MAX: usize = 256; // open publishes of one model: each acknowledgement checks all
-pub const LABEL_MAX: usize = 256;
-pub const NAME_MAX: usize = 128;
-pub const METADATA_MAX: usize = 32; // entries of one version's metadata
-pub const METADATA_NAME_MAX: usize = 128;
-pub const METADATA_BYTES_MAX: usize = 4096; // of its names and texts together
-pub const FEATURES_MAX: usize = 64;
-pub const MODELS_MAX: usize = 64;
-pub const CHUNK_BYTES_MAX: u64 = 1 << 26;
-pub const CHUNKS_MAX: u64 = 1 << 20;
-pub const FETCH_CHUNKS_MAX: u64 = 64;
-pub const WINDOW_CHUNKS: usize = 16;
-pub const LAYOUT_BYTES_MAX: u64 = 100_000_000;
-pub const TENSORS_MAX: usize = 1_000_000;
-pub const RANK_MAX: usize = 64;
-pub const TENSOR_NAME_BYTES_MAX: usize = 4096;
-pub const MESSAGE_BYTES_MAX: u64 = 100_065_536;
-pub const PATCHES_MAX: usize = 8; // of one version
-pub const GROUP_KEYS_MAX: usize = 2; // of a session: a second one during a rotation
-
-// Local choices of each side.
-pub const PROGRESS_CHUNKS: usize = 16; // between two reports: a quarter of the chunks pushed ahead
 pub const BYTES_MAX: u64 = 1 << 36; // of one version, unless the user says otherwise
 pub const EPOCHS_KEPT: usize = 8; // for which the age of the publisher is kept
 pub const BUFFERS_MAX: usize = 2; // of one model: a complete version, and an arriving one
@@ -34,11 +13,7 @@ pub const BUFFERS_KEPT: usize = 3; // unused: for those two, and for a released 
 pub const SEGMENTS_MAX: usize = 8; // kept open: a publisher has three for each model
 pub const REJECTED_KEPT: usize = 8; // rejected versions that are remembered
 pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates need not fetch them again
-pub const APPLIES_MAX: u32 = 3; // in a row that fail half-way before a version is rejected
 pub const RESTARTS_MAX: u32 = 3; // transfers of one version whose digest did not match
-/// Timeouts in a row after which a transfer without progress is aborted. Then the whole version is
-/// fetched in place of a patch, or the version waits to be announced again.
-pub const TRIES_MAX: u32 = 5;
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks requested again at once; more wait for the timeout
 pub const DIFFERENCES_MAX: usize = 20; // lines in one error text
 
@@ -84,13 +59,13 @@ impl Timing {
 impl Default for Timing {
     fn default() -> Timing {
         Timing {
-            ping: Duration::from_secs(1),
-            lost_after: Duration::from_secs(5),
-            deaf_after: Duration::from_secs(30),
-            hello_retry: Duration::from_millis(250),
-            quiet: Duration::from_millis(250),
-            patience: Duration::from_secs(1),
-            patience_max: Duration::from_secs(16),
+            ping: timers::PING,
+            lost_after: timers::LOST_AFTER,
+            deaf_after: timers::DEAF_AFTER,
+            hello_retry: timers::HELLO_RETRY,
+            quiet: timers::QUIET,
+            patience: timers::PATIENCE,
+            patience_max: timers::PATIENCE_MAX,
         }
     }
 }

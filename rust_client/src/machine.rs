@@ -229,7 +229,7 @@ impl WorkerMachine {
         pushed: bool,
     ) -> Vec<Effect> {
         if let FromPublisher::Ping(ping) = message {
-            let pong = Pong { token: ping.token, ..Pong::default() };
+            let pong = Pong { token: ping.token, ..Default::default() };
             return vec![Effect::Send(FromWorker::Pong(pong))];
         }
         if let FromPublisher::Refuse(refuse) = message {
@@ -280,7 +280,7 @@ impl WorkerMachine {
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
-            _ => Vec::new(), // handled above, or clear in a session with keys, or the reverse (E1)
+            _ => Vec::new(), // handled above, or of a feature that is not named, or clear in a session with keys, or the reverse (E1)
         }
     }
 
@@ -540,7 +540,7 @@ impl WorkerMachine {
     /// Returns a `bye`, even outside a session: the publisher may have received our hello although
     /// its welcome has not arrived.
     pub fn close(&self) -> Vec<Effect> {
-        vec![Effect::Send(FromWorker::Bye)]
+        vec![Effect::Send(FromWorker::Bye(Bye::default()))]
     }
 
     // Reports of the user's threads.
@@ -643,6 +643,8 @@ fn epoch_of(message: &FromPublisher) -> Option<u64> {
         FromPublisher::Pong(pong) => Some(pong.epoch),
         FromPublisher::SealedChunk(chunk) => Some(chunk.epoch),
         FromPublisher::Rekey(rekey) => Some(rekey.epoch),
+        FromPublisher::Prepare(prepare) => Some(prepare.epoch),
+        FromPublisher::Check(check) => Some(check.epoch),
         FromPublisher::Welcome(_)
         | FromPublisher::Refuse(_)
         | FromPublisher::Ping(_)
@@ -807,7 +809,7 @@ mod tests {
         let keys = ["20", "40"].map(|digits| digits.repeat(32));
         let lacks_the_older_one = |machine: &mut WorkerMachine| {
             let key = crate::sealing::GroupKey::of_hex(&keys[0]).id;
-            let sealed = SealedMessage { key, count: 1, sealed: String::new() };
+            let sealed = SealedMessage { key, count: 1, ..Default::default() };
             let keyring = machine.keyring.as_mut().unwrap();
             keyring.published(FromPublisher::SealedMessage(sealed), 0, true);
             keyring.lacks()

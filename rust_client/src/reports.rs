@@ -3,7 +3,7 @@
 
 use crate::effects::Effect;
 use crate::messages::{
-    Doing, Failed, Fetch, FromWorker, Hello, OfVersion, PatchId, Ping, Progress, Running, DELTA,
+    Applied, Failed, Fetch, FromWorker, Hello, PatchId, Ping, Progress, ProgressPhase, Running, Staged, DELTA,
 };
 use crate::phases::Phase;
 use crate::transfer::{Key, Time, Transfer, Want};
@@ -49,6 +49,7 @@ impl Identity {
             client: self.client.clone(),
             host: self.host.clone(),
             pid: self.pid,
+            ..Default::default()
         }))
     }
 }
@@ -64,7 +65,7 @@ pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect>
     effects.extend(applied(versions));
     effects.extend(failure);
     if let Some(entry) = applying.or(newest).filter(|_| idle) {
-        let phase = if applying.is_some() { Doing::Applying } else { Doing::Staged };
+        let phase = if applying.is_some() { ProgressPhase::Applying } else { ProgressPhase::Staged };
         effects.push(progress(entry, entry.key(), 0, phase, None));
     }
     effects
@@ -80,7 +81,7 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
         };
         let (model, (epoch, version)) = (transfer.model().to_owned(), transfer.key());
         let (patch, unpatched) = (transfer.patch(), transfer.why().to_owned()); // D10
-        let fetch = Fetch { model, epoch, version, first, count, layout: false, patch, unpatched };
+        let fetch = Fetch { model, epoch, version, first, count, patch, unpatched, ..Default::default() };
         Effect::Send(FromWorker::Fetch(fetch))
     };
     wants.into_iter().map(fetch).collect()
@@ -90,30 +91,33 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
 pub fn receiving(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.at(Phase::Arriving)?;
     let transfer = entry.transfer()?;
-    Some(progress(entry, transfer.key(), transfer.here() as u64, Doing::Receiving, transfer.patch()))
+    Some(progress(entry, transfer.key(), transfer.here() as u64, ProgressPhase::Receiving, transfer.patch()))
 }
 
 fn progress(
     entry: &VersionEntry,
     (epoch, version): Key,
     chunks: u64,
-    phase: Doing,
+    phase: ProgressPhase,
     patch: Option<PatchId>,
 ) -> Effect {
-    let (model, waits) = (entry.announce().model.clone(), String::new());
-    Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch, waits }))
+    let model = entry.announce().model.clone();
+    let progress = Progress { model, epoch, version, chunks, phase, patch, ..Default::default() };
+    Effect::Send(FromWorker::Progress(progress))
 }
 
 /// Returns a `staged` report for each version in these phases whose publisher requires one (W14).
 pub fn staged(versions: &VersionStore, phases: &[Phase]) -> Vec<Effect> {
     let due = versions.all(phases).filter(|entry| must_be_staged(entry.announce()));
-    due.map(|entry| Effect::Send(FromWorker::Staged(of_version(entry)))).collect()
+    due.map(|entry| Effect::Send(FromWorker::Staged(staged_version(entry)))).collect()
 }
 
 /// Returns the `applied` report on the running version, with the patch by which it arrived (D11).
 pub fn applied(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.at(Phase::Running)?;
-    let said = OfVersion { decode_us: entry.decode_us(), note: entry.note().to_owned(), ..of_version(entry) };
+    let Staged { model, epoch, version, digest, patch, .. } = staged_version(entry);
+    let (note, decode_us) = (entry.note().to_owned(), entry.decode_us());
+    let said = Applied { model, epoch, version, digest, patch, note, decode_us, ..Default::default() };
     Some(Effect::Send(FromWorker::Applied(said)))
 }
 
@@ -125,11 +129,11 @@ pub fn failed(failure: &Failed, torn: bool) -> Effect {
 /// Returns a ping with the current time, which the pong repeats (W12, W18).
 pub fn ping(now: Time, subscribed: bool, shared: bool) -> Effect {
     let token = now.as_millis() as u64;
-    Effect::Send(FromWorker::Ping(Ping { token, subscribed, shared }))
+    Effect::Send(FromWorker::Ping(Ping { token, subscribed, shared, ..Default::default() }))
 }
 
-fn of_version(entry: &VersionEntry) -> OfVersion {
+fn staged_version(entry: &VersionEntry) -> Staged {
     let (epoch, version) = entry.key();
     let (model, digest, patch) = (entry.announce().model.clone(), entry.digest().to_owned(), entry.patch());
-    OfVersion { model, epoch, version, digest, patch, ..OfVersion::default() }
+    Staged { model, epoch, version, digest, patch, ..Default::default() }
 }

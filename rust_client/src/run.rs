@@ -4,7 +4,6 @@
 
 use crate::applying::Calling;
 use crate::casting::{overflow_text, Overflow};
-use crate::code::Code;
 use crate::control::Control;
 use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
@@ -14,6 +13,7 @@ use crate::machine::{State, Ticket, WorkerMachine};
 use crate::messages::encode;
 use crate::names::Names;
 use crate::patching::{Base, Patching};
+use crate::protocol::codes::Code;
 use crate::raw::fork::Process;
 use crate::ready_queue::ReadyQueue;
 use crate::subscription::Subscription;

@@ -4,7 +4,7 @@
 
 use crate::layout::Layout;
 use crate::limits::REJECTED_KEPT;
-use crate::messages::{Acknowledge, Announce, CommitMode, Metadata, PatchId, Running, DELTA};
+use crate::messages::{Announce, AnnounceAcknowledge, AnnounceCommit, Metadata, PatchId, Running, DELTA};
 use crate::patching::{Base, Bytes};
 use crate::phases::{next, Event, Lack, LackEvent, Mode, ModeEvent, Phase, ARROWS, LACKS, MODES};
 use crate::staging::{Buffer, Source, StagedVersion};
@@ -150,7 +150,7 @@ impl VersionStore {
     pub fn running(&self) -> Option<Running> {
         let entry = self.at(Phase::Running)?;
         let (epoch, version) = entry.key;
-        Some(Running { epoch, version, digest: entry.digest.clone() })
+        Some(Running { epoch, version, digest: entry.digest.clone(), ..Default::default() })
     }
 
     pub fn is_rejected(&self, key: Key) -> bool {
@@ -330,7 +330,7 @@ impl VersionStore {
 
 /// True if the version must be staged and reported before it is applied.
 pub fn must_be_staged(announce: &Announce) -> bool {
-    announce.commit == CommitMode::Together || announce.acknowledge == Acknowledge::Staged
+    announce.commit == AnnounceCommit::Together || announce.acknowledge == AnnounceAcknowledge::Staged
 }
 
 /// True if two announcements of a version describe the same bytes.

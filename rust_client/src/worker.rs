@@ -2,7 +2,6 @@
 
 use crate::applying::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::casting::Overflow;
-use crate::code::Code;
 use crate::control::Control;
 use crate::effects::Host;
 use crate::endpoint::Endpoint;
@@ -16,6 +15,7 @@ use crate::machine::{State, Wanted, WorkerMachine};
 use crate::messages::{self, Metadata};
 use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
+use crate::protocol::codes::Code;
 use crate::raw::os::check_descriptors;
 use crate::ready_queue::{Found, ReadyQueue};
 use crate::reports::Identity;

@@ -282,8 +282,7 @@ fn words_of_a_publisher_move_no_cursor() {
     let mut line = Line::accept(&listener, b"ROUTER");
     line.hello();
     let text = "no\r\nFAKE LINE \u{1b}[31m\u{202e}kcab".to_owned();
-    let refuse =
-        |code: &str| Refuse { code: code.to_owned(), text: text.clone(), model: None, epoch: 0, version: 0 };
+    let refuse = |code: &str| Refuse { code: code.to_owned(), text: text.clone(), ..Default::default() };
     line.say(&FromPublisher::Refuse(refuse("odd")));
     line.say(&FromPublisher::Refuse(refuse("name-taken")));
     let error = worker.receive(LONG).unwrap_err().to_string();

@@ -1,4 +1,5 @@
 //! What is sealed, and a worker that takes nothing else.
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 #![cfg(feature = "keys")]
 
 mod publisher;
@@ -162,8 +163,12 @@ fn a_worker_without_keys_takes_nothing_sealed() {
 fn a_replay_has_no_effect() {
     let mut session = Session::new(true);
     let beacon = |session: &mut Session, number| {
-        let header =
-            encode(&FromPublisher::Beacon(Beacon { model: MODEL.to_owned(), epoch: 1, version: number }));
+        let header = encode(&FromPublisher::Beacon(Beacon {
+            model: MODEL.to_owned(),
+            epoch: 1,
+            version: number,
+            ..Default::default()
+        }));
         session.sealer.published((header, Vec::new()))
     };
     let fetches = |session: &Session| {
@@ -188,7 +193,11 @@ fn a_replay_has_no_effect() {
 fn a_change_of_keys_is_followed_and_one_that_was_missed_is_asked_for() {
     let mut session = Session::new(true);
     session.sealer.rekey(2);
-    let rekey = FromPublisher::Rekey(Rekey { epoch: 1, keys: vec![session.sealer.key.clone()] });
+    let rekey = FromPublisher::Rekey(Rekey {
+        epoch: 1,
+        keys: vec![session.sealer.key.clone()],
+        ..Default::default()
+    });
     session.control((encode(&rekey), Vec::new()));
     session.publish(&version(1));
     assert_eq!(session.took(), Some((1, version(1).data)));
@@ -227,7 +236,7 @@ fn the_header_of_a_sealed_chunk_is_neither_news_nor_a_sign_of_life() {
             index: 0,
             key: key.clone(),
             tag: tag.clone(),
-            patch: None,
+            ..Default::default()
         };
         session.now += Duration::from_secs(4);
         session.data((encode(&FromPublisher::SealedChunk(forged)), vec![vec![0; 16]]));
@@ -236,7 +245,7 @@ fn the_header_of_a_sealed_chunk_is_neither_news_nor_a_sign_of_life() {
     let effects = session.machine.tick(session.now);
     assert!(matches!(effects[..], [Effect::Lost, Effect::Redial]), "{:?}", effects);
     let mut session = Session::new(true);
-    let said = SealedChunk { model, epoch: 1, version: 1, index: 0, key, tag, patch: None };
+    let said = SealedChunk { model, epoch: 1, version: 1, index: 0, key, tag, ..Default::default() };
     session.control((encode(&FromPublisher::SealedChunk(said)), vec![vec![0; 16]]));
     assert!(matches!(session.sent[..], [FromWorker::Fetch(_)]), "what the publisher itself says is no news");
 }

@@ -1,4 +1,5 @@
 //! Versions that arrive as patches on what runs, and what comes of a patch that is of no use.
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
 mod publisher;
 
@@ -215,7 +216,7 @@ fn after(base: &Version) -> Version {
 }
 
 fn id(version: u64) -> PatchId {
-    PatchId { encoding: DELTA.to_owned(), epoch: 1, version }
+    PatchId { encoding: DELTA.to_owned(), epoch: 1, version, ..Default::default() }
 }
 
 #[test]
@@ -508,7 +509,7 @@ fn a_patched_version_waits_for_its_commit_and_says_staged_by_which_patch() {
     let mut world = World::new(false, true);
     world.bring(&first());
     let mut two = after(&first());
-    (two.commit, two.acknowledge) = (CommitMode::Together, Acknowledge::Staged);
+    (two.commit, two.acknowledge) = (AnnounceCommit::Together, AnnounceAcknowledge::Staged);
     world.bring(&two);
     let staged =
         |sent: &FromWorker| matches!(sent, FromWorker::Staged(staged) if staged.patch == Some(id(1)));
@@ -520,8 +521,8 @@ fn a_patched_version_waits_for_its_commit_and_says_staged_by_which_patch() {
 fn patches_build_on_what_runs_by_its_new_name() {
     let mut world = World::new(false, true);
     world.bring(&first());
-    let was = Running { epoch: 1, version: 1, digest: first().digest() };
-    let rename = Rename { model: MODEL.to_owned(), epoch: 1, version: 5, was, metadata: Metadata::new() };
+    let was = Running { epoch: 1, version: 1, digest: first().digest(), ..Default::default() };
+    let rename = Rename { model: MODEL.to_owned(), epoch: 1, version: 5, was, ..Default::default() };
     world.control((encode(&FromPublisher::Rename(rename)), Vec::new()));
     let six = after(&Version { number: 5, ..first() });
     world.bring(&six);

@@ -268,12 +268,7 @@ fn hello(socket: &zmq::Socket, name: &str) -> FromPublisher {
         name: name.to_owned(),
         instance: "0".repeat(32),
         models: Some((MODEL.to_owned(), None)).into_iter().collect(),
-        epoch: 0,
-        age_ms: 0,
-        features: Vec::new(),
-        client: String::new(),
-        host: String::new(),
-        pid: 0,
+        ..Default::default()
     });
     socket.send(encode(&hello), 0).unwrap();
     loop {

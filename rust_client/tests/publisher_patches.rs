@@ -1,5 +1,6 @@
 //! What a publisher's machine pushes where a version is offered by patches: to whom one of them fits that, and the
 //! version to the others (D6); each at the pace of those who follow it (P7).
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,15 +54,11 @@ impl Bench {
                 name: name.to_owned(),
                 instance: "0".repeat(32),
                 models: Some((MODEL.to_owned(), None)).into_iter().collect(),
-                epoch: 0,
-                age_ms: 0,
                 features: if takes_patches { vec![DELTA.to_owned()] } else { Vec::new() },
-                client: String::new(),
-                host: String::new(),
-                pid: 0,
+                ..Default::default()
             }),
         );
-        self.say(name, FromWorker::Ping(Ping { subscribed, ..Ping::default() }));
+        self.say(name, FromWorker::Ping(Ping { subscribed, ..Default::default() }));
     }
 
     /// Publishes a version of which a third differs from the one before; returns what goes out of it, as far as it may.
@@ -96,15 +93,20 @@ impl Bench {
 
     fn applied(&mut self, name: &str, version: u64) {
         let (model, digest) = (MODEL.to_owned(), self.versions[version as usize - 1].digest.clone());
-        let applied = OfVersion { model, epoch: 7, version, digest, ..OfVersion::default() };
+        let applied = Applied { model, epoch: 7, version, digest, ..Default::default() };
         self.say(name, FromWorker::Applied(applied));
     }
 
     /// Says that so many chunks are here, and returns on which topics how many more go out.
     fn progress(&mut self, name: &str, version: u64, chunks: u64, patch: Option<u64>) -> [u64; 2] {
-        let patch = patch.map(|version| PatchId { encoding: DELTA.to_owned(), epoch: 7, version });
-        let (model, phase, waits) = (MODEL.to_owned(), Doing::Receiving, String::new());
-        let said = Progress { model, epoch: 7, version, chunks, phase, patch, waits };
+        let patch = patch.map(|version| PatchId {
+            encoding: DELTA.to_owned(),
+            epoch: 7,
+            version,
+            ..Default::default()
+        });
+        let model = MODEL.to_owned();
+        let said = Progress { model, epoch: 7, version, chunks, patch, ..Default::default() };
         self.say(name, FromWorker::Progress(said));
         chunks_in(&self.push())
     }
@@ -144,7 +146,7 @@ fn pushed_to(workers: &[(bool, bool, u64)]) -> (Vec<u64>, Vec<&'static str>) {
             bench.applied(&name(at), number.min(runs));
         }
     }
-    bench.say("keeper", FromWorker::Bye);
+    bench.say("keeper", FromWorker::Bye(Bye::default()));
     let effects = bench.publish();
     let topics = pushed(&effects).into_iter().map(|topic| if topic == DAT { DAT } else { DLT }).collect();
     (bench.on, topics)
@@ -197,9 +199,9 @@ fn of_a_patch_are_fetched_the_chunks_that_it_has() {
     bench.publish();
     let count = bench.patches[0];
     let mut fetch = |version, first, count, on| {
-        let patch = Some(PatchId { encoding: DELTA.to_owned(), epoch: 7, version: on });
-        let (model, unpatched) = (MODEL.to_owned(), String::new());
-        let fetch = Fetch { model, epoch: 7, version, first, count, layout: false, patch, unpatched };
+        let patch = Some(PatchId { encoding: DELTA.to_owned(), epoch: 7, version: on, ..Default::default() });
+        let model = MODEL.to_owned();
+        let fetch = Fetch { model, epoch: 7, version, first, count, patch, ..Default::default() };
         let said = bench.say("p", FromWorker::Fetch(fetch)).into_iter().filter_map(|effect| match effect {
             Effect::Send { message: FromPublisher::Refuse(refuse), .. } => Some(refuse.code),
             Effect::Send { message: FromPublisher::Chunk(chunk), .. } => Some(chunk.index.to_string()),
@@ -223,15 +225,8 @@ fn links_are_known_by_what_workers_say_and_decide_whether_a_patch_is_made() {
     bench.publish();
     let rate = |bench: &Bench| bench.machine.patch_candidates(MODEL, None)[0].rate;
     assert!(rate(&bench).is_infinite());
-    let said = |chunks| Progress {
-        model: MODEL.to_owned(),
-        epoch: 7,
-        version: 1,
-        chunks,
-        phase: Doing::Receiving,
-        patch: None,
-        waits: String::new(),
-    };
+    let model = MODEL.to_owned();
+    let said = |chunks| Progress { model: model.clone(), epoch: 7, version: 1, chunks, ..Default::default() };
     for (chunks, at) in [(10, 1), (20, 2), (40, 4)] {
         let header = encode(&FromWorker::Progress(said(chunks)));
         bench.machine.receive(b"w", &header, 0, NOW + Duration::from_secs(at));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 use weightbus::limits::Timing;
-use weightbus::messages::{encode, FromPublisher, FromWorker, Hello, OfVersion};
+use weightbus::messages::{encode, Applied, FromPublisher, FromWorker, Hello};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::machine::PublisherMachine;
@@ -27,12 +27,8 @@ fn hello(instance: &str) -> Vec<u8> {
         name: "w".to_owned(),
         instance: instance.repeat(32),
         models: Some(("m".to_owned(), None)).into_iter().collect(),
-        epoch: 0,
-        age_ms: 0,
         features: vec!["upstream".to_owned()],
-        client: String::new(),
-        host: String::new(),
-        pid: 0,
+        ..Default::default()
     }))
 }
 
@@ -61,7 +57,7 @@ fn who_is_away_is_back_by_what_it_says_on_the_control_channel_alone() {
     let dials: fn(&mut PublisherMachine) =
         |publisher| drop(publisher.receive(b"2", &hello("0"), 0, later(1000)));
     let applied: fn(&mut PublisherMachine) = |publisher| {
-        let said = FromWorker::Applied(OfVersion {
+        let said = FromWorker::Applied(Applied {
             model: "m".to_owned(),
             epoch: 7,
             version: 1,

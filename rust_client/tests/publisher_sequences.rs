@@ -1,4 +1,5 @@
 //! The publisher's machine plays the sequences of the golden vectors (`tests/vectors/README.md`).
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
 use serde_json::{json, Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use weightbus::checksum::crc32c;
 use weightbus::delta::worth::Way;
 use weightbus::limits::Timing;
-use weightbus::messages::{encode, CommitMode, Running};
+use weightbus::messages::{encode, AnnounceCommit, Running};
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::grants::{ByKey, Grant, Role};
@@ -139,6 +140,7 @@ impl Player {
                 epoch: number(&patch["epoch"]),
                 version: number(&patch["version"]),
                 digest: patch["digest"].as_str().unwrap().to_owned(),
+                ..Default::default()
             };
             let bytes = (0..number(&patch["nbytes"])).map(|at| at as u8).collect();
             offer.by(VersionPatch::new(base, &content, bytes, Way { classes: true, work: 0.0 }));
@@ -356,7 +358,7 @@ fn terms(call: &Value) -> PublishTerms {
             Some("none") => Wait::Nobody,
             _ => Wait::Applied,
         },
-        commit: if call["commit"] == "together" { CommitMode::Together } else { CommitMode::Auto },
+        commit: if call["commit"] == "together" { AnnounceCommit::Together } else { AnnounceCommit::Auto },
         timeout: ms("timeout_ms", 60_000),
         grace: ms("grace_ms", 5000),
         grace_of_gone: ms("gone_grace_ms", 0),

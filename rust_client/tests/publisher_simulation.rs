@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use weightbus::effects::Effect as WorkerEffect;
 use weightbus::limits::Timing;
 use weightbus::machine::WorkerMachine;
-use weightbus::messages::{encode, CommitMode, FromPublisher, FromWorker, Hello, OfVersion};
+use weightbus::messages::{encode, AnnounceCommit, Applied, Bye, FromPublisher, FromWorker, Hello};
 use weightbus::patching::{Base, Bytes, Patching};
 use weightbus::publisher::bases::Bases;
 use weightbus::publisher::content::{Content, Copier};
@@ -276,7 +276,11 @@ impl World {
                 How::Nobody => Wait::Nobody,
                 _ => Wait::Applied,
             },
-            commit: if matches!(how, How::Together) { CommitMode::Together } else { CommitMode::Auto },
+            commit: if matches!(how, How::Together) {
+                AnnounceCommit::Together
+            } else {
+                AnnounceCommit::Auto
+            },
             timeout: STEP * timeout,
             ..PublishTerms::default()
         }
@@ -312,7 +316,7 @@ impl World {
         asked: PublishTerms,
         encoding: Encoding,
     ) -> u64 {
-        let together = asked.commit == CommitMode::Together;
+        let together = asked.commit == AnnounceCommit::Together;
         self.ids += 1;
         self.asked.insert(self.ids, asked.clone());
         let patch_candidates = self.publisher.patch_candidates(MODEL, asked.workers.as_deref());
@@ -720,7 +724,7 @@ fn a_version_that_is_applied_together_is_applied_by_all_or_by_none() {
             world.advance();
         }
         let timeout = STEP * (seed as u32 * 4 + 1);
-        let commit = CommitMode::Together;
+        let commit = AnnounceCommit::Together;
         let id =
             world.publish(500, 50, PublishTerms { commit, expect: 3, timeout, ..PublishTerms::default() });
         while !world.receipts.contains_key(&id) {
@@ -749,10 +753,7 @@ fn hello(epoch: u64, age_ms: u64) -> Vec<u8> {
         models: Some((MODEL.to_owned(), None)).into_iter().collect(),
         epoch,
         age_ms,
-        features: Vec::new(),
-        client: String::new(),
-        host: String::new(),
-        pid: 0,
+        ..Default::default()
     }))
 }
 
@@ -766,7 +767,7 @@ fn who_reports_other_bytes_never_counts() {
     publisher.publish(1, MODEL, content, PublishTerms::default(), now, now).unwrap();
     let mut say = |digest: &str, epoch: u64| {
         let (model, digest) = (MODEL.to_owned(), digest.to_owned());
-        let said = OfVersion { model, epoch, version: 1, digest, ..OfVersion::default() };
+        let said = Applied { model, epoch, version: 1, digest, ..Default::default() };
         let applied = FromWorker::Applied(said);
         let told = publisher.receive(b"w", &encode(&applied), 0, now);
         let wrong = |effect: &Effect| matches!(effect, Effect::Tell(e) if e.kind == weightbus::WorkerEventKind::WrongDigest);
@@ -928,7 +929,7 @@ fn the_same_instance_with_another_key_is_another_worker() {
     let contested = publisher.receive_of(b"2", "v", &hello(0, 0), 0, NOW);
     assert_eq!((said(&contested, b"1"), said(&contested, b"2")), (vec!["ping".to_owned()], vec![]));
     // Nobody speaks for a worker with its identity alone.
-    for message in [ping(), encode(&FromWorker::Bye)] {
+    for message in [ping(), encode(&FromWorker::Bye(Bye::default()))] {
         assert!(matches!(publisher.receive_of(b"1", "v", &message, 0, NOW)[..], [Effect::HangUp]));
     }
     assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["pong"]);
@@ -979,7 +980,7 @@ fn a_ticket_is_good_once_and_for_a_while() {
     publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
     assert_eq!(publisher.redeem(&ticket, NOW + Duration::from_secs(30)), None, "it is too old");
     publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
-    publisher.receive_of(b"1", "w", &encode(&FromWorker::Bye), 0, NOW);
+    publisher.receive_of(b"1", "w", &encode(&FromWorker::Bye(Bye::default())), 0, NOW);
     assert_eq!(publisher.redeem(&ticket, NOW), None, "its worker has left");
 }
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 use weightbus::checksum::crc32c;
 use weightbus::digest::bytes_of_hex;
 use weightbus::limits::{Timing, HEADER_BYTES_MAX};
-use weightbus::messages::FromPublisher;
-use weightbus::observed::{to_publisher, ToPublisher};
+use weightbus::messages::{to_publisher, FromPublisher, FromWorker, ToPublisher};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::grants::{Grant, Role};
@@ -273,7 +272,7 @@ fn the_answers_of_workers_agree_with_the_vectors() {
         let frames: Vec<Vec<u8>> =
             case["frames"].as_array().unwrap().iter().map(|frame| bytes(&folder, frame)).collect();
         match to_publisher(&frames[0], frames.len() - 1) {
-            Ok(ToPublisher::Checked(said)) => {
+            Ok(ToPublisher::Worker(FromWorker::Checked(said))) => {
                 let found = json!({"type": "checked", "model": said.model, "epoch": said.epoch, "version": said.version,
                     "first": said.first, "sums": said.sums, "code": said.code, "text": said.text});
                 assert_eq!(found, case["expect"]["ok"], "{}", case["name"]);

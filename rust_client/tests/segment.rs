@@ -1,4 +1,5 @@
 //! Shared memory: what is opened, what is copied, and how a machine takes it or leaves it.
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
 #[path = "../conformance/memfd.rs"]
 mod memfd;
@@ -39,7 +40,7 @@ fn filled(epoch: u64, version: u64, data: &[u8]) -> Vec<u8> {
 }
 
 fn shared(path: &str) -> Shared {
-    Shared { path: path.to_owned(), token: TOKEN.to_owned() }
+    Shared { path: path.to_owned(), token: TOKEN.to_owned(), ..Default::default() }
 }
 
 fn lock(file: &File, operation: i32) {
@@ -106,7 +107,7 @@ fn segments_are_kept_open_within_a_bound() {
         let mut file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         file.write_all(&bytes).unwrap();
         drop(file);
-        let segment = segments.open(&Shared { path: path.clone(), token }, 4).unwrap();
+        let segment = segments.open(&Shared { path: path.clone(), token, ..Default::default() }, 4).unwrap();
         opened.push(Arc::downgrade(&segment));
     }
     let open = opened.iter().filter(|segment| segment.upgrade().is_some()).count();
@@ -188,7 +189,7 @@ fn a_version_in_a_segment_is_ready_at_once() {
     machine.taken(MODEL, staged.key);
     let effects = machine.applied(MODEL, staged.key, "", None, "", NOW);
     assert!(
-        matches!(sent(&effects)[..], [FromWorker::Applied(OfVersion { version: 2, digest, .. })] if digest.is_empty())
+        matches!(sent(&effects)[..], [FromWorker::Applied(Applied { version: 2, digest, .. })] if digest.is_empty())
     );
 }
 
@@ -239,9 +240,16 @@ fn a_new_name_has_its_epoch() {
     machine.applied(MODEL, staged.key, "", None, "", NOW);
     let (header, _) = welcome(5, "tcp://*:1", BTreeMap::new());
     machine.receive(&header, &[], NOW);
-    let was = Running { epoch: 1, version: 2, digest: String::new() };
+    let was = Running { epoch: 1, version: 2, ..Default::default() };
     let metadata = Metadata::from([("step".to_owned(), "by the new name".to_owned())]);
-    let rename = Rename { model: MODEL.to_owned(), epoch: 5, version: 1, was, metadata: metadata.clone() };
+    let rename = Rename {
+        model: MODEL.to_owned(),
+        epoch: 5,
+        version: 1,
+        was,
+        metadata: metadata.clone(),
+        ..Default::default()
+    };
     let effects = machine.receive(&encode(&FromPublisher::Rename(rename)), &[], NOW);
     let told = |e: &Effect| match e {
         Effect::Renamed { was, key, metadata: said, .. } => (*was, *key, said) == ((1, 2), (5, 1), &metadata),
@@ -257,8 +265,8 @@ fn a_version_to_be_staged_is_copied_out_of_the_segment() {
     let (_probe, probe) = probe();
     let (mut machine, _) = joined(&probe);
     let version = Version {
-        commit: CommitMode::Together,
-        acknowledge: Acknowledge::Staged,
+        commit: AnnounceCommit::Together,
+        acknowledge: AnnounceAcknowledge::Staged,
         ..Version::of_bytes(2, b"0123456789".to_vec(), 4)
     };
     let (_file, path) = memfd::segment(&filled(1, 2, &version.data)).unwrap();

@@ -1,6 +1,7 @@
 //! A worker's machine and a publisher, on a network that loses, delays, doubles and damages, under
 //! a virtual clock. Whatever is applied is what was published, whole, and never older than before;
 //! and once the network heals, the newest version is applied.
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
 mod publisher;
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weightbus::effects::Effect;
 use weightbus::machine::WorkerMachine;
-use weightbus::messages::{encode, Acknowledge, CommitMode, FromPublisher, FromWorker, Rekey};
+use weightbus::messages::{encode, AnnounceAcknowledge, AnnounceCommit, FromPublisher, FromWorker, Rekey};
 use weightbus::patching::{Base, Bytes, Patching};
 use weightbus::sealing::AVAILABLE;
 use weightbus::staging::{Source, StagedVersion};
@@ -106,10 +107,10 @@ impl World {
                 let mut version = self.version(bytes, chunk_bytes, patched);
                 let bytes = version.data.len();
                 if together {
-                    version.commit = CommitMode::Together;
+                    version.commit = AnnounceCommit::Together;
                 }
                 if together || staged {
-                    version.acknowledge = Acknowledge::Staged;
+                    version.acknowledge = AnnounceAcknowledge::Staged;
                 }
                 self.history.push((self.publisher.epoch, version.clone()));
                 let layout_known = std::mem::replace(&mut self.layouts, bytes) == bytes;
@@ -280,7 +281,11 @@ impl World {
             let undecided = self.publisher.undecided.as_ref().map(|version| version.number);
             let mut answers = self.publisher.hear(&header);
             if let Some(sealer) = self.sealer.as_ref().filter(|_| std::mem::take(&mut self.rekeyed)) {
-                let rekey = Rekey { epoch: self.publisher.epoch, keys: vec![sealer.key.clone()] };
+                let rekey = Rekey {
+                    epoch: self.publisher.epoch,
+                    keys: vec![sealer.key.clone()],
+                    ..Default::default()
+                };
                 answers.push((encode(&FromPublisher::Rekey(rekey)), Vec::new()));
                 // once: it may be lost
             }
@@ -365,7 +370,7 @@ impl World {
             Source::Segment { .. } => panic!("there is no shared memory here"),
         }
         assert_eq!(staged.digest, version.digest());
-        if version.commit == CommitMode::Together {
+        if version.commit == AnnounceCommit::Together {
             assert!(self.committed.contains(&key), "{:?} was applied before its commit", key);
         }
         let StagedVersion { layout, source, keep, .. } = staged;

@@ -8,7 +8,7 @@ use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
 use super::roster::{Peer, Roster};
 use crate::limits::TEXT_MAX;
-use crate::messages::{Doing, FromPublisher, Hello, Refuse};
+use crate::messages::{FromPublisher, Hello, ProgressPhase, Refuse};
 use crate::transfer::Time;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,8 +135,7 @@ impl PublisherMachine {
                 code: "no-model".to_owned(), // P25
                 text: text.chars().take(TEXT_MAX).collect(),
                 model: Some(model),
-                epoch: 0,
-                version: 0,
+                ..Default::default()
             };
             for name in others {
                 self.say(&name, FromPublisher::Refuse(refuse.clone()));
@@ -169,7 +168,7 @@ impl PublisherMachine {
         let pending = self.store.models.get(model).and_then(|versions| versions.pending());
         peer.incoming.get(model).map_or(false, |incoming| {
             let for_its_commit = pending == Some(incoming.version);
-            incoming.phase == Doing::Staged && !for_its_commit && peer.runs(model) == (0, 0)
+            incoming.phase == ProgressPhase::Staged && !for_its_commit && peer.runs(model) == (0, 0)
         })
     }
 }

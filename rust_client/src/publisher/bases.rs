@@ -5,9 +5,9 @@
 
 use super::content::{Content, Copier, TensorView};
 use super::offer::{Offer, VersionPatch};
-use super::publishing::WHOLE_BYTES_MAX;
 use crate::delta::worth::{chosen, estimate, may_pay, sample, Pair, Way};
 use crate::delta::{encode, Patch, PatchError, Side};
+use crate::limits::WHOLE_BYTES_MAX;
 use crate::messages::Running;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -287,7 +287,8 @@ mod tests {
     }
 
     fn runs(number: u64, content: &Content) -> PatchCandidate {
-        let running = Running { epoch: 1, version: number, digest: content.digest.clone() };
+        let running =
+            Running { epoch: 1, version: number, digest: content.digest.clone(), ..Default::default() };
         PatchCandidate { running: Some(running), ..PatchCandidate::default() }
     }
 

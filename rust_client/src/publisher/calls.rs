@@ -6,11 +6,11 @@
 use super::absent::why_nobody;
 use super::effects::{Effect, WorkerEventKind};
 use super::machine::PublisherMachine;
-use super::phases::{Decision, TargetEvent, VersionEvent};
 use super::publication::Publication;
-use super::receipt::Outcome;
 use crate::limits::CALLS_MAX;
 use crate::messages::*;
+use crate::phases::Outcome;
+use crate::phases::{Decision, TargetEvent, VersionEvent};
 use crate::transfer::{Key, Time};
 use crate::words::escaped;
 use std::collections::{BTreeMap, BTreeSet};
@@ -237,7 +237,7 @@ impl PublisherMachine {
             if call.terms.workers.is_none() {
                 self.settled(model, number);
             }
-            let commit = self.of_version(model, number, &content);
+            let commit = self.commit(model, number, &content);
             for name in there.iter().filter(|name| call.outcome(name) == Some(Outcome::Staged)) {
                 self.say(name, FromPublisher::Commit(commit.clone()));
             }
@@ -245,7 +245,13 @@ impl PublisherMachine {
         }
         versions.take(number, VersionEvent::Aborted);
         let text = if call.ended.is_empty() { "not enough staged" } else { &call.ended };
-        let abort = Abort { model: model.clone(), epoch: call.key.0, version: number, text: text.to_owned() };
+        let abort = Abort {
+            model: model.clone(),
+            epoch: call.key.0,
+            version: number,
+            text: text.to_owned(),
+            ..Default::default()
+        };
         for name in there {
             self.say(&name, FromPublisher::Abort(abort.clone()));
         }

@@ -18,7 +18,7 @@ use crate::framing::{
     fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, socket_type, COMMAND,
     GREETING_BYTES, MORE,
 };
-use crate::limits::{HEADER_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::limits::{CONTROL_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::sodium::{Key, Pair};
 use crate::transfer::Time;
@@ -30,7 +30,6 @@ use std::sync::Arc;
 
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
 const COMMAND_BYTES_MAX: usize = 1024; // of a handshake command; the longest, INITIATE, has 300
-const MESSAGE_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX; // of all frames; workers send only a header
 const FRAMES_MAX: usize = 8; // per message; workers send one, later protocols may add payloads
 const READ_BYTES: usize = 8192; // read from one connection before the next is served
 const QUEUE: usize = 80; // messages for a worker, which may request 64 chunks at once
@@ -272,8 +271,8 @@ impl ControlConnection {
         let open = self.progress >= Progress::Open;
         let size_max = match (open, &self.curve) {
             (false, _) => COMMAND_BYTES_MAX,
-            (true, None) => MESSAGE_BYTES_MAX,
-            (true, Some(_)) => MESSAGE_BYTES_MAX + FRAME_BYTES,
+            (true, None) => CONTROL_BYTES_MAX,
+            (true, Some(_)) => CONTROL_BYTES_MAX + FRAME_BYTES,
         };
         let bytes = &self.received[at..];
         let found = match read_head(bytes, size_max)? {
@@ -395,7 +394,7 @@ impl ControlConnection {
     /// Handles a frame of a message. Appends the message to `said` when it is complete.
     fn take(&mut self, flags: u8, body: Vec<u8>, said: &mut Vec<Said>) -> io::Result<()> {
         self.message_bytes += body.len();
-        if self.message_bytes > MESSAGE_BYTES_MAX {
+        if self.message_bytes > CONTROL_BYTES_MAX {
             return fault("a longer message than anybody needs");
         }
         match &mut self.message {
@@ -447,6 +446,7 @@ mod tests {
     use super::super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
     use super::*;
     use crate::dtype::Dtype;
+    use crate::limits::HEADER_BYTES_MAX;
     use std::io::Write;
     use std::os::unix::io::OwnedFd;
     use std::os::unix::net::UnixStream;

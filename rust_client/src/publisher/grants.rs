@@ -4,9 +4,11 @@
 //! any time.
 
 use crate::keys::fits;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     Worker,
     /// May request the roster. An observer gets no weights, no group key and no data connection.

@@ -3,22 +3,15 @@
 
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
-use super::phases::{PeerEvent, PeerPhase};
 use super::roster::Admission;
-use crate::limits::INTEGER_MAX;
+use crate::limits::{EPOCH_CLOCK_MAX, EPOCH_LEAP_MAX_MS, INTEGER_MAX, RENEWAL_PAUSES};
 use crate::messages::*;
+use crate::phases::{PeerEvent, PeerPhase};
 use crate::transfer::Time;
 use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-// The year 2248 in milliseconds: a worker's report cannot raise the epoch above that.
-const EPOCH_CLOCK_MAX: u64 = 1 << 43;
-// How far a worker's report can raise the epoch above this host's clock. If the clock is wrong by
-// more, the user must set it.
-const EPOCH_LEAP_MAX_MS: u64 = 366 * 86_400_000;
-// The longest pause between two epochs that workers' reports cause, in multiples of `lost_after`.
-const RENEWAL_PAUSES: u32 = 64;
 // The most seconds on one host's clock per second on another's. Real clocks are off by a tenth of
 // that.
 const DRIFT: f64 = 1.001;
@@ -144,10 +137,10 @@ impl PublisherMachine {
             ping_ms: millis(self.timing.ping),
             lost_ms: millis(self.timing.lost_after).max(2),
             models: self.store.latest(name, hello.models.keys()),
-            shared: None,
             age_ms: self.age.as_ref().map_or(0, |age| (age().as_millis() as u64).min(INTEGER_MAX)), // P1
             features,
             keys: self.group_keys(),
+            ..Default::default()
         };
         self.say(name, FromPublisher::Welcome(welcome));
         self.rename(name);
@@ -175,7 +168,14 @@ impl PublisherMachine {
             if let Some(latest) = newer.filter(|latest| latest.is_known_as(was)) {
                 let (version, metadata) = (latest.number, latest.content.metadata.clone());
                 let (model, epoch) = (model.clone(), self.epoch());
-                renamed.push(Rename { model, epoch, version, was: was.clone(), metadata });
+                renamed.push(Rename {
+                    model,
+                    epoch,
+                    version,
+                    was: was.clone(),
+                    metadata,
+                    ..Default::default()
+                });
             }
         }
         for rename in renamed {
@@ -300,7 +300,7 @@ impl PublisherMachine {
         }
         for to in told {
             // A pong of another epoch ends the session.
-            let message = FromPublisher::Pong(Pong { epoch, ..Pong::default() });
+            let message = FromPublisher::Pong(Pong { epoch, ..Default::default() });
             self.perform(Effect::Send { to, message, payload: Payload::None });
         }
     }

@@ -7,7 +7,7 @@
 
 use super::grants::{ByKey, Grant, Role};
 use crate::error::Error;
-use crate::fields::{Fault, Fields};
+use crate::fields::{word, Fault, Fields};
 use crate::keys::{check_curve, check_pair, check_path, key_in, name_in, object_of, read, Unread};
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt;
@@ -20,7 +20,6 @@ const PUBLISHER: &str = "publisher.json";
 const ALLOWED: &str = "allowed";
 const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed keys: one for each worker
 const GOES_ON: &str = "until it can be, it allows what it did: remove it to end that";
-const ROLES: [(&str, Role); 2] = [("worker", Role::Worker), ("observer", Role::Observer)];
 
 /// The number of key files, and the path, inode, size and modification time of each file that is
 /// used.
@@ -163,7 +162,7 @@ impl Allowed {
 /// Returns the public key in a file, and its permission.
 fn allowed_in(file: &Path) -> Result<(String, Grant), Unread> {
     let row = |fields: &Fields| -> Result<_, Fault> {
-        let role = fields.or("role", Role::Worker, |fields, field| fields.one_of(field, &ROLES))?;
+        let role = fields.or("role", Role::Worker, word)?;
         Ok((key_in(fields, "public")?, Grant { name: name_in(fields)?, role }))
     };
     object_of(&read(file, false)?, &file.display().to_string(), row).map_err(Unread::Odd)

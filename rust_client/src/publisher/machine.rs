@@ -23,7 +23,6 @@ use super::absent::{Absent, Oversights};
 use super::calls::Calls;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::observers::{News, Observers};
-use super::phases::{PeerEvent, PeerPhase};
 use super::push::Push;
 use super::rate_limits::{cost_of, Notices, RateLimits};
 use super::roster::Roster;
@@ -33,7 +32,7 @@ use super::trust::Trust;
 use super::verifying::Checks;
 use crate::limits::Timing;
 use crate::messages::*;
-use crate::observed::{to_publisher, ToPublisher};
+use crate::phases::{PeerEvent, PeerPhase};
 use crate::transfer::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -173,6 +172,7 @@ impl PublisherMachine {
             model: fetch.map(|fetch| fetch.model.clone()),
             epoch: fetch.map_or(0, |fetch| fetch.epoch),
             version: fetch.map_or(0, |fetch| fetch.version),
+            ..Default::default()
         };
         let message = FromPublisher::Refuse(refuse);
         self.out.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
@@ -233,12 +233,14 @@ impl PublisherMachine {
                 self.malformed += 1; // P5
                 self.refuse(from, error.code(), &error.to_string(), None);
             }
-            (Ok(ToPublisher::Observe(asked)), _) => self.observed(from, key, &asked, now),
-            (Ok(ToPublisher::Verify(asked)), _) => self.verify(from, key, asked, now),
+            (Ok(ToPublisher::Observer(FromObserver::Observe(asked))), _) => {
+                self.observed(from, key, &asked, now)
+            }
+            (Ok(ToPublisher::Observer(FromObserver::Verify(asked))), _) => self.verify(from, key, asked, now),
             (Ok(ToPublisher::Worker(FromWorker::Hello(hello))), _) => self.hello(from, key, &hello, now),
-            (Ok(message), Some(name)) => self.said(&name, message, now),
-            (Ok(ToPublisher::Worker(FromWorker::Bye)), None) => {}
-            (Ok(_), None) => {
+            (Ok(ToPublisher::Worker(message)), Some(name)) => self.said(&name, message, now),
+            (Ok(ToPublisher::Worker(FromWorker::Bye(_))), None) => {}
+            (Ok(ToPublisher::Worker(_)), None) => {
                 let text = "say hello first: this publisher does not know this connection"; // P4
                 self.refuse(from, "unknown-worker", text, None);
             }
@@ -247,21 +249,15 @@ impl PublisherMachine {
     }
 
     /// Handles a message of a worker on the roster.
-    fn said(&mut self, name: &str, message: ToPublisher, now: Time) {
-        if message == ToPublisher::Worker(FromWorker::Bye) {
+    fn said(&mut self, name: &str, message: FromWorker, now: Time) {
+        if let FromWorker::Bye(_) = message {
             return self.leave(name, "it said goodbye", now);
         }
         self.heard(name, now);
         self.tell_keys(name);
-        match message {
-            ToPublisher::Worker(message) => {
-                let news = News::of(&message);
-                self.heed(name, message, now);
-                self.tell_observers(name, news, now);
-            }
-            ToPublisher::Checked(said) => self.checked(name, said),
-            ToPublisher::Observe(_) | ToPublisher::Verify(_) => {} // handled in `receive_of`
-        }
+        let news = News::of(&message);
+        self.heed(name, message, now);
+        self.tell_observers(name, news, now);
     }
 
     fn heed(&mut self, name: &str, message: FromWorker, now: Time) {
@@ -277,7 +273,8 @@ impl PublisherMachine {
             }
             FromWorker::Failed(said) => self.failed(name, &said, now),
             FromWorker::Ping(ping) => self.ping(name, &ping),
-            FromWorker::Pong(_) | FromWorker::Hello(_) | FromWorker::Bye => {}
+            FromWorker::Checked(said) => self.checked(name, said),
+            FromWorker::Pong(_) | FromWorker::Hello(_) | FromWorker::Bye(_) => {}
         }
     }
 
@@ -331,6 +328,7 @@ impl PublisherMachine {
             model: model.to_owned(),
             epoch: self.epoch(),
             version: latest.unwrap_or(0),
+            ..Default::default()
         })
     }
 

@@ -29,7 +29,6 @@ mod listening;
 mod observers;
 mod pages;
 mod patched;
-mod phases;
 mod pipe;
 mod pub_socket;
 mod publishing;
@@ -50,18 +49,19 @@ mod verifying;
 mod watch;
 mod watched;
 
+pub use crate::phases::Outcome;
 pub use bases::Encoding;
 pub use builder::PublisherBuilder;
 pub use content::TensorView;
 pub use effects::{WorkerEvent, WorkerEventKind};
 pub use publication::{Require, Wait};
-pub use receipt::{Outcome, Receipt, WorkerReceipt};
+pub use receipt::{Receipt, WorkerReceipt};
 pub use status::{WorkerState, WorkerStatus};
 
 use crate::error::Error;
 use crate::fields::is_name;
 use crate::limits::{METADATA_BYTES_MAX, METADATA_MAX, METADATA_NAME_MAX};
-use crate::messages::CommitMode;
+use crate::messages::AnnounceCommit;
 use crate::threads::join_handle;
 use bases::{Bases, PatchCandidate};
 use content::{Content, Copier};
@@ -365,7 +365,7 @@ impl Publisher {
             workers: options.workers.clone(),
             require: options.require,
             wait: options.wait,
-            commit: if options.together { CommitMode::Together } else { CommitMode::Auto },
+            commit: if options.together { AnnounceCommit::Together } else { AnnounceCommit::Auto },
             timeout: options.timeout,
             grace: options.grace.unwrap_or(self.lost_after),
             grace_of_gone: options.grace.unwrap_or_default(),

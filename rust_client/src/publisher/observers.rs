@@ -15,21 +15,18 @@ use super::machine::PublisherMachine;
 use super::pages::{Changed, Page};
 use super::rate_limits::{Rate, TokenBucket};
 use super::roster::{Peer, Roster};
-use crate::messages::{Doing, FromWorker, Metadata};
-use crate::observed::Observe;
+use crate::limits::{ERROR_MAX, EVENTS_TOLD, OBSERVERS_MAX, PAGE_ROWS_MAX};
+use crate::messages::{encode, FromWorker, Metadata, Observe, ProgressPhase, RosterPage, ToObserver};
 use crate::transfer::{Key, Time};
 use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-pub const OBSERVERS_MAX: usize = 16; // at the same time: each request searches the roster
 const OBSERVER_LIFE: Duration = Duration::from_secs(10); // maximum silence of an observer
 const PAGES_MAX: u64 = 2; // pages per request: some ten milliseconds of work at most
 const ROWS: Rate = Rate(16_384.0, 4096.0); // rows for all observers together
 const EVENTS_OF_WORKER: usize = 16; // above this, a new event replaces the worker's oldest event
-const EVENTS_TOLD: usize = 64; // events kept: more are not read
 const VERSIONS_TIMED: usize = 4096; // versions of a model whose time of publish is kept
-pub const ERROR_MAX: usize = 512; // characters of an error: a roster may hold many
 pub const NO_OBSERVER: &str =
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one";
 
@@ -37,7 +34,7 @@ pub const NO_OBSERVER: &str =
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
 /// The last recorded state of a model at a worker: the running, arriving and failed versions.
-type Told = (Key, Option<(u64, Doing, u64)>, Option<(u64, String)>);
+type Told = (Key, Option<(u64, ProgressPhase, u64)>, Option<(u64, String)>);
 
 /// Data about a worker that only observers are sent, by model.
 #[derive(Default)]
@@ -127,7 +124,8 @@ impl News {
         match message {
             FromWorker::Ping(_) => News::Transport,
             FromWorker::Progress(said) => News::Of(said.model.clone()),
-            FromWorker::Staged(said) | FromWorker::Applied(said) => News::Of(said.model.clone()),
+            FromWorker::Staged(said) => News::Of(said.model.clone()),
+            FromWorker::Applied(said) => News::Of(said.model.clone()),
             FromWorker::Failed(said) => {
                 let text = printable(&said.text, ERROR_MAX - said.code.len() - 2);
                 let error = format!("{}: {}", said.code, text);
@@ -222,7 +220,7 @@ impl PublisherMachine {
             if !more && !page.takes(at, &what, &self.store, &self.timing, now) {
                 more = pages.len() + 1 >= asked.pages.min(PAGES_MAX) as usize;
                 if !more {
-                    let next = Page::new(page.revision);
+                    let next = Page::new(page.roster.revision);
                     pages.push(std::mem::replace(&mut page, next));
                     page.takes(at, &what, &self.store, &self.timing, now);
                 }
@@ -231,12 +229,16 @@ impl PublisherMachine {
                 break;
             }
         }
-        page.revision = if more { page.revision } else { latest };
-        let time_ms = self.time_ms().unwrap_or(0);
-        let about = (epoch, latest, self.roster.len(), time_ms);
-        let mut headers: Vec<_> = pages.into_iter().map(|page| page.header(about, true, true)).collect();
-        headers.push(page.header(about, false, more));
-        headers
+        page.roster.revision = if more { page.roster.revision } else { latest };
+        pages.push(page);
+        let (last, workers, time_ms) = (pages.len(), self.roster.len() as u64, self.time_ms().unwrap_or(0));
+        let header = |(number, page): (usize, Page)| {
+            let follows = number < last;
+            let (more, roster) = (more || follows, page.roster);
+            let roster = RosterPage { epoch, latest, workers, time_ms, more, follows, ..roster };
+            encode(&ToObserver::Roster(roster))
+        };
+        (1..).zip(pages).map(header).collect()
     }
 
     /// Records new latest versions of models, and touches the workers whose newest version,
@@ -274,7 +276,7 @@ fn changed<'a>(
     let mut found: Vec<_> =
         models.map(|(name, model)| (model.revision, Changed::Model(name, model))).collect();
     let workers = roster.changed(since).map(|(at, peer)| (at, Changed::Worker(peer)));
-    found.extend(workers.take(PAGES_MAX as usize * Page::ROWS_MAX + 1)); // more cannot fit
+    found.extend(workers.take(PAGES_MAX as usize * PAGE_ROWS_MAX + 1)); // more cannot fit
     let events = events.iter().filter(|(at, ..)| *at > since);
     found.extend(events.map(|(at, time, event)| (*at, Changed::Event(*time, event))));
     found.sort_by_key(|(at, _)| *at);

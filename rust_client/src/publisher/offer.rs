@@ -21,7 +21,12 @@ pub struct VersionPatch {
 
 impl VersionPatch {
     pub fn new(base: Running, version: &Content, bytes: Vec<u8>, way: Way) -> VersionPatch {
-        let id = PatchId { encoding: DELTA.to_owned(), epoch: base.epoch, version: base.version };
+        let id = PatchId {
+            encoding: DELTA.to_owned(),
+            epoch: base.epoch,
+            version: base.version,
+            ..Default::default()
+        };
         let work = way.work * version.plan.nbytes as f64;
         let content = Arc::new(Content::of_patch(version, bytes));
         VersionPatch { id, base, content, classes: way.classes, work }
@@ -29,8 +34,9 @@ impl VersionPatch {
 
     /// Returns the entry for the patch in announcements.
     pub fn offered(&self) -> Patch {
-        let PatchId { encoding, epoch, version } = self.id.clone();
-        Patch { encoding, epoch, version, digest: self.base.digest.clone(), nbytes: self.content.plan.nbytes }
+        let PatchId { encoding, epoch, version, .. } = self.id.clone();
+        let (digest, nbytes) = (self.base.digest.clone(), self.content.plan.nbytes);
+        Patch { encoding, epoch, version, digest, nbytes, ..Default::default() }
     }
 
     /// True if a worker accepts patches, and its running version of the model is the base of this

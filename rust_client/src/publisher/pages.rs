@@ -1,12 +1,14 @@
 //! Pages of the roster for observers: headers with as many rows as fit.
 
 use super::effects::WorkerEvent;
-use super::observers::{ModelSeen, ERROR_MAX};
+use super::observers::ModelSeen;
 use super::roster::Peer;
 use super::status::{count_of, is_stuck};
 use super::store::Store;
-use crate::limits::{Timing, HEADER_BYTES_MAX, LABEL_MAX};
-use crate::observed::{Happened, ModelRow, Published, Standing, WorkerRow};
+use crate::limits::{Timing, ERROR_MAX, HEADER_BYTES_MAX, LABEL_MAX, PAGE_ROWS_MAX, VERSIONS_TOLD};
+use crate::messages::{
+    Doing, Happened, ModelRow, Published, RosterPage, WorkerRow, WorkerRowRoad, WorkerRowState,
+};
 use crate::transfer::Time;
 use crate::words::printable;
 use serde::Serialize;
@@ -14,7 +16,6 @@ use std::time::Duration;
 
 pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // for rows; the other fields take the rest
 const SHORT: usize = 64; // characters of each error of a worker whose row is too long for a page
-const VERSIONS_TOLD: usize = 24; // versions of a model whose ages are sent
 
 /// A change to send to observers.
 pub enum Changed<'a> {
@@ -23,152 +24,126 @@ pub enum Changed<'a> {
     Event(Time, &'a WorkerEvent),
 }
 
-/// A page that is being filled with rows, which are JSON texts.
+/// A page that is being filled with rows.
 pub struct Page {
-    /// The revision of the last change in the page.
-    pub revision: u64,
-    since: u64,
-    models: String,
-    rows: String,
-    events: String,
+    /// The page; `revision` is that of the last change in the page.
+    pub roster: RosterPage,
     room: usize,
     count: usize,
 }
 
 impl Page {
-    /// The most rows in one page: more do not fit a header.
-    pub const ROWS_MAX: usize = 1024;
-
     pub fn new(since: u64) -> Page {
-        let (models, rows, events) = (String::new(), String::new(), String::new());
-        Page { revision: since, since, models, rows, events, room: PAGE_BYTES, count: 0 }
+        let roster = RosterPage { since, revision: since, ..Default::default() };
+        Page { roster, room: PAGE_BYTES, count: 0 }
     }
 
     /// Adds a change with the revision `at`. Returns false if the page has no room for the change;
     /// an empty page has room for any.
     pub fn takes(&mut self, at: u64, what: &Changed, store: &Store, timing: &Timing, now: Time) -> bool {
-        let row = match what {
-            Changed::Model(name, model) => json(&model_row(name, model, now)),
-            Changed::Event(time, event) => json(&Happened {
-                kind: event.kind.as_str(),
-                worker: &event.worker,
-                text: &printable(&event.text, ERROR_MAX),
-                age_ms: millis(now, *time),
-            }),
-            Changed::Worker(peer) => {
-                let row = worker_row(peer, ERROR_MAX, store, timing, now);
-                if row.len() < PAGE_BYTES {
-                    row
-                } else {
-                    worker_row(peer, SHORT, store, timing, now)
-                }
+        match what {
+            Changed::Model(name, model) => {
+                let row = model_row(name, model, now);
+                self.has_room(&row) && self.add(at, |page| page.models.push(row))
             }
-        };
-        let nbytes = row.len() + 1;
-        if self.count > 0 && (nbytes > self.room || self.count >= Page::ROWS_MAX) {
-            return false;
+            Changed::Event(time, event) => {
+                let event = Happened {
+                    kind: event.kind.as_str().to_owned(),
+                    worker: event.worker.clone(),
+                    text: printable(&event.text, ERROR_MAX),
+                    age_ms: millis(now, *time),
+                    ..Default::default()
+                };
+                self.has_room(&event) && self.add(at, |page| page.events.push(event))
+            }
+            Changed::Worker(peer) => {
+                let mut row = worker_row(peer, ERROR_MAX, store, timing, now);
+                if nbytes(&row) > PAGE_BYTES {
+                    row = worker_row(peer, SHORT, store, timing, now);
+                }
+                self.has_room(&row) && self.add(at, |page| page.rows.push(row))
+            }
         }
-        let list = match what {
-            Changed::Model(..) => &mut self.models,
-            Changed::Worker(_) => &mut self.rows,
-            Changed::Event(..) => &mut self.events,
-        };
-        if !list.is_empty() {
-            list.push(',');
-        }
-        list.push_str(&row);
-        (self.room, self.count, self.revision) = (self.room.saturating_sub(nbytes), self.count + 1, at);
-        true
     }
 
-    /// Returns the page as the header of a `roster` message, with the epoch, the latest revision,
-    /// the number of workers, and the time in milliseconds since 1970. `follows` is true if
-    /// another page of the same answer follows, and `more` if the observer can request more.
-    pub fn header(
-        self,
-        (epoch, latest, workers, time_ms): (u64, u64, usize, u64),
-        follows: bool,
-        more: bool,
-    ) -> Vec<u8> {
-        let Page { since, revision, models, rows, events, .. } = self;
-        format!(
-            r#"{{"wbp":1,"type":"roster","epoch":{},"since":{},"revision":{},"latest":{},"workers":{},"more":{},"follows":{},"time_ms":{},"models":[{}],"rows":[{}],"events":[{}]}}"#,
-            epoch,
-            since,
-            revision,
-            latest,
-            workers,
-            more,
-            follows,
-            time_ms,
-            models,
-            rows,
-            events
-        )
-        .into_bytes()
+    /// True if a row fits; it then takes its bytes of the page.
+    fn has_room(&mut self, row: &impl Serialize) -> bool {
+        let nbytes = nbytes(row);
+        let fits = self.count == 0 || (nbytes <= self.room && self.count < PAGE_ROWS_MAX);
+        if fits {
+            self.room = self.room.saturating_sub(nbytes);
+        }
+        fits
+    }
+
+    fn add(&mut self, at: u64, push: impl FnOnce(&mut RosterPage)) -> bool {
+        push(&mut self.roster);
+        (self.count, self.roster.revision) = (self.count + 1, at);
+        true
     }
 }
 
-fn json(row: &impl Serialize) -> String {
-    match serde_json::to_string(row) {
-        Ok(row) => row,
-        Err(error) => unreachable!("rows are plain data: {}", error),
-    }
+/// Returns the bytes of a row in a page.
+fn nbytes(row: &impl Serialize) -> usize {
+    serde_json::to_vec(row).map_or(PAGE_BYTES, |row| row.len()) + 1
 }
 
 /// Returns the row of a model, with the ages of its latest version and of some earlier ones.
-fn model_row<'a>(name: &'a str, model: &'a ModelSeen, now: Time) -> ModelRow<'a> {
+fn model_row(name: &str, model: &ModelSeen, now: Time) -> ModelRow {
     let version = model.latest.1;
     let (mut published, mut step) = (Vec::new(), 0u64);
     for back in 0..VERSIONS_TOLD {
         let number = version.saturating_sub(step); // there is no version 0
-        published.extend(
-            model.times.get(&number).map(|at| Published { version: number, age_ms: millis(now, *at) }),
-        );
+        published.extend(model.times.get(&number).map(|at| {
+            let age_ms = millis(now, *at);
+            Published { version: number, age_ms, ..Default::default() }
+        }));
         step += 1 << (back / 2).saturating_sub(1); // 1 1 1 1 2 2 4 4 8 8 ...
     }
-    ModelRow { name, version, nbytes: model.nbytes, encoding: "raw", published, metadata: &model.metadata }
+    let (name, nbytes, encoding) = (name.to_owned(), model.nbytes, "raw".to_owned());
+    let metadata = model.metadata.clone();
+    ModelRow { name, version, nbytes, encoding, published, metadata, ..Default::default() }
 }
 
 /// Returns the row of a worker, with at most `error_max` characters of each error.
-fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now: Time) -> String {
-    let standing = |model| (model, standing_of(peer, model, error_max, store, now));
-    json(&WorkerRow {
-        name: &peer.hello.name,
+fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now: Time) -> WorkerRow {
+    let doing = |model: &String| (model.clone(), doing(peer, model, error_max, store, now));
+    WorkerRow {
+        name: peer.hello.name.clone(),
         state: match (peer.lost(), is_stuck(peer, timing, now)) {
-            (true, _) => "lost",
-            (false, true) => "stuck",
-            (false, false) => "live",
+            (true, _) => WorkerRowState::Lost,
+            (false, true) => WorkerRowState::Stuck,
+            (false, false) => WorkerRowState::Live,
         },
-        road: if peer.subscribed { "pushed" } else { "pulled" },
+        road: if peer.subscribed { WorkerRowRoad::Pushed } else { WorkerRowRoad::Pulled },
         heard_ms: millis(now, peer.heard_at),
-        models: peer.hello.models.keys().map(String::as_str).map(standing).collect(),
-        client: &printable(&peer.hello.client, LABEL_MAX),
-        host: &printable(&peer.hello.host, LABEL_MAX),
+        models: peer.hello.models.keys().map(doing).collect(),
+        client: printable(&peer.hello.client, LABEL_MAX),
+        host: printable(&peer.hello.host, LABEL_MAX),
         pid: peer.hello.pid,
-    })
+        ..Default::default()
+    }
 }
 
-fn standing_of<'a>(peer: &'a Peer, model: &str, error_max: usize, store: &Store, now: Time) -> Standing<'a> {
+fn doing(peer: &Peer, model: &str, error_max: usize, store: &Store, now: Time) -> Doing {
     let (epoch, version) = peer.runs(model);
     let took = peer.seen.took.get(model).filter(|(number, _)| *number == version);
-    let mut standing = Standing {
+    let mut doing = Doing {
         epoch,
         version,
         newest: store.models.get(model).and_then(|its| its.latest_for(&peer.hello.name)).unwrap_or(0),
         took_us: took.map_or(0, |(_, micros)| *micros),
-        ..Standing::default()
+        ..Default::default()
     };
     if let Some((failed, error)) = peer.seen.failed.get(model) {
-        let end = error.char_indices().nth(error_max).map_or(error.len(), |(end, _)| end);
-        (standing.failed, standing.error) = (*failed, &error[..end]);
+        (doing.failed, doing.error) = (*failed, error.chars().take(error_max).collect());
     }
     if let Some(incoming) = peer.incoming.get(model) {
-        (standing.incoming, standing.phase) = (incoming.version, Some(incoming.phase));
-        (standing.chunks, standing.count) = (incoming.chunks, count_of(model, incoming, store));
-        standing.idle_ms = millis(now, incoming.since);
+        (doing.incoming, doing.phase) = (incoming.version, Some(incoming.phase));
+        (doing.chunks, doing.count) = (incoming.chunks, count_of(model, incoming, store));
+        doing.idle_ms = millis(now, incoming.since);
     }
-    standing
+    doing
 }
 
 /// Returns the milliseconds from `at` to `now`.

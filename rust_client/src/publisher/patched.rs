@@ -6,7 +6,7 @@ use super::machine::PublisherMachine;
 use super::offer::{takes_patches, VersionPatch};
 use super::roster::Peer;
 use crate::messages::*;
-use crate::transfer::Time;
+use crate::transfer::{Key, Time};
 
 /// Whether subscribers of a model need the whole version, or can use its first patch (D6).
 #[derive(Default)]
@@ -40,33 +40,38 @@ impl PublisherMachine {
         found
     }
 
-    /// Records how a version arrived at a worker, whole or as a patch (D11). `applied` is true
-    /// if `said` is an `applied` report.
-    pub(super) fn record_transport(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
-        let versions = self.store.of(&said.model, said.epoch);
-        let version = versions.and_then(|versions| versions.get(said.version));
+    /// Records how a version arrived at a worker, whole or as a patch (D11). `decode_us` is that
+    /// of an `applied` report.
+    pub(super) fn record_transport(
+        &mut self,
+        name: &str,
+        (model, key): (&str, Key),
+        patch: Option<&PatchId>,
+        decode_us: Option<u64>,
+        now: Time,
+    ) {
+        let version = self.store.of(model, key.0).and_then(|versions| versions.get(key.1));
         let version = match version {
             Some(version) => version,
             None => return,
         };
-        let patch = said.patch.as_ref().map(|id| version.patches.iter().find(|patch| patch.id == *id));
+        let patch = patch.map(|id| version.patches.iter().find(|patch| patch.id == *id));
         let (encoding, plan, decoded) = match patch {
             None => ("raw", version.content.plan, None),
             Some(Some(patch)) => (DELTA, patch.content.plan, Some((patch.work, patch.classes))),
             Some(None) => return,
         };
-        let key = (said.epoch, said.version);
-        self.calls.record_transport(name, &said.model, key, encoding, plan.nbytes);
-        let peer = match self.roster.get_mut(name).filter(|_| applied) {
-            Some(peer) => peer,
-            None => return,
+        self.calls.record_transport(name, model, key, encoding, plan.nbytes);
+        let (peer, decode_us) = match (self.roster.get_mut(name), decode_us) {
+            (Some(peer), Some(decode_us)) => (peer, decode_us),
+            _ => return,
         };
         if let Some((work, classes)) = decoded {
-            peer.link.decoded(said.decode_us, work, classes);
+            peer.link.decoded(decode_us, work, classes);
         } else if plan.count() > 1 {
             // The time of a version of one chunk depends little on the rate of the link, so it is
             // not recorded.
-            for started in self.calls.started(&said.model, key) {
+            for started in self.calls.started(model, key) {
                 peer.link.observe_rate(plan.nbytes, now.saturating_sub(started));
             }
         }

@@ -5,9 +5,9 @@
 //! grace period. A target that left with a `bye` no longer counts. If a number of workers is
 //! expected, workers that join become targets until that number is reached.
 
-use super::phases::{At, Decision, DecisionEvent, TargetEvent, DECISIONS, TARGETS};
-use super::receipt::{Outcome, Receipt, WorkerReceipt};
-use crate::messages::{CommitMode, Metadata};
+use super::receipt::{Receipt, WorkerReceipt};
+use crate::messages::{AnnounceCommit, Metadata};
+use crate::phases::{At, Decision, DecisionEvent, Outcome, TargetEvent, DECISIONS, TARGETS};
 use crate::transfer::{Key, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct PublishTerms {
     pub workers: Option<Vec<String>>,
     pub require: Require,
     pub wait: Wait,
-    pub commit: CommitMode,
+    pub commit: AnnounceCommit,
     pub timeout: Duration,
     /// How long to wait for a worker that becomes lost.
     pub grace: Duration,
@@ -56,7 +56,7 @@ impl Default for PublishTerms {
             workers: None,
             require: Require::All,
             wait: Wait::Applied,
-            commit: CommitMode::Auto,
+            commit: AnnounceCommit::Auto,
             timeout: Duration::from_secs(60),
             grace: Duration::from_secs(5),
             grace_of_gone: Duration::ZERO,
@@ -139,7 +139,7 @@ impl Publication {
     }
 
     pub fn together(&self) -> bool {
-        self.terms.commit == CommitMode::Together
+        self.terms.commit == AnnounceCommit::Together
     }
 
     pub fn names(&self) -> impl Iterator<Item = &String> {

@@ -5,18 +5,16 @@ use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::offer::{Offer, VersionPatch};
-use super::phases::TargetEvent;
 use super::publication::{Publication, PublishTerms, Wait};
 use super::push::{topic_of, Push, Step};
 use super::roster::Peer;
 use super::store::Version;
+use crate::limits::WHOLE_BYTES_MAX;
 use crate::messages::*;
+use crate::phases::TargetEvent;
 use crate::transfer::{Key, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// The largest version, in bytes, that is sent inside its announcement.
-pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 
 impl PublisherMachine {
     /// Publishes a version to every worker that subscribes to the model, or to the workers named in
@@ -155,7 +153,8 @@ impl PublisherMachine {
         let small = content.plan.count() == 1 && content.plan.nbytes <= WHOLE_BYTES_MAX;
         let mut payload = if known { Payload::None } else { Payload::Layout(content.clone()) };
         if listeners.whole && known && small {
-            announce.whole = Some(Whole { crc: content.crcs[0], digest: content.digest.clone() });
+            announce.whole =
+                Some(Whole { crc: content.crcs[0], digest: content.digest.clone(), ..Default::default() });
             payload = Payload::Chunk(content.clone(), 0);
         } else if listeners.whole {
             self.begin_push(Push::new(model, number, content.clone(), None, now));
@@ -168,7 +167,7 @@ impl PublisherMachine {
     }
 
     fn broadcast_end(&mut self, model: &str, number: u64, content: &Content) {
-        let message = FromPublisher::End(self.of_version(model, number, content));
+        let message = FromPublisher::End(self.end(model, number, content, None));
         self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
     }
 
@@ -191,29 +190,24 @@ impl PublisherMachine {
             layout_bytes: content.header.bytes.len() as u64,
             nbytes: content.plan.nbytes,
             chunk_bytes: content.plan.chunk_bytes,
-            commit: if together { CommitMode::Together } else { CommitMode::Auto },
-            acknowledge: if staged { Acknowledge::Staged } else { Acknowledge::Applied },
+            commit: if together { AnnounceCommit::Together } else { AnnounceCommit::Auto },
+            acknowledge: if staged { AnnounceAcknowledge::Staged } else { AnnounceAcknowledge::Applied },
             encoding: "raw".to_owned(),
-            encryption: None,
-            key: None,
-            tag: None,
-            shared: None,
-            hash: false,
-            whole: None,
             keep: version.keep,
             patches: version.patches.iter().map(VersionPatch::offered).collect(),
             metadata: content.metadata.clone(),
+            ..Default::default()
         }
     }
 
-    pub(super) fn of_version(&self, model: &str, number: u64, content: &Content) -> OfVersion {
-        OfVersion {
-            model: model.to_owned(),
-            epoch: self.epoch(),
-            version: number,
-            digest: content.digest.clone(),
-            ..OfVersion::default()
-        }
+    pub(super) fn end(&self, model: &str, number: u64, content: &Content, patch: Option<PatchId>) -> End {
+        let (model, epoch, digest) = (model.to_owned(), self.epoch(), content.digest.clone());
+        End { model, epoch, version: number, digest, patch, ..Default::default() }
+    }
+
+    pub(super) fn commit(&self, model: &str, number: u64, content: &Content) -> Commit {
+        let (model, epoch, digest) = (model.to_owned(), self.epoch(), content.digest.clone());
+        Commit { model, epoch, version: number, digest, ..Default::default() }
     }
 
     pub(super) fn chunk(
@@ -229,6 +223,7 @@ impl PublisherMachine {
             index,
             crc: content.crcs[index as usize],
             patch,
+            ..Default::default()
         })
     }
 
@@ -285,8 +280,7 @@ impl PublisherMachine {
                 if patch.is_none() {
                     return self.broadcast_end(&model, number, &content);
                 }
-                let end = OfVersion { patch, ..self.of_version(&model, number, &content) }; // D7
-                let message = FromPublisher::End(end);
+                let message = FromPublisher::End(self.end(&model, number, &content, patch)); // D7
                 self.perform(Effect::Broadcast { topic: topic.to_owned(), message, payload: Payload::None });
             }
         }

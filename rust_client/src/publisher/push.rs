@@ -6,13 +6,13 @@
 //! worker reports progress for a while, the push ends early: workers can always fetch.
 
 use super::content::Content;
+use crate::limits::PUSH_CHUNKS;
 use crate::messages::{data_topic, patch_topic, PatchId};
 use crate::transfer::Time;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-const PUSH_CHUNKS: u64 = 64; // pushed ahead of the chunks that some worker has reported
 const BURST_BYTES: u64 = 1 << 20; // pushed in one step, before other work
 
 /// What to send next.

@@ -6,8 +6,7 @@
 //! bucket.
 
 use super::effects::Identity;
-use crate::messages::FromWorker;
-use crate::observed::ToPublisher;
+use crate::messages::{FromWorker, ToPublisher};
 use crate::transfer::Time;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -141,13 +140,12 @@ impl Notices {
 /// `message` is `None` if it was not parsed. `known` is true if a known worker owns the connection.
 pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
-        None | Some(ToPublisher::Observe(_) | ToPublisher::Verify(_)) => COST_HIGH,
-        Some(ToPublisher::Worker(FromWorker::Hello(_))) => COST_HIGH,
+        None | Some(ToPublisher::Observer(_) | ToPublisher::Worker(FromWorker::Hello(_))) => COST_HIGH,
         // A connection without a known worker gets a refusal for each report. After a restart of
         // the publisher, a worker sends many reports before the first refusal reaches it.
         Some(_) if !known => COST_LOW,
-        Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye)) => COST_LOW,
-        Some(ToPublisher::Checked(_)) => COST_LOW,
+        Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_))) => COST_LOW,
+        Some(ToPublisher::Worker(FromWorker::Bye(_) | FromWorker::Checked(_))) => COST_LOW,
         Some(_) => 0.0,
     }
 }

@@ -1,43 +1,10 @@
 //! Receipts: the result of a publish, with the outcome of every worker, and when it was reached.
 
 use crate::messages::DELTA;
+use crate::phases::Outcome;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
-
-/// What a worker did with a version that was published to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Outcome {
-    /// The worker is not done yet; `detail` says what it is doing.
-    Behind,
-    /// The worker has received and verified the version.
-    Staged,
-    /// The worker runs the version.
-    Applied,
-    /// The worker runs a newer version.
-    Skipped,
-    /// The worker will not run the version; `detail` gives the reason.
-    Failed,
-    /// The worker fell silent, or its connection was closed.
-    Lost,
-    /// The worker left with a `bye`, and no longer counts.
-    Left,
-}
-
-impl Outcome {
-    /// Returns the name of the outcome, which is the same in all languages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Outcome::Behind => "behind",
-            Outcome::Staged => "staged",
-            Outcome::Applied => "applied",
-            Outcome::Skipped => "skipped",
-            Outcome::Failed => "failed",
-            Outcome::Lost => "lost",
-            Outcome::Left => "left",
-        }
-    }
-}
 
 /// What one worker did with a version.
 #[derive(Clone, Debug, PartialEq)]

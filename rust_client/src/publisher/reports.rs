@@ -2,9 +2,9 @@
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
-use super::phases::{TargetEvent, VersionPhase};
 use crate::messages::*;
-use crate::transfer::Time;
+use crate::phases::{TargetEvent, VersionPhase};
+use crate::transfer::{Key, Time};
 
 impl PublisherMachine {
     /// Handles a `progress` report (P14).
@@ -17,7 +17,7 @@ impl PublisherMachine {
             Some(peer) if peer.runs(&said.model) < (said.epoch, said.version) => peer, // P19
             _ => return,
         };
-        let receiving = said.phase == Doing::Receiving;
+        let receiving = said.phase == ProgressPhase::Receiving;
         let versions = match self.store.find(&said.model) {
             Some(versions) => versions,
             None => return,
@@ -38,7 +38,7 @@ impl PublisherMachine {
     }
 
     /// Handles a `staged` report (P11).
-    pub(super) fn staged(&mut self, name: &str, said: &OfVersion, now: Time) {
+    pub(super) fn staged(&mut self, name: &str, said: &Staged, now: Time) {
         let versions = match self.store.of(&said.model, said.epoch) {
             Some(versions) => versions,
             None => return,
@@ -47,42 +47,55 @@ impl PublisherMachine {
             Some(version) => version.content.clone(),
             None => {
                 let text = "the version was aborted or superseded".to_owned();
-                let abort =
-                    Abort { model: said.model.clone(), epoch: said.epoch, version: said.version, text };
+                let abort = Abort {
+                    model: said.model.clone(),
+                    epoch: said.epoch,
+                    version: said.version,
+                    text,
+                    ..Default::default()
+                };
                 return self.say(name, FromPublisher::Abort(abort));
             }
         };
+        let key = (said.epoch, said.version);
         if content.digest != said.digest {
-            return self.wrong_digest(name, said, now);
+            return self.wrong_digest(name, &said.model, key, &said.digest, now);
         }
         versions.left(name, said.version + 1);
         if let Some(peer) = self.roster.get_mut(name) {
-            if peer.runs(&said.model) < (said.epoch, said.version) {
-                peer.note(&said.model, said.version, Doing::Staged, None, now);
+            if peer.runs(&said.model) < key {
+                peer.note(&said.model, said.version, ProgressPhase::Staged, None, now);
             }
         }
-        self.record_transport(name, said, false, now);
-        self.calls_take(name, TargetEvent::Staged, Some((&said.model, (said.epoch, said.version))), now);
+        self.record_transport(name, (&said.model, key), said.patch.as_ref(), None, now);
+        self.calls_take(name, TargetEvent::Staged, Some((&said.model, key)), now);
         let version = self.store.models.get(&said.model).and_then(|versions| versions.get(said.version));
         if version.map_or(false, |version| !version.phase.is(VersionPhase::Pending)) {
-            let commit = self.of_version(&said.model, said.version, &content);
+            let commit = self.commit(&said.model, said.version, &content);
             self.say(name, FromPublisher::Commit(commit));
         }
     }
 
     /// Handles an `applied` report (P12).
-    pub(super) fn applied(&mut self, name: &str, said: OfVersion, now: Time) {
-        let running = Running { epoch: said.epoch, version: said.version, digest: said.digest.clone() };
+    pub(super) fn applied(&mut self, name: &str, said: Applied, now: Time) {
+        let key = (said.epoch, said.version);
+        let running = Running {
+            epoch: said.epoch,
+            version: said.version,
+            digest: said.digest.clone(),
+            ..Default::default()
+        };
         match self.roster.get(name) {
             Some(peer) if peer.wants(&said.model) => {}
             _ => return,
         }
         if !self.plausible(&said.model, &running) {
-            return self.wrong_digest(name, &said, now); // P15
+            return self.wrong_digest(name, &said.model, key, &said.digest, now);
+            // P15
         }
-        let key = (said.epoch, said.version);
         if self.roster.get(name).map_or(false, |peer| peer.runs(&said.model) < key) {
-            self.record_transport(name, &said, true, now);
+            let (patch, decode_us) = (said.patch.as_ref(), Some(said.decode_us));
+            self.record_transport(name, (&said.model, key), patch, decode_us, now);
         }
         if let Some(versions) = self.store.of(&said.model, said.epoch) {
             versions.left(name, said.version + 1);
@@ -134,21 +147,20 @@ impl PublisherMachine {
     /// Reports to the user that a worker's bytes differ from the published ones. The worker does
     /// not count as done. The user gets one report for a version, although the worker repeats its
     /// own with every ping.
-    fn wrong_digest(&mut self, name: &str, said: &OfVersion, now: Time) {
-        let of = (said.epoch, said.version);
-        let news = self.roster.get_mut(name).filter(|peer| peer.wants(&said.model));
-        let key = match news.and_then(|peer| peer.differs(&said.model, of).then(|| peer.key.clone())) {
+    fn wrong_digest(&mut self, name: &str, model: &str, of: Key, digest: &str, now: Time) {
+        let news = self.roster.get_mut(name).filter(|peer| peer.wants(model));
+        let key = match news.and_then(|peer| peer.differs(model, of).then(|| peer.key.clone())) {
             Some(key) => key,
             None => return,
         };
-        let versions = self.store.of(&said.model, said.epoch);
-        let published = versions.and_then(|versions| versions.known_digest(said.version)).map(str::to_owned);
+        let versions = self.store.of(model, of.0);
+        let published = versions.and_then(|versions| versions.known_digest(of.1)).map(str::to_owned);
         let text = format!(
             "worker {} reports digest {:?} for version {} of {}; published was {}",
             name,
-            said.digest,
-            said.version,
-            said.model,
+            digest,
+            of.1,
+            model,
             published.as_deref().unwrap_or("no such version")
         );
         self.tell_of(WorkerEventKind::WrongDigest, name, &key, text, now);

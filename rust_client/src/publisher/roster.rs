@@ -7,8 +7,8 @@
 use super::effects::Identity;
 use super::link::Link;
 use super::observers::ObserverRecord;
-use super::phases::{At, PeerEvent, PeerPhase, WORKERS};
-use crate::messages::{Doing, Hello, PatchId, Progress, Running};
+use crate::messages::{Hello, PatchId, Progress, ProgressPhase, Running};
+use crate::phases::{At, PeerEvent, PeerPhase, WORKERS};
 use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const MODELS_MAX: usize = 4 * WORKERS_MAX; // of all workers: a name and a diges
 /// A version that is being delivered to a worker.
 pub struct Delivery {
     pub version: u64,
-    pub phase: Doing,
+    pub phase: ProgressPhase,
     pub chunks: u64,
     pub since: Time, // when the delivery last made progress
     /// The patch that is delivered; `None`: the whole version.
@@ -207,14 +207,14 @@ impl Peer {
         if let Some(old) = self.incoming.get(&said.model).filter(same) {
             let bytes = |chunks: u64| chunks.saturating_mul(plan.chunk_bytes).min(plan.nbytes);
             let more = bytes(said.chunks).saturating_sub(bytes(old.chunks));
-            if old.phase == Doing::Receiving && more > 0 && now > old.since {
+            if old.phase == ProgressPhase::Receiving && more > 0 && now > old.since {
                 self.link.learn(more, now - old.since);
             }
         }
     }
 
     /// Records the phase and the chunks of a delivery, and when it last made progress.
-    pub fn note(&mut self, model: &str, version: u64, phase: Doing, chunks: Option<u64>, now: Time) {
+    pub fn note(&mut self, model: &str, version: u64, phase: ProgressPhase, chunks: Option<u64>, now: Time) {
         match self.incoming.get_mut(model) {
             Some(old) if (old.version, old.phase) == (version, phase) => {
                 if let Some(chunks) = chunks.filter(|&chunks| chunks != old.chunks) {

@@ -162,7 +162,10 @@ impl Sealer {
         self.count += 1; // E5
         let sealed = base64::encode(&self.group.seal_message(self.count, &encode(&message))?);
         let (key, count) = (self.group.id.clone(), self.count);
-        Some((FromPublisher::SealedMessage(SealedMessage { key, count, sealed }), payload))
+        Some((
+            FromPublisher::SealedMessage(SealedMessage { key, count, sealed, ..Default::default() }),
+            payload,
+        ))
     }
 
     fn announcement(&mut self, mut announce: Announce, payload: Payload) -> Option<(FromPublisher, Payload)> {
@@ -195,7 +198,7 @@ impl Sealer {
             _ => return None, // a chunk always has a payload
         };
         let (key, tag) = (self.group.id.clone(), sealed.tag.clone());
-        let chunk = SealedChunk { model, epoch, version, index, key, tag, patch };
+        let chunk = SealedChunk { model, epoch, version, index, key, tag, patch, ..Default::default() };
         Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed)))
     }
 
@@ -316,7 +319,7 @@ mod tests {
     /// Returns a chunk as it is sent to one worker.
     fn chunk(sealer: &mut Sealer, content: &Arc<Content>, version: u64) -> (SealedChunk, Arc<Sealed>) {
         let (model, crc) = ("m".to_owned(), content.crcs[0]);
-        let message = FromPublisher::Chunk(Chunk { model, epoch: 1, version, index: 0, crc, patch: None });
+        let message = FromPublisher::Chunk(Chunk { model, epoch: 1, version, crc, ..Default::default() });
         match sealer.addressed(message, Payload::Chunk(content.clone(), 0)) {
             Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed))) => (chunk, sealed),
             other => panic!("{:?}", other),
@@ -355,7 +358,14 @@ mod tests {
     fn another_group_key_seals_all_anew_and_counts_anew() {
         let (mut sealer, mut copier) = (sealer(), Copier::default());
         let content = content(&mut copier);
-        let beacon = || FromPublisher::Beacon(Beacon { model: "m".to_owned(), epoch: 1, version: 1 });
+        let beacon = || {
+            FromPublisher::Beacon(Beacon {
+                model: "m".to_owned(),
+                epoch: 1,
+                version: 1,
+                ..Default::default()
+            })
+        };
         let count = |sealer: &mut Sealer| match sealer.published(beacon(), Payload::None) {
             Some((FromPublisher::SealedMessage(sealed), Payload::None)) => (sealed.count, sealed.key),
             other => panic!("{:?}", other),

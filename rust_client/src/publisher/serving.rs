@@ -53,7 +53,7 @@ impl PublisherMachine {
         }
         if self.asks(name, &fetch.model, number) {
             if let Some(peer) = self.roster.get_mut(name) {
-                peer.note(&fetch.model, number, Doing::Receiving, None, now);
+                peer.note(&fetch.model, number, ProgressPhase::Receiving, None, now);
                 peer.set_patch(&fetch.model, fetch.patch.as_ref());
             }
         }
@@ -112,7 +112,7 @@ impl PublisherMachine {
         };
         let payload = if layout { Payload::Layout(content.clone()) } else { Payload::None };
         self.send(name, FromPublisher::Announce(announce), payload);
-        let end = self.of_version(model, number, &content);
+        let end = self.end(model, number, &content, None);
         self.say(name, FromPublisher::End(end));
     }
 
@@ -130,8 +130,7 @@ impl PublisherMachine {
                 self.refuse_fetch(name, fetch, "no-patch", &text);
             }
             Some(content) if fetch.count == 0 => {
-                let end =
-                    OfVersion { patch: Some(id.clone()), ..self.of_version(&fetch.model, number, &content) };
+                let end = self.end(&fetch.model, number, &content, Some(id.clone()));
                 self.say(name, FromPublisher::End(end));
             }
             Some(content) => self.give(name, fetch, number, &content, now),

@@ -2,9 +2,9 @@
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
-use super::phases::{PeerEvent, TargetEvent};
 use super::status::{is_stuck, phase_of};
 use crate::messages::*;
+use crate::phases::{PeerEvent, TargetEvent};
 use crate::transfer::Time;
 
 impl PublisherMachine {
@@ -17,7 +17,15 @@ impl PublisherMachine {
             }
             None => return,
         };
-        self.say(name, FromPublisher::Pong(Pong { token: ping.token, epoch: self.epoch(), models }));
+        self.say(
+            name,
+            FromPublisher::Pong(Pong {
+                token: ping.token,
+                epoch: self.epoch(),
+                models,
+                ..Default::default()
+            }),
+        );
     }
 
     /// Records that a worker has sent a message on its connection.

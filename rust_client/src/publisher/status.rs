@@ -4,7 +4,7 @@
 use super::roster::{Delivery, Peer};
 use super::store::Store;
 use crate::limits::{Timing, LABEL_MAX};
-use crate::messages::Doing;
+use crate::messages::ProgressPhase;
 use crate::transfer::{Key, Time};
 use crate::words::printable;
 use std::collections::BTreeMap;
@@ -80,9 +80,9 @@ pub(super) fn phase_of(
 ) -> String {
     let version = incoming.version;
     let mut text = match incoming.phase {
-        Doing::Applying => format!("applying version {}", version),
-        Doing::Staged => format!("staged version {}", version),
-        Doing::Receiving => {
+        ProgressPhase::Applying => format!("applying version {}", version),
+        ProgressPhase::Staged => format!("staged version {}", version),
+        ProgressPhase::Receiving => {
             let count = count_of(model, incoming, store);
             format!("receiving version {}, {} of {} chunks here", version, incoming.chunks, count)
         }

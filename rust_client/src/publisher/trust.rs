@@ -4,12 +4,13 @@
 use super::effects::{Effect, Payload};
 use super::grants::{ByKey, Grants, Role};
 use super::machine::PublisherMachine;
+use crate::limits::TICKET_SECONDS;
 use crate::messages::*;
 use crate::transfer::Time;
 use std::time::Duration;
 
 const TICKET: &str = "ticket";
-const TICKET_LIFE: Duration = Duration::from_secs(30); // lookup and connect take some 10 s
+const TICKET_LIFE: Duration = Duration::from_secs(TICKET_SECONDS);
 const REVOKED: &str = "this publisher does not allow the key any more: ask whoever keeps its folder of keys";
 
 /// The permissions and the group key of a publisher with keys.
@@ -119,7 +120,7 @@ impl PublisherMachine {
         let due = self.roster.get_mut(name).map_or(false, |peer| peer.takes_key());
         if due {
             let (epoch, keys) = (self.epoch(), self.group_keys());
-            self.say(name, FromPublisher::Rekey(Rekey { epoch, keys }));
+            self.say(name, FromPublisher::Rekey(Rekey { epoch, keys, ..Default::default() }));
         }
     }
 

@@ -11,21 +11,21 @@
 
 use super::effects::{Effect, Identity};
 use super::machine::PublisherMachine;
-use super::observers::{ERROR_MAX, NO_OBSERVER, OBSERVERS_MAX};
+use super::observers::NO_OBSERVER;
 use super::pages::PAGE_BYTES;
 use super::store::Version;
 use crate::checksum::crc32c_append;
 use crate::layout::{Layout, TensorInfo};
-use crate::limits::TEXT_MAX;
-use crate::messages::encode;
-use crate::observed::{Check, Checked, Difference, Verified, Verify, CHECKING};
+use crate::limits::{DIFFERENCES_TOLD, ERROR_MAX, OBSERVERS_MAX, TEXT_MAX};
+use crate::messages::{
+    encode, Check, Checked, Difference, FromPublisher, ToObserver, Verified, Verify, CHECKING,
+};
 use crate::transfer::{Key, Time};
 use crate::words::printable;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 const SLICE_BYTES: u64 = 1 << 22; // checksummed between other work, in a fraction of a millisecond
-const DIFFERENCES_TOLD: usize = 64; // differences in one answer: more are not read
 
 /// A request that a worker has not answered yet.
 struct Open {
@@ -128,7 +128,7 @@ impl Comparison {
         }
         self.differing += 1;
         let name = printable(&self.names[self.asked.first as usize + self.at], ERROR_MAX);
-        let difference = Difference { name, published, runs };
+        let difference = Difference { name, published, runs, ..Default::default() };
         let nbytes = serde_json::to_string(&difference).map_or(PAGE_BYTES, |text| text.len()) + 1;
         if self.told.len() < DIFFERENCES_TOLD && self.told_bytes + nbytes <= PAGE_BYTES {
             self.told.push(difference);
@@ -145,9 +145,9 @@ impl Comparison {
             unlike: self.unlike,
             differing: self.differing,
             differences: self.told,
-            ..Verified::of(&self.asked)
+            ..answer_to(&self.asked)
         };
-        Effect::Answer { to: self.observer, header: encode(&verified) }
+        Effect::Answer { to: self.observer, header: encode(&ToObserver::Verified(verified)) }
     }
 }
 
@@ -161,10 +161,10 @@ impl PublisherMachine {
             Err((code, text)) => self.unverified(from, &asked, code, text),
             Ok((to, key)) => {
                 let (model, first) = (asked.model.clone(), asked.first);
-                let check = Check { model, epoch: key.0, version: key.1, first };
+                let check = Check { model, epoch: key.0, version: key.1, first, ..Default::default() };
                 let worker = asked.worker.clone();
                 self.checks.open.insert(worker, Open { asked, observer: from.to_vec(), key, since: now });
-                self.perform(Effect::Answer { to, header: encode(&check) });
+                self.perform(Effect::Answer { to, header: encode(&FromPublisher::Check(check)) });
             }
         }
     }
@@ -280,7 +280,16 @@ impl PublisherMachine {
     }
 
     fn unverified(&mut self, observer: &[u8], asked: &Verify, code: &str, text: String) {
-        let verified = Verified { code: Some(code.to_owned()), text, ..Verified::of(asked) };
-        self.perform(Effect::Answer { to: observer.to_vec(), header: encode(&verified) });
+        let verified = Verified { code: Some(code.to_owned()), text, ..answer_to(asked) };
+        self.perform(Effect::Answer {
+            to: observer.to_vec(),
+            header: encode(&ToObserver::Verified(verified)),
+        });
     }
+}
+
+/// Returns an answer to a request, without results.
+fn answer_to(asked: &Verify) -> Verified {
+    let Verify { worker, model, first, .. } = asked.clone();
+    Verified { worker, model, first, ..Default::default() }
 }

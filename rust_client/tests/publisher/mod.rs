@@ -1,5 +1,6 @@
 //! A publisher without sockets, as small as the protocol permits: what it says to each message.
 #![allow(dead_code)] // each test uses a part
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
 pub mod dice;
 pub mod sealer;
@@ -27,8 +28,8 @@ pub struct Version {
     pub layout: Vec<u8>,
     pub data: Vec<u8>,
     pub chunk_bytes: u64,
-    pub commit: CommitMode,
-    pub acknowledge: Acknowledge,
+    pub commit: AnnounceCommit,
+    pub acknowledge: AnnounceAcknowledge,
     pub keep: bool,
     pub patches: Vec<(Patch, Vec<u8>)>,
 }
@@ -42,8 +43,8 @@ impl Version {
             layout: layout(&json),
             data,
             chunk_bytes,
-            commit: CommitMode::Auto,
-            acknowledge: Acknowledge::Applied,
+            commit: AnnounceCommit::Auto,
+            acknowledge: AnnounceAcknowledge::Applied,
             keep: false,
             patches: Vec::new(),
         }
@@ -54,7 +55,10 @@ impl Version {
         let bytes = delta(base, &self);
         if bytes.len() <= self.data.len() {
             let (encoding, digest, nbytes) = (DELTA.to_owned(), base.digest(), bytes.len() as u64);
-            self.patches.push((Patch { encoding, epoch, version: base.number, digest, nbytes }, bytes));
+            self.patches.push((
+                Patch { encoding, epoch, version: base.number, digest, nbytes, ..Default::default() },
+                bytes,
+            ));
         }
         self
     }
@@ -75,7 +79,6 @@ impl Version {
 
     pub fn announce(&self, epoch: u64) -> Announce {
         Announce {
-            metadata: Metadata::new(),
             model: MODEL.to_owned(),
             epoch,
             version: self.number,
@@ -86,14 +89,9 @@ impl Version {
             commit: self.commit,
             acknowledge: self.acknowledge,
             encoding: "raw".to_owned(),
-            encryption: None,
-            key: None,
-            tag: None,
-            shared: None,
-            hash: false,
-            whole: None,
             keep: self.keep,
             patches: self.patches.iter().map(|(patch, _)| patch.clone()).collect(),
+            ..Default::default()
         }
     }
 
@@ -109,7 +107,7 @@ impl Version {
 
     fn chunk_header(&self, epoch: u64, index: u64, payload: &[u8], patch: Option<PatchId>) -> FromPublisher {
         let (model, version, crc) = (MODEL.to_owned(), self.number, crc32c(payload));
-        FromPublisher::Chunk(Chunk { model, epoch, version, index, crc, patch })
+        FromPublisher::Chunk(Chunk { model, epoch, version, index, crc, patch, ..Default::default() })
     }
 
     /// All chunks of one of its patches.
@@ -123,8 +121,7 @@ impl Version {
     }
 
     pub fn patch_end(&self, epoch: u64, at: usize) -> Message {
-        let patch = Some(self.patches[at].0.id());
-        (encode(&FromPublisher::End(OfVersion { patch, ..self.of_version(epoch) })), Vec::new())
+        self.end_of(epoch, Some(self.patches[at].0.id()))
     }
 
     /// What is pushed of its first patch.
@@ -134,17 +131,20 @@ impl Version {
         messages
     }
 
-    fn of_version(&self, epoch: u64) -> OfVersion {
+    fn end_of(&self, epoch: u64, patch: Option<PatchId>) -> Message {
         let (model, digest) = (MODEL.to_owned(), self.digest());
-        OfVersion { model, epoch, version: self.number, digest, ..OfVersion::default() }
+        let end = End { model, epoch, version: self.number, digest, patch, ..Default::default() };
+        (encode(&FromPublisher::End(end)), Vec::new())
     }
 
     pub fn end(&self, epoch: u64) -> Message {
-        (encode(&FromPublisher::End(self.of_version(epoch))), Vec::new())
+        self.end_of(epoch, None)
     }
 
     pub fn commit_message(&self, epoch: u64) -> Message {
-        (encode(&FromPublisher::Commit(self.of_version(epoch))), Vec::new())
+        let (model, digest) = (MODEL.to_owned(), self.digest());
+        let commit = Commit { model, epoch, version: self.number, digest, ..Default::default() };
+        (encode(&FromPublisher::Commit(commit)), Vec::new())
     }
 
     /// Everything that is pushed of it.
@@ -157,7 +157,7 @@ impl Version {
 
     /// It as one message, if it has one chunk.
     pub fn whole(&self, epoch: u64) -> Message {
-        let whole = Some(Whole { crc: crc32c(&self.data), digest: self.digest() });
+        let whole = Some(Whole { crc: crc32c(&self.data), digest: self.digest(), ..Default::default() });
         let announce = Announce { whole, ..self.announce(epoch) };
         (encode(&FromPublisher::Announce(announce)), vec![self.data.clone()])
     }
@@ -217,17 +217,8 @@ pub fn layout(json: &str) -> Vec<u8> {
 }
 
 pub fn welcome(epoch: u64, data: &str, models: BTreeMap<String, u64>) -> Message {
-    let welcome = Welcome {
-        epoch,
-        data: data.to_owned(),
-        ping_ms: 1000,
-        lost_ms: 5000,
-        models,
-        shared: None,
-        age_ms: 0,
-        features: Vec::new(),
-        keys: Vec::new(),
-    };
+    let welcome =
+        Welcome { epoch, data: data.to_owned(), ping_ms: 1000, lost_ms: 5000, models, ..Default::default() };
     (encode(&FromPublisher::Welcome(welcome)), Vec::new())
 }
 
@@ -238,6 +229,7 @@ fn refuse(code: &str, fetch: Option<&Fetch>) -> Message {
         model: fetch.map(|fetch| fetch.model.clone()),
         epoch: fetch.map_or(0, |fetch| fetch.epoch),
         version: fetch.map_or(0, |fetch| fetch.version),
+        ..Default::default()
     };
     (encode(&FromPublisher::Refuse(refuse)), Vec::new())
 }
@@ -249,7 +241,7 @@ pub struct Publisher {
     pub latest: Option<Version>,    // committed
     pub undecided: Option<Version>, // together, not committed yet
     pub knows_worker: bool,
-    pub applied: Vec<OfVersion>,
+    pub applied: Vec<Applied>,
     pub failed: Vec<Failed>,
     pub unpatched: Vec<String>, // why all of a version was fetched
     pub left: bool,
@@ -275,15 +267,15 @@ impl Publisher {
         let messages = version.pushed(self.epoch, with_layout);
         self.undecided = None;
         match version.commit {
-            CommitMode::Auto => self.latest = Some(version),
-            CommitMode::Together => self.undecided = Some(version),
+            AnnounceCommit::Auto => self.latest = Some(version),
+            AnnounceCommit::Together => self.undecided = Some(version),
         }
         messages
     }
 
     pub fn beacon(&self) -> Message {
         let version = self.latest.as_ref().map_or(0, |version| version.number);
-        let beacon = Beacon { model: MODEL.to_owned(), epoch: self.epoch, version };
+        let beacon = Beacon { model: MODEL.to_owned(), epoch: self.epoch, version, ..Default::default() };
         (encode(&FromPublisher::Beacon(beacon)), Vec::new())
     }
 
@@ -294,7 +286,7 @@ impl Publisher {
     /// Answers what a worker said.
     pub fn hear(&mut self, header: &[u8]) -> Vec<Message> {
         let message = from_worker(header, 0).expect("a worker sends valid messages");
-        let first = matches!(message, FromWorker::Hello(_) | FromWorker::Bye);
+        let first = matches!(message, FromWorker::Hello(_) | FromWorker::Bye(_));
         if !first && !self.knows_worker {
             return vec![refuse("unknown-worker", None)];
         }
@@ -307,7 +299,12 @@ impl Publisher {
                 vec![welcome(self.epoch, &self.data, self.models())]
             }
             FromWorker::Ping(ping) => {
-                let pong = Pong { token: ping.token, epoch: self.epoch, models: self.models() };
+                let pong = Pong {
+                    token: ping.token,
+                    epoch: self.epoch,
+                    models: self.models(),
+                    ..Default::default()
+                };
                 vec![(encode(&FromPublisher::Pong(pong)), Vec::new())]
             }
             FromWorker::Fetch(fetch) => {
@@ -326,11 +323,11 @@ impl Publisher {
                 self.failed.push(failed);
                 Vec::new()
             }
-            FromWorker::Bye => {
+            FromWorker::Bye(_) => {
                 self.left = true;
                 Vec::new()
             }
-            FromWorker::Progress(_) | FromWorker::Pong(_) => Vec::new(),
+            FromWorker::Progress(_) | FromWorker::Pong(_) | FromWorker::Checked(_) => Vec::new(),
         }
     }
 
@@ -379,10 +376,10 @@ impl Publisher {
     }
 
     /// One worker is enough to commit.
-    fn staged(&mut self, staged: &OfVersion) -> Vec<Message> {
+    fn staged(&mut self, staged: &Staged) -> Vec<Message> {
         if self.undecided.as_ref().map(|version| version.number) == Some(staged.version) {
             self.latest =
-                self.undecided.take().map(|version| Version { commit: CommitMode::Auto, ..version });
+                self.undecided.take().map(|version| Version { commit: AnnounceCommit::Auto, ..version });
         }
         let found = self.latest.as_ref().filter(|version| version.number == staged.version);
         found.map(|version| version.commit_message(self.epoch)).into_iter().collect()

@@ -59,7 +59,16 @@ impl Sealer {
                     .map_or_else(|| Subject::of(announce), |offered| Subject::of_patch(announce, offered));
                 let tag = self.payload(&subject, CHUNK, index, &mut payloads[0]);
                 let key = self.group.id.clone();
-                FromPublisher::SealedChunk(SealedChunk { model, epoch, version, index, key, tag, patch })
+                FromPublisher::SealedChunk(SealedChunk {
+                    model,
+                    epoch,
+                    version,
+                    index,
+                    key,
+                    tag,
+                    patch,
+                    ..Default::default()
+                })
             }
             other => other,
         };
@@ -76,7 +85,12 @@ impl Sealer {
         self.count += 1;
         let sealed = self.group.seal_message(self.count, &header).expect("libcrypto");
         let (key, sealed) = (self.group.id.clone(), base64::encode(&sealed));
-        let message = FromPublisher::SealedMessage(SealedMessage { key, count: self.count, sealed });
+        let message = FromPublisher::SealedMessage(SealedMessage {
+            key,
+            count: self.count,
+            sealed,
+            ..Default::default()
+        });
         (encode(&message), payloads)
     }
 
