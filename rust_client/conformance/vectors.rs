@@ -188,7 +188,8 @@ fn phase(_folder: &Path, case: &Value) -> io::Result<Answer> {
     } })))
 }
 
-fn next_of<S, E>(table: &[(S, E, S)], case: &Value) -> serde_json::Result<Value>
+/// Where an event leads from a state, by a table.
+pub fn next_of<S, E>(table: &[(S, E, S)], case: &Value) -> serde_json::Result<Value>
 where
     S: Copy + PartialEq + DeserializeOwned + Serialize,
     E: Copy + PartialEq + DeserializeOwned,

@@ -130,7 +130,10 @@ fn answer(who: &str, effect: Effect) -> Result<Value, String> {
         Effect::Answer { to, header } => {
             assert_eq!(to, who.as_bytes());
             assert!(header.len() <= HEADER_BYTES_MAX);
-            Ok(serde_json::from_slice(&header).unwrap())
+            let page: Value = serde_json::from_slice(&header).unwrap();
+            let mut whole = json!({"more": false, "follows": false, "models": [], "rows": [], "events": []});
+            whole.as_object_mut().unwrap().extend(page.as_object().unwrap().clone());
+            Ok(whole)
         }
         Effect::Send { message: FromPublisher::Refuse(refuse), .. } => Err(refuse.code),
         other => panic!("{:?}", other),

@@ -124,12 +124,12 @@ fn a_worker_is_asked_and_held_against_the_version() {
     let mut bench = Bench::new(&["w"]);
     let (b, a) = ([1, 2, 3], [4; 5]);
     bench.publish(&[("b", &b), ("a", &a), ("none", &[])], &["w"]);
-    let check = json!({"wbp": 1, "type": "check", "model": MODEL, "epoch": EPOCH, "version": 1, "first": 0});
+    let check = json!({"wbp": 1, "type": "check", "model": MODEL, "epoch": EPOCH, "version": 1});
     assert_eq!(bench.verify("eye", "w"), [("w".to_owned(), check)]);
     bench.checked("w", 1, json!([crc32c(&a), crc32c(&b), 0]));
     let (same, _) = bench.compared();
     let wanted = json!({"wbp": 1, "type": "verified", "worker": "w", "model": MODEL, "epoch": EPOCH, "version": 1,
-        "first": 0, "count": 3, "names": 3, "unlike": 0, "differing": 0, "differences": [], "code": null, "text": ""});
+        "count": 3, "names": 3});
     assert_eq!(same, wanted);
     let other = bench.verdict(json!([crc32c(&a), 7, null]));
     let difference = json!([{"name": "b", "published": crc32c(&b), "runs": 7}]);
@@ -142,7 +142,7 @@ fn a_worker_is_asked_and_held_against_the_version() {
     bench.say("eye", json!({"type": "verify", "worker": "w", "model": MODEL, "first": 2}));
     bench.say("w", json!({"type": "checked", "model": MODEL, "epoch": EPOCH, "version": 1, "first": 2, "sums": [0, 1, 2]}));
     let (rest, _) = bench.compared();
-    assert_eq!((&rest["first"], &rest["count"], &rest["differing"]), (&json!(2), &json!(1), &json!(0)));
+    assert_eq!((&rest["first"], &rest["count"], rest.get("differing")), (&json!(2), &json!(1), None));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_large_version_is_summed_in_slices_and_once() {
         bench.verify("eye", "w");
         bench.checked("w", 1, json!([crc32c(&bytes)]));
         let (verified, took) = bench.compared();
-        assert_eq!((&verified["differing"], &verified["count"], took), (&json!(0), &json!(1), slices));
+        assert_eq!((verified.get("differing"), &verified["count"], took), (None, &json!(1), slices));
     }
 }
 
@@ -168,7 +168,7 @@ fn a_version_that_goes_while_it_is_compared_is_told() {
     assert!(told(bench.machine.compare()).is_empty());
     bench.publish(&[("w", &bytes)], &["w"]);
     let (verified, _) = bench.compared();
-    assert_eq!((&verified["code"], &verified["count"]), (&json!("gone"), &json!(0)));
+    assert_eq!((&verified["code"], verified.get("count")), (&json!("gone"), None));
     assert!(!bench.machine.comparing());
 }
 

@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use weightbus::casting::cast;
 use weightbus::digest::bytes_of_hex;
+use weightbus::phases::{DECISIONS, TARGETS, VERSIONS, WORKERS};
 use weightbus::Dtype;
 
 #[test]
@@ -23,6 +24,21 @@ fn every_case_is_answered_as_expected() {
         if let Some(answer) = answer {
             assert!(agrees(&case, &answer), "{} {}: {}", file, name, answer);
         }
+    }
+}
+
+#[test]
+fn a_publisher_has_the_tables_of_the_vectors() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors/publisher_phases.json");
+    let table: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    for case in table["cases"].as_array().unwrap() {
+        let next = match case["of"].as_str().unwrap() {
+            "worker on the roster" => vectors::next_of(WORKERS, case),
+            "target" => vectors::next_of(TARGETS, case),
+            "decision" => vectors::next_of(DECISIONS, case),
+            _ => vectors::next_of(VERSIONS, case),
+        };
+        assert_eq!(next.unwrap(), case["next"], "{}", case);
     }
 }
 
