@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from .description import (
-    REQUIRED,
     Array,
     Base64,
     Boolean,
@@ -46,9 +45,10 @@ ENUMS: Final = {
     "ToObserver": ("publisher", "observer", False),
 }
 # Fields of messages that are written at their default too: the vectors have them in every message.
-WRITTEN: Final = frozenset(
-    "token subscribed shared epoch models age_ms features client host pid first count layout phase "
-    "encryption hash whole text model version".split()
+WRITTEN: Final = (
+    *("token", "subscribed", "shared", "epoch", "models", "age_ms", "features", "client", "host"),
+    *("pid", "first", "count", "layout", "phase", "encryption", "hash", "whole", "text", "model"),
+    "version",
 )
 # The types of limits that are not `usize`, beside those that bound an integer.
 LIMIT_TYPES: Final = {
@@ -139,10 +139,7 @@ def _impl(head: str, signature: str, body: str, comment: str = "") -> str:
 def _limits(protocol: Protocol) -> str:
     structs = (*protocol.messages.values(), *protocol.objects.values())
     bounds = {
-        name
-        for struct in structs
-        for each in struct.fields
-        for name in _integer_bounds(each.type)
+        name for struct in structs for each in struct.fields for name in _integer_bounds(each.type)
     }
 
     def const(limit: Limit) -> str:
@@ -152,6 +149,20 @@ def _limits(protocol: Protocol) -> str:
         return f"{_comment(limit.meaning)}pub const {limit.name}: {kind} = {value};\n"
 
     return "//! The limits of the protocol.\n\n" + "".join(map(const, protocol.limits.values()))
+
+
+def _one_ofs(kind: Type) -> Iterator[OneOf]:
+    match kind:
+        case OneOf():
+            yield kind
+        case Nullable():
+            yield from _one_ofs(kind.inner)
+        case Array():
+            yield from _one_ofs(kind.item)
+        case Map():
+            yield from _one_ofs(kind.value)
+        case _:
+            pass
 
 
 def _integer_bounds(kind: Type) -> Iterator[str]:
@@ -208,13 +219,13 @@ def _codes(protocol: Protocol) -> str:
     words = "".join(f'            "{n}" => Code::{_camel(n)},\n' for n in meanings)
     again = [f'"{name}"' for name, code in failed.items() if code.cells["again"]]
     return (
-        "//! The codes of the protocol, for programs. The texts that are sent with codes are for people.\n\n"
+        "//! The codes of the protocol, for programs. Texts beside them are for people.\n\n"
         "use std::fmt;\n\n"
         "/// The codes of `failed` after which a worker tries the version again.\n"
         + _block("", f"pub const TRANSIENT: [&str; {len(again)}] = [", again, "];", pad="")
         + "\n/// Why a version was rejected, or a worker was refused.\n"
         "#[derive(Clone, Debug, PartialEq, Eq, Hash)]\n#[non_exhaustive]\npub enum Code {\n"
-        f"{variants}    /// A code that this crate does not know: later versions of the protocol may add codes.\n"
+        f"{variants}    /// A code that this crate does not know; the protocol may add codes.\n"
         "    Other(String),\n}\n"
         + _impl(
             "Code",
@@ -225,7 +236,8 @@ def _codes(protocol: Protocol) -> str:
         + _impl(
             "From<&str> for Code",
             "fn from(text: &str) -> Code",
-            f"        match text {{\n{words}            other => Code::Other(other.to_owned()),\n        }}\n",
+            f"        match text {{\n{words}            other => Code::Other(other.to_owned()),\n"
+            "        }\n",
         )
         + _impl(
             "fmt::Display for Code",
@@ -240,8 +252,8 @@ def _codes(protocol: Protocol) -> str:
 
 def _phases(protocol: Protocol) -> str:
     head = (
-        "//! The tables of states: from a state, by an event, to a state. An event without an arrow from a\n"
-        "//! state changes nothing.\n\nuse serde::{Deserialize, Serialize};\n"
+        "//! The tables of states: from a state, by an event, to a state. An event without an\n"
+        "//! arrow from a state changes nothing.\n\nuse serde::{Deserialize, Serialize};\n"
     )
     return head + "".join(_table(name, table) for name, table in protocol.tables.items())
 
@@ -256,7 +268,8 @@ def _table(key: str, table: Table) -> str:
     ]
     return (
         f"\n{_comment(table.summary + ': its states.')}"
-        "#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]\n"
+        "#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, "
+        "Serialize, Deserialize)]\n"
         f'#[serde(rename_all = "kebab-case")]\npub enum {state} {{\n'
         f"{_variants(table.states, table.initial)}}}\n"
         + _impl(
@@ -291,28 +304,26 @@ class Messages:
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
         self.words: dict[frozenset[str], str] = {}  # the enum of the words of a field
-        self.enums: list[str] = []
+        self.tests: list[str] = []  # of defaults that are not those of their types
         self.readers: set[str] = set()  # functions of `fields.rs` that are used
         self.read = self._read()
 
     def text(self) -> str:
         """Return the text of the file."""
         structs = (*self.protocol.objects.values(), *self.protocol.messages.values())
-        for struct in reversed(structs):  # a field of a message names its words
-            for each in struct.fields:
-                self._name_words(struct, each)
+        words = self._words(structs[::-1])  # a field of a message names its words
         body = "".join(map(self._struct, structs))
         enums = "".join(self._messages(name) for name in ENUMS)
         limits = sorted({n for n in self.protocol.limits if re.search(rf"\b{n}\b", body)})
         readers = sorted({*self.readers, "is_default", "Fault", "Fields"}, key=_by_version)
         return (
-            "//! The messages of WBP/1, and the objects in them: structs, and the readers of their fields.\n\n"
+            "//! The messages of WBP/1, and the objects in them: structs, and their readers.\n\n"
             "use crate::fields::{\n" + _wrapped(readers) + "};\n"
             "use crate::messages::Received;\n"
             "use crate::protocol::limits::{\n" + _wrapped(limits) + "};\n"
             "use serde::{Deserialize, Serialize};\n"
             "use std::collections::BTreeMap;\n"
-            "use std::ops::RangeInclusive;\n" + "".join(self.enums) + body + enums
+            "use std::ops::RangeInclusive;\n" + words + body + enums + "".join(self.tests)
         )
 
     def _sent(self, enum: str) -> list[Message]:
@@ -336,25 +347,30 @@ class Messages:
             left += [self.protocol.objects[name] for name in inside]
         return found
 
-    def _name_words(self, struct: Struct, each: Field) -> None:
-        """Give the words of a field an enum, named after the first field that has them."""
-        kind = each.type.inner if isinstance(each.type, Nullable) else each.type
-        if not isinstance(kind, OneOf):
-            return
-        words = [word for word in kind.words if word]
-        if frozenset(words) in self.words and each.default in ("", REQUIRED, None):
-            return
-        name = self.words.setdefault(frozenset(words), f"{struct.class_name}{_camel(each.name)}")
-        default = words[0] if each.default in ("", REQUIRED, None) else each.default
-        of = f"The words of the field `{each.name}`."
-        variants = "".join(
-            ("    #[default]\n" if word == default else "") + f"    {_camel(word)},\n" for word in words
-        )
-        text = (
-            f"\n{_comment(of)}#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]\n"
-            f'#[serde(rename_all = "kebab-case")]\npub enum {name} {{\n{variants}}}\n'
-        )
-        self.enums = [other for other in self.enums if f"pub enum {name} " not in other] + [text]
+    def _words(self, structs: Sequence[Struct]) -> str:
+        """Give each set of words an enum, named after the first field that has them."""
+        fields: dict[frozenset[str], list[tuple[Struct, Field, OneOf]]] = {}
+        for struct in structs:
+            for each in struct.fields:
+                for kind in _one_ofs(each.type):
+                    alike = fields.setdefault(frozenset(kind.words) - {""}, [])
+                    alike.append((struct, each, kind))
+        text = ""
+        for words, alike in fields.items():
+            struct, first, kind = alike[0]
+            self.words[words] = name = f"{struct.class_name}{_camel(first.name)}"
+            defaults = {each.default for _, each, _ in alike if each.default in words}
+            if len(defaults) > 1:
+                raise ValueError(f"two defaults of the same words: {', '.join(sorted(defaults))}")
+            listed = [word for word in kind.words if word]
+            default = next(iter(defaults), listed[0])
+            text += (
+                f"\n/// The words of the field `{first.name}`.\n"
+                "#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]\n"
+                f'#[serde(rename_all = "kebab-case")]\npub enum {name} {{\n'
+                f"{_variants(dict.fromkeys(listed, ''), default)}}}\n"
+            )
+        return text
 
     def _struct(self, struct: Struct) -> str:
         plain = all(self._plain(each) for each in struct.fields)
@@ -366,7 +382,9 @@ class Messages:
         )
         if not plain:
             values = [
-                f"{each.name}: {'Default::default()' if self._plain(each) else _value(each.default)}"
+                f"{each.name}: Default::default()"
+                if self._plain(each)
+                else f"{each.name}: {_value(each.default)}"
                 for each in struct.fields
             ]
             text += _impl(
@@ -386,16 +404,28 @@ class Messages:
 
     def _plain(self, each: Field) -> bool:
         """Return whether a field's default is that of its type."""
-        return each.required or each.default in (None, 0, "", [], {}) or isinstance(each.type, OneOf)
+        usual = each.default in (None, 0, "", [], {})
+        return each.required or usual or isinstance(each.type, OneOf)
 
     def _field(self, struct: Struct, each: Field) -> str:
         meaning = each.meaning
         if not meaning and struct.of_version and struct.version_meaning and each.name == "version":
             meaning = struct.version_meaning
         old = isinstance(struct, Message) and struct.page != "observing" and each.name in WRITTEN
-        skipped = not each.required and self._plain(each) and not old
-        attribute = '    #[serde(skip_serializing_if = "is_default")]\n' if skipped else ""
-        return f"{_comment(meaning, '    ')}{attribute}    pub {each.name}: {self._type(each.type)},\n"
+        attribute = ""
+        if not each.required and not old:
+            test = "is_default" if self._plain(each) else self._test(struct, each)
+            attribute = f'    #[serde(skip_serializing_if = "{test}")]\n'
+        comment = _comment(meaning, "    ")
+        return f"{comment}{attribute}    pub {each.name}: {self._type(each.type)},\n"
+
+    def _test(self, struct: Struct, each: Field) -> str:
+        """Return the function that tells whether a value is a default that is not of its type."""
+        name = f"is_default_{struct.name}_{each.name}"
+        value = "*value" if each.default is True else f"*value == {_value(each.default)}"
+        head = f"fn {name}(value: &{self._type(each.type)}) -> bool"
+        self.tests.append(f"\n{head} {{\n    {value}\n}}\n")
+        return name
 
     def _type(self, kind: Type) -> str:
         match kind:
@@ -481,8 +511,10 @@ class Messages:
         return text + (
             f"\nimpl Received for {enum} {{\n"
             f"    fn read(kind: &str, fields: &Fields) -> Result<Option<{enum}>, Fault> {{\n"
-            f"        Ok(Some(match kind {{\n{arms}            _ => return Ok(None),\n        }}))\n    }}\n\n"
-            f"    fn payloads(&self) -> RangeInclusive<usize> {{\n{_payloads(enum, sent)}    }}\n}}\n"
+            f"        Ok(Some(match kind {{\n{arms}            _ => return Ok(None),\n"
+            "        }))\n    }\n\n"
+            "    fn payloads(&self) -> RangeInclusive<usize> {\n"
+            f"{_payloads(enum, sent)}    }}\n}}\n"
         )
 
 
@@ -505,6 +537,8 @@ def _a(side: str) -> str:
 
 
 def _value(default: object) -> str:
+    if isinstance(default, str):
+        return f'"{default}".to_owned()'
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 

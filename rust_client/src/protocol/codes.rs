@@ -1,5 +1,5 @@
 // Made by `make protocol`; do not edit.
-//! The codes of the protocol, for programs. The texts that are sent with codes are for people.
+//! The codes of the protocol, for programs. Texts beside them are for people.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ pub enum Code {
     NoPatch,
     /// A handshake failed because of keys; the text has the likely reason.
     Keys,
-    /// A code that this crate does not know: later versions of the protocol may add codes.
+    /// A code that this crate does not know; the protocol may add codes.
     Other(String),
 }
 

@@ -1,5 +1,5 @@
 // Made by `make protocol`; do not edit.
-//! The messages of WBP/1, and the objects in them: structs, and the readers of their fields.
+//! The messages of WBP/1, and the objects in them: structs, and their readers.
 
 use crate::fields::{
     array, base64, boolean, count, hex, hex_or_empty, is_default, map, name, nullable, object, positive,
@@ -614,6 +614,7 @@ pub struct Failed {
     /// The reason in words; at most 20 lines on tensors that differ.
     pub text: String,
     /// False: an apply failed half-way, so the worker runs no version of the model (W24).
+    #[serde(skip_serializing_if = "is_default_failed_intact")]
     pub intact: bool,
 }
 
@@ -934,6 +935,7 @@ pub struct Observe {
     #[serde(skip_serializing_if = "is_default")]
     pub since: u64,
     /// How many messages `roster` may answer this `observe`.
+    #[serde(skip_serializing_if = "is_default_observe_pages")]
     pub pages: u64,
 }
 
@@ -1229,4 +1231,12 @@ impl Received for FromObserver {
 pub enum ToObserver {
     Roster(RosterPage),
     Verified(Verified),
+}
+
+fn is_default_failed_intact(value: &bool) -> bool {
+    *value
+}
+
+fn is_default_observe_pages(value: &u64) -> bool {
+    *value == 1
 }

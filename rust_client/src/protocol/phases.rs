@@ -1,6 +1,6 @@
 // Made by `make protocol`; do not edit.
-//! The tables of states: from a state, by an event, to a state. An event without an arrow from a
-//! state changes nothing.
+//! The tables of states: from a state, by an event, to a state. An event without an
+//! arrow from a state changes nothing.
 
 use serde::{Deserialize, Serialize};
 
