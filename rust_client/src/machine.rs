@@ -280,7 +280,7 @@ impl WorkerMachine {
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
-            _ => Vec::new(), // handled above, or of a feature that is not named, or clear in a session with keys, or the reverse (E1)
+            _ => Vec::new(), // handled above, of a feature that is not named, or sealed or clear against E1
         }
     }
 

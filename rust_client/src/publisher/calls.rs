@@ -6,11 +6,10 @@
 use super::absent::why_nobody;
 use super::effects::{Effect, WorkerEventKind};
 use super::machine::PublisherMachine;
+use super::phases::{Decision, Outcome, TargetEvent, VersionEvent};
 use super::publication::Publication;
 use crate::limits::CALLS_MAX;
 use crate::messages::*;
-use crate::phases::Outcome;
-use crate::phases::{Decision, TargetEvent, VersionEvent};
 use crate::transfer::{Key, Time};
 use crate::words::escaped;
 use std::collections::{BTreeMap, BTreeSet};

@@ -3,10 +3,10 @@
 
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
+use super::phases::{PeerEvent, PeerPhase};
 use super::roster::Admission;
 use crate::limits::{EPOCH_CLOCK_MAX, EPOCH_LEAP_MAX_MS, INTEGER_MAX, RENEWAL_PAUSES};
 use crate::messages::*;
-use crate::phases::{PeerEvent, PeerPhase};
 use crate::transfer::Time;
 use crate::words::escaped;
 use std::collections::BTreeMap;

@@ -16,7 +16,7 @@ use super::pages::{Changed, Page};
 use super::rate_limits::{Rate, TokenBucket};
 use super::roster::{Peer, Roster};
 use crate::limits::{ERROR_MAX, EVENTS_TOLD, OBSERVERS_MAX, PAGE_ROWS_MAX};
-use crate::messages::{encode, FromWorker, Metadata, Observe, ProgressPhase, RosterPage, ToObserver};
+use crate::messages::{FromWorker, Metadata, Observe, ProgressPhase};
 use crate::transfer::{Key, Time};
 use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -220,7 +220,7 @@ impl PublisherMachine {
             if !more && !page.takes(at, &what, &self.store, &self.timing, now) {
                 more = pages.len() + 1 >= asked.pages.min(PAGES_MAX) as usize;
                 if !more {
-                    let next = Page::new(page.roster.revision);
+                    let next = Page::new(page.revision);
                     pages.push(std::mem::replace(&mut page, next));
                     page.takes(at, &what, &self.store, &self.timing, now);
                 }
@@ -229,16 +229,12 @@ impl PublisherMachine {
                 break;
             }
         }
-        page.roster.revision = if more { page.roster.revision } else { latest };
-        pages.push(page);
-        let (last, workers, time_ms) = (pages.len(), self.roster.len() as u64, self.time_ms().unwrap_or(0));
-        let header = |(number, page): (usize, Page)| {
-            let follows = number < last;
-            let (more, roster) = (more || follows, page.roster);
-            let roster = RosterPage { epoch, latest, workers, time_ms, more, follows, ..roster };
-            encode(&ToObserver::Roster(roster))
-        };
-        (1..).zip(pages).map(header).collect()
+        page.revision = if more { page.revision } else { latest };
+        let time_ms = self.time_ms().unwrap_or(0);
+        let about = (epoch, latest, self.roster.len(), time_ms);
+        let mut headers: Vec<_> = pages.into_iter().map(|page| page.header(about, true, true)).collect();
+        headers.push(page.header(about, false, more));
+        headers
     }
 
     /// Records new latest versions of models, and touches the workers whose newest version,

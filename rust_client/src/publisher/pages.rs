@@ -7,7 +7,8 @@ use super::status::{count_of, is_stuck};
 use super::store::Store;
 use crate::limits::{Timing, ERROR_MAX, HEADER_BYTES_MAX, LABEL_MAX, PAGE_ROWS_MAX, VERSIONS_TOLD};
 use crate::messages::{
-    Doing, Happened, ModelRow, Published, RosterPage, WorkerRow, WorkerRowRoad, WorkerRowState,
+    encode, Doing, Happened, ModelRow, Published, RosterPage, ToObserver, WorkerRow, WorkerRowRoad,
+    WorkerRowState,
 };
 use crate::transfer::Time;
 use crate::words::printable;
@@ -26,16 +27,20 @@ pub enum Changed<'a> {
 
 /// A page that is being filled with rows.
 pub struct Page {
-    /// The page; `revision` is that of the last change in the page.
-    pub roster: RosterPage,
+    /// The revision of the last change in the page.
+    pub revision: u64,
+    since: u64,
+    models: Vec<ModelRow>,
+    rows: Vec<WorkerRow>,
+    events: Vec<Happened>,
     room: usize,
     count: usize,
 }
 
 impl Page {
     pub fn new(since: u64) -> Page {
-        let roster = RosterPage { since, revision: since, ..Default::default() };
-        Page { roster, room: PAGE_BYTES, count: 0 }
+        let (models, rows, events) = (Vec::new(), Vec::new(), Vec::new());
+        Page { revision: since, since, models, rows, events, room: PAGE_BYTES, count: 0 }
     }
 
     /// Adds a change with the revision `at`. Returns false if the page has no room for the change;
@@ -44,42 +49,61 @@ impl Page {
         match what {
             Changed::Model(name, model) => {
                 let row = model_row(name, model, now);
-                self.has_room(&row) && self.add(at, |page| page.models.push(row))
+                self.fits(at, &row).then(|| self.models.push(row)).is_some()
             }
             Changed::Event(time, event) => {
-                let event = Happened {
+                let row = Happened {
                     kind: event.kind.as_str().to_owned(),
                     worker: event.worker.clone(),
                     text: printable(&event.text, ERROR_MAX),
                     age_ms: millis(now, *time),
                     ..Default::default()
                 };
-                self.has_room(&event) && self.add(at, |page| page.events.push(event))
+                self.fits(at, &row).then(|| self.events.push(row)).is_some()
             }
             Changed::Worker(peer) => {
-                let mut row = worker_row(peer, ERROR_MAX, store, timing, now);
-                if nbytes(&row) > PAGE_BYTES {
-                    row = worker_row(peer, SHORT, store, timing, now);
-                }
-                self.has_room(&row) && self.add(at, |page| page.rows.push(row))
+                let row = worker_row(peer, ERROR_MAX, store, timing, now);
+                let short = nbytes(&row) > PAGE_BYTES;
+                let row = if short { worker_row(peer, SHORT, store, timing, now) } else { row };
+                self.fits(at, &row).then(|| self.rows.push(row)).is_some()
             }
         }
     }
 
-    /// True if a row fits; it then takes its bytes of the page.
-    fn has_room(&mut self, row: &impl Serialize) -> bool {
+    /// True if a row with the revision `at` fits; the page then has its bytes.
+    fn fits(&mut self, at: u64, row: &impl Serialize) -> bool {
         let nbytes = nbytes(row);
-        let fits = self.count == 0 || (nbytes <= self.room && self.count < PAGE_ROWS_MAX);
-        if fits {
-            self.room = self.room.saturating_sub(nbytes);
+        if self.count > 0 && (nbytes > self.room || self.count >= PAGE_ROWS_MAX) {
+            return false;
         }
-        fits
+        (self.room, self.count, self.revision) = (self.room.saturating_sub(nbytes), self.count + 1, at);
+        true
     }
 
-    fn add(&mut self, at: u64, push: impl FnOnce(&mut RosterPage)) -> bool {
-        push(&mut self.roster);
-        (self.count, self.roster.revision) = (self.count + 1, at);
-        true
+    /// Returns the page as the header of a `roster` message, with the epoch, the latest revision,
+    /// the number of workers, and the time in milliseconds since 1970. `follows` is true if
+    /// another page of the same answer follows, and `more` if the observer can request more.
+    pub fn header(
+        self,
+        (epoch, latest, workers, time_ms): (u64, u64, usize, u64),
+        follows: bool,
+        more: bool,
+    ) -> Vec<u8> {
+        let Page { since, revision, models, rows, events, .. } = self;
+        encode(&ToObserver::Roster(RosterPage {
+            epoch,
+            since,
+            revision,
+            latest,
+            workers: workers as u64,
+            more,
+            follows,
+            time_ms,
+            models,
+            rows,
+            events,
+            ..Default::default()
+        }))
     }
 }
 
@@ -107,7 +131,7 @@ fn model_row(name: &str, model: &ModelSeen, now: Time) -> ModelRow {
 
 /// Returns the row of a worker, with at most `error_max` characters of each error.
 fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now: Time) -> WorkerRow {
-    let doing = |model: &String| (model.clone(), doing(peer, model, error_max, store, now));
+    let standing = |model: &String| (model.clone(), standing_of(peer, model, error_max, store, now));
     WorkerRow {
         name: peer.hello.name.clone(),
         state: match (peer.lost(), is_stuck(peer, timing, now)) {
@@ -117,7 +141,7 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
         },
         road: if peer.subscribed { WorkerRowRoad::Pushed } else { WorkerRowRoad::Pulled },
         heard_ms: millis(now, peer.heard_at),
-        models: peer.hello.models.keys().map(doing).collect(),
+        models: peer.hello.models.keys().map(standing).collect(),
         client: printable(&peer.hello.client, LABEL_MAX),
         host: printable(&peer.hello.host, LABEL_MAX),
         pid: peer.hello.pid,
@@ -125,10 +149,10 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
     }
 }
 
-fn doing(peer: &Peer, model: &str, error_max: usize, store: &Store, now: Time) -> Doing {
+fn standing_of(peer: &Peer, model: &str, error_max: usize, store: &Store, now: Time) -> Doing {
     let (epoch, version) = peer.runs(model);
     let took = peer.seen.took.get(model).filter(|(number, _)| *number == version);
-    let mut doing = Doing {
+    let mut standing = Doing {
         epoch,
         version,
         newest: store.models.get(model).and_then(|its| its.latest_for(&peer.hello.name)).unwrap_or(0),
@@ -136,14 +160,14 @@ fn doing(peer: &Peer, model: &str, error_max: usize, store: &Store, now: Time) -
         ..Default::default()
     };
     if let Some((failed, error)) = peer.seen.failed.get(model) {
-        (doing.failed, doing.error) = (*failed, error.chars().take(error_max).collect());
+        (standing.failed, standing.error) = (*failed, error.chars().take(error_max).collect());
     }
     if let Some(incoming) = peer.incoming.get(model) {
-        (doing.incoming, doing.phase) = (incoming.version, Some(incoming.phase));
-        (doing.chunks, doing.count) = (incoming.chunks, count_of(model, incoming, store));
-        doing.idle_ms = millis(now, incoming.since);
+        (standing.incoming, standing.phase) = (incoming.version, Some(incoming.phase));
+        (standing.chunks, standing.count) = (incoming.chunks, count_of(model, incoming, store));
+        standing.idle_ms = millis(now, incoming.since);
     }
-    doing
+    standing
 }
 
 /// Returns the milliseconds from `at` to `now`.

@@ -5,9 +5,9 @@
 //! grace period. A target that left with a `bye` no longer counts. If a number of workers is
 //! expected, workers that join become targets until that number is reached.
 
+use super::phases::{At, Decision, DecisionEvent, Outcome, TargetEvent, DECISIONS, TARGETS};
 use super::receipt::{Receipt, WorkerReceipt};
 use crate::messages::{AnnounceCommit, Metadata};
-use crate::phases::{At, Decision, DecisionEvent, Outcome, TargetEvent, DECISIONS, TARGETS};
 use crate::transfer::{Key, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Receipts: the result of a publish, with the outcome of every worker, and when it was reached.
 
+use super::phases::Outcome;
 use crate::messages::DELTA;
-use crate::phases::Outcome;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;

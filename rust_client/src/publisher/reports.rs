@@ -2,8 +2,8 @@
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
+use super::phases::{TargetEvent, VersionPhase};
 use crate::messages::*;
-use crate::phases::{TargetEvent, VersionPhase};
 use crate::transfer::{Key, Time};
 
 impl PublisherMachine {
@@ -79,19 +79,15 @@ impl PublisherMachine {
     /// Handles an `applied` report (P12).
     pub(super) fn applied(&mut self, name: &str, said: Applied, now: Time) {
         let key = (said.epoch, said.version);
-        let running = Running {
-            epoch: said.epoch,
-            version: said.version,
-            digest: said.digest.clone(),
-            ..Default::default()
-        };
+        let (epoch, version, digest) = (said.epoch, said.version, said.digest.clone());
+        let running = Running { epoch, version, digest, ..Default::default() };
         match self.roster.get(name) {
             Some(peer) if peer.wants(&said.model) => {}
             _ => return,
         }
+        // P15
         if !self.plausible(&said.model, &running) {
             return self.wrong_digest(name, &said.model, key, &said.digest, now);
-            // P15
         }
         if self.roster.get(name).map_or(false, |peer| peer.runs(&said.model) < key) {
             let (patch, decode_us) = (said.patch.as_ref(), Some(said.decode_us));

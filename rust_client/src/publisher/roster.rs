@@ -7,8 +7,8 @@
 use super::effects::Identity;
 use super::link::Link;
 use super::observers::ObserverRecord;
+use super::phases::{At, PeerEvent, PeerPhase, WORKERS};
 use crate::messages::{Hello, PatchId, Progress, ProgressPhase, Running};
-use crate::phases::{At, PeerEvent, PeerPhase, WORKERS};
 use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

@@ -2,9 +2,9 @@
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
+use super::phases::{PeerEvent, TargetEvent};
 use super::status::{is_stuck, phase_of};
 use crate::messages::*;
-use crate::phases::{PeerEvent, TargetEvent};
 use crate::transfer::Time;
 
 impl PublisherMachine {

@@ -7,9 +7,9 @@
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
+use super::phases::{At, VersionEvent, VersionPhase, VERSIONS};
 use crate::limits::EPOCHS_KEPT;
 use crate::messages::{PatchId, Running};
-use crate::phases::{At, VersionEvent, VersionPhase, VERSIONS};
 use crate::transfer::{ChunkPlan, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

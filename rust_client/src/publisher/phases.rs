@@ -1,0 +1,28 @@
+//! The phases of a publisher's workers, targets, decisions and versions. Nothing else than the tables
+//! changes a phase. The transitions of ended processes and of reclaimable memory are unused here.
+
+use crate::phases::next;
+pub use crate::protocol::phases::*;
+
+/// The current phase in a table.
+#[derive(Clone, Copy)]
+pub struct At<S: 'static, E: 'static>(S, &'static [(S, E, S)]);
+
+impl<S: Copy + Default + PartialEq, E: Copy + PartialEq> At<S, E> {
+    pub fn first(table: &'static [(S, E, S)]) -> At<S, E> {
+        At(S::default(), table)
+    }
+
+    pub fn now(&self) -> S {
+        self.0
+    }
+
+    pub fn is(&self, state: S) -> bool {
+        self.0 == state
+    }
+
+    /// Applies an event. Returns true if the table has this transition.
+    pub fn take(&mut self, event: E) -> bool {
+        next(self.1, self.0, event).map(|state| self.0 = state).is_some()
+    }
+}
