@@ -44,12 +44,18 @@ ENUMS: Final = {
     "FromObserver": ("observer", "publisher", True),
     "ToObserver": ("publisher", "observer", False),
 }
-# Fields of messages that are written at their default too: the vectors have them in every message.
-WRITTEN: Final = (
-    *("token", "subscribed", "shared", "epoch", "models", "age_ms", "features", "client", "host"),
-    *("pid", "first", "count", "layout", "phase", "encryption", "hash", "whole", "text", "model"),
-    "version",
-)
+# Fields that are written at their default too: the vectors have them in every message.
+WRITTEN: Final = {
+    "hello": ("epoch", "age_ms", "features", "client", "host", "pid"),
+    "welcome": ("age_ms", "features", "shared"),
+    "ping": ("token", "subscribed", "shared"),
+    "pong": ("token", "epoch", "models"),
+    "fetch": ("first", "count", "layout"),
+    "announce": ("encryption", "whole", "shared", "hash"),
+    "refuse": ("model", "epoch", "version"),
+    "progress": ("phase",),
+    "abort": ("text",),
+}
 # The types of limits that are not `usize`, beside those that bound an integer.
 LIMIT_TYPES: Final = {
     "MESSAGE_BYTES_MAX": "u64",
@@ -411,9 +417,8 @@ class Messages:
         meaning = each.meaning
         if not meaning and struct.of_version and struct.version_meaning and each.name == "version":
             meaning = struct.version_meaning
-        old = isinstance(struct, Message) and struct.page != "observing" and each.name in WRITTEN
         attribute = ""
-        if not each.required and not old:
+        if not each.required and each.name not in WRITTEN.get(struct.name, ()):
             test = "is_default" if self._plain(each) else self._test(struct, each)
             attribute = f'    #[serde(skip_serializing_if = "{test}")]\n'
         comment = _comment(meaning, "    ")
@@ -422,7 +427,7 @@ class Messages:
     def _test(self, struct: Struct, each: Field) -> str:
         """Return the function that tells whether a value is a default that is not of its type."""
         name = f"is_default_{struct.name}_{each.name}"
-        value = "*value" if each.default is True else f"*value == {_value(each.default)}"
+        value = "*value" if each.default is True else f"*value == {_literal(each.default)}"
         head = f"fn {name}(value: &{self._type(each.type)}) -> bool"
         self.tests.append(f"\n{head} {{\n    {value}\n}}\n")
         return name
@@ -536,10 +541,12 @@ def _a(side: str) -> str:
     return f"an {side}" if side == "observer" else f"a {side}"
 
 
+def _literal(default: object) -> str:
+    return f'"{default}"' if isinstance(default, str) else str(default).lower()
+
+
 def _value(default: object) -> str:
-    if isinstance(default, str):
-        return f'"{default}".to_owned()'
-    return str(default).lower() if isinstance(default, bool) else str(default)
+    return _literal(default) + (".to_owned()" if isinstance(default, str) else "")
 
 
 def _by_version(name: str) -> tuple[bool, str]:
