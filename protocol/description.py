@@ -21,6 +21,8 @@ SENDERS: Final = ("worker", "publisher", "observer", "either")
 SIDES: Final = ("worker", "publisher", "both")
 CHANNELS: Final = ("control", "data", "both")
 PAYLOADS: Final = ((0, 0), (0, 1), (1, 1))
+RESERVED: Final = ("wbp", "type")  # what every header has
+TEXTS: Final = ("meaning", "summary", "purpose", "type", "class", "head", "answers", "effect", "by")
 IDENTIFIER: Final = re.compile(r"[a-z][a-z0-9_]*")
 WORD: Final = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -285,10 +287,11 @@ class Source:
 
     def _line(self, keys: tuple[str, ...]) -> int:
         for depth in range(len(keys), -1, -1):  # the deepest table with a header of its own
-            header = f"[{'.'.join(keys[:depth])}]"
-            if depth and header not in self._lines:
+            name = re.escape(".".join(keys[:depth]))
+            headers = (n for n, line in enumerate(self._lines) if re.match(rf"\[{name}[].]", line))
+            start = next(headers, None) if depth else 0
+            if start is None:
                 continue
-            start = self._lines.index(header) if depth else 0
             for number in range(start, len(self._lines)):
                 line = self._lines[number]
                 if depth and number > start and line.startswith("["):
@@ -300,10 +303,14 @@ class Source:
 
     def checked(self, table: Mapping[str, Any], allowed: str, *keys: str) -> Mapping[str, Any]:
         """Return a table whose keys are `allowed`: words, those that may be missing with `?`."""
+        if not isinstance(table, Mapping):
+            raise self.fail(f"{'.'.join(keys)} is no table", *keys)
         known = {word.rstrip("?") for word in allowed.split()}
         for key in table:
             if key not in known:
                 raise self.fail(f"unknown key {key!r}; known are {', '.join(sorted(known))}", *keys)
+            if key in TEXTS and not isinstance(table[key], str):
+                raise self.fail(f"{key!r} is {table[key]!r}, which is no text", *keys, key)
         for word in allowed.split():
             if not word.endswith("?") and word not in table:
                 raise self.fail(f"{'.'.join(keys)} has no {word!r}", *keys)
@@ -314,6 +321,11 @@ class Source:
         if value not in allowed:
             raise self.fail(f"{what} {value!r} is none of {', '.join(map(str, allowed))}", *keys)
         return value
+
+    def word(self, value: str, pattern: re.Pattern[str], what: str, *keys: str) -> None:
+        """Check that a name is written as names of its kind are."""
+        if not pattern.fullmatch(value):
+            raise self.fail(f"the {what} {value!r} is not of the form {pattern.pattern}", *keys)
 
     def page(self, value: object, *keys: str) -> str:
         """Return the name of a page that there is."""
@@ -330,6 +342,8 @@ def power(written: str) -> int:
     """Return the number that is written as `64`, `2^20` or `2^53-1`."""
     if match := _POWER.fullmatch(written):
         return (1 << int(match[1])) - (1 if match[2] else 0)
+    if not written.isdecimal():
+        raise ValueError(f"{written!r} is no number; write 64, 2^20 or 2^53-1")
     return int(written)
 
 
@@ -337,11 +351,12 @@ def _limits(source: Source) -> dict[str, Limit]:
     found: dict[str, Limit] = {}
     for name, table in source.values.items():
         source.checked(table, "value page meaning?", name)
+        source.word(name, re.compile(r"[A-Z][A-Z_]*"), "limit", name)
         written = str(table["value"])
         try:
             value = power(written)
-        except ValueError:
-            raise source.fail(f"{name} is {written!r}; write 64, 2^20 or 2^53-1", name) from None
+        except ValueError as error:
+            raise source.fail(f"{name}: {error}", name) from None
         page = source.page(table["page"], name)
         found[name] = Limit(name, value, written, page, table.get("meaning", ""))
     return found
@@ -367,8 +382,8 @@ def _codes(source: Source) -> dict[str, dict[str, Code]]:
         found[message] = {}
         for name, table in codes.items():
             source.checked(table, f"{cells[message]} meaning?", message, name)
-            if name != "any other" and not WORD.fullmatch(name):
-                raise source.fail(f"the code {name!r} is no word", message, name)
+            if name != "any other":
+                source.word(name, WORD, "code", message, name)
             more = {key: value for key, value in table.items() if key != "meaning"}
             found[message][name] = Code(name, more, table.get("meaning", ""))
     return found
@@ -378,6 +393,7 @@ def _features(source: Source) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     for name, table in source.values.items():
         source.checked(table, "side page meaning", name)
+        source.word(name, WORD, "feature", name)
         side = source.one_of(table["side"], SIDES, "side", name)
         found[name] = Feature(name, side, source.page(table["page"], name), table["meaning"])
     return found
@@ -403,8 +419,9 @@ def _structs(
             "page class? from to over? purpose payloads? summary of_version? fields?",
             *at,
         )
-        payloads = tuple(table.get("payloads", (0, 0)))
-        source.one_of(payloads, PAYLOADS, "payloads", *at, "payloads")
+        source.word(name, IDENTIFIER, "message", *at)
+        payloads = table.get("payloads", [0, 0])
+        source.one_of(payloads, tuple(map(list, PAYLOADS)), "payloads", *at, "payloads")
         messages[name] = Message(
             **_struct(source, at, table, names, limits),
             sender=source.one_of(table["from"], SENDERS, "sender", *at, "from"),
@@ -414,8 +431,10 @@ def _structs(
             payloads=(payloads[0], payloads[1]),
         )
     for name, table in source.values["object"].items():
+        source.word(name, IDENTIFIER, "object", "object", name)
         source.checked(table, "page class? summary fields", "object", name)
         objects[name] = Struct(**_struct(source, ("object", name), table, names, limits))
+    _check_classes(source, [*messages.values(), *objects.values()])
     _check_spelling(source, [*messages.values(), *objects.values()])
     _check_use(source, messages, objects)
     return messages, objects
@@ -438,8 +457,9 @@ def _struct(
     for name, row in table.get("fields", {}).items():
         keys = (*at, "fields", name)
         source.checked(row, "type meaning default? page? programs?", *keys)
-        if not IDENTIFIER.fullmatch(name):
-            raise source.fail(f"the field {name!r} is no identifier", *keys)
+        source.word(name, IDENTIFIER, "field", *keys)
+        if at[0] == "message" and name in RESERVED:
+            raise source.fail(f"every message has {name!r} already", *keys)
         if any(each.name == name for each in fields):
             raise source.fail(f"{name!r} is a field of each version already", *keys)
         try:
@@ -529,9 +549,13 @@ def type_of(written: str, objects: tuple[str, ...], limits: Mapping[str, Limit])
     if match := re.fullmatch(r"array, at most (\S+): (.+)", written):
         return Array(bound(match[1]), match[1], inner(match[2]))
     if match := re.fullmatch(r"object, at most (\S+): (.+?) -> (.+)", written):
-        return Map(bound(match[1]), match[1], inner(match[2]), inner(match[3]))
+        if not isinstance(key := inner(match[2]), Name | Text | Hex | OneOf):
+            raise ValueError(f"a key of an object is a string, and {match[2]!r} is none")
+        return Map(bound(match[1]), match[1], key, inner(match[3]))
     if written.endswith(" or null"):
-        return Nullable(inner(written.removesuffix(" or null")))
+        if isinstance(kind := inner(written.removesuffix(" or null")), Nullable):
+            raise ValueError(f"{written!r} has null twice")
+        return Nullable(kind)
     if written == "integer":
         return inner("0 to INTEGER_MAX")
     if written == "text":
@@ -561,8 +585,17 @@ def type_of(written: str, objects: tuple[str, ...], limits: Mapping[str, Limit])
     raise ValueError(f"unknown type {written!r}; README.md lists the types")
 
 
+def _check_classes(source: Source, structs: list[Struct]) -> None:
+    first: dict[str, str] = {}
+    for struct in structs:
+        if first.setdefault(struct.class_name, struct.name) != struct.name:
+            kind = "message" if isinstance(struct, Message) else "object"
+            both = f"{struct.name} and {first[struct.class_name]}"
+            raise source.fail(f"{both} have the class {struct.class_name}", kind, struct.name)
+
+
 def _check_spelling(source: Source, structs: list[Struct]) -> None:
-    """Fields that differ only in underscores or a plural are one field, misspelt."""
+    """Fields that differ only in underscores are one field, misspelt."""
     first: dict[str, tuple[str, str]] = {}
     for struct in structs:
         for each in struct.fields:
@@ -611,10 +644,11 @@ def _check_use(
 def _check_nesting(
     source: Source, objects: Mapping[str, Struct], name: str, above: tuple[str, ...]
 ) -> None:
-    if name in above:
-        raise source.fail(f"the object {name!r} contains itself", "object", name)
     for each in objects[name].fields:
         for inside in objects_in(each.type):
+            if inside in (*above, name):
+                at = ("object", name, "fields", each.name)
+                raise source.fail(f"the object {inside!r} contains itself", *at)
             _check_nesting(source, objects, inside, (*above, name))
 
 
@@ -631,9 +665,16 @@ def _tables(source: Source) -> dict[str, Table]:
             source.page(table["page"], *at, "page")
             states, events, arrows = table["states"], table["events"], table["arrows"]
             final = tuple(table["final"])
-            for state in (table["initial"], *final, *arrows):
-                if state not in states:
-                    raise source.fail(f"{name}: no state is {state!r}", *at, "arrows", state)
+            for state in states:
+                source.word(state, WORD, "state", *at, "states", state)
+            for event in events:
+                source.word(event, WORD, "event", *at, "events", event)
+            named = {"initial": [table["initial"]], "final": final, "arrows": arrows}
+            for key, each in named.items():
+                for state in each:
+                    if state not in states:
+                        where = (*at, key, state) if key == "arrows" else (*at, key)
+                        raise source.fail(f"{name}: no state is {state!r}", *where)
             for state, after in arrows.items():
                 for event, target in after.items():
                     if event not in events:
