@@ -1,4 +1,4 @@
-"""The protocol's pages say what the code does, each thing once: messages, limits, codes, rules."""
+"""The protocol's pages are right where nothing makes them: sentences, transcripts, links, rules."""
 
 import ast
 import json
@@ -9,26 +9,23 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
-import msgspec
 import pytest
 
-from weightbus.bus import limits, messages, protocol_limits
+from weightbus.bus import limits
 from weightbus.bus.errors import ProtocolError
-from weightbus.bus.headers import from_publisher, from_worker
 from weightbus.bus.limits import Timing
 from weightbus.bus.memory import segment
-from weightbus.bus.messages import PAYLOADS, Patch, PatchId, Running, Shared, Whole
+from weightbus.bus.messages import from_publisher, from_worker
 from weightbus.bus.publisher import offers
-from weightbus.bus.structs import Message
 from weightbus.bus.token_bucket import Rate
 from weightbus.bus.worker import follower, transfer
 from weightbus.bus.worker import layouts as acceptance
-from weightbus.bus.worker.tables import TRANSIENT
 from weightbus.codecs import checksum
-from weightbus.codecs import protocol_limits as limits_of_codecs
 from weightbus.codecs.dtypes import DTYPES
+from weightbus.protocol import description
+from weightbus.protocol.document import FIELDS, LIMITS, TIMES
 from weightbus.tests.vectors import levels, transcripts
 
 ROOT = Path(__file__).parents[2]
@@ -38,25 +35,7 @@ CHOSEN = (ROOT / "docs" / "LIMITS.md").read_text()  # what the protocol leaves t
 DOCUMENT = "\n".join(PAGES.values())
 WORKER_PAGES = ("index", "worker")  # what a worker of levels 1 to 3 needs
 WORKER_BYTES_MAX, BYTES_MAX = 63_200, 130_000
-WORKER: tuple[type[Message], ...] = get_args(messages.WorkerMessage)
-PUBLISHER: tuple[type[Message], ...] = get_args(messages.PublisherMessage)
-OBSERVED = (
-    messages.ModelRow,
-    messages.Published,
-    messages.WorkerRow,
-    messages.Doing,
-    messages.Happened,
-    messages.Difference,
-)
-OBSERVERS: dict[type[Message], str] = {
-    messages.Observe: "observer",
-    messages.RosterPage: "publisher",
-    messages.Check: "publisher",
-    messages.Checked: "worker",
-    messages.Verify: "observer",
-    messages.Verified: "publisher",
-}
-TYPES = {str(t.__struct_config__.tag): t for t in (*WORKER, *PUBLISHER, *OBSERVERS)}
+PROTOCOL = description.read()
 
 Row = tuple[str, ...]
 
@@ -121,140 +100,19 @@ def unquoted(cell: str) -> str:
 # Messages.
 
 
-def shown(number: int) -> str:
-    """Return a number as the document writes it."""
-    for power in range(16, 64):
-        if number in (2**power, 2**power - 1):
-            return f"2^{power}" + ("-1" if number % 2 else "")
-    return str(number)
-
-
-def described(kind: msgspec.inspect.Type) -> str:
-    """Return the type of a field, with its bounds, as the document writes it."""
-    match kind:
-        case msgspec.inspect.IntType(ge=0, le=limits_of_codecs.INTEGER_MAX):
-            return "integer"
-        case msgspec.inspect.IntType(ge=int(least), le=most, lt=above):
-            greatest = most if above is None else above - 1
-            assert greatest is not None
-            return f"{shown(least)} to {shown(greatest)}"
-        case msgspec.inspect.StrType(pattern=messages.NAME_PATTERN):
-            return "name"
-        case msgspec.inspect.StrType(pattern=str(pattern)):
-            digits = re.fullmatch(r"\^(\()?\[0-9a-f\]\{(\d+)\}(?(1)\)\?)\\Z", pattern)
-            assert digits is not None, pattern
-            return f"{digits[2]} hex digits" + (" or empty" if digits[1] else "")
-        case msgspec.inspect.StrType(max_length=protocol_limits.TEXT_MAX):
-            return "text"
-        case msgspec.inspect.StrType(max_length=int(longest)):
-            return f"at most {longest} characters"
-        case msgspec.inspect.BytesType(max_length=longest):
-            return f"base64 of at most {longest} bytes"
-        case msgspec.inspect.BoolType():
-            return "boolean"
-        case msgspec.inspect.LiteralType(values=values):
-            return ", ".join(f"`{value}`" for value in values)
-        case msgspec.inspect.UnionType(types=(inner, msgspec.inspect.NoneType())):
-            return f"{described(inner)} or null"
-        case msgspec.inspect.StructType(cls=cls):
-            return cls.__name__.lower()
-        case msgspec.inspect.ListType(item_type=item, max_length=longest):
-            return f"array, at most {longest}: {described(item)}"
-        case msgspec.inspect.DictType(key_type=key, value_type=value, max_length=longest):
-            return f"object, at most {longest}: {described(key)} → {described(value)}"
-        case other:
-            raise AssertionError(f"say here how the document writes {other}")
-
-
-def default_of(field: msgspec.inspect.Field) -> str:
-    if field.required:
-        return ""
-    default: Any = field.default
-    if default is msgspec.NODEFAULT:
-        assert callable(field.default_factory)
-        default = field.default_factory()
-    return f"`{json.dumps(default)}`"
-
-
-def fields_of(kind: type[msgspec.Struct]) -> list[Row]:
-    info = msgspec.inspect.type_info(kind)
-    assert isinstance(info, msgspec.inspect.StructType)
-    return [
-        (f"`{field.encode_name}`", described(field.type), default_of(field))
-        for field in info.fields
-        if field.name != "wbp"
-    ]
-
-
-# Three fields that most messages begin with, which a table names in one row.
-NAMES_A_VERSION = ("`model`, `epoch`, `version`", "", "")
-VERSION_FIELDS = [
-    ("`model`", "name", ""),
-    ("`epoch`", "integer", ""),
-    ("`version`", "1 to 2^53-1", ""),
-]
-FIELDS = ("field", "type", "default", "meaning")
-ADDED = rows_of("message", *FIELDS)
-
-
-def described_fields(title: str) -> list[Row]:
-    """Return the fields of a message or an object, as its only table has them."""
-    ((head, rows),) = tables(section(title))
-    assert head == FIELDS
-    fields: list[Row] = []
-    for row in rows:
-        fields += VERSION_FIELDS if row[:3] == NAMES_A_VERSION else [row[:3]]
-    return fields
-
-
-def test_the_overviews_list_every_message_once_and_who_sends_it() -> None:
-    senders = {t: "worker" for t in TYPES if TYPES[t] in WORKER}
-    senders |= {t: "publisher" for t in TYPES if TYPES[t] in PUBLISHER}
-    senders |= {t: OBSERVERS[TYPES[t]] for t in TYPES if TYPES[t] in OBSERVERS}
-    senders |= {t: "either" for t in TYPES if TYPES[t] in WORKER and TYPES[t] in PUBLISHER}
-    rows = rows_of("message", "from", "to", "purpose")
-    rows += rows_of("message", "from", "to", "over", "purpose")
-    once(row[0] for row in rows)
-    assert {row[0]: row[1] for row in rows} == {
-        f"[`{kind}`](#{kind})": sender for kind, sender in senders.items()
-    }
-    assert all(
-        row[2] == {"worker": "publisher", "publisher": "worker"}.get(row[1], row[2])
-        for row in rows
-        if row[0] not in ("[`roster`](#roster)", "[`verified`](#verified)")
-    )
-
-
 def test_every_message_has_a_section_and_every_section_a_message() -> None:
-    assert once(re.findall(r"^### `(\w+)`$", DOCUMENT, re.MULTILINE)) == set(TYPES)
+    assert once(re.findall(r"^### `(\w+)`$", DOCUMENT, re.MULTILINE)) == set(PROTOCOL.messages)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_the_tables_of_a_message_are_what_the_code_checks(kind: str) -> None:
-    fields = fields_of(TYPES[kind])
-    if not fields:
-        assert "No fields." in section(f"`{kind}`")
-        return
-    found = described_fields(f"`{kind}`") + [row[1:4] for row in ADDED if row[0] == f"`{kind}`"]
-    assert sorted(found) == sorted(fields)
-
-
-def test_fields_are_added_to_messages_that_there_are() -> None:
-    assert {unquoted(row[0]) for row in ADDED} <= set(TYPES)
-
-
-@pytest.mark.parametrize("kind", [Running, Shared, Whole, PatchId, Patch, *OBSERVED])
-def test_the_table_of_an_object_is_what_the_code_checks(kind: type[msgspec.Struct]) -> None:
-    assert described_fields(f"The object `{kind.__name__.lower()}`") == fields_of(kind)
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_payload_frames_are_told(kind: str) -> None:
+@pytest.mark.parametrize("kind", PROTOCOL.messages)
+def test_a_section_says_what_no_table_does(kind: str) -> None:
+    message = PROTOCOL.messages[kind]
     payloads = {(0, 1): "Payload: none, or one", (1, 1): "Payload: exactly one", (0, 0): ""}
-    words = payloads[PAYLOADS.get(TYPES[kind], (0, 0))]
+    words = payloads[message.payloads]
     text = section(f"`{kind}`")
     assert text.strip().startswith(words)
     assert ("Payload:" in text) == bool(words)
+    assert ("No fields." in text) == (not message.fields)
 
 
 # Transcripts.
@@ -273,7 +131,7 @@ def test_transcripts_are_what_is_played(page: str) -> None:
 def test_every_scene_stands_on_one_page_and_every_message_in_a_scene() -> None:
     shown = re.findall(r"<!-- transcript: (\w+) -->", DOCUMENT)
     assert once(shown) == set(transcripts.SCENES)
-    assert {json.loads(fields)["type"] for _, fields in LINES} == set(TYPES)
+    assert {json.loads(fields)["type"] for _, fields in LINES} == set(PROTOCOL.messages)
 
 
 def test_the_session_of_level_1_is_valid() -> None:
@@ -301,25 +159,15 @@ def number(cell: str) -> int:
     return value - 1 if match[2] else value
 
 
-LIMITS = rows_of("limit", "value", "meaning")
-# A limit that a sentence defines: `at most 64 (`RANK_MAX`) dimensions`, `30 s (`TICKET_SECONDS`)`.
-IN_SENTENCES = re.findall(r"([\d,]+)(?: s)? \(`([A-Z_]+)`\)", DOCUMENT)
-
-
-def defined_limits() -> dict[str, int]:
-    """Return every limit, which is defined once."""
-    said = [(name, value.replace(",", "")) for value, name in IN_SENTENCES]
-    found = [(unquoted(row[0]), row[1]) for row in LIMITS] + said
-    once(name for name, _ in found)
-    return {name: number(value) for name, value in found}
-
-
-def test_the_limits_are_those_of_the_code() -> None:
-    known = {**vars(limits), **vars(protocol_limits), **vars(limits_of_codecs)}
-    code = {n: v for n, v in known.items() if n.isupper() and isinstance(v, int)}
+def test_the_limits_that_each_side_chooses_are_those_of_the_code() -> None:
+    code = {n: v for n, v in vars(limits).items() if n.isupper() and isinstance(v, int)}
     code["CHUNK_BYTES_DEFAULT"] = checksum.CHUNK_BYTES_DEFAULT
-    assert defined_limits() == code
-    assert all(row[2] for row in LIMITS), "a limit without a meaning"
+    rows = [row for head, rows in tables(CHOSEN) if head == LIMITS for row in rows]
+    once(row[0] for row in rows)
+    assert {
+        unquoted(row[0]): number(row[1]) for row in rows if unquoted(row[0]) not in PROTOCOL.limits
+    } == {name: value for name, value in code.items() if name not in PROTOCOL.limits}
+    assert all(row[2] for row in rows), "a limit without a meaning"
 
 
 def test_the_rates_are_those_of_the_code() -> None:
@@ -331,9 +179,12 @@ def test_the_rates_are_those_of_the_code() -> None:
 
 
 def test_limits_that_are_named_are_defined() -> None:
-    known = {*defined_limits(), *(unquoted(row[0]) for row in rows_of(*RATES))}
+    known = {unquoted(row[0]) for row in (*rows_of(*LIMITS), *rows_of(*RATES))}
     named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+|ROWS|CHECKS|COMMANDS|ACCEPTS)`", DOCUMENT))
-    assert {name for name in named if not name.startswith(("ZMQ_", "HANDSHAKE_FAILED"))} <= known
+    assert {name for name in named if not name.startswith(("ZMQ_", "HANDSHAKE_FAILED"))} <= {
+        *known,
+        *PROTOCOL.limits,
+    }
 
 
 RATES = "rate", "at once", "a second", "of what, and what happens beyond it"
@@ -347,8 +198,7 @@ def sentences() -> str:
     """
     text = re.sub(r"^ *```.*?^ *```$", "", DOCUMENT, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"[\d,]+(?: s)? \(`[A-Z_]+`\)", "", text)
-    numbered = {FIELDS, ("message", *FIELDS), ("limit", "value", "meaning"), RATES}
-    numbered |= {("time", "default", "side", "meaning"), ("what", "value")}
+    numbered = {FIELDS, ("message", *FIELDS), LIMITS, RATES, TIMES, ("what", "value")}
     numbered |= {("type in the tables", "the value in JSON"), ("offset", "bytes", "what")}
     kept: list[str] = []
     for part in re.split(r"((?:^ *\|.*\n)+)", text, flags=re.MULTILINE):
@@ -360,7 +210,7 @@ def sentences() -> str:
 
 def test_the_number_of_a_limit_stands_in_one_place() -> None:
     text = sentences()
-    for row in LIMITS:
+    for row in rows_of(*LIMITS):
         name, cell, meaning = unquoted(row[0]), row[1], row[2]
         value = number(cell)
         if value >= 1000 and not cell.startswith("2^53"):
@@ -382,7 +232,7 @@ SAID_OTHERWISE = {"TEXT_MAX", "METADATA_BYTES_MAX", "CHECK_NAMES_MAX", "VERSIONS
 
 def test_the_number_of_a_time_stands_in_one_place() -> None:
     text = sentences()
-    for name, seconds, *_ in rows_of("time", "default", "side", "meaning"):
+    for name, seconds, *_ in rows_of(*TIMES):
         found = re.findall(rf"(?<![\w.]){re.escape(seconds)} (?:s|seconds?)\b.*", text)
         assert not found, f"{name} stands elsewhere, too: {found}"
 
@@ -395,10 +245,10 @@ def test_numbers_in_the_rules_are_those_of_the_code() -> None:
     )
     assert transfer.DAMAGED_MAX == 16
     assert "After 16 damaged chunks" in texts["index"]
-    assert f"at most {protocol_limits.OBSERVERS_MAX} in all" in texts["observing"]
+    assert f"at most {PROTOCOL.limits['OBSERVERS_MAX'].value} in all" in texts["observing"]
     assert f"no request for {limits.OBSERVER_SECONDS:g} s" in texts["observing"]
     assert f"within {limits.STRANGER_SECONDS:g} s" in texts["keys"]
-    assert f"n is at most {limits_of_codecs.LAYOUT_BYTES_MAX:,}" in texts["worker"]
+    assert f"n is at most {PROTOCOL.limits['LAYOUT_BYTES_MAX'].value:,}" in texts["worker"]
 
 
 def test_the_header_of_a_segment_is_that_of_the_code() -> None:
@@ -413,14 +263,6 @@ def test_the_header_of_a_segment_is_that_of_the_code() -> None:
     assert f"exactly {segment.HEADER_BYTES} + `nbytes` bytes" in text
 
 
-TIMES = rows_of("time", "default", "side", "meaning")
-
-
-def test_the_timers_are_those_of_the_code() -> None:
-    once(row[0] for row in TIMES)
-    assert {unquoted(row[0]): float(row[1]) for row in TIMES} == vars(Timing())
-
-
 def rules_of(page: str) -> dict[str, str]:
     """Return the rules of a page, with the tables within them."""
     found = re.split(r"^- \*\*([WPLSEKD]\d+)\*\* ", PAGES[page], flags=re.MULTILINE)
@@ -430,7 +272,7 @@ def rules_of(page: str) -> dict[str, str]:
 
 def test_every_time_is_used_by_rules_of_its_side() -> None:
     side = {"index": "worker", "worker": "worker", "publisher": "publisher"}
-    times = {unquoted(row[0]): row[2] for row in TIMES}
+    times = {timer.name: timer.side for timer in PROTOCOL.timers.values()}
     used: dict[str, set[str]] = {name: set() for name in times}
     for page in side:
         for text in rules_of(page).values():
@@ -438,6 +280,10 @@ def test_every_time_is_used_by_rules_of_its_side() -> None:
                 if f"`{name}`" in text:
                     used[name].add(side[page])
     assert used == {n: {"both": {"worker", "publisher"}}.get(s, {s}) for n, s in times.items()}
+
+
+def test_the_timers_are_those_of_the_code() -> None:
+    assert {timer.name: timer.default for timer in PROTOCOL.timers.values()} == vars(Timing())
 
 
 def test_the_dtypes_are_those_of_the_code() -> None:
@@ -504,7 +350,7 @@ def failed_codes() -> set[str]:
 def test_the_codes_of_refuse_are_those_of_the_code() -> None:
     codes = refuse_codes()
     assert len(codes) > 5
-    assert once(unquoted(row[0]) for row in table("Codes", 0)) == {*codes, "any other"}
+    assert {*PROTOCOL.codes["refuse"]} == {*codes, "any other"}
 
 
 def checked_codes() -> set[str]:
@@ -519,13 +365,11 @@ def checked_codes() -> set[str]:
 def test_the_codes_of_verified_are_those_of_the_code() -> None:
     codes = checked_codes()
     assert len(codes) > 5
-    assert {unquoted(row[0]) for row in rows_of("code", "sent by", "meaning")} == codes
+    assert {*PROTOCOL.codes["verified"]} == codes
 
 
 def test_the_codes_of_failed_are_those_of_the_code() -> None:
-    rows = table("Codes", 1)
-    assert once(unquoted(row[0]) for row in rows) == failed_codes()
-    assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == TRANSIENT
+    assert {*PROTOCOL.codes["failed"]} == failed_codes()
 
 
 # The document itself.
