@@ -11,10 +11,9 @@ from weightbus.tests.conformance.python_vectors import blob
 from weightbus.tests.conformance.stage import Stage
 from weightbus.tests.conformance.vectors import FOLDER
 from weightbus.tests.conformance.weights import noise
-from weightbus.tests.vectors.message_cases import INTEGERS
 from weightbus.tests.vectors.parts import crc32c, digest, padded, text_of
 
-VECTORS_EPOCH = INTEGERS["count"][0] + 3  # of the messages in the vectors
+VECTORS_EPOCH = 3  # of the messages in the vectors
 VECTORS_MODEL = "policy"
 AT_ONCE = 60  # malformed messages between two publishes
 LATER = 1_000  # a version far above those that are published

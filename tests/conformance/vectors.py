@@ -13,7 +13,7 @@ from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.tests.conformance.driver import Fault, vectors
 from weightbus.tests.conformance.languages import OF_CLIENTS
 from weightbus.tests.conformance.sequences import fault_of_sequence
-from weightbus.tests.vectors.message_cases import CHECKING, DIRECTIONS, REQUIRED
+from weightbus.tests.vectors.parts import own_defaults
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
@@ -203,12 +203,9 @@ def _header(case: Case, answer: Case) -> str:
     """What the client would send means what it should."""
     sent: Case = json.loads(answer["header"])
     wanted: Case = case["expect"]["ok"]
-    known = DIRECTIONS["from_worker"] | {kind: fields for kind, (_, fields) in CHECKING.items()}
-    fields = known[wanted["type"]]
-    defaults = {name: default for name, (_, default) in fields.items() if default is not REQUIRED}
     if not same(sent.pop("wbp", None), 1):
         return f"without the number of the protocol: {answer['header'][:200]}"
-    means = {**defaults, **sent}
+    means = {**own_defaults(wanted["type"]), **sent}
     return "" if same(means, wanted) else f"sends {_short(means)}, not {_short(wanted)}"
 
 

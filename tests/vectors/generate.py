@@ -102,13 +102,15 @@ def files() -> dict[str, bytes]:
     out.table(
         "renaming.json",
         messages=[
-            {**_message(out, each), "level": None} for each in message_cases.renaming_cases()
+            {**_message(out, each), "level": None} for each in message_cases.feature_cases("extras")
         ],
         sequences=[_sequence(out, each) for each in sequence_cases.renaming_cases()],
     )
-    mapping = [{**_message(out, each), "level": 4} for each in message_cases.mapping_cases()]
+    prepared = message_cases.feature_cases("shared-memory")
+    mapping = [{**_message(out, each), "level": 4} for each in prepared]
     out.table("mapping.json", cases=mapping)
-    checking = [{**_message(out, each), "level": None} for each in message_cases.checking_cases()]
+    checked = message_cases.feature_cases("observing")
+    checking = [{**_message(out, each), "level": None} for each in checked]
     out.table("checking.json", cases=checking)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
@@ -124,9 +126,11 @@ def files() -> dict[str, bytes]:
         for case in delta_cases.delta_cases()
     ]
     out.table("deltas.json", cases=deltas)
-    patching = [{**_message(out, each), "level": None} for each in message_cases.patching_cases()]
+    patched = message_cases.further_cases("note", page="patches")
+    patching = [{**_message(out, each), "level": None} for each in patched]
     out.table("patching.json", headers=patching)
-    said = [{**_message(out, each), "level": None} for each in message_cases.metadata_cases()]
+    texts = message_cases.further_cases("metadata")
+    said = [{**_message(out, each), "level": None} for each in texts]
     out.table("metadata.json", messages=said)
     sealed = [{**_message(out, each), "level": None} for each in message_cases.sealing_cases()]
     out.table("sealing.json", **sealing_cases.cases(), headers=sealed)

@@ -1,387 +1,219 @@
-"""The cases of `messages.json`: every message, whole and minimal, and every way to get it wrong.
+"""The cases of messages: each one whole and minimal, and every way to get it wrong.
 
-`FIELDS` says once more, independently of the package, what each message holds.
+The description of the protocol has the fields. Their types say which values are right and wrong.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from weightbus.tests.vectors.parts import INTEGER_MAX, Json, crc32c, padded, text_of
-
-REQUIRED = object()  # a field without a default
-
-Field = tuple[str, object]  # its kind, and its default
+from weightbus.protocol.description import (
+    Array,
+    Base64,
+    Boolean,
+    Field,
+    Hex,
+    Integer,
+    Map,
+    Message,
+    Name,
+    Nullable,
+    Object,
+    OneOf,
+    Text,
+    Type,
+    objects_in,
+)
+from weightbus.tests.vectors.parts import PROTOCOL, Json, crc32c, own, padded, text_of
 
 LAYOUT = padded({"w": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}})
 DIGEST = "0123456789abcdef" * 4
-OF_VERSION: dict[str, Field] = {
-    "model": ("name", REQUIRED),
-    "epoch": ("count", REQUIRED),
-    "version": ("positive", REQUIRED),
-}
-WITH_DIGEST: dict[str, Field] = {**OF_VERSION, "digest": ("hex64", REQUIRED)}
-PING: dict[str, Field] = {
-    "token": ("count", 0),
-    "subscribed": ("boolean", False),
-    "shared": ("boolean", False),
-}
-
-FROM_WORKER: dict[str, dict[str, Field]] = {
-    "hello": {
-        "name": ("name", REQUIRED),
-        "instance": ("hex32", REQUIRED),
-        "models": ("running", REQUIRED),
-        "epoch": ("count", 0),
-        "age_ms": ("count", 0),
-        "features": ("names", []),
-        "client": ("label", ""),
-        "host": ("label", ""),
-        "pid": ("count", 0),
-    },
-    "fetch": {
-        "model": ("name", REQUIRED),
-        "epoch": ("count", REQUIRED),
-        "version": ("count", REQUIRED),
-        "first": ("index", 0),
-        "count": ("fetched", 0),
-        "layout": ("boolean", False),
-    },
-    "progress": {**OF_VERSION, "chunks": ("count", REQUIRED), "phase": ("phase", "receiving")},
-    "staged": WITH_DIGEST,
-    "applied": {**OF_VERSION, "digest": ("digest", REQUIRED)},
-    "failed": {
-        **OF_VERSION,
-        "code": ("name", REQUIRED),
-        "text": ("text", REQUIRED),
-        "intact": ("boolean", True),
-    },
-    "bye": {},
-    "ping": PING,
-    "pong": {"token": ("count", 0), "epoch": ("count", 0), "models": ("versions", {})},
-}
-FROM_PUBLISHER: dict[str, dict[str, Field]] = {
-    "welcome": {
-        "epoch": ("count", REQUIRED),
-        "data": ("text", REQUIRED),
-        "ping_ms": ("ping_ms", REQUIRED),
-        "lost_ms": ("lost_ms", REQUIRED),
-        "models": ("versions", REQUIRED),
-        "shared": ("shared", None),
-        "age_ms": ("count", 0),
-        "features": ("names", []),
-    },
-    "announce": {
-        **OF_VERSION,
-        "layout": ("hex64", REQUIRED),
-        "layout_bytes": ("layout_bytes", REQUIRED),
-        "nbytes": ("count", REQUIRED),
-        "chunk_bytes": ("chunk_bytes", REQUIRED),
-        "commit": ("commit", REQUIRED),
-        "acknowledge": ("acknowledge", REQUIRED),
-        "encoding": ("name", REQUIRED),
-        "encryption": ("optional_name", None),
-        "shared": ("shared", None),
-        "hash": ("boolean", False),
-        "whole": ("whole", None),
-    },
-    "chunk": {**OF_VERSION, "index": ("index", REQUIRED), "crc": ("crc", REQUIRED)},
-    "end": WITH_DIGEST,
-    "commit": WITH_DIGEST,
-    "abort": {**OF_VERSION, "text": ("text", "")},
-    "beacon": {
-        "model": ("name", REQUIRED),
-        "epoch": ("count", REQUIRED),
-        "version": ("count", REQUIRED),
-    },
-    "refuse": {
-        "code": ("name", REQUIRED),
-        "text": ("text", REQUIRED),
-        "model": ("optional_name", None),
-        "epoch": ("count", 0),
-        "version": ("count", 0),
-    },
-    "ping": PING,
-    "pong": FROM_WORKER["pong"],
-}
-# Messages of a feature, which others need not know: a table of their own.
-MAPPING: dict[str, dict[str, Field]] = {
-    "prepare": {
-        "model": ("name", REQUIRED),
-        "epoch": ("count", REQUIRED),
-        "nbytes": ("count", REQUIRED),
-        "shared": ("segment", REQUIRED),
-    },
-}
-RENAMING: dict[str, dict[str, Field]] = {
-    "rename": {
-        "model": ("name", REQUIRED),
-        "epoch": ("count", REQUIRED),
-        "version": ("positive", REQUIRED),
-        "was": ("run", REQUIRED),
-    },
-}
-SEALING: dict[str, dict[str, Field]] = {
-    "rekey": {"epoch": ("count", REQUIRED), "keys": ("keys", REQUIRED)},
-    "sealed_chunk": {
-        **OF_VERSION,
-        "index": ("index", REQUIRED),
-        "key": ("hex16", REQUIRED),
-        "tag": ("hex32", REQUIRED),
-    },
-    "sealed_message": {
-        "key": ("hex16", REQUIRED),
-        "count": ("positive", REQUIRED),
-        "sealed": ("base64", REQUIRED),
-    },
-}
-# Fields of the feature `delta-1`, of messages that others know without them.
-OF_PATCH: dict[str, Field] = {"patch": ("patchid", None)}
-PATCHING: dict[tuple[str, str], dict[str, Field]] = {
-    ("from_worker", "fetch"): {**OF_PATCH, "unpatched": ("label", "")},
-    ("from_worker", "progress"): OF_PATCH,
-    ("from_worker", "staged"): OF_PATCH,
-    ("from_worker", "applied"): {**OF_PATCH, "decode_us": ("count", 0), "note": ("text", "")},
-    ("from_publisher", "announce"): {"keep": ("boolean", False), "patches": ("patches", [])},
-    ("from_publisher", "chunk"): OF_PATCH,
-    ("from_publisher", "sealed_chunk"): OF_PATCH,
-    ("from_publisher", "end"): OF_PATCH,
-}
-# What is said of a version, which others pass over.
-SAID: dict[str, Field] = {"metadata": ("metadata", {})}
-METADATA: dict[tuple[str, str], dict[str, Field]] = {
-    ("from_publisher", "announce"): SAID,
-    ("from_publisher", "rename"): SAID,
-}
-CHECKING: dict[str, tuple[str, dict[str, Field]]] = {
-    "check": ("from_publisher", {**OF_VERSION, "first": ("count", 0)}),
-    "checked": (
-        "from_worker",
-        {
-            **OF_VERSION,
-            "first": ("count", 0),
-            "sums": ("sums", []),
-            "code": ("optional_name", None),
-            "text": ("text", ""),
-        },
-    ),
-}
-DIRECTIONS = {"from_worker": FROM_WORKER, "from_publisher": FROM_PUBLISHER}
-
-INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
-    "count": (0, INTEGER_MAX),
-    "positive": (1, INTEGER_MAX),
-    "index": (0, 2**20 - 1),
-    "fetched": (0, 64),
-    "crc": (0, 2**32 - 1),
-    "ping_ms": (1, 3_600_000),
-    "lost_ms": (2, 36_000_000),
-    "layout_bytes": (10, 100_000_008),
-    "chunk_bytes": (1, 2**26),
-}
 RUNNING = {"epoch": 1, "version": 2, "digest": DIGEST}
 SHARED = {"path": "/proc/4711/fd/12", "token": "00ff" * 8}
 WHOLE = {"crc": 7, "digest": DIGEST}
 PATCHID = {"encoding": "delta-1", "epoch": 1, "version": 2}
-PATCH = {**PATCHID, "digest": DIGEST, "nbytes": 70_000}
-SAMPLES: dict[str, object] = {
-    "name": "policy",
-    "optional_name": "aes-256-gcm",
-    "text": "a reason \u00fcber \U0001f69a",
-    "label": "my-client/1.0 \u00fcber \U0001f69a",
-    "hex16": "00ff" * 4,
-    "hex32": "00ff" * 8,
-    "keys": [DIGEST],
-    "base64": "AAECAwQFBgcICQoLDA0ODw==",
-    "hex64": DIGEST,
-    "digest": DIGEST,
+SAMPLES: dict[str, Json] = {  # of objects whose types do not tell enough
+    "running": RUNNING,
     "shared": SHARED,
-    "segment": SHARED,
     "whole": WHOLE,
     "patchid": PATCHID,
-    "patches": [PATCH],
-    "running": {"policy": RUNNING, "critic": None},
-    "run": RUNNING,
-    "versions": {"policy": 7, "critic": 0},
-    "names": ["a", "b.c"],
-    "boolean": True,
-    "sums": [7, None],
-    "metadata": {"step": "12000", "commit \u00fcber \U0001f69a": 'a\nb\u0000"\\'},
-    "phase": "applying",
-    "commit": "together",
-    "acknowledge": "staged",
+    "patch": {**PATCHID, "digest": DIGEST, "nbytes": 70_000},
+}
+NAME_LARGEST = "Az09._-" + "x" * 121
+EXTREMES: dict[str, dict[str, Json]] = {  # the same, and what they are called
+    "running": {"not hashed": {**RUNNING, "digest": ""}},
+    "shared": {"largest": {**SHARED, "path": "\u00e9" * 4096}},
+    "patchid": {"of another encoding": {**PATCHID, "encoding": NAME_LARGEST}},
+    "patch": {},
 }
 BAD_NAMES = ["", "a" * 129, "a b", "a/b", "a\n", "\u00fc", "a\u0000"]
-BAD_HEX64: list[object] = ["00" * 31, "00" * 33, "zz" * 32, "AB" * 32, DIGEST + "\n", 0]
-BAD_VALUES: dict[str, list[object]] = {
-    "name": [*BAD_NAMES, 1, None, ["a"]],
-    "optional_name": ["", "a b", 1],
-    "text": ["x" * 4097, 1, None],
-    "label": ["x" * 257, 1, None],
-    "hex16": ["00" * 7, "00" * 9, "0G" * 8, "AB" * 8, 0],
-    "keys": [DIGEST, [DIGEST] * 3, [1], [""], [None], None],
-    "base64": ["A", "A?==", 1, None],
-    "hex32": ["00" * 15, "00" * 17, "0G" * 16, "AB" * 16, 0],
-    "hex64": [*BAD_HEX64, ""],
-    "digest": [*BAD_HEX64, "\n", None],
-    "shared": [
-        SHARED["path"],
-        [SHARED["path"], SHARED["token"]],
-        False,
-        {},
-        {"path": SHARED["path"]},
-        {"token": SHARED["token"]},
-        {**SHARED, "path": "x" * 4097},
-        {**SHARED, "path": None},
-        {**SHARED, "token": "00" * 15},
-        {**SHARED, "token": "AB" * 16},
-    ],
-    "whole": [
-        DIGEST,
-        True,
-        {},
-        {"crc": 7},
-        {"digest": DIGEST},
-        {**WHOLE, "crc": 2**32},
-        {**WHOLE, "crc": -1},
-        {**WHOLE, "crc": "7"},
-        {**WHOLE, "digest": ""},
-        {**WHOLE, "digest": None},
-    ],
-    "patchid": [
-        "delta-1",
-        {},
-        {"epoch": 1, "version": 2},
-        {**PATCHID, "encoding": "a b"},
-        {**PATCHID, "epoch": -1},
-        {**PATCHID, "version": 0},
-        {**PATCHID, "version": None},
-    ],
-    "patches": [
-        PATCH,
-        None,
-        [None],
-        [PATCHID],
-        [PATCH] * 9,
-        [{**PATCH, "digest": ""}],
-        [{**PATCH, "nbytes": 0}],
-        [{**PATCH, "nbytes": INTEGER_MAX + 1}],
-    ],
-    "running": [
-        ["policy"],
-        {"a b": None},
-        {"policy": 1},
-        {"policy": {"epoch": 1, "version": 2}},
-        {"policy": {**RUNNING, "version": 0}},
-        {"policy": {**RUNNING, "epoch": -1}},
-        {"policy": {**RUNNING, "digest": "00"}},
-        {f"m{i}": None for i in range(65)},
-    ],
-    "run": [
-        None,
-        1,
-        [1, 2, DIGEST],
-        {"epoch": 1, "version": 2},
-        {**RUNNING, "version": 0},
-        {**RUNNING, "epoch": -1},
-        {**RUNNING, "digest": "00"},
-        {**RUNNING, "digest": None},
-    ],
-    "versions": [
-        ["policy"],
-        {"a b": 1},
-        {"policy": None},
-        {"policy": -1},
-        {"policy": INTEGER_MAX + 1},
-        {f"m{i}": 1 for i in range(65)},
-    ],
-    "names": ["a", [1], ["a b"], [f"f{i}" for i in range(65)]],
-    "boolean": [0, 1, "true", None],
-    "sums": [7, [-1], [2**32], ["7"], [0.5], [True], {}, None, [0] * 4097],
-    "metadata": [
-        "step",
-        ["step"],
-        None,
-        {"step": 12_000},
-        {"step": None},
-        {"step": ["12000"]},
-        {"x" * 129: ""},
-        {"step": "x" * 4097},
-        {f"m{i}": "" for i in range(33)},
-    ],
-    "phase": ["waiting", "", 1],
-    "commit": ["later", "", 1, None],
-    "acknowledge": ["applying", "", 1, None],
-}
-BAD_VALUES["segment"] = [*BAD_VALUES["shared"], None]
-NAME_LARGEST = "Az09._-" + "x" * 121
-EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and what it is called
-    "name": {"largest": NAME_LARGEST},
-    "optional_name": {"largest": NAME_LARGEST, "null": None},
-    "text": {"largest": "\u00e9" * 4096, "empty": ""},
-    "label": {"largest": "\u00e9" * 256, "empty": ""},
-    "digest": {"empty": ""},
-    "keys": {"largest": [DIGEST, DIGEST[::-1]]},
-    "shared": {"largest": {**SHARED, "path": "\u00e9" * 4096}, "null": None},
-    "segment": {"largest": {**SHARED, "path": "\u00e9" * 4096}},
-    "whole": {"null": None},
-    "patchid": {"of another encoding": {**PATCHID, "encoding": NAME_LARGEST}},
-    "patches": {"largest": [PATCH] * 8},
-    "running": {
-        "largest": {f"m{i}": RUNNING for i in range(64)},
-        "not hashed": {"policy": {**RUNNING, "digest": ""}},
-    },
-    "run": {"not hashed": {**RUNNING, "digest": ""}},
-    "versions": {"largest": {f"m{i}": INTEGER_MAX for i in range(64)}},
-    "names": {"largest": [f"f{i}" for i in range(64)]},
-    "metadata": {
-        "largest": {f"{i:0128d}": "" for i in range(32)},
-        "of the longest text": {"": "\u00e9" * 4096},
-        "empty": {},
-    },
-    "sums": {"largest": [2**32 - 1] * 4096, "of none": [None]},
-}
+UNKNOWN: Json = {"zukunft": [1, {"a": None}], "\u00fc": 0.5}
+FITS_BYTES = 60_000  # of a value, so that its header is not too long
 
 
-def sample(kind: str) -> object:
-    """Return an ordinary value of a kind."""
-    return INTEGERS[kind][0] + 3 if kind in INTEGERS else copy.deepcopy(SAMPLES[kind])
+def directions() -> Iterator[tuple[str, Message]]:
+    """Yield each message with the side that sends it."""
+    for side in ("worker", "publisher", "observer"):
+        for message in PROTOCOL.sent_by(side):
+            if side != "observer" or message.sender == "observer":
+                yield f"from_{side}", message
 
 
-def extremes(kind: str) -> dict[str, object]:
-    """Return what values of a kind may just be, and what each is called."""
-    return {str(i): i for i in INTEGERS.get(kind, ())} | EXTREMES.get(kind, {})
+def fields_of(name: str) -> list[Field]:
+    """Return the fields of an object."""
+    return [*PROTOCOL.objects[name].fields]
 
 
-def bad_values(kind: str) -> list[object]:
-    """Return values that are none of a kind."""
-    if kind not in INTEGERS:
-        return BAD_VALUES.get(kind, [])
-    least, greatest = INTEGERS[kind]
-    return [least - 1, greatest + 1, least + 0.5, str(least), True, None]
+def sample(kind: Type) -> object:
+    """Return an ordinary value of a type."""
+    match kind:
+        case Integer():
+            return kind.least + 3
+        case Boolean():
+            return True
+        case Name():
+            return "policy"
+        case Hex():
+            return DIGEST if kind.digits == 64 else "00ff" * (kind.digits // 4)
+        case Text():
+            return "a reason \u00fcber \U0001f69a"
+        case Base64():
+            return "AAECAwQFBgcICQoLDA0ODw=="
+        case OneOf():
+            return kind.words[-1]
+        case Object():
+            made = {field.name: sample(field.type) for field in fields_of(kind.name)}
+            return copy.deepcopy(SAMPLES.get(kind.name, made))
+        case Nullable():
+            return sample(kind.inner)
+        case Array():
+            return [sample(kind.item)] + [None] * isinstance(kind.item, Nullable)
+        case Map():
+            others = {"critic": None} if isinstance(kind.value, Nullable) else {}
+            return {_key(kind.key): sample(kind.value), **others}
 
 
-def payload_of(kind: str, *, optional: bool) -> list[bytes]:
-    """Return the payload frames of a message: those it must have, or those it may have as well."""
-    if kind in ("chunk", "sealed_chunk"):
+def _key(kind: Type) -> str:
+    return str(sample(kind)) if isinstance(kind, Name) else 'a\nb\u0000"\\ \u00fcber'
+
+
+def greatest(kind: Type) -> object:
+    """Return the greatest integer, or an ordinary value of another type."""
+    match kind:
+        case Integer():
+            return kind.most
+        case Nullable():
+            return greatest(kind.inner)
+        case _:
+            return sample(kind)
+
+
+def extremes(kind: Type) -> dict[str, object]:
+    """Return what values of a type may just be, and what each is called."""
+    found: dict[str, object] = {}
+    match kind:
+        case Integer():
+            found = {str(each): each for each in (kind.least, kind.most)}
+        case Name():
+            found = {"largest": NAME_LARGEST}
+        case Hex():
+            found = {"empty": ""} if kind.empty else {}
+        case Text():
+            found = {"largest": "\u00e9" * kind.most, "empty": ""}
+        case OneOf():
+            found = {word or "empty": word for word in kind.words}
+        case Object():
+            whole = {field.name: sample(field.type) for field in fields_of(kind.name)}
+            made = {
+                f"{field.name} {shown}": {**SAMPLES.get(kind.name, whole), field.name: value}
+                for field in fields_of(kind.name)
+                for shown, value in extremes(field.type).items()
+            }
+            found = {**EXTREMES.get(kind.name, made)}
+        case Nullable():
+            found = {**extremes(kind.inner), "null": None}
+        case Array():
+            found = {"largest": [greatest(kind.item)] * kind.most}
+            found |= {"of none": [None]} if isinstance(kind.item, Nullable) else {}
+        case Map():
+            found = {"largest": _entries(kind, kind.most, greatest(kind.value)), "empty": {}}
+            if isinstance(kind.key, Text) and isinstance(kind.value, Text):
+                found["of the longest text"] = {"": "\u00e9" * kind.value.most}
+            if [*objects_in(kind.value)]:
+                for shown, value in extremes(kind.value).items():
+                    found["of none" if value is None else shown] = {_key(kind.key): value}
+        case _:
+            pass
+    return {shown: value for shown, value in found.items() if len(text_of(value)) < FITS_BYTES}
+
+
+def _entries(kind: Map, count: int, value: object) -> Json:
+    width = kind.key.most if isinstance(kind.key, Text) else 1
+    return {f"{number:0{width}d}": value for number in range(count)}
+
+
+def bad_values(kind: Type) -> list[object]:
+    """Return values that are none of a type."""
+    found: list[object] = []
+    match kind:
+        case Integer():
+            found = [kind.least - 1, kind.most + 1, kind.least + 0.5, str(kind.least), True, None]
+        case Boolean():
+            found = [0, 1, "true", None]
+        case Name():
+            found = [*BAD_NAMES, 1, None, ["a"]]
+        case Hex():
+            bytes_, right = kind.digits // 2, str(sample(kind))
+            found = ["00" * (bytes_ - 1), "00" * (bytes_ + 1), "zz" * bytes_, "AB" * bytes_]
+            found += [right + "\n", 0, "\n" if kind.empty else "", None]
+        case Text():
+            found = ["x" * (kind.most + 1), 1, None, ["a"]]
+        case Base64():
+            found = ["A", "A?==", 1, None]
+        case OneOf():
+            found = [word for word in ("later", "", 1, None) if word not in kind.words]
+        case Object():
+            right = sample(kind)
+            assert isinstance(right, dict)
+            found = [DIGEST, [*right.values()], False, {}, None]
+            for field in fields_of(kind.name):
+                if field.required:
+                    found.append({name: v for name, v in right.items() if name != field.name})
+                found += [{**right, field.name: bad} for bad in bad_values(field.type)[:3]]
+        case Nullable():
+            found = [value for value in bad_values(kind.inner) if value is not None]
+        case Array():
+            found = [sample(kind.item), {}, None, *([bad] for bad in bad_values(kind.item))]
+            found.append([greatest(kind.item)] * (kind.most + 1))
+        case Map():
+            right = sample(kind.value)
+            found = [_key(kind.key), [_key(kind.key)], None]
+            found += [{bad: right} for bad in bad_values(kind.key) if isinstance(bad, str)]
+            found += [{_key(kind.key): bad} for bad in bad_values(kind.value)]
+            found.append(_entries(kind, kind.most + 1, right))
+    return [value for value in found if len(text_of(value)) < FITS_BYTES]
+
+
+def payload_of(
+    message: Message, *, optional: bool = False, header: Json | None = None
+) -> list[bytes]:
+    """Return the payload frames that a message must have, or those that it may have as well."""
+    if message.payloads == (1, 1):
         return [b"\x00\x01\x02"]
-    return [LAYOUT] if kind in ("announce", "sealed_message") and optional else []
+    return [LAYOUT] if message.payloads[1] and (optional or (header or {}).get("whole")) else []
 
 
-def message(kind: str, fields: dict[str, Field], *, full: bool) -> Json:
-    """Return a header with all fields, or with the required ones alone."""
-    values: Json = {"wbp": 1, "type": kind}
-    for name, (value_kind, default) in fields.items():
-        if full or default is REQUIRED:
-            values[name] = sample(value_kind)
-    if kind == "chunk":
-        values["crc"] = crc32c(payload_of(kind, optional=False)[0])
-    return values
+def header_of(message: Message, fields: Sequence[Field], *, full: bool = False) -> Json:
+    """Return a header with all of these fields, or with the required ones alone."""
+    values = {field.name: sample(field.type) for field in fields if full or field.required}
+    if message.name == "chunk":
+        values["crc"] = crc32c(payload_of(message)[0])
+    return {"wbp": 1, "type": message.name, **values}
 
 
-def ok(header: Json, fields: dict[str, Field], payloads: int) -> Json:
+def ok(header: Json, fields: Sequence[Field], payloads: int) -> Json:
     """Return what a header must decode to: its known fields, the missing ones by default."""
-    defaults = {n: d for n, (_, d) in fields.items() if d is not REQUIRED}
-    known = {n: v for n, v in header.items() if n in fields}
+    defaults = {field.name: field.default for field in fields if not field.required}
+    known = {field.name: header[field.name] for field in fields if field.name in header}
     return {"ok": {"type": header["type"], **defaults, **known}, "payloads": payloads}
 
 
@@ -402,141 +234,137 @@ MALFORMED: Json = {"error": "malformed"}
 
 
 def cases() -> Iterator[Json]:
-    """Yield all cases."""
-    for direction, types in DIRECTIONS.items():
-        for kind, fields in types.items():
-            yield from _valid(direction, kind, fields)
-            yield from _broken(direction, kind, fields)
+    """Yield those of `messages.json`: what workers of levels 1 to 4 exchange with publishers."""
+    for direction, message in directions():
+        if message.page in ("index", "worker"):
+            yield from _of_message(direction, message)
+    yield from _evolution()
     yield from _headers()
     yield from _tolerated()
     yield from _numbers()
-    yield from _nested()
 
 
-def mapping_cases() -> Iterator[Json]:
-    """Yield the cases of the feature `mapping`."""
-    for kind, fields in MAPPING.items():
-        yield from _valid("from_publisher", kind, fields)
-        yield from _broken("from_publisher", kind, fields)
+def feature_cases(page: str, *sides: str) -> Iterator[Json]:
+    """Yield the messages of a page, between workers and publishers or from these sides."""
+    for direction, message in directions():
+        observed = "observer" in (message.sender, message.receiver)
+        if message.page == page and observed == ("observer" in sides):
+            yield from _of_message(direction, message)
 
 
 def applying_cases() -> Iterator[Json]:
-    """Yield what only those say who can tell that an apply has failed half-way, or waits."""
-    fields = FROM_WORKER["failed"]
-    header = {**message("failed", fields, full=True), "intact": False}
+    """Yield the fields of workers that can tell that an apply has failed half-way, or waits."""
+    message = PROTOCOL.messages["failed"]
+    fields = own(message)
+    header = {**header_of(message, fields, full=True), "intact": False}
     expect = ok(header, fields, 0)
     yield case("from_worker failed intact false", "from_worker", [text_of(header)], expect)
-    yield from _further({("from_worker", "progress"): {"waits": ("label", "")}})
+    yield from further_cases("waits")
 
 
-def renaming_cases() -> Iterator[Json]:
-    """Yield the messages of the feature `renaming`."""
-    for kind, fields in RENAMING.items():
-        yield from _valid("from_publisher", kind, fields)
-        yield from _broken("from_publisher", kind, fields)
-
-
-def patching_cases() -> Iterator[Json]:
-    """Yield the fields of the feature `delta-1`."""
-    yield from _further(PATCHING)
-    inside = {"zukunft": [1], **PATCHID, "Epoch": "x"}
-    header = message("end", FROM_PUBLISHER["end"], full=False)
-    expect = ok({**header, "patch": PATCHID}, {**FROM_PUBLISHER["end"], **OF_PATCH}, 0)
-    frames = [text_of({**header, "patch": inside})]
-    yield case(
-        "from_publisher end patch with unknown fields inside", "from_publisher", frames, expect
-    )
-
-
-def metadata_cases() -> Iterator[Json]:
-    """Yield the fields that say something of a version."""
-    yield from _further(METADATA)
-
-
-def _further(table: dict[tuple[str, str], dict[str, Field]]) -> Iterator[Json]:
-    """Yield the cases of fields that not everybody knows."""
-    for (direction, kind), fields in table.items():
-        known = {**DIRECTIONS[direction], **SEALING, **RENAMING}[kind]
-        header = message(kind, known, full=False)
-        payloads = payload_of(kind, optional=False)
-        for field, (value_kind, default) in fields.items():
-            values = {"given": sample(value_kind)} | extremes(value_kind)
-            for shown, value in values.items():
-                if value == default:
-                    continue
-                changed = {**header, field: value}
-                expect = ok(changed, {**known, field: (value_kind, REQUIRED)}, len(payloads))
-                name = f"{direction} {kind} {field} {shown}"
-                yield case(name, direction, [text_of(changed), *payloads], expect)
-            for number, value in enumerate(bad_values(value_kind)):
-                frames = [text_of({**header, field: value}), *payloads]
-                name = f"{direction} {kind} bad {field} {number}"
-                yield case(name, direction, frames, MALFORMED)
-
-
-def checking_cases() -> Iterator[Json]:
-    """Yield the messages of the feature `checking`."""
-    for kind, (direction, fields) in CHECKING.items():
-        yield from _valid(direction, kind, fields)
-        yield from _broken(direction, kind, fields)
+def further_cases(*names: str, page: str = "") -> Iterator[Json]:
+    """Yield the cases of fields that not everybody knows: of these names, or of a page."""
+    for direction, message in directions():
+        known = own(message)
+        for field in message.fields:
+            if field not in known and (field.name in names or field.page == page):
+                header = header_of(message, known)
+                yield from _field(direction, message, field, header, [*known, field])
 
 
 def sealing_cases() -> Iterator[Json]:
-    """Yield the messages of those who seal."""
-    for kind, fields in SEALING.items():
-        yield from _valid("from_publisher", kind, fields)
-        yield from _broken("from_publisher", kind, fields)
+    """Yield the messages and fields of sides that seal."""
+    yield from feature_cases("keys")
+    yield from further_cases(page="keys")
 
 
-def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:
+def _of_message(direction: str, message: Message) -> Iterator[Json]:
+    fields, about = own(message), f"{direction} {message.name}"
     for full in (False, True):
-        header = message(kind, fields, full=full)
-        payloads = payload_of(kind, optional=full)
-        name = f"{direction} {kind} {'full' if full else 'minimal'}"
+        header = header_of(message, fields, full=full)
+        payloads = payload_of(message, optional=full)
         expect = ok(header, fields, len(payloads))
+        name = f"{about} {'full' if full else 'minimal'}"
         yield case(name, direction, [text_of(header), *payloads], expect)
-    header = message(kind, fields, full=True)
-    payloads = payload_of(kind, optional=True)
-    expect = ok(header, fields, len(payloads))
-    more = {"zukunft": [1, {"a": None}], "\u00fc": 0.5, **header, "Type": "x"}
-    frames = [text_of(more), *payloads]
-    yield case(f"{direction} {kind} with unknown fields", direction, frames, expect)
-    header = message(kind, fields, full=False)
-    payloads = payload_of(kind, optional=False)
-    for field, (value_kind, _) in fields.items():
-        values = extremes(value_kind)
-        for shown, value in values.items():
-            changed = {**header, field: value}
-            expect = ok(changed, fields, len(payloads))
-            name = f"{direction} {kind} {field} {shown}"
-            yield case(name, direction, [text_of(changed), *payloads], expect)
-
-
-def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:
-    header = message(kind, fields, full=False)
-    payloads = payload_of(kind, optional=False)
-    for field, (value_kind, default) in fields.items():
-        if default is REQUIRED:
-            less = {n: v for n, v in header.items() if n != field}
+    more = {**UNKNOWN, **header, "Type": "x"}
+    yield case(f"{about} with unknown fields", direction, [text_of(more), *payloads], expect)
+    header, payloads = header_of(message, fields), payload_of(message)
+    for field in fields:
+        if field.required:
+            less = {name: value for name, value in header.items() if name != field.name}
             frames = [text_of(less), *payloads]
-            yield case(f"{direction} {kind} without {field}", direction, frames, MALFORMED)
-        frames_after = [LAYOUT] if value_kind == "whole" else payloads
-        for number, value in enumerate(bad_values(value_kind)):
-            frames = [text_of({**header, field: value}), *frames_after]
-            name = f"{direction} {kind} bad {field} {number}"
-            yield case(name, direction, frames, MALFORMED)
-    frames = [text_of(header)[:-1], *payloads]
-    yield case(f"{direction} {kind} cut short", direction, frames, MALFORMED)
-    most = 1 if kind in ("announce", "chunk", "sealed_chunk", "sealed_message") else 0
-    frames = [text_of(header)] + [b"abc"] * (most + 1)
-    yield case(f"{direction} {kind} one payload too many", direction, frames, MALFORMED)
-    if kind in ("chunk", "sealed_chunk"):
-        yield case(f"{direction} {kind} without payload", direction, [text_of(header)], MALFORMED)
-    if kind == "announce":
+            yield case(f"{about} without {field.name}", direction, frames, MALFORMED)
+        yield from _field(direction, message, field, header, fields)
+    yield case(f"{about} cut short", direction, [text_of(header)[:-1], *payloads], MALFORMED)
+    frames = [text_of(header)] + [b"abc"] * (message.payloads[1] + 1)
+    yield case(f"{about} one payload too many", direction, frames, MALFORMED)
+    if message.payloads[0]:
+        yield case(f"{about} without payload", direction, [text_of(header)], MALFORMED)
+    if message.name == "announce":
         whole = text_of({**header, "whole": WHOLE})
-        yield case(f"{direction} {kind} whole without payload", direction, [whole], MALFORMED)
+        yield case(f"{about} whole without payload", direction, [whole], MALFORMED)
         frames = [whole, b"abc", b"abc"]
-        yield case(f"{direction} {kind} whole, two payloads", direction, frames, MALFORMED)
+        yield case(f"{about} whole, two payloads", direction, frames, MALFORMED)
+
+
+def _field(
+    direction: str, message: Message, field: Field, header: Json, known: Sequence[Field]
+) -> Iterator[Json]:
+    """Yield what a field may just be, given alone, and what it may not be."""
+    about = f"{direction} {message.name}"
+    values = {} if field in own(message) else {"given": sample(field.type)}
+    for shown, value in (values | extremes(field.type)).items():
+        if field in own(message) or value != field.default:  # others need not know the field
+            changed = {**header, field.name: value}
+            payloads = payload_of(message, header=changed)
+            expect = ok(changed, known, len(payloads))
+            name = f"{about} {field.name} {shown}"
+            yield case(name, direction, [text_of(changed), *payloads], expect)
+    if [*objects_in(field.type)]:
+        value = sample(field.type)
+        changed = {**header, field.name: value}
+        payloads = payload_of(message, header=changed)
+        more = {**header, field.name: _with_unknown(field.type, value)}
+        expect = ok(changed, known, len(payloads))
+        name = f"{about} {field.name} with unknown fields inside"
+        yield case(name, direction, [text_of(more), *payloads], expect)
+    for number, value in enumerate(bad_values(field.type)):
+        changed = {**header, field.name: value}
+        frames = [text_of(changed), *payload_of(message, header=changed)]
+        yield case(f"{about} bad {field.name} {number}", direction, frames, MALFORMED)
+
+
+def _with_unknown(kind: Type, value: object) -> object:
+    """Return a value with unknown fields in each of its objects."""
+    match kind, value:
+        case Object(), dict():
+            inner = {
+                field.name: _with_unknown(field.type, value[field.name])
+                for field in fields_of(kind.name)
+                if field.name in value
+            }
+            return {**UNKNOWN, **inner, next(iter(value)).title(): 1}
+        case Nullable(), _:
+            return None if value is None else _with_unknown(kind.inner, value)
+        case Array(), list():
+            return [_with_unknown(kind.item, each) for each in value]
+        case Map(), dict():
+            return {key: _with_unknown(kind.value, each) for key, each in value.items()}
+        case _:
+            return value
+
+
+def _evolution() -> Iterator[Json]:
+    """Yield what a newer peer may say: features and codes that nobody knows yet."""
+    news = {"hello": ("features", ["zukunft", "x.1"]), "welcome": ("features", ["zukunft.1"])}
+    news |= {"failed": ("code", "zukunft"), "refuse": ("code", "zukunft")}
+    for direction, message in directions():
+        if message.name in news:
+            field, value = news[message.name]
+            header = {**header_of(message, own(message)), field: value}
+            expect = ok(header, own(message), 0)
+            name = f"evolution {direction} {message.name} unknown {field}"
+            yield case(name, direction, [text_of(header)], expect)
 
 
 EMPTY_FETCH: Json = {"wbp": 1, "type": "fetch", "model": "m", "epoch": 1, "version": 0}
@@ -594,12 +422,13 @@ def _headers() -> Iterator[Json]:
     for name, header in malformed.items():
         yield case(f"header: {name}", "from_worker", [header], MALFORMED)
         yield case(f"header: {name}, from a publisher", "from_publisher", [header], MALFORMED)
-    for direction in DIRECTIONS:
+    for direction in ("from_worker", "from_publisher"):
         yield case(f"header: no frames, {direction}", direction, [], MALFORMED)
     text = b'{"wbp":1,"type":"abort","model":"m","epoch":1,"version":1,"text":"\xff\xfe"}'
     yield case("header: a text that is not UTF-8", "from_publisher", [text], MALFORMED)
-    welcome = text_of(message("welcome", FROM_PUBLISHER["welcome"], full=True))
-    yield case("header: a welcome from a worker", "from_worker", [welcome], MALFORMED)
+    welcome = PROTOCOL.messages["welcome"]
+    header = text_of(header_of(welcome, own(welcome), full=True))
+    yield case("header: a welcome from a worker", "from_worker", [header], MALFORMED)
     fetch = text_of(EMPTY_FETCH)
     yield case("header: a fetch from a publisher", "from_publisher", [fetch], MALFORMED)
 
@@ -652,31 +481,3 @@ def _numbers() -> Iterator[Json]:
         yield case(f"header: {name}, from a publisher", "from_publisher", [header], wrong)
     frames = [headers["protocol number 2"], b"abc"]
     yield case("header: a payload too many, of another protocol", "from_worker", frames, wrong)
-
-
-def _nested() -> Iterator[Json]:
-    """Yield unknown fields inside the objects that a header holds."""
-    for kind, field, value in (
-        ("announce", "shared", {"zukunft": [1], **SHARED, "Path": 1}),
-        ("welcome", "shared", {"zukunft": [1], **SHARED, "Path": 1}),
-    ):
-        yield _with_more("from_publisher", kind, {field: value}, {field: SHARED})
-    whole = {"zukunft": {}, **WHOLE, "Crc": "x"}
-    fields = FROM_PUBLISHER["announce"]
-    header = message("announce", fields, full=False)
-    read = ok({**header, "whole": WHOLE}, fields, 1)
-    frames = [text_of({**header, "whole": whole}), b"\0\1\2"]
-    yield case(
-        "from_publisher announce whole with unknown fields inside", "from_publisher", frames, read
-    )
-    more = {"policy": {"zukunft": None, **RUNNING, "Digest": 1}}
-    yield _with_more("from_worker", "hello", {"models": more}, {"models": {"policy": RUNNING}})
-
-
-def _with_more(direction: str, kind: str, sent: Json, read: Json) -> Json:
-    """Return a case whose unknown fields stand inside a value."""
-    fields = DIRECTIONS[direction][kind]
-    header = message(kind, fields, full=False)
-    expect = ok({**header, **read}, fields, 0)
-    name = f"{direction} {kind} {next(iter(sent))} with unknown fields inside"
-    return case(name, direction, [text_of({**header, **sent})], expect)

@@ -1,27 +1,40 @@
 """What the cases share: frames as data, and the sums of the protocol, written from its text alone.
 
-Nothing here comes from the package: the vectors judge it like any other implementation.
+Nothing here but the description of the protocol comes from the package: the vectors judge it like
+any other implementation.
 """
 
 import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-# Fields of messages that those who seal nothing need not know, and their defaults.
-SEALING: dict[str, object] = {"keys": [], "key": None, "tag": None}
-PATCHING: dict[str, object] = {
-    "patch": None,
-    "unpatched": "",
-    "decode_us": 0,
-    "keep": False,
-    "patches": [],
+from weightbus.protocol import description
+
+PROTOCOL: Final = description.read()
+LEVELS: Final = ("index", "worker", "shared-memory")  # the pages of levels 1 to 4
+LATER: Final = ("metadata", "note", "waits")  # fields that not all clients know
+
+
+def own(message: description.Message) -> list[description.Field]:
+    """Return the fields of a message that all who know the message know."""
+    pages = LEVELS if message.page in LEVELS else (message.page,)
+    return [f for f in message.fields if f.page in pages and f.name not in LATER]
+
+
+def own_defaults(kind: str) -> "Json":
+    """Return the defaults of these fields."""
+    return {f.name: f.default for f in own(PROTOCOL.messages[kind]) if not f.required}
+
+
+# The other fields, and their defaults.
+OF_FEATURES: Final[dict[str, object]] = {
+    field.name: field.default
+    for message in PROTOCOL.messages.values()
+    for field in message.fields
+    if field not in own(message)
 }
-WAITING: dict[str, object] = {"waits": ""}
-METADATA: dict[str, object] = {"metadata": {}}
-NOTED: dict[str, object] = {"note": ""}
-OF_FEATURES = SEALING | PATCHING | WAITING | METADATA | NOTED
 
 Json = dict[str, Any]
 
