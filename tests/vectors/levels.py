@@ -30,11 +30,6 @@ def pages() -> dict[str, str]:
     return {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
 
 
-def section(page: str, title: str) -> str:
-    """Return a section of a page, up to the next one of its rank."""
-    return pages()[page].split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
 @cache
 def of_rules() -> dict[str, Level]:
     """Return the level of each rule, as the pages have it."""
