@@ -16,7 +16,7 @@ from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.headers import Buffer, encode, from_publisher, from_worker
 from weightbus.bus.memory.segment import Segment
-from weightbus.bus.observed import to_publisher, to_worker
+from weightbus.bus.observed import to_observer, to_publisher, to_worker
 from weightbus.bus.structs import Message
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest
@@ -35,6 +35,11 @@ DECODERS: dict[str, Decoder] = {"from_worker": from_worker, "from_publisher": fr
 CHECKING: dict[str, Decoder] = {
     "from_worker": lambda frames: (to_publisher(frames), []),
     "from_publisher": to_worker,
+}
+
+OBSERVING: dict[str, Decoder] = {
+    "from_observer": lambda frames: (to_publisher(frames), []),
+    "from_publisher": lambda frames: (to_observer(frames), []),
 }
 
 Case = dict[str, Any]
@@ -84,6 +89,11 @@ def test_messages_of_those_who_can_be_verified(case: Case) -> None:
     judge(case, CHECKING[case["direction"]])
     others = refused(DECODERS[case["direction"]], [blob(f, VECTORS) for f in case["frames"]])
     assert others == "malformed", "they do not know it"
+
+
+@pytest.mark.parametrize("case", table("observing.json"), ids=named)
+def test_messages_of_observers(case: Case) -> None:
+    judge(case, OBSERVING[case["direction"]])
 
 
 def judge(case: Case, decode: Decoder) -> None:

@@ -112,6 +112,9 @@ def files() -> dict[str, bytes]:
     checked = message_cases.feature_cases("observing")
     checking = [{**_message(out, each), "level": None} for each in checked]
     out.table("checking.json", cases=checking)
+    seen = message_cases.feature_cases("observing", "observer")
+    observing = [{**_message(out, each), "level": None} for each in seen]
+    out.table("observing.json", cases=observing)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
     applying = [_sequence(out, each) for each in in_applying]
