@@ -303,7 +303,7 @@ class Source:
 
     def checked(self, table: Mapping[str, Any], allowed: str, *keys: str) -> Mapping[str, Any]:
         """Return a table whose keys are `allowed`: words, those that may be missing with `?`."""
-        if not isinstance(table, Mapping):
+        if type(table) is not dict:
             raise self.fail(f"{'.'.join(keys)} is no table", *keys)
         known = {word.rstrip("?") for word in allowed.split()}
         for key in table:
