@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 FOLDER: Final = Path(__file__).resolve().parent
 PAGES: Final = (
@@ -303,7 +303,7 @@ class Source:
 
     def checked(self, table: Mapping[str, Any], allowed: str, *keys: str) -> Mapping[str, Any]:
         """Return a table whose keys are `allowed`: words, those that may be missing with `?`."""
-        if type(table) is not dict:
+        if not isinstance(cast("object", table), Mapping):
             raise self.fail(f"{'.'.join(keys)} is no table", *keys)
         known = {word.rstrip("?") for word in allowed.split()}
         for key in table:

@@ -206,7 +206,7 @@ def _phases_of(tables: list[Table], text: str) -> Iterator[Made]:
     found = list(_found(text))
     events: dict[str, str] = {}
     for table in tables:
-        arrows = [
+        arrows: list[Row] = [
             (state, event, after)
             for state, row in table.arrows.items()
             for event, after in row.items()
@@ -319,7 +319,7 @@ def _filled(path: str, made: Made, tables: list[Found]) -> list[list[Row]]:
     for key in shown:
         if shown.count(key) > 1:
             raise DescriptionError(f"{path}: {' '.join(key)} has two rows")
-    before: Iterable[str] = ()
+    before: Row = ()
     for key, row in wanted.items():
         if key not in shown:
             place = next((r for r in filled for each in r if each[: made.keys] == before), None)

@@ -172,24 +172,24 @@ def bad_values(kind: Type) -> list[object]:
         case OneOf():
             found = [word for word in ("later", "", 1, None) if word not in kind.words]
         case Object():
-            right = sample(kind)
-            assert isinstance(right, dict)
-            found = [DIGEST, [*right.values()], False, {}, None]
+            whole = sample(kind)
+            assert isinstance(whole, dict)
+            found = [DIGEST, [*whole.values()], False, {}, None]
             for field in fields_of(kind.name):
                 if field.required:
-                    found.append({name: v for name, v in right.items() if name != field.name})
-                found += [{**right, field.name: bad} for bad in bad_values(field.type)[:3]]
+                    found.append({name: v for name, v in whole.items() if name != field.name})
+                found += [{**whole, field.name: bad} for bad in bad_values(field.type)[:3]]
         case Nullable():
             found = [value for value in bad_values(kind.inner) if value is not None]
         case Array():
             found = [sample(kind.item), {}, None, *([bad] for bad in bad_values(kind.item))]
             found.append([greatest(kind.item)] * (kind.most + 1))
         case Map():
-            right = sample(kind.value)
+            value = sample(kind.value)
             found = [_key(kind.key), [_key(kind.key)], None]
-            found += [{bad: right} for bad in bad_values(kind.key) if isinstance(bad, str)]
+            found += [{bad: value} for bad in bad_values(kind.key) if isinstance(bad, str)]
             found += [{_key(kind.key): bad} for bad in bad_values(kind.value)]
-            found.append(_entries(kind, kind.most + 1, right))
+            found.append(_entries(kind, kind.most + 1, value))
     return [value for value in found if len(text_of(value)) < FITS_BYTES]
 
 
@@ -356,8 +356,12 @@ def _with_unknown(kind: Type, value: object) -> object:
 
 def _evolution() -> Iterator[Json]:
     """Yield what a newer peer may say: features and codes that nobody knows yet."""
-    news = {"hello": ("features", ["zukunft", "x.1"]), "welcome": ("features", ["zukunft.1"])}
-    news |= {"failed": ("code", "zukunft"), "refuse": ("code", "zukunft")}
+    news: dict[str, tuple[str, object]] = {
+        "hello": ("features", ["zukunft", "x.1"]),
+        "welcome": ("features", ["zukunft.1"]),
+        "failed": ("code", "zukunft"),
+        "refuse": ("code", "zukunft"),
+    }
     for direction, message in directions():
         if message.name in news:
             field, value = news[message.name]
