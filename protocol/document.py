@@ -273,7 +273,7 @@ def _found(text: str) -> Iterator[Found]:
             section = line.lstrip("#").strip()
         if line.startswith("|") and not lines[number - 1].startswith("|"):
             end = number + 2
-            while lines[end].startswith("|"):
+            while "".join(lines[end : end + 1]).startswith("|"):
                 end += 1
             rows = [_cells_of(each) for each in lines[number + 2 : end]]
             yield Found(section, _cells_of(line), rows, number + 2)
