@@ -404,7 +404,7 @@ export interface Progress {
    * and the user has not begun to apply it.
    */
   readonly phase?: "applying" | "receiving" | "staged" | undefined;
-  /** With `staged`:  why the version cannot be applied yet. */
+  /** With `staged`: why the version cannot be applied yet. */
   readonly waits?: string | undefined;
   /**
    * The patch by which the version arrives; `chunks` counts its chunks (D9). null: the version

@@ -15,9 +15,9 @@ import pytest
 
 from weightbus.bus import limits
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.headers import from_publisher, from_worker
 from weightbus.bus.limits import Timing
 from weightbus.bus.memory import segment
-from weightbus.bus.messages import from_publisher, from_worker
 from weightbus.bus.publisher import offers
 from weightbus.bus.token_bucket import Rate
 from weightbus.bus.worker import follower, transfer

@@ -216,7 +216,7 @@ type Progress struct {
 	Version int64    `json:"version"`
 	Chunks  int64    `json:"chunks"`
 	Phase   string   `json:"phase,omitempty"` // applying: the version is being applied
-	Waits   string   `json:"waits,omitempty"` // with staged:  why the version cannot be applied yet
+	Waits   string   `json:"waits,omitempty"` // with staged: why the version cannot be applied yet
 	Patch   *PatchID `json:"patch,omitempty"` // the patch by which the version arrives; Chunks counts its chunks
 }
 
