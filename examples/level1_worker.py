@@ -32,6 +32,7 @@ class Worker:
         self.later, self.again, self.pause = (0, 0), 0.0, 0.0  # what has failed, and is put off
         self.arriving, self.awaited = (0, 0), (0, 0)  # epoch and version: chunks, or a layout
         self.rejected = 0, 0  # until the next session
+        self.said = -HELLO  # when the last hello was sent
 
     def session(self) -> str:  # on a connection of its own; returns why it is over
         with zmq.Context.instance().socket(zmq.DEALER) as self.dealer:  # type: ignore
@@ -39,12 +40,14 @@ class Worker:
             self.dealer.connect(self.address)
             runs = {"models": {self.model: self.runs or None}, "epoch": self.runs.get("epoch", 0)}
             hello = {"hello": {"name": f"level1-{INSTANCE[:8]}", "instance": INSTANCE, **runs}}
-            self.epoch, self.due, self.every, self.asked, why = -1, 0.0, HELLO, -QUIET, ""
+            self.due, self.every = self.said + HELLO, HELLO
+            self.epoch, self.asked, why = -1, -QUIET, ""
             self.until, self.patience, self.heard = 0.0, PATIENCE, time.monotonic()
             self.answered, self.fetched = 0.0, -SLOW  # when an answered ping, and a fetch, was sent
             while not why and (now := time.monotonic()) - self.heard < LOST:
                 if now >= self.due:
                     self.due = now + self.every
+                    self.said = now if self.epoch < 0 else self.said
                     for kind, fields in (hello if self.epoch < 0 else self.reports).items():
                         self.say(kind, **fields)
                 late = self.answered > self.fetched or now >= self.fetched + SLOW
@@ -179,4 +182,3 @@ class Worker:
 worker = Worker(*sys.argv[1:])
 while True:
     print(worker.session(), file=sys.stderr)
-    time.sleep(HELLO)

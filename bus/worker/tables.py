@@ -11,7 +11,7 @@ Phase = Literal[
     "applying",  # is being applied
     "running",  # runs
     "dropped",  # is not kept. It may be announced again
-    "rejected",  # is not fetched or applied in this session (W15)
+    "rejected",  # is not fetched or applied in this session
 ]
 
 Event = Literal[
@@ -89,7 +89,7 @@ MODES: dict[Mode, dict[ModeEvent, Mode]] = {
 # A worker's session.
 Session = Literal[
     "outside",  # has no session
-    "probing",  # has an answer to its hello, and is opening the publisher's shared memory
+    "probing",  # has an answer to its hello, and is opening the publisher's shared memory (S2)
     "inside",  # has a session
 ]
 

@@ -17,7 +17,7 @@ export type Table<S extends string, E extends string> = Record<S, Partial<Record
  * - `applying`: is being applied.
  * - `running`: runs.
  * - `dropped`: is not kept. It may be announced again.
- * - `rejected`: is not fetched or applied in this session (W15).
+ * - `rejected`: is not fetched or applied in this session.
  */
 export type VersionState =
   | "announced"
@@ -128,7 +128,7 @@ export const MODEL_ARROWS: Table<ModelState, ModelEvent> = {
  * A worker's session: the states.
  *
  * - `outside`: has no session.
- * - `probing`: has an answer to its hello, and is opening the publisher's shared memory.
+ * - `probing`: has an answer to its hello, and is opening the publisher's shared memory (S2).
  * - `inside`: has a session.
  */
 export type SessionState = "outside" | "probing" | "inside";

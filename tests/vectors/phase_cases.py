@@ -38,7 +38,8 @@ def _cases(side: str, tables: dict[str, str]) -> Iterator[Json]:
         table = PROTOCOL.tables[f"{side}.{name}"]
         for state, arrows in table.arrows.items():
             for event in sorted(table.events):
-                rules = RULE.findall(table.events[event])
+                texts = f"{table.events[event]} {table.states[state]}"
+                rules = list(dict.fromkeys(RULE.findall(texts)))
                 yield {
                     "name": f"{of} {state} {event}",
                     "level": highest(rules),

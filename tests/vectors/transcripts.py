@@ -484,8 +484,6 @@ class Stage:
         with suppress(OverError):
             while True:
                 worker.session()
-                for _ in range(250):
-                    self.step()
 
 
 def _frames(*parts: Buffer | None) -> list[Buffer]:

@@ -23,7 +23,7 @@ pub enum Phase {
     Running,
     /// Is not kept. It may be announced again.
     Dropped,
-    /// Is not fetched or applied in this session (W15).
+    /// Is not fetched or applied in this session.
     Rejected,
 }
 
@@ -160,7 +160,7 @@ pub enum Session {
     /// Has no session.
     #[default]
     Outside,
-    /// Has an answer to its hello, and is opening the publisher's shared memory.
+    /// Has an answer to its hello, and is opening the publisher's shared memory (S2).
     Probing,
     /// Has a session.
     Inside,
