@@ -76,7 +76,7 @@ func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	if err != nil {
 		return
 	}
-	if err := w.asked(m, m.spare.view(update)); err != nil {
+	if err := w.callApply(m, m.spare.view(update)); err != nil {
 		w.turnedDown(v, err, true)
 		return
 	}
@@ -85,11 +85,12 @@ func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
 	}
 	defer m.guard.unlockWrite()
 	m.memory, m.spare = m.spare, m.memory
-	w.runs(v, update)
+	w.markRunning(v, update)
 	w.loop.handoff.finish(update)
 }
 
-// applyInPlace copies a version into registered memory. Readers wait until Apply returns.
+// applyInPlace copies a version into registered memory. Readers wait until the user's Options.Apply
+// has returned.
 func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
 	if m.guard.lockWrite(w.life) != nil {
 		return
@@ -102,17 +103,17 @@ func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
 	if err != nil {
 		return
 	}
-	if err := w.asked(m, m.view(update)); err != nil {
+	if err := w.callApply(m, m.view(update)); err != nil {
 		m.running.Store(nil)
 		w.turnedDown(v, err, false)
 		return
 	}
-	w.runs(v, update)
+	w.markRunning(v, update)
 	w.loop.handoff.finish(update)
 }
 
-// asked calls Apply, if it is set, and returns its error.
-func (w *Worker) asked(m *model, v View) error {
+// callApply calls Apply, if it is set, and returns its error.
+func (w *Worker) callApply(m *model, v View) error {
 	if w.options.Apply == nil {
 		return nil
 	}

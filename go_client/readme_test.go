@@ -57,7 +57,7 @@ func TestTheReadme(t *testing.T) {
 	}
 }
 
-// replaceModules makes a test's module use Debian's packages in place of downloads; without such
+// replaceModules makes a test's module use Debian's packages instead of downloads; without such
 // packages it runs `go mod tidy`.
 func replaceModules(t *testing.T, folder string) {
 	const debian = "/usr/share/gocode/src"

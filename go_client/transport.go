@@ -17,7 +17,7 @@ const linger = 200 * time.Millisecond // time to send queued messages, such as b
 type transport interface {
 	// send sends a message to the publisher. It drops the message while not connected.
 	send(header []byte)
-	// listen connects to a data endpoint in place of any other. If ticket is not empty, the next
+	// listen connects to a data endpoint instead of any other. If ticket is not empty, the next
 	// connection sends it first, and each later connection needs another ticket.
 	listen(data endpoint, ticket string)
 	// wantsTicket reports whether the data connection waits for a ticket.

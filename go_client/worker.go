@@ -309,7 +309,7 @@ func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error
 	if err != nil {
 		return Update{}, err
 	}
-	w.runs(v, update)
+	w.markRunning(v, update)
 	return update, nil
 }
 
@@ -373,8 +373,8 @@ func copied(said map[string]string) map[string]string {
 	return own
 }
 
-// runs marks a version as the running one, and reports to the publisher that it was applied.
-func (w *Worker) runs(v *wbp.StagedVersion, update Update) {
+// markRunning marks a version as the running one, and reports to the publisher that it was applied.
+func (w *Worker) markRunning(v *wbp.StagedVersion, update Update) {
 	w.models[v.Model].running.Store(&update)
 	// Report last: once the publisher has the receipt, Read must return this version.
 	w.loop.applied(v, update.Digest)

@@ -65,7 +65,7 @@ func payloads(t table) error {
 		of, sealed := c.Version.of(), unhex(c.Sealed)
 		size := int64(len(sealed))
 		opening := wbp.NewOpening(wbp.NewGroupKey(unhex(c.Group)).OfVersion(of), of, c.Purpose, c.Index, size, unhex(c.Tag))
-		crc, ok := opening.Open(sealed, sealed)
+		crc, ok := opening.Decrypt(sealed, sealed)
 		if !ok {
 			t.tell(c.Name, i, object{"error": "sealed"})
 			continue

@@ -6,7 +6,7 @@ type Effect interface{}
 type (
 	// Send sends a message to the publisher.
 	Send struct{ Message Message }
-	// Connect connects to a data endpoint in place of any other. If Ticket is not empty, the next
+	// Connect connects to a data endpoint instead of any other. If Ticket is not empty, the next
 	// connection sends it first, and each later connection needs another ticket.
 	Connect struct{ Endpoint, Ticket string }
 	// Redial reconnects both channels: the current connections may be dead.

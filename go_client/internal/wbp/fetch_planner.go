@@ -30,10 +30,10 @@ func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	if key.Version == 0 || !key.Newer(a.versions.newest()) || a.versions.isRejected(key) { // W4, W15
 		return nil
 	}
-	if v := a.versions.at(arriving); v != nil && (!key.Newer(v.Key) || a.versions.mode == catchingUp) { // W26
+	if v := a.versions.inPhase(arriving); v != nil && (!key.Newer(v.Key) || a.versions.mode == catchingUp) { // W26
 		return nil
 	}
-	if v := a.versions.at(announced); v != nil && !key.Newer(v.Key) && v.lacks == aLayout { // W7
+	if v := a.versions.inPhase(announced); v != nil && !key.Newer(v.Key) && v.lacks == aLayout { // W7
 		return nil
 	}
 	if !key.Newer(a.backoffKey) && now < a.backoffUntil { // W36
@@ -49,7 +49,7 @@ func (a *FetchPlanner) latest(epoch int64, now time.Duration, atOnce bool) []Eff
 		return nil
 	}
 	a.latestAt = now
-	waiting := a.versions.at(announced)
+	waiting := a.versions.inPhase(announced)
 	needsLayout := waiting != nil && waiting.lacks == aLayout
 	return []Effect{Send{&Fetch{Model: a.model, Epoch: epoch, Layout: needsLayout}}}
 }
@@ -63,7 +63,7 @@ func (a *FetchPlanner) layout(key Key, now time.Duration) []Effect {
 // answered records that the ping sent at sentAt, and every request before it, was answered. (W12)
 func (a *FetchPlanner) answered(sentAt time.Duration) {
 	a.answers = sentAt
-	if v := a.versions.at(arriving); v != nil {
+	if v := a.versions.inPhase(arriving); v != nil {
 		v.transfer.answered(sentAt)
 	}
 }

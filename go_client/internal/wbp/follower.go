@@ -17,18 +17,18 @@ const (
 // A newer version replaces an older one that is arriving. After such a replacement, the worker
 // fetches the newer version completely before it starts another one.
 type follower struct {
-	model      string
-	opens      Opens
-	keyring    *Keyring // nil without keys
-	shared     bool     // versions are read from shared memory; pushes are not needed
-	acceptance acceptance
-	versions   *versionStore
-	planner    *FetchPlanner
-	patches    *Patches
-	epoch      int64   // the latest epoch of which bytes were written into the model
-	torn       int     // number of consecutive applies that failed half-way; above 0, no version runs
-	stale      Key     // last version gone from shared memory: it is fetched
-	failure    *Failed // the last failure, until another version is started
+	model       string
+	opens       Opens
+	keyring     *Keyring // nil without keys
+	shared      bool     // versions are read from shared memory; pushes are not needed
+	acceptance  acceptance
+	versions    *versionStore
+	planner     *FetchPlanner
+	patches     *Patches
+	epoch       int64   // the latest epoch of which bytes were written into the model
+	tornApplies int     // number of consecutive applies that failed half-way; above 0, no version runs
+	networkOnly Key     // the version to fetch although its segment is announced
+	failure     *Failed // the last failure, until another version is started
 }
 
 // newFollower returns a follower without versions. opens and keyring may be nil. patches is true to
@@ -48,7 +48,7 @@ func newFollower(name string, model Model, bytesMax int64, timing *Timing, opens
 // running returns the running version. It returns nil before the first apply, and after an apply
 // that failed half-way.
 func (s *follower) running() *Running {
-	if v := s.versions.at(running); v != nil {
+	if v := s.versions.inPhase(running); v != nil {
 		return v.running
 	}
 	return nil
@@ -96,7 +96,7 @@ func (s *follower) wants(a *Announce, key Key) bool {
 	if !key.Newer(s.versions.newest()) || s.versions.isRejected(key) { // W5, W15
 		return false
 	}
-	if v := s.versions.at(arriving); v != nil {
+	if v := s.versions.inPhase(arriving); v != nil {
 		if v.Key == key && v.updateAnnouncement(a) {
 			return false
 		}
@@ -105,7 +105,7 @@ func (s *follower) wants(a *Announce, key Key) bool {
 			return false
 		}
 	}
-	waiting := s.versions.at(announced)
+	waiting := s.versions.inPhase(announced)
 	return waiting == nil || !waiting.Key.Newer(key)
 }
 
@@ -122,11 +122,11 @@ func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration
 // renamed gives the running version the key of a newer version with the same bytes. Nothing is
 // fetched or applied. It has no effect while another version is ready or being applied.
 func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
-	v, key := s.versions.at(running), Key{r.Epoch, r.Version} // W25
+	v, key := s.versions.inPhase(running), Key{r.Epoch, r.Version} // W25
 	if v == nil || *v.running != r.Was || len(s.versions.all(ready, applying)) > 0 || !key.Newer(s.versions.newest()) {
 		return nil
 	}
-	if begun := s.versions.at(arriving); begun != nil && begun.Newer(key) {
+	if begun := s.versions.inPhase(arriving); begun != nil && begun.Newer(key) {
 		return nil
 	}
 	for _, older := range s.versions.all(announced, arriving, staged) {
@@ -170,7 +170,7 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 	}
 	a := v.announce
 	var effects []Effect
-	if s.versions.move(s.versions.at(arriving), newer) { // W8
+	if s.versions.move(s.versions.inPhase(arriving), newer) { // W8
 		effects = s.changeMode(replaced, now)
 	}
 	enough, err := s.versions.takeMemory(v)
@@ -206,7 +206,7 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 // segment returns the opened shared memory of a version, or nil if the version must be received
 // over the network.
 func (s *follower) segment(a *Announce) Segment {
-	if !s.shared || a.Shared == nil || s.stale == (Key{a.Epoch, a.Version}) {
+	if !s.shared || a.Shared == nil || s.networkOnly == (Key{a.Epoch, a.Version}) {
 		return nil
 	}
 	return s.opens(a.Shared, a.Bytes)
@@ -278,13 +278,13 @@ func (s *follower) place(chunk piece, size int) *Lease {
 	if v == nil || !v.transfer.matches(chunk.patch) || !v.transfer.fits(chunk.index, size) {
 		return nil
 	}
-	var seal *Opening
+	var opening *Opening
 	if chunk.sealed != nil {
-		if seal = s.keyring.chunk(subjectOf(v.announce, v.transfer.patch), chunk.sealed, size); seal == nil {
+		if opening = s.keyring.chunk(subjectOf(v.announce, v.transfer.patch), chunk.sealed, size); opening == nil {
 			return nil
 		}
 	}
-	return v.transfer.lend(chunk.index, size, seal)
+	return v.transfer.lend(chunk.index, size, opening)
 }
 
 // chunk processes a received chunk.
@@ -328,7 +328,7 @@ func (s *follower) end(end *End, now time.Duration) []Effect {
 
 // stray handles a chunk or end of a version that is not arriving.
 func (s *follower) stray(key Key, now time.Duration) []Effect {
-	if s.versions.at(announced) != nil { // W4
+	if s.versions.inPhase(announced) != nil { // W4
 		return nil
 	}
 	return s.planner.hearOf(key, now)
@@ -364,7 +364,7 @@ func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
 		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, took: v.transfer.took,
 		sayStaged: together || v.announce.Acknowledge == "staged", Metadata: v.announce.Metadata}
-	s.versions.move(s.versions.at(staged), newer)
+	s.versions.move(s.versions.inPhase(staged), newer)
 	s.versions.move(v, whole, version)
 	effects := sayStaged(s.model, v)
 	if !together {
@@ -376,7 +376,7 @@ func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 // decoded handles the result of decoding a patch. It stages the version or, if fault is not "",
 // fetches the whole version.
 func (s *follower) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
-	t, v := job.transfer, s.versions.at(arriving)
+	t, v := job.transfer, s.versions.inPhase(arriving)
 	switch {
 	case !job.live(): // the version was replaced or aborted
 		s.versions.release(t)
@@ -411,7 +411,7 @@ func (s *follower) aborted(key Key, now time.Duration) []Effect {
 	// The abort may have freed a buffer for a waiting version. If no version waits, a worker that
 	// is catching up requests the latest one.
 	effects := s.resume(now)
-	if len(effects) == 0 && s.versions.mode == catchingUp && s.versions.at(arriving) == nil { // W26
+	if len(effects) == 0 && s.versions.mode == catchingUp && s.versions.inPhase(arriving) == nil { // W26
 		return s.planner.latest(key.Epoch, now, false)
 	}
 	return effects
@@ -457,8 +457,8 @@ func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Dur
 		s.versions.buffers.reserve(size)
 	}
 	s.versions.reconnected(newest.Epoch, now)
-	if s.torn > 1 {
-		s.torn = 1 // the failures of the previous session count as one
+	if s.tornApplies > 1 {
+		s.tornApplies = 1 // the failures of the previous session count as one
 	}
 	s.planner.reconnected()
 	effects := sayStaged(s.model, s.versions.all(ready, applying, staged)...)
@@ -473,7 +473,7 @@ func (s *follower) taken(key Key) { s.versions.move(s.versions.find(key, ready),
 // applied marks a version as running, and returns the report. digest is "" if the version was not
 // hashed.
 func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
-	v, older := s.versions.find(key, applying), s.versions.at(running) // W16
+	v, older := s.versions.find(key, applying), s.versions.inPhase(running) // W16
 	if v == nil {
 		return nil
 	}
@@ -496,11 +496,11 @@ func (s *follower) failed(key Key, text string, intact bool, now time.Duration) 
 		return nil
 	}
 	if !intact { // parts of two versions; the next attempt is fetched and verified
-		s.versions.move(s.versions.at(running), torn)
+		s.versions.move(s.versions.inPhase(running), torn)
 		s.versions.setPatchBase(nil, nil)
-		s.stale = key
+		s.networkOnly = key
 		s.reaches(key)
-		if s.torn++; s.torn < appliesMax {
+		if s.tornApplies++; s.tornApplies < appliesMax {
 			event = torn
 		}
 	}
@@ -514,13 +514,13 @@ func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 	if !s.versions.move(s.versions.find(key, applying), stale) {
 		return nil
 	}
-	s.stale = key
+	s.networkOnly = key
 	return s.planner.latest(key.Epoch, now, true)
 }
 
 // runs records that a version runs, and returns the report.
 func (s *follower) runs(v *versionEntry) Effect {
-	s.torn = 0
+	s.tornApplies = 0
 	s.reaches(v.Key)
 	if f := s.failure; f != nil && !(Key{f.Epoch, f.Version}).Newer(v.Key) { // W17
 		s.failure = nil
@@ -538,13 +538,13 @@ func (s *follower) reaches(key Key) {
 // forgetFailure clears the last failure when another version starts. It keeps the failure of an
 // apply that failed half-way.
 func (s *follower) forgetFailure() {
-	if s.torn == 0 {
+	if s.tornApplies == 0 {
 		s.failure = nil // W17
 	}
 }
 
-// fail returns the reports of a failed version to the publisher and the user. If a retry may help,
-// it postpones the version.
+// fail returns the effects that report a failed version: one to the publisher, one to the user. If
+// a retry may help, it postpones the version.
 func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] {
 		s.planner.backOff(key, now)
@@ -559,7 +559,7 @@ func (s *follower) sayFailure() []Effect {
 	if s.failure == nil {
 		return nil
 	}
-	return []Effect{sayFailed(s.failure, s.torn == 0)}
+	return []Effect{sayFailed(s.failure, s.tornApplies == 0)}
 }
 
 // dropped drops a version that was replaced by a newer one before it was applied.
@@ -572,8 +572,8 @@ func (s *follower) dropped(key Key, now time.Duration) []Effect {
 
 // resume starts the announced version that waits for a buffer, unless a version is arriving.
 func (s *follower) resume(now time.Duration) []Effect {
-	waiting := s.versions.at(announced)
-	if waiting == nil || s.versions.at(arriving) != nil {
+	waiting := s.versions.inPhase(announced)
+	if waiting == nil || s.versions.inPhase(arriving) != nil {
 		return nil
 	}
 	if !waiting.Newer(s.versions.newest()) {
@@ -590,7 +590,7 @@ func (s *follower) resume(now time.Duration) []Effect {
 
 // tick returns the requests that are due, and declines a version that makes no progress.
 func (s *follower) tick(now time.Duration) []Effect {
-	if v := s.versions.at(arriving); v != nil {
+	if v := s.versions.inPhase(arriving); v != nil {
 		if v.transfer.hopeless() && v.transfer.patch != nil {
 			return s.patches.giveUp(v, "nothing more of it comes", now)
 		}
@@ -599,7 +599,7 @@ func (s *follower) tick(now time.Duration) []Effect {
 		}
 		return s.advance(v, now)
 	}
-	v := s.versions.at(announced)
+	v := s.versions.inPhase(announced)
 	if v == nil || v.lacks != aLayout {
 		return s.resume(now)
 	}

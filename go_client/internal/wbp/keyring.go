@@ -138,7 +138,7 @@ func (r *Keyring) payload(a *Announce, sealed []byte) (plain []byte, sound bool)
 	if a.Key != nil && a.Tag != nil {
 		opening := r.opening(subjectOf(a, nil), purpose, 0, int64(len(sealed)), *a.Key, *a.Tag)
 		if opening != nil {
-			if _, sound = opening.Open(sealed, sealed); sound {
+			if _, sound = opening.Decrypt(sealed, sealed); sound {
 				return sealed, true
 			}
 		}

@@ -489,7 +489,7 @@ func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
 // already. It also drops arriving versions, so that the decoding of their patches ends soon.
 func (m *WorkerMachine) Close() []Effect {
 	for _, s := range m.followers {
-		s.versions.move(s.versions.at(arriving), newer)
+		s.versions.move(s.versions.inPhase(arriving), newer)
 	}
 	return []Effect{Send{&Bye{}}} // W22
 }

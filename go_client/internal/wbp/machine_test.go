@@ -190,7 +190,7 @@ func TestSharedMemory(t *testing.T) {
 	if runs := m.followers["m"].running(); runs == nil || runs.Version != 1 {
 		t.Fatalf("%v runs", runs)
 	}
-	if lacks := m.followers["m"].versions.at(running).lacks; lacks != aSegment {
+	if lacks := m.followers["m"].versions.inPhase(running).lacks; lacks != aSegment {
 		t.Fatalf("it was read where it lay, and lacks a %s", lacks)
 	}
 	segment.stale = true
@@ -262,12 +262,12 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 		a := &Announce{Model: "m", Epoch: 7, Version: 1, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,
 			ChunkBytes: 2, Commit: "together", Acknowledge: "staged", Encoding: "raw", Shared: &Shared{}}
 		s.announced(a, text, true, 0)
-		if v := s.versions.at(announced); v == nil || v.lacks != aBuffer {
+		if v := s.versions.inPhase(announced); v == nil || v.lacks != aBuffer {
 			t.Fatalf("%+v does not wait for a buffer", v)
 		}
 		s.versions.buffers.giveBack(taken)
 		s.tick(time.Second)
-		if v := s.versions.at(arriving); v == nil || v.lacks != aMemory {
+		if v := s.versions.inPhase(arriving); v == nil || v.lacks != aMemory {
 			t.Fatalf("%+v has not begun", v)
 		}
 		s.versions.free()
@@ -295,7 +295,7 @@ func TestAnOlderAnnouncementDoesNotReplaceANewerOne(t *testing.T) {
 			t.Fatalf("%+v", effects)
 		}
 	}
-	if v := s.versions.at(announced); v == nil || v.Key != (Key{7, 2}) {
+	if v := s.versions.inPhase(announced); v == nil || v.Key != (Key{7, 2}) {
 		t.Fatalf("%+v", v)
 	}
 }

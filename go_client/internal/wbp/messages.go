@@ -24,7 +24,7 @@ type Shared struct {
 
 // PatchID is the id of a patch to a version: its encoding, and the base that it builds on.
 type PatchID struct {
-	Encoding string `json:"encoding"` // delta-1. Other values are reserved
+	Encoding string `json:"encoding"` // delta-1
 	Epoch    int64  `json:"epoch"`    // the epoch of the base
 	Version  int64  `json:"version"`  // the number of the base
 }

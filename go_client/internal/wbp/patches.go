@@ -65,7 +65,7 @@ func (p *Patches) transfer(v *versionEntry, patchable bool, now time.Duration) *
 // offered returns an offered patch that builds on the running version and is not larger than the
 // new version; nil if there is none.
 func (p *Patches) offered(a *Announce) *PatchOffer {
-	b, runs := p.versions.base, p.versions.at(running)
+	b, runs := p.versions.base, p.versions.inPhase(running)
 	if b == nil || runs == nil || b.running != *runs.running || b.layout.ID != a.Layout {
 		return nil
 	}
@@ -82,7 +82,7 @@ func (p *Patches) offered(a *Announce) *PatchOffer {
 // unfit returns a text with the reason that no offered patch can be used.
 func (p *Patches) unfit(a *Announce) string {
 	here := "nothing runs here"
-	if runs := p.versions.at(running); runs != nil {
+	if runs := p.versions.inPhase(running); runs != nil {
 		here = fmt.Sprintf("version %d of epoch %d runs here", runs.Version, runs.Epoch)
 	}
 	if p.versions.base == nil {

@@ -282,7 +282,7 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 			k.versions().base.layout = &other
 		}, "there are patches on 1"},
 		"nothing runs": {func(k *taker, _ *published) {
-			k.versions().move(k.versions().at(running), torn)
+			k.versions().move(k.versions().inPhase(running), torn)
 			k.versions().setPatchBase(nil, nil)
 		}, "nothing runs here, and its bytes were not kept"},
 		"patches are not taken": {func(k *taker, _ *published) { k.followers["m"].patches.taken = false }, ""},
@@ -415,12 +415,12 @@ func TestWhyAPatchWasGivenUpIsSaid(t *testing.T) {
 	two.offer(one)
 	k.withdrawn = true
 	k.control(two, two.announcement(), nil)
-	v := k.versions().at(arriving)
+	v := k.versions().inPhase(arriving)
 	asked := k.asked
 	k.asked = nil
 	k.answer(two, asked[0])
 	k.answer(two, asked[1]) // the second refusal changes nothing
-	if k.versions().at(arriving) != v || len(k.asked) != 2 || k.asked[0].Unpatched == "" || k.asked[1].Count != 2 || k.asked[1].Patch != nil {
+	if k.versions().inPhase(arriving) != v || len(k.asked) != 2 || k.asked[0].Unpatched == "" || k.asked[1].Count != 2 || k.asked[1].Patch != nil {
 		t.Fatalf("%+v", k.asked)
 	}
 	k.expect(k.serve(two), "raw")
@@ -436,7 +436,7 @@ func TestPatchesAreToldApart(t *testing.T) {
 	two.announce.Patches = append(two.announce.Patches, PatchOffer{PatchID: *other, Digest: one.digest, Bytes: 200})
 	two.patches = append(two.patches, two.patches[0])
 	k.control(two, two.announcement(), nil)
-	arrives := k.versions().at(arriving).transfer
+	arrives := k.versions().inPhase(arriving).transfer
 	for _, wrong := range []*PatchID{nil, other, {Encoding: "raw", Epoch: 7, Version: 1}} {
 		chunk := two.chunkOf(by, 0)
 		chunk.Patch = wrong
@@ -463,7 +463,7 @@ func TestPatchesAreToldApart(t *testing.T) {
 	chunk.Patch = by
 	k.control(three, chunk, three.piece(nil, 0))
 	k.control(three, &End{Model: "m", Epoch: 7, Version: 3, Digest: three.digest, Patch: by}, nil)
-	if arrives := k.versions().at(arriving).transfer; arrives.Here != 0 || arrives.Digest != "" {
+	if arrives := k.versions().inPhase(arriving).transfer; arrives.Here != 0 || arrives.Digest != "" {
 		t.Fatal("a patch that does not arrive has an effect")
 	}
 }
@@ -484,7 +484,7 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 		t.Fatal("what is here is asked for")
 	}
 	k.control(three, three.announcement(), nil)
-	if v := h.at(arriving); v.Version != 3 || job.live() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
+	if v := h.inPhase(arriving); v.Version != 3 || job.live() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
 		t.Fatalf("version %d arrives, %d buffers are taken", v.Version, h.buffers.taken)
 	}
 	k.expect(k.serve(three), "raw") // its base is still being read

@@ -68,7 +68,7 @@ func TestEveryPair(t *testing.T) {
 			if h.move(v, event) != known || v.phase != after {
 				t.Errorf("%s --%s--> %s", phase, event, v.phase)
 			}
-			if live := after != dropped && after != rejected; live != (h.at(after) == v) || len(h.live) > 1 {
+			if live := after != dropped && after != rejected; live != (h.inPhase(after) == v) || len(h.live) > 1 {
 				t.Errorf("%s --%s--> %s: %d are here", phase, event, after, len(h.live))
 			}
 			kept := had && inMemory[after]

@@ -32,18 +32,18 @@ func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bo
 // standing returns all current reports on a model, with failure, the report of the last failure.
 func standing(model string, versions *versionStore, failure []Effect) []Effect {
 	var effects []Effect
-	begun, busy := versions.at(arriving), versions.at(applying)
+	begun, busy := versions.inPhase(arriving), versions.inPhase(applying)
 	if begun != nil && busy == nil {
 		effects = append(effects, sayProgress(model, begun))
 	}
 	effects = append(effects, sayStaged(model, versions.all(ready, applying, staged)...)...)
-	if v := versions.at(running); v != nil {
+	if v := versions.inPhase(running); v != nil {
 		effects = append(effects, sayApplied(model, v))
 	}
 	effects = append(effects, failure...)
 	if busy != nil { // the apply may hang while other versions become ready
 		effects = append(effects, sayProgress(model, busy))
-	} else if waiting := versions.at(ready); waiting != nil && begun == nil {
+	} else if waiting := versions.inPhase(ready); waiting != nil && begun == nil {
 		effects = append(effects, sayProgress(model, waiting))
 	}
 	return effects

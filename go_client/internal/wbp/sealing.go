@@ -148,11 +148,11 @@ func newOpening(sealed cipher.AEAD, subject Subject, purpose Purpose, index, siz
 	return &Opening{sealed, Nonce(purpose, index), subject.Associated(purpose, index, size), tag}
 }
 
-// Open decrypts a payload into `to`, which has the same size and may be the same memory. It returns
+// Decrypt decrypts a payload into `to`, which has the same size and may be the same memory. It returns
 // the CRC-32C of the plain bytes, computed while they are in the cache. If the payload is not
-// authentic, Open zeroes `to` and returns false. (E4) The cipher needs the tag directly after the
-// payload, so Open writes it there, and restores these bytes afterwards.
-func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
+// authentic, Decrypt zeroes `to` and returns false. (E4) The cipher needs the tag directly after the
+// payload, so Decrypt writes it there, and restores these bytes afterwards.
+func (o *Opening) Decrypt(to, payload []byte) (crc uint32, ok bool) {
 	size := len(payload)
 	if len(to) != size {
 		return 0, false
@@ -169,5 +169,5 @@ func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
 	return CRC32C(plain), true
 }
 
-// take decrypts a payload into its place. It returns false if the payload is not authentic.
-func (o *Opening) take(to, payload []byte) (crc uint32, ok bool) { return o.Open(to, payload) }
+// store decrypts a payload into its place. It returns false if the payload is not authentic.
+func (o *Opening) store(to, payload []byte) (crc uint32, ok bool) { return o.Decrypt(to, payload) }

@@ -142,7 +142,7 @@ func versionOf(data []byte, chunk int64) *published {
 	return &published{announce: a, layout: layout, data: data, digest: DigestOf(parsed.ID, data, chunk)}
 }
 
-// The cipher needs the tag directly after a payload. Open restores the bytes that were there, even
+// The cipher needs the tag directly after a payload. Decrypt restores the bytes that were there, even
 // after a failure.
 func TestWhatIsOpenedInItsPlaceLeavesItsNeighboursAlone(t *testing.T) {
 	v := newVault(1)
@@ -158,7 +158,7 @@ func TestWhatIsOpenedInItsPlaceLeavesItsNeighboursAlone(t *testing.T) {
 				place[5] ^= byte(forged)
 				proof, _ := hex.DecodeString(tag)
 				opening := NewOpening(v.group().OfVersion(of), of, PurposeChunk, index, 100, proof)
-				crc, ok := opening.Open(place, place)
+				crc, ok := opening.Decrypt(place, place)
 				if ok != (forged == 0) || ok && (crc != CRC32C(p.payload(index)) || !bytes.Equal(place, p.payload(index))) {
 					t.Fatalf("chunk %d: %v", index, ok)
 				}
@@ -204,7 +204,7 @@ func TestAWorkerWithKeysTakesNothingInTheClear(t *testing.T) {
 		}
 	}
 	k.control(p.chunk(0), p.payload(0))
-	if here := k.followers["m"].versions.at(arriving).transfer.Here; here != 0 || k.Malformed != 0 {
+	if here := k.followers["m"].versions.inPhase(arriving).transfer.Here; here != 0 || k.Malformed != 0 {
 		t.Fatalf("%d chunks in the clear were taken, %d messages are malformed", here, k.Malformed)
 	}
 }
@@ -394,7 +394,7 @@ func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 	}
 	announce, layout := k.vault.published(&p.announce, p.layout, nil)
 	receive(announce, layout)
-	v := k.followers["m"].versions.at(arriving)
+	v := k.followers["m"].versions.inPhase(arriving)
 	if v == nil || k.Place(Encode(announce), len(layout)) != nil {
 		t.Fatal("an announcement counts once")
 	}

@@ -160,7 +160,7 @@ func (w *world) tick() {
 func (w *world) check() {
 	h := w.machine.followers["m"].versions
 	used, waiting, dropped := len(h.all(arriving, staged, ready, applying)), len(h.all(ready)), w.jobs
-	v := h.at(arriving)
+	v := h.inPhase(arriving)
 	if v != nil && v.transfer.job != nil {
 		dropped--
 	}
@@ -182,7 +182,7 @@ func (w *world) check() {
 			w.t.Fatalf("version %v has begun, and lacks a %s", begun.Key, begun.lacks)
 		}
 	}
-	if waits := h.at(announced); waits != nil && (waits.lacks == aLayout) != (waits.layout == nil) {
+	if waits := h.inPhase(announced); waits != nil && (waits.lacks == aLayout) != (waits.layout == nil) {
 		w.t.Fatalf("version %v waits for a %s", waits.Key, waits.lacks)
 	}
 	if v != nil && v.transfer.asked > WindowChunks {

@@ -11,7 +11,7 @@ const (
 	countBitsMax  = 19
 	riceMax       = 18
 	golombBitsMax = 16      // bits of the size of a step, at most
-	everyLarge    = 31      // in place of the width of the count of large steps: all have sizes
+	everyLarge    = 31      // instead of the width of the count of large steps: all have sizes
 	peekedBits    = 57      // bits that peek returns at least, at any position in a byte
 	classWindow   = 64      // elements that are searched at once
 	noClass       = 16      // class of the places after the last element

@@ -22,11 +22,11 @@ const (
 	putBack   Event = "put-back"  // the user does not apply it now, but will later
 	applied   Event = "applied"   // applying has succeeded, the user's part included
 	declined  Event = "declined"  // the version fails with a code that is not tried again
-	failed    Event = "failed"    // the version fails with a code that is tried again
+	failed    Event = "failed"    // the version fails with a code that is tried again, also when it is applied
 	torn      Event = "torn"      // an apply failed half-way
 	stale     Event = "stale"     // its segment holds another version
 	renamed   Event = "renamed"   // a newer version has its bytes
-	newer     Event = "newer"     // a newer version takes its place
+	newer     Event = "newer"     // a newer version takes its place; of an applying one: in another thread
 	gone      Event = "gone"      // a refuse drops it
 	aborted   Event = "aborted"   // abort names it
 	fenced    Event = "fenced"    // a session begins, and the version is announced, or of another epoch

@@ -26,14 +26,14 @@ const damagedMax = 16 // damaged chunks that are requested again without waiting
 
 // A Lease is memory into which a payload is received, piece by piece.
 type Lease struct {
-	view  []byte
-	count int       // bytes received so far
-	crc   uint32    // of the received bytes, computed while they are in the cache
-	seal  *Opening  // decrypts the complete payload in place; nil if the payload is not sealed
-	owner *Transfer // nil if the memory is not part of a transfer
-	index int64     // of the chunk
-	seen  int       // count when wants was last called
-	over  bool      // the lease has ended: the memory must not be written
+	view    []byte
+	count   int       // bytes received so far
+	crc     uint32    // of the received bytes, computed while they are in the cache
+	opening *Opening  // decrypts the complete payload in place; nil if the payload is not sealed
+	owner   *Transfer // nil if the memory is not part of a transfer
+	index   int64     // of the chunk
+	seen    int       // count when wants was last called
+	over    bool      // the lease has ended: the memory must not be written
 }
 
 // Room returns the memory for the next bytes; nil if the lease has ended.
@@ -46,7 +46,7 @@ func (l *Lease) Room() []byte {
 
 // Received processes n bytes that were written into Room.
 func (l *Lease) Received(n int) {
-	if l.owner != nil && l.seal == nil {
+	if l.owner != nil && l.opening == nil {
 		l.crc = crc32.Update(l.crc, castagnoli, l.view[l.count:l.count+n])
 	}
 	l.count += n
@@ -60,27 +60,27 @@ func (l *Lease) Payload() []byte {
 	return l.view
 }
 
-// take reports whether the payload is complete and valid by the proof p, and returns its CRC-32C.
+// verify reports whether the payload is complete and valid by the proof p, and returns its CRC-32C.
 // It decrypts a sealed payload in place.
-func (l *Lease) take(p proof) (crc uint32, sound bool) {
+func (l *Lease) verify(p proof) (crc uint32, sound bool) {
 	if l.count != len(l.view) {
 		return 0, false
 	}
-	if l.seal != nil {
-		return l.seal.Open(l.view, l.view)
+	if l.opening != nil {
+		return l.opening.Decrypt(l.view, l.view)
 	}
 	return l.crc, p == checksum(l.crc)
 }
 
 // A proof checks a chunk's payload, and copies or decrypts it into its place.
 type proof interface {
-	take(to, payload []byte) (crc uint32, sound bool)
+	store(to, payload []byte) (crc uint32, sound bool)
 }
 
 // A checksum is the proof of a chunk that is not sealed.
 type checksum uint32
 
-func (c checksum) take(to, payload []byte) (crc uint32, sound bool) {
+func (c checksum) store(to, payload []byte) (crc uint32, sound bool) {
 	if CRC32C(payload) != uint32(c) {
 		return 0, false
 	}
@@ -204,7 +204,7 @@ func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now 
 	}
 	if lease != nil && lease.owner == t && !lease.over && lease.index == number {
 		t.takeBack(lease)
-		if crc, sound = lease.take(p); !sound {
+		if crc, sound = lease.verify(p); !sound {
 			t.reject(index)
 			return false
 		}
@@ -226,18 +226,18 @@ func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound b
 	}
 	begin, end := t.plan.Span(int64(index))
 	if int64(len(payload)) == end-begin {
-		crc, sound = p.take(t.Buffer[begin:end], payload)
+		crc, sound = p.store(t.Buffer[begin:end], payload)
 	}
 	if !sound {
 		t.reject(index)
 		return 0, false
 	}
-	t.take(index)
+	t.unrequest(index)
 	return crc, true
 }
 
-// take stops counting a chunk as requested, so that the window has room for another request.
-func (t *Transfer) take(index int) {
+// unrequest stops counting a chunk as requested, so that the window has room for another request.
+func (t *Transfer) unrequest(index int) {
 	if t.states[index] == requested {
 		t.asked--
 	}
@@ -252,16 +252,17 @@ func (t *Transfer) fits(index int64, size int) bool {
 	return int64(size) == end-begin
 }
 
-// lend returns a lease to receive a chunk into the buffer, or nil if the chunk is not wanted. seal
+// lend returns a lease to receive a chunk into the buffer, or nil if the chunk is not wanted. opening
 // decrypts the chunk, or is nil if the chunk is not sealed.
-func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
+func (t *Transfer) lend(index int64, size int, opening *Opening) *Lease {
 	if !t.fits(index, size) || t.states[index] == here || t.states[index] == leased {
 		return nil
 	}
-	t.take(int(index))
+	t.unrequest(int(index))
 	t.states[index] = leased
 	begin, end := t.plan.Span(index)
-	lease := &Lease{view: t.Buffer[begin:end], seal: seal, owner: t, index: index} // Open restores the bytes after it
+	// Opening.Decrypt uses the bytes after the view for the tag, and restores these bytes.
+	lease := &Lease{view: t.Buffer[begin:end], opening: opening, owner: t, index: index}
 	t.leases = append(t.leases, lease)
 	return lease
 }

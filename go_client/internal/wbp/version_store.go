@@ -15,7 +15,7 @@ type versionEntry struct {
 	lacks    State   // what the version waits for, while announced
 	layout   *Layout // once known
 	buffer   []byte
-	segment  Segment        // shared memory with its data, in place of a buffer
+	segment  Segment        // shared memory with its data instead of a buffer
 	shared   bool           // the buffer was copied from shared memory
 	transfer *Transfer      // while arriving
 	staged   *StagedVersion // once staged
@@ -75,9 +75,9 @@ type versionStore struct {
 	live     []*versionEntry // neither dropped nor rejected, in the order of their last moves
 }
 
-// at returns the version that is in this phase, or nil if there is none. If there are several, it
-// returns the one that entered the phase first.
-func (h *versionStore) at(phase State) *versionEntry {
+// inPhase returns the version that is in this phase, or nil if there is none. If there are several,
+// inPhase returns the one that entered the phase first.
+func (h *versionStore) inPhase(phase State) *versionEntry {
 	for _, v := range h.live {
 		if v.phase == phase {
 			return v
@@ -131,7 +131,7 @@ func (h *versionStore) isRejected(key Key) bool {
 
 // expect adds an announced version, and drops the version that was in phase announced before.
 func (h *versionStore) expect(a *Announce) *versionEntry {
-	h.move(h.at(announced), newer)
+	h.move(h.inPhase(announced), newer)
 	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
 	h.live = append(h.live, v)
 	return v
@@ -241,7 +241,7 @@ func (h *versionStore) giveBack(v *versionEntry) {
 
 // The patch base.
 
-// setPatchBase makes the bytes of a new running version the patch base, in place of the previous
+// setPatchBase makes the bytes of a new running version the patch base instead of the previous
 // base. If v is nil, there is no base any more. While a patch needs the previous base, setPatchBase
 // changes nothing and returns false.
 func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
@@ -276,7 +276,7 @@ func (h *versionStore) release(t *Transfer) {
 		return
 	}
 	b.users--
-	if runs := h.at(running); b == h.base && (runs == nil || *runs.running != b.running) {
+	if runs := h.inPhase(running); b == h.base && (runs == nil || *runs.running != b.running) {
 		h.setPatchBase(nil, nil)
 	}
 }

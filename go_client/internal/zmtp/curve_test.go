@@ -366,7 +366,7 @@ func FuzzCurve(f *testing.F) {
 	})
 }
 
-// FuzzHandshake feeds any bytes in place of WELCOME and READY.
+// FuzzHandshake feeds any bytes instead of WELCOME and READY.
 func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("\x07WELCOME"), false)
 	f.Add(readyOf("ROUTER")[2:], true)

@@ -432,7 +432,7 @@ func (s *Stream) command(in []byte) error {
 	case s.curve != nil && s.state == ready:
 		return s.handshake(name, rest)
 	case name == "READY" && s.state == ready:
-		return s.opens(rest)
+		return s.finishHandshake(rest)
 	case name == "PING" && s.state == open && len(rest) >= 2 && len(rest) <= 2+16:
 		s.say(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
 	}
@@ -451,15 +451,15 @@ func (s *Stream) handshake(name string, rest []byte) error {
 	case "READY":
 		metadata, err := s.curve.ready(rest)
 		if err == nil {
-			err = s.opens(metadata)
+			err = s.finishHandshake(metadata)
 		}
 		return err
 	}
 	return Error(fmt.Sprintf("%.20q where CURVE has WELCOME and READY", name))
 }
 
-// opens checks the peer's metadata and opens the connection.
-func (s *Stream) opens(metadata []byte) error {
+// finishHandshake checks the peer's metadata and opens the connection.
+func (s *Stream) finishHandshake(metadata []byte) error {
 	peer, known := property(metadata, "Socket-Type"), false
 	for _, kind := range s.kind.Peers {
 		known = known || kind == peer
