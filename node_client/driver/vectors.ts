@@ -126,7 +126,7 @@ function message(folder: string, c: Case): Row | null {
 }
 
 /**
- * Return a message with objects in place of maps, and base64 in place of bytes. Fields that a case
+ * Return a message with objects instead of maps, and base64 instead of bytes. Fields that a case
  * lacks are not compared, and left out.
  */
 function plain(fields: object, compared: object = fields): Row {
@@ -156,7 +156,7 @@ function payload({ group, version, purpose, index, sealed, tag }: Case): Row {
   const associated = associatedOf(version, purpose, index, bytes.length);
   const key = new GroupKey(group).ofVersion(namesOf(version));
   const opening = new Opening(key, nonce, associated, Buffer.from(tag, "hex"));
-  const crc = opening.opens(bytes, bytes);
+  const crc = opening.decrypt(bytes, bytes);
   if (crc === null) return { error: "sealed" };
   const [text, ...bound] = [bytes, nonce, associated].map((some) => some.toString("hex"));
   return { ok: { plain: text, crc, nonce: bound[0], associated: bound[1] } };

@@ -6,7 +6,7 @@ import type { Patching } from "./patching.js";
 export type Effect =
   /** Send a message to the publisher. */
   | { readonly do: "send"; readonly message: WorkerMessage }
-  /** Connect to this data endpoint in place of any other, with the ticket if it is not empty. */
+  /** Connect to this data endpoint instead of any other, with the ticket if it is not empty. */
   | { readonly do: "connect"; readonly endpoint: string; readonly ticket: string }
   /** Reconnect both channels: the current connections may be dead. */
   | { readonly do: "redial" }

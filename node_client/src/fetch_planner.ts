@@ -31,11 +31,11 @@ export class FetchPlanner {
   /** Request the latest version if a message, such as a beacon, names a new version. */
   hearOf(key: Key, now: number): Effect[] {
     const { versions } = this; // W4, W15, W26
-    const arriving = versions.at("arriving");
+    const arriving = versions.inPhase("arriving");
     if (key.version === 0 || versions.isRejected(key)) return [];
     if (!newer(key, versions.newest)) return [];
     if (arriving !== null && (!newer(key, arriving) || versions.mode === "catching-up")) return [];
-    const waiting = versions.at("announced");
+    const waiting = versions.inPhase("announced");
     if (waiting?.lacks === "layout" && !newer(key, waiting)) return []; // W7
     if (!newer(key, this.#backoffKey) && now < this.#backoffUntil) return []; // W36
     return this.latest(key.epoch, now);
@@ -45,7 +45,7 @@ export class FetchPlanner {
   latest(epoch: number, now: number): Effect[] {
     if (now - this.#latestAt < this.timing.quiet) return []; // W4
     this.#latestAt = now;
-    const layout = this.versions.at("announced")?.lacks === "layout";
+    const layout = this.versions.inPhase("announced")?.lacks === "layout";
     return [send({ type: "fetch", model: this.model, epoch, version: 0, layout })];
   }
 
@@ -58,7 +58,7 @@ export class FetchPlanner {
   /** Record that the ping sent at `sentAt`, and all requests before it, were answered. */
   answered(sentAt: number): void {
     this.#answered = sentAt;
-    this.versions.at("arriving")?.transfer.answered(sentAt); // W12
+    this.versions.inPhase("arriving")?.transfer.answered(sentAt); // W12
   }
 
   /**

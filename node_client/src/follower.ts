@@ -40,7 +40,7 @@ export class Follower {
   readonly patches: Patches;
   readonly #acceptance: Acceptance;
   #epoch = 0; // the latest epoch of which bytes were written into the model
-  #torn = 0; // number of consecutive applies that failed half-way; above 0, no version runs
+  #tornApplies = 0; // number of consecutive applies that failed half-way; above 0, no version runs
   #failed: Failed | null = null; // the last failure, until another version is started
 
   constructor(
@@ -69,16 +69,16 @@ export class Follower {
 
   /** Whether an apply failed half-way, so that the model holds no version. */
   get torn(): boolean {
-    return this.#torn > 0;
+    return this.#tornApplies > 0;
   }
 
   get running(): Running | null {
-    return this.versions.at("running")?.running ?? null;
+    return this.versions.inPhase("running")?.running ?? null;
   }
 
   /** The metadata of the running version. */
   get metadata(): VersionEntry["metadata"] | undefined {
-    return this.versions.at("running")?.metadata;
+    return this.versions.inPhase("running")?.metadata;
   }
 
   // Messages from the publisher.
@@ -93,7 +93,7 @@ export class Follower {
     now: number,
     pushed: boolean,
   ): Effect[] {
-    const staged = this.versions.at("staged");
+    const staged = this.versions.inPhase("staged");
     if (staged !== null && sameKey(staged, announce) && announce.commit === "auto") {
       return this.#commit(staged, now); // W5
     }
@@ -120,7 +120,7 @@ export class Follower {
 
   /** Whether to start receiving the announced version, or to start again. */
   #wants(announce: Announce): boolean {
-    const arriving = this.versions.at("arriving"); // W5, W8, W26
+    const arriving = this.versions.inPhase("arriving"); // W5, W8, W26
     if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
     if (arriving !== null && sameKey(arriving, announce)) {
       // If the two announcements differ, one of them was damaged.
@@ -128,14 +128,14 @@ export class Follower {
     } else if (arriving !== null) {
       if (!newer(announce, arriving) || this.versions.mode !== "following") return false;
     }
-    const waiting = this.versions.at("announced");
+    const waiting = this.versions.inPhase("announced");
     return waiting === null || !newer(waiting, announce);
   }
 
   /** Handle a rename: the running version gets the key of a newer version with the same bytes. */
   renamed({ epoch, version, was, metadata }: Rename, now: number): Effect[] {
     const { versions } = this; // W25
-    const [entry, key] = [versions.at("running"), { epoch, version }];
+    const [entry, key] = [versions.inPhase("running"), { epoch, version }];
     if (entry === null || !sameKey(entry, was) || entry.running.digest !== was.digest) return [];
     if (versions.all("ready", "applying").length > 0 || !newer(key, versions.newest)) return [];
     if (versions.all("arriving").some((begun) => newer(begun, key))) return [];
@@ -164,7 +164,7 @@ export class Follower {
    */
   #reserve(entry: VersionEntry, now: number): Effect[] {
     const { announce } = entry;
-    const replaced = this.versions.move(this.versions.at("arriving"), "newer"); // W8
+    const replaced = this.versions.move(this.versions.inPhase("arriving"), "newer"); // W8
     const effects = replaced ? this.#changeMode("replaced", now) : [];
     try {
       if (!this.versions.takeMemory(entry)) return effects;
@@ -248,7 +248,7 @@ export class Follower {
 
   /** Handle a chunk or `end` of a version that is not arriving. */
   #stray(key: Key, now: number): Effect[] {
-    return this.versions.at("announced") === null ? this.planner.hearOf(key, now) : []; // W4
+    return this.versions.inPhase("announced") === null ? this.planner.hearOf(key, now) : []; // W4
   }
 
   /** Return the fetches that are due. If the version is complete, verify and stage it. */
@@ -274,7 +274,7 @@ export class Follower {
    * whole version.
    */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
-    const entry = this.versions.at("arriving");
+    const entry = this.versions.inPhase("arriving");
     if (!job.live || entry === null) return []; // replaced or aborted
     if (fault) return this.patches.giveUp(entry, fault, now);
     entry.transfer.decoded(took);
@@ -292,23 +292,23 @@ export class Follower {
       ...{ data: entry.buffer as Uint8Array, metadata: announce.metadata },
       ...{ patch: transfer.patch, decodeUs: transfer.decodeUs },
     };
-    this.versions.move(this.versions.at("staged"), "newer");
+    this.versions.move(this.versions.inPhase("staged"), "newer");
     this.versions.move(entry, "whole", { staged });
     const effects = reports.staged(this.model, [entry]);
     if (!together) effects.push(...this.#commit(entry, now));
     return [...effects, ...this.#changeMode("completed", now)];
   }
 
-  /** Make a staged version ready, in place of an older one that was not applied. */
+  /** Make a staged version ready instead of an older one that was not applied. */
   #commit(entry: VersionEntry, now: number): Effect[] {
-    this.versions.move(this.versions.at("ready"), "newer");
+    this.versions.move(this.versions.inPhase("ready"), "newer");
     this.versions.move(entry, "committed");
     return [{ do: "ready", model: this.model }, ...this.#resume(now)];
   }
 
   /** Handle a commit: make the version ready if it is staged. */
   committed(commit: Commit, now: number): Effect[] {
-    const entry = this.versions.at("staged"); // W14
+    const entry = this.versions.inPhase("staged"); // W14
     if (entry === null || !sameKey(entry, commit)) return [];
     return entry.staged.digest === commit.digest ? this.#commit(entry, now) : [];
   }
@@ -322,7 +322,7 @@ export class Follower {
     // The abort may have freed a buffer for a waiting version. If no version waits, a worker that
     // is catching up requests the latest version.
     const effects = this.#resume(now);
-    const busy = effects.length > 0 || this.versions.at("arriving") !== null;
+    const busy = effects.length > 0 || this.versions.inPhase("arriving") !== null;
     return busy || this.versions.mode === "following"
       ? effects
       : this.planner.latest(key.epoch, now); // W26
@@ -357,7 +357,7 @@ export class Follower {
   /** Handle the start of a session. `latest` is the publisher's latest version. */
   reconnected(latest: Key, now: number): Effect[] {
     this.versions.reconnected(latest.epoch, now);
-    this.#torn = Math.min(this.#torn, 1); // the previous session's failures count as one
+    this.#tornApplies = Math.min(this.#tornApplies, 1); // the previous session's failures count as one
     this.planner.reconnected();
     const heldBack = this.versions.all("ready", "applying", "staged");
     return [...reports.staged(this.model, heldBack), ...this.planner.hearOf(latest, now)];
@@ -367,7 +367,7 @@ export class Follower {
 
   /** Start to apply the ready version and return it; null if there is none. */
   taken(): StagedVersion | null {
-    const entry = this.versions.at("ready");
+    const entry = this.versions.inPhase("ready");
     return entry !== null && this.versions.move(entry, "taken") ? entry.staged : null;
   }
 
@@ -377,7 +377,7 @@ export class Follower {
    * for the publisher about values that became infinite.
    */
   applied(now: number, kept: boolean, note: string): Effect[] {
-    const [entry, older] = [this.versions.at("applying"), this.versions.at("running")]; // W16
+    const [entry, older] = [this.versions.inPhase("applying"), this.versions.inPhase("running")]; // W16
     if (entry === null) return [];
     const running = { epoch: entry.epoch, version: entry.version, digest: entry.staged.digest };
     if (kept) this.versions.letGo(entry);
@@ -393,23 +393,23 @@ export class Follower {
    * true if the user continues to use the version's memory, which must not be used again.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
-    const entry = this.versions.at("applying"); // W24
+    const entry = this.versions.inPhase("applying"); // W24
     if (entry === null) return [];
     if (kept) this.versions.letGo(entry);
     if (!intact) {
-      this.versions.move(this.versions.at("running"), "torn");
+      this.versions.move(this.versions.inPhase("running"), "torn");
       this.versions.setPatchBase(null, null, null);
-      this.#torn += 1;
+      this.#tornApplies += 1;
       this.#epoch = Math.max(this.#epoch, entry.epoch);
     }
-    const again = !intact && this.#torn < APPLIES_MAX;
+    const again = !intact && this.#tornApplies < APPLIES_MAX;
     this.versions.move(entry, again ? "torn" : "declined");
     return [...this.#fail(entry, "apply", text, now), ...this.#resume(now)];
   }
 
   /** Record that a version runs, and return the report. */
   #runs(entry: VersionEntry): Effect {
-    this.#torn = 0;
+    this.#tornApplies = 0;
     this.#epoch = Math.max(this.#epoch, entry.epoch);
     if (this.#failed !== null && !newer(this.#failed, entry)) this.#failed = null; // W17
     return reports.applied(this.model, entry);
@@ -424,8 +424,8 @@ export class Follower {
   }
 
   /**
-   * Return the reports of a failed version to the publisher and the user. If a retry may help,
-   * postpone the version.
+   * Return the effects that report a failed version: one to the publisher, one to the user. If a
+   * retry may help, postpone the version.
    */
   #fail({ epoch, version }: Key, code: FailedCode, text: string, now: number): Effect[] {
     const { model } = this;
@@ -442,8 +442,8 @@ export class Follower {
 
   /** Start the announced version that waits for a buffer, unless a version is arriving. */
   #resume(now: number): Effect[] {
-    const waiting = this.versions.at("announced");
-    if (waiting === null || this.versions.at("arriving") !== null) return [];
+    const waiting = this.versions.inPhase("announced");
+    if (waiting === null || this.versions.inPhase("arriving") !== null) return [];
     if (!newer(waiting, this.versions.newest)) this.versions.move(waiting, "newer");
     else if (waiting.lacks === "buffer") return this.#reserve(waiting, now);
     return [];
@@ -453,7 +453,7 @@ export class Follower {
 
   /** Return the requests that are due. Decline a version that makes no progress. */
   tick(now: number): Effect[] {
-    const arriving = this.versions.at("arriving");
+    const arriving = this.versions.inPhase("arriving");
     if (arriving?.transfer.hopeless) {
       if (arriving.transfer.patch !== null) {
         return this.patches.giveUp(arriving, "nothing more of it comes", now);
@@ -462,7 +462,7 @@ export class Follower {
       return this.#decline(arriving, "digest-mismatch", text, now);
     }
     if (arriving !== null) return this.#advance(arriving, now);
-    const waiting = this.versions.at("announced");
+    const waiting = this.versions.inPhase("announced");
     if (waiting?.lacks !== "layout") return this.#resume(now);
     return this.planner.due(now) ? this.#begin(waiting, now) : []; // W7
   }

@@ -111,7 +111,7 @@ export class Keyring {
   payload(announce: Announce, bytes: Uint8Array): Uint8Array | null {
     const purpose = announce.whole === null ? LAYOUT : CHUNK; // E4
     const opening = this.#opening(announce, announce, purpose, 0, bytes.length);
-    if (opening !== null && opening.opens(bytes, bytes) !== null) return bytes;
+    if (opening !== null && opening.decrypt(bytes, bytes) !== null) return bytes;
     return announce.whole === null ? null : NOTHING;
   }
 

@@ -139,7 +139,10 @@ function filesOf(folder: string): string[] {
   }
 }
 
-/** Return the worker name of a file: no name has a `+`, which stands for `*` in file names. */
+/**
+ * Return the worker name for which a file is. A file name has `+` where the worker name has `*`; a
+ * worker name never contains `+`.
+ */
 function nameOf(file: string): string {
   return basename(file, SUFFIX).replace("+", "*");
 }

@@ -48,7 +48,7 @@ export interface Shared {
 
 /** The id of a patch to a version: its encoding, and the base that it builds on. */
 export interface PatchId {
-  /** `delta-1`. Other values are reserved. */
+  /** `delta-1`. */
   readonly encoding: string;
   /** The epoch of the base. */
   readonly epoch: number;

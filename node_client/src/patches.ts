@@ -72,12 +72,12 @@ export class Patches {
   /** Return the running version if its bytes were kept and its layout has this id; else null. */
   #base(layout: string): Base | null {
     const { base } = this.versions;
-    const runs = base !== null && base.running === this.versions.at("running")?.running;
+    const runs = base !== null && base.running === this.versions.inPhase("running")?.running;
     return runs && base.layout.id === layout ? base : null;
   }
 
   #unfit({ announce }: VersionEntry): string {
-    const runs = this.versions.at("running");
+    const runs = this.versions.inPhase("running");
     const here = runs ? `version ${runs.version} of epoch ${runs.epoch} runs` : "nothing runs";
     const kept = this.versions.base === null ? ", and its bytes were not kept" : "";
     const offered = announce.patches.map(({ version }) => version).join(", ");

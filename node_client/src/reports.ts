@@ -41,9 +41,9 @@ export function standing(
   versions: VersionStore,
   failure: readonly Effect[],
 ): Effect[] {
-  const [arriving, applying] = [versions.at("arriving"), versions.at("applying")];
-  const ready = applying ?? (arriving === null ? versions.at("ready") : null);
-  const running = versions.at("running");
+  const [arriving, applying] = [versions.inPhase("arriving"), versions.inPhase("applying")];
+  const ready = applying ?? (arriving === null ? versions.inPhase("ready") : null);
+  const running = versions.inPhase("running");
   const effects = staged(model, versions.all("ready", "applying", "staged"));
   if (arriving !== null && applying === null) effects.push(progress(model, arriving));
   if (running !== null) effects.push(applied(model, running));

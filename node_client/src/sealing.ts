@@ -66,7 +66,7 @@ export class GroupKey {
     const nonce = nonceOf(MESSAGE, count);
     const opening = new Opening(this.ofMessages, nonce, associated, sealed.subarray(size));
     const plain = new Uint8Array(size);
-    return opening.opens(sealed.subarray(0, size), plain) === null ? null : plain;
+    return opening.decrypt(sealed.subarray(0, size), plain) === null ? null : plain;
   }
 
   #derived(info: string | Uint8Array, bytes = KEY_BYTES): Buffer {
@@ -131,7 +131,7 @@ export class Opening {
   }
 
   /** Decrypt the next piece into `to`, which has the same size and may be the same memory. */
-  take(sealed: Uint8Array, to: Uint8Array): void {
+  decryptNext(sealed: Uint8Array, to: Uint8Array): void {
     for (let at = 0; at < sealed.length; at += PIECE_BYTES) {
       const plain = this.#decipher.update(sealed.subarray(at, at + PIECE_BYTES));
       to.set(plain, at); // the API cannot decrypt in place: one copy
@@ -149,12 +149,12 @@ export class Opening {
     }
   }
 
-  /** Decrypt the whole payload. Return the CRC-32C of the plain bytes, or null if not authentic. */
-  opens(sealed: Uint8Array, to: Uint8Array): number | null {
+  /** Decrypt the whole payload. Return the CRC-32C of the plain bytes; null if they are forged. */
+  decrypt(sealed: Uint8Array, to: Uint8Array): number | null {
     let crc = 0;
     for (let begin = 0; begin < sealed.length; begin += PIECE_BYTES) {
       const place = to.subarray(begin, begin + PIECE_BYTES);
-      this.take(sealed.subarray(begin, begin + PIECE_BYTES), place);
+      this.decryptNext(sealed.subarray(begin, begin + PIECE_BYTES), place);
       crc = crc32c(place, crc);
     }
     return this.proves() ? crc : null;

@@ -1,4 +1,4 @@
-/** Runs long work in slices. The event loop runs between them. */
+/** Runs long work in slices. The event loop runs between the slices. */
 
 import { setImmediate } from "node:timers/promises";
 import { SLICE_MS } from "./limits.js";
@@ -6,7 +6,10 @@ import { SLICE_MS } from "./limits.js";
 const PAGE_BYTES = 4096;
 const PIECE_BYTES = 2 ** 20;
 
-/** Run all steps in slices of time, the first one at once. Return the iterator's result. */
+/**
+ * Run all steps, in slices of time. The first slice begins before the function returns. Return the
+ * iterator's result.
+ */
 export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   const each = steps[Symbol.iterator]();
   let since = performance.now();

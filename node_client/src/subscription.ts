@@ -45,7 +45,7 @@ export class Subscription {
   }
 
   /**
-   * Connect to `destination` in place of any other.
+   * Connect to `destination` instead of any other.
    *
    * If a ticket is given, a current connection to the same destination is kept, since a ticket is
    * valid for only one connection.

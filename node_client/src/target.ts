@@ -111,7 +111,10 @@ export class RegisteredTarget implements Target {
     this.layoutBytesMax = tolerance.strict ? this.#longest(nbytes) : LAYOUT_BYTES_MAX;
   }
 
-  /** Return the size in bytes of the largest valid layout of these tensors. */
+  /**
+   * Return a bound: no valid layout of these tensors is a longer JSON text. `nbytes` is the size of
+   * the data section.
+   */
   #longest(nbytes: number): number {
     let longest = LAYOUT_SLACK_BYTES;
     for (const [name, { dtype, shape }] of this.#tensors) {

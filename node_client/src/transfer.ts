@@ -79,7 +79,7 @@ export class Lease {
   /** Process `count` bytes that were written into `room()`, while they are in the CPU's cache. */
   received(count: number): void {
     const piece = this.room(count);
-    this.opening?.take(piece, piece);
+    this.opening?.decryptNext(piece, piece);
     this.#crc = crc32c(piece, this.#crc);
     this.#count += count;
   }
@@ -156,7 +156,7 @@ export class Transfer {
     this.#patience = timing.patience;
   }
 
-  /** The base of the patch, until `release`. */
+  /** The base of the patch, until `takeBase`. */
   get base(): Base | null {
     return this.#base;
   }
@@ -255,7 +255,7 @@ export class Transfer {
   #copy(proof: number | SealedChunk, payload: Uint8Array, place: Uint8Array): number | null {
     if (typeof proof !== "number") {
       const opening = this.keyring?.opening(this.#subject, proof, payload.length);
-      return opening?.opens(payload, place) ?? null; // E4
+      return opening?.decrypt(payload, place) ?? null; // E4
     }
     if (crc32c(payload) !== proof) return null;
     place.set(payload);
@@ -341,8 +341,8 @@ export class Transfer {
     this.#buffer = NOTHING;
   }
 
-  /** Release and return the base of the patch. */
-  release(): Base | null {
+  /** Return the base of the patch, and forget it. */
+  takeBase(): Base | null {
     const base = this.#base;
     this.#base = null;
     return base;

@@ -97,7 +97,7 @@ export class VersionStore {
   }
 
   /** Return the version that entered a phase first and is still in it; null if there is none. */
-  at(phase: VersionState): VersionEntry | null {
+  inPhase(phase: VersionState): VersionEntry | null {
     return this.#live.find((entry) => entry.phase === phase) ?? null;
   }
 
@@ -123,7 +123,7 @@ export class VersionStore {
 
   /** Add an announced version, and drop an earlier version that is in this phase. */
   expect(announce: Announce): VersionEntry {
-    this.move(this.at("announced"), "newer");
+    this.move(this.inPhase("announced"), "newer");
     const entry = new VersionRecord(announce);
     this.#live.push(entry);
     return entry;
@@ -172,7 +172,7 @@ export class VersionStore {
   // The patch base.
 
   /**
-   * Make the bytes of a new running version the patch base, in place of the previous base. While an
+   * Make the bytes of a new running version the patch base instead of the previous base. While an
    * arriving patch needs the previous base, change nothing and return false.
    */
   setPatchBase(
@@ -181,7 +181,7 @@ export class VersionStore {
     data: Uint8Array | null,
   ): boolean {
     const old = this.#base;
-    if (old !== null && this.at("arriving")?.transfer.base === old) return false;
+    if (old !== null && this.inPhase("arriving")?.transfer.base === old) return false;
     const own = entry !== null && data !== null && data === entry.buffer;
     if (old?.own && (entry === null || own)) this.buffers.add(old.data); // else drop it
     this.#base = null;
@@ -193,7 +193,7 @@ export class VersionStore {
 
   /** End a transfer's use of its base. Release the base unless its version still runs. */
   release(transfer: Transfer): void {
-    const [base, runs] = [transfer.release(), this.at("running")];
+    const [base, runs] = [transfer.takeBase(), this.inPhase("running")];
     if (base === null || base !== this.#base || base.running === runs?.running) return;
     this.setPatchBase(runs?.announce.keep === false ? runs : null, null, null);
   }

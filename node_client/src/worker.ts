@@ -420,7 +420,7 @@ function targetsOf({ models, strict = true, cast = false }: WorkerOptions): Map<
   return targets;
 }
 
-/** Return a name that the worker's key allows: `form` with a random part in place of its `*`. */
+/** Return a name that the worker's key allows: `form` with a random part instead of its `*`. */
 function defaultName(form = "*"): string {
   const host = hostname()
     .replace(/[^A-Za-z0-9._-]/g, "-")

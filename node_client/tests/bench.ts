@@ -69,7 +69,7 @@ export class Bench {
 
   /** The version that waits to be applied. */
   get ready(): StagedVersion | null {
-    return this.machine.followers.get("m")?.versions.at("ready")?.staged ?? null;
+    return this.machine.followers.get("m")?.versions.inPhase("ready")?.staged ?? null;
   }
 
   /** Apply it; `kept`: as a snapshot, which stays with the user. */

@@ -58,11 +58,11 @@ test("a third version waits for a buffer", () => {
   bench.publish(version(3).announce());
   assert.deepEqual(asked(bench.control(version(3).announce())), [], "both buffers are in use");
   const versions = bench.machine.followers.get("m")?.versions;
-  assert.equal(versions?.at("announced")?.lacks, "buffer");
+  assert.equal(versions?.inPhase("announced")?.lacks, "buffer");
   bench.control(version(2).say("commit"));
   assert.equal(bench.ready?.version, 2);
   assert.deepEqual(asked(bench.wait(500)), [0, 1, 2]);
-  assert.equal(versions?.at("arriving")?.lacks, "memory", "which it has now");
+  assert.equal(versions?.inPhase("arriving")?.lacks, "memory", "which it has now");
 });
 
 test("an older announcement does not replace a newer one", () => {
@@ -71,7 +71,7 @@ test("an older announcement does not replace a newer one", () => {
   assert.deepEqual(kinds(bench.publish(version(1).announce())), []);
   const [announce = header("announce")] = version(1).announce(false);
   assert.deepEqual(sent(bench.publish([announce, Buffer.from("no layout")]), "failed"), []);
-  const waiting = bench.machine.followers.get("m")?.versions.at("announced");
+  const waiting = bench.machine.followers.get("m")?.versions.inPhase("announced");
   assert.equal(waiting?.version, 2);
 });
 

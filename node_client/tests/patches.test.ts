@@ -77,7 +77,7 @@ class Patched extends Bench {
   }
 
   get arriving() {
-    const entry = this.follower.versions.at("arriving");
+    const entry = this.follower.versions.inPhase("arriving");
     assert.ok(entry);
     return entry.transfer;
   }
@@ -200,7 +200,11 @@ test("a patch on anything but what runs is not taken, and why is said", () => {
   bench.publish(
     TWO.announce(false, { ...layout, patches: [new PublishedPatch(ONE, TWO).offered] }),
   );
-  assert.equal(bench.follower.versions.at("arriving"), null, "another layout has to come first");
+  assert.equal(
+    bench.follower.versions.inPhase("arriving"),
+    null,
+    "another layout has to come first",
+  );
 });
 
 test("what was not kept is not built on", () => {
@@ -217,7 +221,7 @@ test("a base that was changed is found out, and what ran runs on", () => {
   const bench = new Patched({ snapshots: true });
   assert.equal(
     bench.base.buffer,
-    bench.follower.versions.at("running")?.staged.data.buffer,
+    bench.follower.versions.inPhase("running")?.staged.data.buffer,
     "no copy",
   );
   bench.base[7] = 99;
@@ -337,12 +341,12 @@ test("a chunk of a patch is received in its place", () => {
   lease.received(CHUNK_BYTES);
   bench.publish([head, lease.bytes]);
   assert.equal(bench.arriving.here, 1);
-  const { buffer } = bench.follower.versions.at("arriving") ?? {};
+  const { buffer } = bench.follower.versions.inPhase("arriving") ?? {};
   const [next = new Uint8Array()] = patch.chunk(1);
   assert.ok(bench.machine.place([Buffer.from("m/dlt"), next], CHUNK_BYTES)?.live);
   bench.tell(THREE, [new PublishedPatch(ONE, THREE).offered]);
   assert.equal(
-    bench.follower.versions.at("arriving")?.buffer,
+    bench.follower.versions.inPhase("arriving")?.buffer,
     buffer,
     "nobody may write there yet",
   );
@@ -529,7 +533,7 @@ test("a sealed patch is opened, and one that is forged is none", () => {
   const [, forged = new Uint8Array()] = sealer.chunk(other, 0);
   bench.publish([head, forged]);
   const { versions } = bench.machine.followers.get("m") ?? assert.fail();
-  assert.equal(versions.at("arriving")?.transfer.here, 0);
+  assert.equal(versions.inPhase("arriving")?.transfer.here, 0);
   for (const index of patch.crcs.keys()) {
     const [first = head, payload = head] = sealer.chunk(patch, index);
     if (index % 2) bench.control([first, payload]);
@@ -604,7 +608,8 @@ class Play extends Patched {
   finish(number: number): void {
     for (let left = 20; left > 0 && this.follower.running?.version !== number; left--) {
       this.play({ do: "decode", number, by: 0 });
-      const { version: arriving = number, transfer } = this.follower.versions.at("arriving") ?? {};
+      const { version: arriving = number, transfer } =
+        this.follower.versions.inPhase("arriving") ?? {};
       if (transfer?.patch) this.control(noPatch(arriving));
       else this.tell(version(arriving));
       this.feed(version(arriving));
