@@ -254,7 +254,7 @@ fn sealed(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let (nonce, bound) = (nonce_of(purpose, index), subject.associated(purpose, index, sealed.len() as u64));
     let mut plain = vec![0; sealed.len()];
     let opened =
-        Opening::new(&key, &nonce, &bound, tag).and_then(|opening| opening.opens(&sealed, &mut plain));
+        Opening::new(&key, &nonce, &bound, tag).and_then(|opening| opening.decrypt(&sealed, &mut plain));
     match opened {
         Some(crc) => Ok(Some(json!({ "ok": {
             "plain": hex(&plain), "crc": crc, "nonce": hex(&nonce), "associated": hex(&bound),

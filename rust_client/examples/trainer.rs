@@ -102,7 +102,7 @@ fn dot(a: &[f32; 3], b: &[f32; 3]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Xorshift64*, in place of a crate: from another seed, which may not be zero, comes other data.
+/// Xorshift64* instead of a crate: from another seed, which may not be zero, comes other data.
 struct Noise(u64);
 
 impl Noise {

@@ -193,7 +193,8 @@ impl Client {
         self.session.open(b"CurveZMQREADY---", ready)
     }
 
-    /// Returns the state of the frames after the handshake.
+    /// Returns the session: the keys and the counters that encrypt and decrypt frames after the
+    /// handshake.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }

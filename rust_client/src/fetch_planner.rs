@@ -47,7 +47,7 @@ impl FetchPlanner {
         if version == 0 || key <= versions.newest() || versions.is_rejected(key) {
             return Vec::new();
         }
-        match versions.at(Phase::Arriving) {
+        match versions.in_phase(Phase::Arriving) {
             Some(entry) if key <= entry.key() || versions.mode() == Mode::CatchingUp => Vec::new(), // W26
             _ if awaited_layout(versions).map_or(false, |awaited| key <= awaited) => Vec::new(),    // W7
             _ if key <= self.backoff_key && now < self.backoff_until => Vec::new(),                 // W36
@@ -111,6 +111,6 @@ impl FetchPlanner {
 
 /// Returns the version that waits for its requested layout.
 fn awaited_layout(versions: &VersionStore) -> Option<Key> {
-    let waiting = versions.at(Phase::Announced)?;
+    let waiting = versions.in_phase(Phase::Announced)?;
     Some(waiting.key()).filter(|_| waiting.lacks() == Lack::Layout)
 }

@@ -55,8 +55,8 @@ pub struct Follower {
     planner: FetchPlanner,
     patches: Patches,
     epoch: u64,             // greatest epoch of which bytes were written into the model
-    torn: u32,              // failed half-way applies in a row: unless 0, no version runs
-    stale: Key,             // version gone from shared memory: fetched over the network
+    torn_applies: u32,      // failed half-way applies in a row: unless 0, no version runs
+    network_only: Key,      // the version to fetch although its segment is announced
     failed: Option<Failed>, // last failure, until another version is begun
     leases: u64,            // ids issued so far
 }
@@ -74,8 +74,8 @@ impl Follower {
             planner: FetchPlanner::new(model, timing),
             patches: Patches::new(model, timing),
             epoch: 0,
-            torn: 0,
-            stale: (0, 0),
+            torn_applies: 0,
+            network_only: (0, 0),
             failed: None,
             leases: 0,
         }
@@ -123,16 +123,16 @@ impl Follower {
 
     /// Returns the state for display.
     pub fn state(&self) -> ModelState {
-        let key = |phase| self.versions.at(phase).map(VersionEntry::key);
-        let transfer = self.versions.at(Phase::Arriving).and_then(VersionEntry::transfer);
-        let metadata = self.versions.at(Phase::Running).map(|entry| entry.metadata().clone());
+        let key = |phase| self.versions.in_phase(phase).map(VersionEntry::key);
+        let transfer = self.versions.in_phase(Phase::Arriving).and_then(VersionEntry::transfer);
+        let metadata = self.versions.in_phase(Phase::Running).map(|entry| entry.metadata().clone());
         ModelState {
             running: key(Phase::Running),
             metadata: metadata.unwrap_or_default(),
             arriving: transfer.map(|transfer| (transfer.key(), transfer.here() as u64, transfer.count())),
             staged: key(Phase::Staged),
             ready: key(Phase::Ready).max(key(Phase::Applying)),
-            torn: self.torn > 0,
+            torn: self.torn_applies > 0,
         }
     }
 
@@ -143,8 +143,8 @@ impl Follower {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// Handles an announcement, with its layout if that came too. `pushed` is true if it came over
-    /// the data connection, so that chunks may be pushed.
+    /// Handles an announcement, with its layout if the message has the layout. `pushed` is true if
+    /// the message came over the data connection, so that chunks may be pushed.
     pub fn announced(
         &mut self,
         announce: Announce,
@@ -153,7 +153,7 @@ impl Follower {
         pushed: bool,
     ) -> Vec<Effect> {
         let key = (announce.epoch, announce.version);
-        let staged = self.versions.at(Phase::Staged).map(VersionEntry::key); // W5, W14
+        let staged = self.versions.in_phase(Phase::Staged).map(VersionEntry::key); // W5, W14
         if staged == Some(key) && announce.commit == AnnounceCommit::Auto {
             return self.commit();
         }
@@ -169,7 +169,7 @@ impl Follower {
                 return Vec::new(); // W8, W26
             }
         }
-        if self.versions.at(Phase::Announced).map_or(false, |waiting| key < waiting.key()) {
+        if self.versions.in_phase(Phase::Announced).map_or(false, |waiting| key < waiting.key()) {
             return Vec::new(); // W5
         }
         let learnt = layout.map(|header| self.acceptance.learn(&announce, header));
@@ -216,7 +216,7 @@ impl Follower {
     pub fn renamed(&mut self, rename: Rename, now: Time) -> Vec<Effect> {
         let key = (rename.epoch, rename.version); // W25
         let busy = self.versions.all(&AT_THE_USERS).next().is_some();
-        let begun = self.versions.at(Phase::Arriving).map_or((0, 0), VersionEntry::key);
+        let begun = self.versions.in_phase(Phase::Arriving).map_or((0, 0), VersionEntry::key);
         let same = self.running().as_ref() == Some(&rename.was);
         if !same || busy || key <= self.versions.newest() || key < begun {
             return Vec::new();
@@ -234,7 +234,7 @@ impl Follower {
 
     /// Starts to receive the announced version; if its layout is not known, requests the layout.
     fn begin(&mut self, now: Time) -> Vec<Effect> {
-        let announce = match self.versions.at(Phase::Announced) {
+        let announce = match self.versions.in_phase(Phase::Announced) {
             Some(entry) => entry.announce().clone(),
             None => return Vec::new(),
         };
@@ -261,7 +261,7 @@ impl Follower {
     /// Returns the segment that holds a version; `None` if the version must come over the network.
     fn segment(&self, announce: &Announce) -> Option<Arc<Segment>> {
         let key = (announce.epoch, announce.version);
-        let shared = announce.shared.as_ref().filter(|_| key != self.stale)?;
+        let shared = announce.shared.as_ref().filter(|_| key != self.network_only)?;
         self.host.open(shared, announce.nbytes)
     }
 
@@ -401,7 +401,7 @@ impl Follower {
 
     /// Rejects the version in this phase, or only drops it if the failure may not recur.
     fn decline(&mut self, phase: Phase, fault: Fault, now: Time) -> Vec<Effect> {
-        let key = self.versions.at(phase).map_or((0, 0), VersionEntry::key);
+        let key = self.versions.in_phase(phase).map_or((0, 0), VersionEntry::key);
         let event = if TRANSIENT.contains(&fault.0) { Event::Failed } else { Event::Declined };
         self.versions.tell(phase, event); // W15
         self.fail(key, fault, now)
@@ -419,13 +419,13 @@ impl Follower {
 
     /// True if this version is arriving.
     pub fn arrives(&self, key: Key) -> bool {
-        self.versions.at(Phase::Arriving).map_or(false, |entry| entry.key() == key)
+        self.versions.in_phase(Phase::Arriving).map_or(false, |entry| entry.key() == key)
     }
 
     /// Returns the subject that seals the chunks of this version, or of this patch; `None` if that
     /// version or patch is not arriving.
     pub fn subject(&self, key: Key, patch: Option<&PatchId>) -> Option<Subject> {
-        let entry = self.versions.at(Phase::Arriving).filter(|entry| entry.key() == key)?;
+        let entry = self.versions.in_phase(Phase::Arriving).filter(|entry| entry.key() == key)?;
         let transfer = entry.transfer().filter(|transfer| transfer.is_of(patch))?;
         Some(transfer.subject())
     }
@@ -479,7 +479,7 @@ impl Follower {
     }
 
     fn stray(&mut self, (epoch, version): Key, now: Time) -> Vec<Effect> {
-        match self.versions.at(Phase::Announced) {
+        match self.versions.in_phase(Phase::Announced) {
             Some(_) => Vec::new(), // its layout was requested
             None => self.hear_of(epoch, version, now),
         }
@@ -513,7 +513,7 @@ impl Follower {
     fn stage(&mut self, now: Time) -> Vec<Effect> {
         self.versions.whole(self.patches.taken());
         let mut effects = reports::staged(&self.versions, &[Phase::Staged]);
-        let staged = self.versions.at(Phase::Staged);
+        let staged = self.versions.in_phase(Phase::Staged);
         if staged.map_or(false, |entry| entry.announce().commit != AnnounceCommit::Together) {
             effects.extend(self.commit());
         }
@@ -529,7 +529,7 @@ impl Follower {
     /// Handles a commit: the staged version may be applied.
     pub fn committed(&mut self, commit: &Commit) -> Vec<Effect> {
         let key = (commit.epoch, commit.version);
-        match self.versions.at(Phase::Staged) {
+        match self.versions.in_phase(Phase::Staged) {
             Some(entry) if entry.key() == key && entry.digest() == commit.digest => self.commit(), // W14
             _ => Vec::new(),
         }
@@ -541,7 +541,7 @@ impl Follower {
         self.versions.tell_those(Event::Aborted, |entry| entry.key() == key); // W14
         self.planner.end_backoff(key);
         let effects = self.resume(now);
-        let idle = effects.is_empty() && self.versions.at(Phase::Arriving).is_none();
+        let idle = effects.is_empty() && self.versions.in_phase(Phase::Arriving).is_none();
         if idle && self.versions.mode() == Mode::CatchingUp {
             return self.planner.latest(&self.versions, abort.epoch, now, false);
             // W26
@@ -552,14 +552,14 @@ impl Follower {
     /// Handles a refusal: the publisher no longer has this version. Version 0 stands for all
     /// announced ones, epoch 0 for all epochs.
     pub fn gone(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
-        let arriving = self.versions.at(Phase::Arriving).map(VersionEntry::key);
+        let arriving = self.versions.in_phase(Phase::Arriving).map(VersionEntry::key);
         self.planner.end_backoff((epoch, version));
         self.versions.tell_those(Event::Gone, |entry| {
             let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
             named && (epoch == 0 || epoch == entry.key().0) // else an older publisher's message
         });
         match arriving {
-            Some((epoch, _)) if self.versions.at(Phase::Arriving).is_none() => {
+            Some((epoch, _)) if self.versions.in_phase(Phase::Arriving).is_none() => {
                 let effects = self.resume(now); // W27
                 if effects.is_empty() {
                     self.planner.latest(&self.versions, epoch, now, false)
@@ -588,7 +588,7 @@ impl Follower {
             self.buffers.reserve(nbytes);
         }
         self.versions.reconnected(epoch, now);
-        self.torn = self.torn.min(1); // earlier failures count as one
+        self.torn_applies = self.torn_applies.min(1); // earlier failures count as one
         self.planner.reconnected();
         effects.extend(reports::staged(&self.versions, &NOT_APPLIED));
         effects.extend(self.hear_of(epoch, version, now));
@@ -635,15 +635,15 @@ impl Follower {
     /// Handles a version that could not be applied. If the model is `intact`, the previous version
     /// still runs.
     pub fn failed(&mut self, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
-        let again = !intact && self.torn + 1 < APPLIES_MAX;
+        let again = !intact && self.torn_applies + 1 < APPLIES_MAX;
         let event = if again { Event::Torn } else { Event::Declined };
         if !self.versions.tell_those(event, |entry| entry.key() == key && entry.phase() == Phase::Applying) {
             return Vec::new();
         }
         if !intact {
             self.versions.tell(Phase::Running, Event::Torn); // W24
-            self.stale = key; // the next attempt gets the version over the network, verified
-            self.torn += 1;
+            self.network_only = key; // the next attempt gets the version over the network, verified
+            self.torn_applies += 1;
             self.epoch = self.epoch.max(key.0);
         }
         self.note(key, "apply", text);
@@ -654,7 +654,7 @@ impl Follower {
 
     /// Notes that a version runs under this key. Returns the report to the publisher.
     fn runs(&mut self, key: Key) -> Option<Effect> {
-        self.torn = 0;
+        self.torn_applies = 0;
         self.epoch = self.epoch.max(key.0);
         self.failed = self.failed.take().filter(|failed| (failed.epoch, failed.version) > key);
         reports::applied(&self.versions)
@@ -663,7 +663,7 @@ impl Follower {
     /// Forgets the last failure when another version begins. While no version runs, keeps the
     /// failure, which is reported with every ping.
     fn forget_failure(&mut self) {
-        if self.torn == 0 {
+        if self.torn_applies == 0 {
             self.failed = None;
         }
     }
@@ -687,7 +687,7 @@ impl Follower {
 
     /// Returns the report of the last failure, unless it was forgotten.
     fn failure(&self) -> Option<Effect> {
-        self.failed.as_ref().map(|failed| reports::failed(failed, self.torn > 0))
+        self.failed.as_ref().map(|failed| reports::failed(failed, self.torn_applies > 0))
     }
 
     /// Handles a version that was gone from shared memory before it was copied: requests the latest
@@ -696,7 +696,7 @@ impl Follower {
         if !self.versions.tell_those(Event::Stale, |entry| entry.key() == key) {
             return Vec::new();
         }
-        self.stale = key; // S5
+        self.network_only = key; // S5
         self.planner.latest(&self.versions, key.0, now, true)
     }
 
@@ -712,13 +712,13 @@ impl Follower {
 
     /// Begins the announced version that waits for a buffer, if a buffer is free now.
     fn resume(&mut self, now: Time) -> Vec<Effect> {
-        if self.versions.at(Phase::Arriving).is_some() {
+        if self.versions.in_phase(Phase::Arriving).is_some() {
             return Vec::new();
         }
         let newest = self.versions.newest();
         self.versions
             .tell_those(Event::Newer, |entry| entry.phase() == Phase::Announced && entry.key() <= newest);
-        let waiting = self.versions.at(Phase::Announced).filter(|entry| entry.lacks() == Lack::Buffer);
+        let waiting = self.versions.in_phase(Phase::Announced).filter(|entry| entry.lacks() == Lack::Buffer);
         match waiting.map(|entry| (entry.announce().clone(), entry.layout().cloned())) {
             Some((announce, Some(layout))) => {
                 let segment = self.segment(&announce);
@@ -740,12 +740,12 @@ impl Follower {
                 false => self.decline(Phase::Arriving, ("digest-mismatch", why), now),
             };
         }
-        if let Some(key) = self.versions.at(Phase::Arriving).map(VersionEntry::key) {
+        if let Some(key) = self.versions.in_phase(Phase::Arriving).map(VersionEntry::key) {
             let mut effects = self.pull(key, now);
             effects.extend(self.completed(key, now));
             return effects;
         }
-        let waiting = self.versions.at(Phase::Announced);
+        let waiting = self.versions.in_phase(Phase::Announced);
         if !waiting.map_or(false, |entry| entry.lacks() == Lack::Layout) {
             return self.resume(now);
         }
@@ -793,7 +793,7 @@ mod tests {
             let effects = follower.announced(announce(1), Some(payload), Time::ZERO, true);
             assert!(effects.is_empty(), "{:?}", effects);
         }
-        assert_eq!(follower.versions.at(Phase::Announced).map(VersionEntry::key), Some((7, 2)));
+        assert_eq!(follower.versions.in_phase(Phase::Announced).map(VersionEntry::key), Some((7, 2)));
     }
 
     #[test]
@@ -803,7 +803,7 @@ mod tests {
             Some(Effect::Send(FromWorker::Failed(failed))) => failed.intact,
             other => panic!("{:?}", other),
         };
-        follower.torn = 1;
+        follower.torn_applies = 1;
         follower.note((7, 5), "apply", "it failed half-way");
         assert!(!intact(&follower));
         follower.runs((7, 4)); // an older one, which was meant for all

@@ -129,7 +129,7 @@ impl Keyring {
         let (key, tag) = (announce.key.as_ref()?, announce.tag.as_ref()?);
         let opening = self.payload(&Subject::of(announce), (purpose, 0), sealed.len(), key, tag)?;
         let mut plain = vec![0; sealed.len()];
-        opening.opens(sealed, &mut plain).map(|_| plain)
+        opening.decrypt(sealed, &mut plain).map(|_| plain)
     }
 
     fn payload(

@@ -96,8 +96,8 @@ impl Patches {
         if !self.taken || announce.patches.is_empty() {
             return Err(String::new());
         }
-        let runs = versions.at(Phase::Running);
-        let overwritten = versions.at(Phase::Applying).is_some();
+        let runs = versions.in_phase(Phase::Running);
+        let overwritten = versions.in_phase(Phase::Applying).is_some();
         let found = runs.and_then(|entry| {
             let base = entry.base().filter(|base| base.layout.id == announce.layout)?;
             let patch = announce.patches.iter().find(|patch| builds_on(patch, entry))?;
@@ -134,7 +134,7 @@ impl Patches {
         }
     }
 
-    /// Fetches the whole version in place of a patch that cannot be used (D5). `version` is
+    /// Fetches the whole version instead of a patch that cannot be used (D5). `version` is
     /// the version's buffer, if the decoder has returned it. `why` is the reason.
     pub fn give_up(
         &self,

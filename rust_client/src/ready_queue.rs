@@ -23,7 +23,7 @@ struct Left {
 }
 
 /// Result of `ReadyQueue::take`.
-pub enum Found {
+pub enum Next {
     Version(StagedVersion),
     Nothing,
 }
@@ -152,12 +152,12 @@ impl ReadyQueue {
     /// Returns the version that has waited longest. If no version waits, returns the error of a
     /// rejected version or of a refusal; each error is returned once. If there is no error either,
     /// waits until the deadline.
-    pub fn take(&self, worker: &str, deadline: Instant) -> Result<Found, Error> {
+    pub fn take(&self, worker: &str, deadline: Instant) -> Result<Next, Error> {
         let mut left = self.open();
         loop {
             if let Some(staged) = left.ready.pop_front() {
                 self.wake(&left);
-                return Ok(Found::Version(staged));
+                return Ok(Next::Version(staged));
             }
             if let Some(error) = left.rejected.pop_front().or_else(|| left.refused.take()) {
                 self.wake(&left);
@@ -168,7 +168,7 @@ impl ReadyQueue {
             }
             left = match self.wait(left, deadline) {
                 Some(left) => left,
-                None => return Ok(Found::Nothing),
+                None => return Ok(Next::Nothing),
             };
         }
     }
@@ -214,8 +214,8 @@ mod tests {
         let staged = |model| staged(model, 1, layout("{}"), Buffer::default());
         assert!(ready_queue.put(staged("busy")).is_none() && ready_queue.put(staged("free")).is_none());
         let take = || match ready_queue.take("w", Instant::now()).unwrap() {
-            Found::Version(staged) => staged,
-            Found::Nothing => panic!("nothing there"),
+            Next::Version(staged) => staged,
+            Next::Nothing => panic!("nothing there"),
         };
         let busy = take();
         assert_eq!(busy.model, "busy");

@@ -56,7 +56,7 @@ impl Identity {
 
 /// Returns all current reports on a model, including `failure`, the report of the last failure.
 pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
-    let applying = versions.at(Phase::Applying); // may hang while later versions become ready
+    let applying = versions.in_phase(Phase::Applying); // may hang while later versions become ready
     let newest = versions.all(&[Phase::Ready]).max_by_key(|entry| entry.key());
     let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();
@@ -89,7 +89,7 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
 
 /// Returns a progress report on the arriving version.
 pub fn receiving(versions: &VersionStore) -> Option<Effect> {
-    let entry = versions.at(Phase::Arriving)?;
+    let entry = versions.in_phase(Phase::Arriving)?;
     let transfer = entry.transfer()?;
     Some(progress(entry, transfer.key(), transfer.here() as u64, ProgressPhase::Receiving, transfer.patch()))
 }
@@ -114,7 +114,7 @@ pub fn staged(versions: &VersionStore, phases: &[Phase]) -> Vec<Effect> {
 
 /// Returns the `applied` report on the running version, with the patch by which it arrived (D11).
 pub fn applied(versions: &VersionStore) -> Option<Effect> {
-    let entry = versions.at(Phase::Running)?;
+    let entry = versions.in_phase(Phase::Running)?;
     let Staged { model, epoch, version, digest, patch, .. } = staged_version(entry);
     let (note, decode_us) = (entry.note().to_owned(), entry.decode_us());
     let said = Applied { model, epoch, version, digest, patch, note, decode_us, ..Default::default() };

@@ -272,7 +272,7 @@ impl Loop {
 
     /// Waits for events. Returns which sockets have input. With `writable`, an open control
     /// connection ends the wait, since a hello is due.
-    fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Found> {
+    fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Readable> {
         let now = self.now();
         let data = self.data.process_events(now, &mut self.machine);
         let control = self.control.process_events(now);
@@ -291,7 +291,7 @@ impl Loop {
         let mut news = items[1..].iter().map(|item| item.is_readable() || item.is_error());
         let mut next = |watched: bool| watched && news.next().unwrap_or(false);
         let (control, data) = (said | next(control.is_some()), here | next(data.is_some()));
-        Ok(Found { control, data })
+        Ok(Readable { control, data })
     }
 
     fn take_control(&mut self) {
@@ -470,7 +470,7 @@ impl Loop {
 }
 
 /// The sockets that have something to read.
-struct Found {
+struct Readable {
     control: bool,
     data: bool,
 }

@@ -92,7 +92,7 @@ impl GroupKey {
         let opening =
             Opening::new(&self.of_messages, &nonce_of(MESSAGE, count), &bound, tag.try_into().ok()?)?;
         let mut plain = vec![0; sealed.len()];
-        opening.opens(sealed, &mut plain).map(|_| plain)
+        opening.decrypt(sealed, &mut plain).map(|_| plain)
     }
 }
 
@@ -186,7 +186,7 @@ impl Opening {
     }
 
     /// Decrypts the next bytes in place.
-    pub fn take(&mut self, bytes: &mut [u8]) {
+    pub fn decrypt_next(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(PIECE_BYTES) {
             self.broken |= !self.gcm.in_place(piece);
             self.crc = crc32c_append(self.crc, piece);
@@ -201,7 +201,7 @@ impl Opening {
 
     /// Decrypts a whole payload into `to`, which must have the same length. Returns the CRC-32C of
     /// the decrypted bytes, or `None` if they are not authentic.
-    pub fn opens(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
+    pub fn decrypt(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
         for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
             self.broken |= !self.gcm.copy(piece, to);
             self.crc = crc32c_append(self.crc, to);

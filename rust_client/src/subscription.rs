@@ -103,7 +103,7 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Connects to this endpoint, in place of the previous one. If `ticket` is not empty, every
+    /// Connects to this endpoint instead of the previous one. If `ticket` is not empty, every
     /// connection needs a ticket, which is valid once.
     pub fn connect(&mut self, endpoint: Endpoint, ticket: String, places: &mut impl Places<Ticket = T>) {
         self.ticketed = !ticket.is_empty();

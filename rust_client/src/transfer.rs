@@ -20,8 +20,8 @@
 //! something arrives. Answers come in the order of the requests: until a later ping is answered,
 //! the chunks may still be on their way, and the longest timeout holds.
 //!
-//! A patch may arrive instead, into a buffer of its own. The version is then decoded from the
-//! patch.
+//! A patch may arrive instead of the version, into a separate buffer. The version is then decoded
+//! from the patch.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
@@ -123,7 +123,7 @@ pub struct Piece<'a> {
     pub index: u64,
 }
 
-/// A patch that arrives in place of a whole version.
+/// A patch that arrives instead of a whole version.
 struct Patched {
     patch: Patch,
     waits: Option<(Base, Buffer)>, // base and destination; None while it is being decoded
@@ -263,7 +263,7 @@ impl Transfer {
         self.decode_us
     }
 
-    /// Returns the id of the patch that arrives in place of the version, if any.
+    /// Returns the id of the patch that arrives instead of the version, if any.
     pub fn patch(&self) -> Option<PatchId> {
         self.patched.as_ref().map(|patched| patched.patch.id())
     }
@@ -335,7 +335,7 @@ impl Transfer {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
-    /// Returns a transfer of the whole version in place of its patch, into `version` or else the
+    /// Returns a transfer of the whole version instead of its patch, into `version` or else the
     /// buffer for the decoded version. Returns `None` if the decoder has that.
     pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
         let version = version.or_else(|| Some(self.patched?.waits?.1))?;
@@ -414,7 +414,7 @@ impl Transfer {
             return None;
         }
         match proof {
-            Proof::Sealed(opening) => opening?.opens(bytes, &mut self.buffer[span]), // E4
+            Proof::Sealed(opening) => opening?.decrypt(bytes, &mut self.buffer[span]), // E4
             Proof::Crc(crc) => {
                 if crc32c(bytes) != crc {
                     return None;
@@ -459,7 +459,7 @@ impl Transfer {
             let begin = lease.index * self.plan.chunk_bytes as usize + lease.count;
             let bytes = &mut self.buffer[begin..begin + count];
             match &mut lease.opening {
-                Some(opening) => opening.take(bytes),
+                Some(opening) => opening.decrypt_next(bytes),
                 None => lease.crc = crc32c_append(lease.crc, bytes),
             }
             lease.count += count;

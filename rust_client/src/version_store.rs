@@ -98,7 +98,7 @@ impl VersionEntry {
         same
     }
 
-    /// Begins the transfer of the whole version in place of a patch, into `version` if the decoder
+    /// Begins the transfer of the whole version instead of a patch, into `version` if the decoder
     /// had that buffer.
     pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
         self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
@@ -148,7 +148,7 @@ impl VersionStore {
 
     /// Returns the running version.
     pub fn running(&self) -> Option<Running> {
-        let entry = self.at(Phase::Running)?;
+        let entry = self.in_phase(Phase::Running)?;
         let (epoch, version) = entry.key;
         Some(Running { epoch, version, digest: entry.digest.clone(), ..Default::default() })
     }
@@ -158,7 +158,7 @@ impl VersionStore {
     }
 
     /// Returns the version in a phase, the oldest if there are several.
-    pub fn at(&self, phase: Phase) -> Option<&VersionEntry> {
+    pub fn in_phase(&self, phase: Phase) -> Option<&VersionEntry> {
         self.live.iter().find(|entry| entry.phase == phase)
     }
 
@@ -261,8 +261,8 @@ impl VersionStore {
     }
 
     /// Sets the digest, the note and the patch base of the version that runs now. At most one
-    /// buffer is kept as a patch base (D3): no second one while the arriving version needs the
-    /// first.
+    /// buffer is kept as a patch base (D3): while the arriving version needs that buffer, no other
+    /// one is kept.
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let another = arriving.map_or(false, |transfer| {

@@ -17,7 +17,7 @@ use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
 use crate::protocol::codes::Code;
 use crate::raw::os::check_descriptors;
-use crate::ready_queue::{Found, ReadyQueue};
+use crate::ready_queue::{Next, ReadyQueue};
 use crate::reports::Identity;
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
@@ -222,7 +222,7 @@ impl Builder {
         self
     }
 
-    /// Sets this worker's keys, in place of the path of a file.
+    /// Sets this worker's keys instead of the path of a file.
     pub fn worker_keys(mut self, keys: WorkerKeys) -> Builder {
         self.keys = Some(Keys::Here(keys));
         self
@@ -488,8 +488,8 @@ impl Worker {
         let deadline = far(timeout);
         loop {
             let staged = match self.ready_queue().take(&self.name, deadline)? {
-                Found::Version(staged) => staged,
-                Found::Nothing => return Ok(None),
+                Next::Version(staged) => staged,
+                Next::Nothing => return Ok(None),
             };
             let (model, key) = (staged.model.clone(), staged.key);
             match self.apply(staged, deadline) {

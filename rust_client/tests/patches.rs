@@ -28,7 +28,7 @@ struct World {
     now: Duration,
     topics: Vec<String>,
     loses_patches: bool,     // that are fetched
-    resident: Option<Model>, // has the bytes of what runs, in place of a buffer
+    resident: Option<Model>, // has the bytes of what runs instead of a buffer
     sent: Vec<FromWorker>,
     notices: Vec<String>,
     jobs: Vec<Patching>,

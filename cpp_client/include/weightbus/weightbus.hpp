@@ -2,7 +2,7 @@
 // version, each one whole, verified, and written in place.
 //
 // This is a layer over libweightbus, whose `weightbus.h` has the details: handles that free
-// themselves, values in place of borrowed memory, and a thread for applying versions in the
+// themselves, values instead of borrowed memory, and a thread for applying versions in the
 // background. Nothing throws for an ordinary outcome, and no exception of a user function enters
 // the library.
 #pragma once

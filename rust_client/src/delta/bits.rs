@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads `count` numbers in Exp-Golomb codes into `out`, in place of its content.
+    /// Reads `count` numbers in Exp-Golomb codes into `out` instead of its content.
     pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.clear();
         let mut bits = 0;

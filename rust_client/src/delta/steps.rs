@@ -179,8 +179,8 @@ pub static BF16: Classes = classes(false);
 pub static F16: Classes = classes(true);
 
 impl Classes {
-    /// Returns the number of elements of each class, at most 255, in a byte each. The lowest byte
-    /// is of the first class.
+    /// Counts the elements of each class: each byte of the result is one count, and the lowest byte
+    /// is that of the first class. There are at most 255 elements, so no count overflows.
     #[inline]
     pub fn counted(&self, elements: &[u8]) -> u128 {
         let ones = elements.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);

@@ -2,8 +2,8 @@
 //!
 //! A patch is a little larger than the entropy of the positions of the changed elements and of
 //! their new values. Coding changes by class (`encode.rs`) saves a part of the entropy of the
-//! positions, and takes longer. So the whole version arrives first over the fastest links, a patch
-//! with classes over the slowest, and a patch without classes in between.
+//! positions, and takes longer. So the whole version is the quickest way over the fastest links, a
+//! patch with classes over the slowest links, and a patch without classes in between.
 //!
 //! A `Pair` has a number for patches without classes, and then a number for patches with classes.
 //! The constants were measured, and equal those of the Python publisher (`codecs/delta/worth.py`).
@@ -73,7 +73,7 @@ pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
             None => kinds.push((block.width, block.kind, vec![place])),
         }
     }
-    let mut all = Found::default();
+    let mut all = SampleTotals::default();
     for (width, kind, places) in kinds {
         all.add(width, kind, &places, base, target);
     }
@@ -85,14 +85,14 @@ pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
 
 /// The estimated bits of the sampled elements, and the size of the sample.
 #[derive(Default)]
-struct Found {
+struct SampleTotals {
     bits: Pair,
     changed: f64,
     elements: f64,
     seen: f64, // bytes
 }
 
-impl Found {
+impl SampleTotals {
     /// Adds the changes in these byte ranges, whose elements have this width in bytes and this
     /// kind.
     fn add(&mut self, width: usize, kind: Kind, places: &[Range<usize>], base: &[u8], target: &[u8]) {

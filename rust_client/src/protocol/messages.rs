@@ -120,7 +120,7 @@ impl Shared {
 /// The id of a patch to a version: its encoding, and the base that it builds on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PatchId {
-    /// `delta-1`. Other values are reserved.
+    /// `delta-1`.
     pub encoding: String,
     /// The epoch of the base.
     pub epoch: u64,

@@ -64,7 +64,7 @@ pub enum Event {
     Applied,
     /// The version fails with a code that is not tried again (W6, W24).
     Declined,
-    /// The version fails with a code that is tried again (W6, W13).
+    /// The version fails with a code that is tried again (W6, W13), also when it is applied.
     Failed,
     /// An apply failed half-way (W24).
     Torn,
@@ -72,7 +72,7 @@ pub enum Event {
     Stale,
     /// A newer version has its bytes (W25).
     Renamed,
-    /// A newer version takes its place (W8).
+    /// A newer version takes its place (W8); of an applying one: in another thread.
     Newer,
     /// A `refuse` drops it (W27).
     Gone,

@@ -87,7 +87,7 @@ pub struct Oversights {
 }
 
 /// By model, the names of workers for which a condition holds.
-type Found = BTreeMap<String, Vec<String>>;
+type WorkersByModel = BTreeMap<String, Vec<String>>;
 
 impl PublisherMachine {
     /// If a check is due, reports likely mistakes that have lasted too long.
@@ -174,8 +174,8 @@ impl PublisherMachine {
 }
 
 /// Returns, by model, the names of the live workers for which `models` returns that model.
-fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> Found {
-    let mut found = Found::new();
+fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByModel {
+    let mut found = WorkersByModel::new();
     for peer in roster.iter().filter(|peer| !peer.lost()) {
         for model in models(peer) {
             found.entry(model).or_default().push(peer.hello.name.clone());
@@ -219,7 +219,12 @@ impl PersistentCondition {
 
     /// Records the workers for which the condition holds now. Returns each model to report, with
     /// the workers for which the condition held at every check for `patience`.
-    fn held_since(&mut self, mut found: Found, patience: Duration, now: Time) -> Vec<(String, Vec<String>)> {
+    fn held_since(
+        &mut self,
+        mut found: WorkersByModel,
+        patience: Duration,
+        now: Time,
+    ) -> Vec<(String, Vec<String>)> {
         let mut kept = std::mem::take(&mut self.since);
         let mut told = Vec::new();
         for model in self.unreported(found.keys(), TOLD_MAX) {
@@ -359,7 +364,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let so = |names: &[&str]| {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
-            Found::from([("m".to_owned(), names)])
+            WorkersByModel::from([("m".to_owned(), names)])
         };
         let mut held_since = PersistentCondition::default();
         assert!(held_since.held_since(so(&["a"]), 2 * second, Time::ZERO).is_empty());

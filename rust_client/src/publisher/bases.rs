@@ -26,10 +26,10 @@ pub enum Encoding {
     /// The whole version.
     #[default]
     Raw,
-    /// A patch on the worker's running version, if the publisher still has that version: takes the
-    /// fewest bytes.
+    /// A patch on the worker's running version, if the publisher still has that version. It takes
+    /// the fewest bytes.
     Delta,
-    /// A patch like `Delta`, but without classes of elements: takes more bytes, but is faster to
+    /// A patch like `Delta`, but without classes of elements. It takes more bytes, but is faster to
     /// encode and decode.
     DeltaFlat,
     /// A patch of either kind, or the whole version: whichever is likely to arrive first, by the

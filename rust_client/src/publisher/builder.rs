@@ -3,7 +3,7 @@
 use super::bases::Bases;
 use super::content::{Content, Copier};
 use super::effects::WorkerEvent;
-use super::endpoints::{check_exposure, Place};
+use super::endpoints::{check_exposure, ListenAddress};
 use super::keeper::Keeper;
 use super::keys::PublisherKeys;
 use super::listening::unbindable;
@@ -174,9 +174,9 @@ impl PublisherBuilder {
 
     /// Binds the sockets and starts the publisher's thread.
     pub fn bind(self) -> Result<Publisher, Error> {
-        let (place, data, keys) = self.checked()?;
+        let (listen_at, data, keys) = self.checked()?;
         let timing = timing_of(self.ping, self.lost_after)?;
-        check_descriptors().map_err(|error| unbindable(&place.endpoint(), error))?;
+        check_descriptors().map_err(|error| unbindable(&listen_at.endpoint(), error))?;
         let state = self.state.as_deref().map(|path| StateFolder::open(path, self.history)).transpose()?;
         let epoch = new_epoch(self.epoch, state.as_ref())?;
         let mut state = state.map(|folder| Restored::of(folder, || self.published()));
@@ -185,10 +185,10 @@ impl PublisherBuilder {
             move |error: io::Error| Error::Io { what, error }
         };
         let secret = keys.as_ref().map(|keys| &keys.secret[..]);
-        let (router, bound) = Router::bind(&place, secret)?;
+        let (router, bound) = Router::bind(&listen_at, secret)?;
         let (mut data, data_place) = match data {
             Some(data) => PubSocket::bind(&data)?,
-            None => bind_beside(&place, &bound)?,
+            None => bind_beside(&listen_at, &bound)?,
         };
         if let Some(its) = &mut state {
             // Write the epoch before any worker learns it, but after the bind: then an address in
@@ -220,7 +220,7 @@ impl PublisherBuilder {
         if let Some(mut its) = state {
             its.offer(&mut machine);
             for fault in its.folder.faults() {
-                shared.leave(Work::Notice(fault))?;
+                shared.submit(Work::Notice(fault))?;
             }
             models = its.models;
             keeper =
@@ -291,17 +291,17 @@ impl PublisherBuilder {
 
     /// Checks all settings. Returns the control address, the data address if one is set, and the
     /// keys if there are any.
-    fn checked(&self) -> Result<(Place, Option<Place>, Option<PublisherKeys>), Error> {
-        let place = Place::parse(&self.address)?;
+    fn checked(&self) -> Result<(ListenAddress, Option<ListenAddress>, Option<PublisherKeys>), Error> {
+        let listen_at = ListenAddress::parse(&self.address)?;
         let keys = self.own_keys()?;
         let shielded = self.insecure || keys.is_some();
-        check_exposure(shielded, &self.address, &place)?;
-        let data = self.data.as_deref().map(Place::parse).transpose()?;
-        if let (Some(address), Some(place)) = (&self.data, &data) {
-            check_exposure(shielded, address, place)?;
+        check_exposure(shielded, &self.address, &listen_at)?;
+        let data = self.data.as_deref().map(ListenAddress::parse).transpose()?;
+        if let (Some(address), Some(listen_at)) = (&self.data, &data) {
+            check_exposure(shielded, address, listen_at)?;
         }
         if let Some(told) = &self.advertise {
-            Place::parse(told)?;
+            ListenAddress::parse(told)?;
         }
         if !(1..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
             let text = format!("chunks of {} bytes; 1 to {} are allowed", self.chunk_bytes, CHUNK_BYTES_MAX);
@@ -319,7 +319,7 @@ impl PublisherBuilder {
         if self.rekey.is_zero() {
             return Err(Error::Setup("rekey of nothing: how old may a group key become?".to_owned()));
         }
-        Ok((place, data, keys))
+        Ok((listen_at, data, keys))
     }
 
     fn own_keys(&self) -> Result<Option<PublisherKeys>, Error> {
@@ -334,10 +334,10 @@ impl PublisherBuilder {
 
 /// Binds the data socket at its default address, beside the control socket. If that port is taken,
 /// and the user asked for any free control port, binds any free port.
-fn bind_beside(asked: &Place, bound: &Place) -> Result<(PubSocket, Place), Error> {
+fn bind_beside(asked: &ListenAddress, bound: &ListenAddress) -> Result<(PubSocket, ListenAddress), Error> {
     match (PubSocket::bind(&bound.beside()), asked) {
-        (Err(_), Place::Tcp { host, port: 0 }) => {
-            PubSocket::bind(&Place::Tcp { host: host.clone(), port: 0 })
+        (Err(_), ListenAddress::Tcp { host, port: 0 }) => {
+            PubSocket::bind(&ListenAddress::Tcp { host: host.clone(), port: 0 })
         }
         (result, _) => result,
     }

@@ -173,8 +173,9 @@ impl Copier {
         self.buffers.take_for_copy(plan.nbytes).map_err(none)
     }
 
-    /// Returns the layout of the tensors, and their order in it as indices. If names, dtypes and
-    /// shapes are equal to those of the previous call, returns the previous result.
+    /// Returns the layout of the tensors, and the order of the tensors in the layout, as indices.
+    /// If names, dtypes and shapes are equal to those of the previous call, returns the previous
+    /// result.
     fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
         if let Some((looks, header, order)) = &self.last {
             let same = |(look, tensor): (&Look, &TensorView)| {
@@ -232,9 +233,9 @@ fn check_size(tensor: &TensorView) -> Result<(), String> {
     ))
 }
 
-/// Returns the layout that safetensors would write, and the order of the tensors in it as indices:
-/// sorted by dtype, then by name. The layout is padded to whole words. If the tensors were given in
-/// another order, the layout's metadata contains that order.
+/// Returns the layout that safetensors would write, and the order of the tensors in the layout, as
+/// indices: sorted by dtype, then by name. The layout is padded to whole words. If the tensors were
+/// given in another order, the layout's metadata contains that order.
 fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     let rank = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype);
     let mut order: Vec<usize> = (0..tensors.len()).collect();

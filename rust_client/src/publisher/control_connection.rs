@@ -119,7 +119,7 @@ impl ControlConnection {
         }
     }
 
-    /// True if there is something to send now: it does not wait for room for a copy.
+    /// True if there is something to send now, which does not wait for room for a copy.
     pub fn unsent(&self) -> bool {
         !self.pipe.is_idle()
             || !self.unsent.is_empty()
@@ -139,8 +139,9 @@ impl ControlConnection {
 
     // Sending.
 
-    /// Sends a message, or queues it if earlier messages wait. If too much is queued, drops the
-    /// message: the worker will request it again. `room` is the number of bytes left for copies.
+    /// Sends a message, or queues it if earlier messages wait. Drops the message if too much is
+    /// queued, or before the handshake has ended: the worker will request the message again. `room`
+    /// is the number of bytes that may still be used for encrypted copies of payloads.
     pub fn put(&mut self, header: &[u8], payload: &Payload, room: usize, now: Time) -> io::Result<()> {
         if self.progress < Progress::Open {
             return Ok(());
@@ -165,7 +166,7 @@ impl ControlConnection {
     }
 
     /// Sends until the kernel accepts no more, or until this connection's turn is over. `room` is
-    /// the number of bytes left for copies.
+    /// the number of bytes that may still be used for encrypted copies of payloads.
     pub fn write(&mut self, room: usize, now: Time) -> io::Result<()> {
         self.starved = false;
         let ControlConnection { pipe, curve, unsent, pongs, queue, starved, .. } = self;

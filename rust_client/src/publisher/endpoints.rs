@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Place {
+pub enum ListenAddress {
     /// `host` is written as the user wrote it, with brackets for IPv6. Port 0 means any free port.
     Tcp {
         host: String,
@@ -15,8 +15,8 @@ pub enum Place {
     Ipc(PathBuf),
 }
 
-impl Place {
-    pub fn parse(address: &str) -> Result<Place, Error> {
+impl ListenAddress {
+    pub fn parse(address: &str) -> Result<ListenAddress, Error> {
         let odd = || Error::Address {
             address: address.chars().take(200).collect(),
             text:
@@ -25,7 +25,7 @@ impl Place {
         };
         if let Some(path) = address.strip_prefix("ipc://") {
             let plain = !path.is_empty() && !path.contains(char::is_whitespace);
-            return if plain { Ok(Place::Ipc(PathBuf::from(path))) } else { Err(odd()) };
+            return if plain { Ok(ListenAddress::Ipc(PathBuf::from(path))) } else { Err(odd()) };
         }
         let (host, port) = address.strip_prefix("tcp://").and_then(|a| a.rsplit_once(':')).ok_or_else(odd)?;
         let bracketed = host.starts_with('[') && host.ends_with(']');
@@ -34,7 +34,7 @@ impl Place {
         let port = if port == "*" { Some(0) } else { port.parse().ok().filter(|_| digits) };
         match port {
             Some(port) if plain && (bracketed || !host.contains(':')) => {
-                Ok(Place::Tcp { host: host.to_owned(), port })
+                Ok(ListenAddress::Tcp { host: host.to_owned(), port })
             }
             _ => Err(odd()),
         }
@@ -43,24 +43,24 @@ impl Place {
     /// Returns the address in ZeroMQ's notation.
     pub fn endpoint(&self) -> String {
         match self {
-            Place::Tcp { host, port: 0 } => format!("tcp://{}:*", host),
-            Place::Tcp { host, port } => format!("tcp://{}:{}", host, port),
-            Place::Ipc(path) => format!("ipc://{}", path.display()),
+            ListenAddress::Tcp { host, port: 0 } => format!("tcp://{}:*", host),
+            ListenAddress::Tcp { host, port } => format!("tcp://{}:{}", host, port),
+            ListenAddress::Ipc(path) => format!("ipc://{}", path.display()),
         }
     }
 
     /// Returns the default data address for this control address: the port above, or the path with
     /// `.data` appended.
-    pub fn beside(&self) -> Place {
+    pub fn beside(&self) -> ListenAddress {
         match self {
-            Place::Tcp { host, port } => {
+            ListenAddress::Tcp { host, port } => {
                 let port = if (1..u16::MAX).contains(port) { port + 1 } else { 0 };
-                Place::Tcp { host: host.clone(), port }
+                ListenAddress::Tcp { host: host.clone(), port }
             }
-            Place::Ipc(path) => {
+            ListenAddress::Ipc(path) => {
                 let mut beside = path.clone().into_os_string();
                 beside.push(".data");
-                Place::Ipc(PathBuf::from(beside))
+                ListenAddress::Ipc(PathBuf::from(beside))
             }
         }
     }
@@ -68,8 +68,8 @@ impl Place {
     /// True if only this host can reach this address.
     pub fn is_local(&self) -> bool {
         match self {
-            Place::Ipc(_) => true,
-            Place::Tcp { host, .. } => {
+            ListenAddress::Ipc(_) => true,
+            ListenAddress::Tcp { host, .. } => {
                 let ip = host.trim_matches(|c| c == '[' || c == ']').parse::<IpAddr>();
                 matches!(&host[..], "localhost" | "lo") || ip.map_or(false, |ip| ip.is_loopback())
             }
@@ -78,9 +78,9 @@ impl Place {
 
     /// Returns this data address as it is sent to workers: with the host `*` if the control socket
     /// has the same host.
-    pub fn advertised(&self, control: &Place) -> String {
+    pub fn advertised(&self, control: &ListenAddress) -> String {
         match (self, control) {
-            (Place::Tcp { host, port }, Place::Tcp { host: its, .. }) if host == its => {
+            (ListenAddress::Tcp { host, port }, ListenAddress::Tcp { host: its, .. }) if host == its => {
                 format!("tcp://*:{}", port)
             }
             _ => self.endpoint(),
@@ -88,10 +88,10 @@ impl Place {
     }
 }
 
-/// Fails if other hosts can reach a place. `shielded` is true if keys or `insecure` permit that.
-/// `address` is the text of the place.
-pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<(), Error> {
-    if shielded || place.is_local() {
+/// Fails if other hosts can reach this address. `shielded` is true if keys or `insecure` permit that.
+/// `address` is the text of `listen_at`.
+pub fn check_exposure(shielded: bool, address: &str, listen_at: &ListenAddress) -> Result<(), Error> {
+    if shielded || listen_at.is_local() {
         return Ok(());
     }
     Err(Error::Address {
@@ -106,15 +106,15 @@ pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<()
 mod tests {
     use super::*;
 
-    fn tcp(host: &str, port: u16) -> Place {
-        Place::Tcp { host: host.to_owned(), port }
+    fn tcp(host: &str, port: u16) -> ListenAddress {
+        ListenAddress::Tcp { host: host.to_owned(), port }
     }
 
     #[test]
     fn places_are_read() {
-        assert_eq!(Place::parse("tcp://*:0").unwrap(), tcp("*", 0));
-        assert_eq!(Place::parse("tcp://[::1]:*").unwrap(), tcp("[::1]", 0));
-        assert_eq!(Place::parse("ipc:///a/b").unwrap(), Place::Ipc("/a/b".into()));
+        assert_eq!(ListenAddress::parse("tcp://*:0").unwrap(), tcp("*", 0));
+        assert_eq!(ListenAddress::parse("tcp://[::1]:*").unwrap(), tcp("[::1]", 0));
+        assert_eq!(ListenAddress::parse("ipc:///a/b").unwrap(), ListenAddress::Ipc("/a/b".into()));
         let odd = [
             "",
             "tcp://",
@@ -126,7 +126,7 @@ mod tests {
             "tcp://::1:1",
         ];
         for text in odd.iter().chain(&["ipc://", "ipc://a b", "udp://a:1"]) {
-            assert!(Place::parse(text).is_err(), "{:?}", text);
+            assert!(ListenAddress::parse(text).is_err(), "{:?}", text);
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(tcp("a", 5).beside(), tcp("a", 6));
         assert_eq!(tcp("a", 0).beside(), tcp("a", 0));
         assert_eq!(tcp("a", 65535).beside(), tcp("a", 0));
-        assert_eq!(Place::Ipc("/x/bus".into()).beside(), Place::Ipc("/x/bus.data".into()));
+        assert_eq!(ListenAddress::Ipc("/x/bus".into()).beside(), ListenAddress::Ipc("/x/bus.data".into()));
         assert_eq!(tcp("a", 6).advertised(&tcp("a", 5)), "tcp://*:6");
         assert_eq!(tcp("b", 6).advertised(&tcp("a", 5)), "tcp://b:6");
     }
@@ -143,12 +143,12 @@ mod tests {
     #[test]
     fn only_loopback_is_for_everybody() {
         for local in ["tcp://127.0.0.1:0", "tcp://localhost:1", "tcp://[::1]:1", "ipc://x"] {
-            assert!(check_exposure(false, local, &Place::parse(local).unwrap()).is_ok(), "{}", local);
+            assert!(check_exposure(false, local, &ListenAddress::parse(local).unwrap()).is_ok(), "{}", local);
         }
         for open in ["tcp://*:0", "tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://trainer:1", "tcp://10.0.0.1:1"] {
-            let place = Place::parse(open).unwrap();
-            assert!(check_exposure(false, open, &place).is_err(), "{}", open);
-            assert!(check_exposure(true, open, &place).is_ok(), "{}", open);
+            let listen_at = ListenAddress::parse(open).unwrap();
+            assert!(check_exposure(false, open, &listen_at).is_err(), "{}", open);
+            assert!(check_exposure(true, open, &listen_at).is_ok(), "{}", open);
         }
     }
 }

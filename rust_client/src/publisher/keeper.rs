@@ -35,10 +35,10 @@ struct Offered {
 }
 
 #[derive(Default)]
-struct Desk {
+struct Queue {
     offered: BTreeMap<String, Offered>, // by model
     lacking: BTreeMap<String, String>,  // by model, why its latest version is not on disk
-    busy: bool,                         // a publish is in progress
+    publishing: bool,                   // a publish is in progress
     epoch: u64,                         // to be recorded
     recorded: u64,
     deadline: Option<Instant>, // when the thread must end, set by `close`
@@ -46,64 +46,64 @@ struct Desk {
 }
 
 #[derive(Default)]
-struct Meeting {
-    desk: Mutex<Desk>,
+struct SharedQueue {
+    queue: Mutex<Queue>,
     changed: Condvar,
 }
 
-impl Meeting {
-    fn open(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // a panic leaves the content valid
+impl SharedQueue {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner) // a panic leaves the content valid
     }
 
-    fn change(&self, change: impl FnOnce(&mut Desk)) {
-        change(&mut self.open());
+    fn change(&self, change: impl FnOnce(&mut Queue)) {
+        change(&mut self.lock());
         self.changed.notify_all();
     }
 
-    /// Waits until `so` returns true, or until the time `until`. Returns the locked desk.
-    fn wait(&self, until: Instant, so: impl Fn(&Desk) -> bool) -> MutexGuard<'_, Desk> {
+    /// Waits until `so` returns true, or until the time `until`. Returns the locked queue.
+    fn wait(&self, until: Instant, so: impl Fn(&Queue) -> bool) -> MutexGuard<'_, Queue> {
         let left = until.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(self.open(), left, |desk| !so(desk));
+        let waited = self.changed.wait_timeout_while(self.lock(), left, |queue| !so(queue));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
 /// Writes to a state folder in its own thread, which closes the folder at the end.
 pub struct Keeper {
-    meeting: Arc<Meeting>,
+    queue: Arc<SharedQueue>,
     thread: Option<JoinHandle<()>>,
     path: PathBuf,
 }
 
 impl Keeper {
     pub fn begin(folder: StateFolder, shared: Arc<Shared>) -> io::Result<Keeper> {
-        let meeting = Arc::new(Meeting::default());
+        let queue = Arc::new(SharedQueue::default());
         let (epoch, path) = (folder.epoch(), folder.path().to_owned());
-        meeting.change(|desk| (desk.epoch, desk.recorded) = (epoch, epoch));
-        let mut writer = Writer { folder, shared, meeting: meeting.clone(), calm_by: None, told_at: None };
+        queue.change(|queue| (queue.epoch, queue.recorded) = (epoch, epoch));
+        let mut writer = Writer { folder, shared, queue: queue.clone(), calm_by: None, told_at: None };
         let thread = thread::Builder::new().name("weightbus-state".to_owned()).spawn(move || writer.run())?;
-        Ok(Keeper { meeting, thread: Some(thread), path })
+        Ok(Keeper { queue, thread: Some(thread), path })
     }
 
-    /// Queues a version, in place of an older one of the model. Never waits.
+    /// Queues a version instead of an older one of the model. Never waits.
     pub fn offer(&self, model: String, key: Key, content: &Arc<Content>, names: BTreeSet<Key>) {
         let offered = Offered { key, content: Arc::downgrade(content), names };
-        self.meeting.change(|desk| drop(desk.offered.insert(model, offered)));
+        self.queue.change(|queue| drop(queue.offered.insert(model, offered)));
     }
 
-    /// Sets whether a publish is in progress: writes wait for it.
-    pub fn busy(&self, busy: bool) {
-        if self.meeting.open().busy != busy {
-            self.meeting.change(|desk| desk.busy = busy);
+    /// Sets whether a publish is in progress: writes wait until it ends.
+    pub fn set_publishing(&self, publishing: bool) {
+        if self.queue.lock().publishing != publishing {
+            self.queue.change(|queued| queued.publishing = publishing);
         }
     }
 
     /// Waits until an epoch is on disk, before workers learn it. Returns a warning if that takes
     /// too long.
     pub fn record(&self, epoch: u64) -> Option<String> {
-        self.meeting.change(|desk| desk.epoch = epoch);
-        if self.meeting.wait(Instant::now() + RECORD, |desk| desk.recorded >= epoch).recorded >= epoch {
+        self.queue.change(|queue| queue.epoch = epoch);
+        if self.queue.wait(Instant::now() + RECORD, |queue| queue.recorded >= epoch).recorded >= epoch {
             return None;
         }
         Some(format!(
@@ -118,12 +118,12 @@ impl Keeper {
     /// not on disk after `timeout`.
     pub fn close(&mut self, timeout: Duration) -> Option<String> {
         let until = Instant::now() + timeout;
-        self.meeting.change(|desk| desk.deadline = Some(until));
-        let mut desk = self.meeting.wait(until, |desk| desk.over);
-        let mut lacking = std::mem::take(&mut desk.lacking);
-        let over = desk.over;
-        lacking.extend(desk.offered.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
-        drop(desk);
+        self.queue.change(|queue| queue.deadline = Some(until));
+        let mut queue = self.queue.wait(until, |queue| queue.over);
+        let mut lacking = std::mem::take(&mut queue.lacking);
+        let over = queue.over;
+        lacking.extend(queue.offered.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
+        drop(queue);
         // If the thread still waits for the disk, do not join it.
         let thread = self.thread.take().filter(|_| over);
         let _ = thread.map(JoinHandle::join);
@@ -143,9 +143,9 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.meeting.change(|desk| {
+        self.queue.change(|queue| {
             // Without a call of `close`, the publisher has failed: end at once.
-            desk.deadline.get_or_insert_with(Instant::now);
+            queue.deadline.get_or_insert_with(Instant::now);
         });
     }
 }
@@ -153,17 +153,17 @@ impl Drop for Keeper {
 struct Writer {
     folder: StateFolder,
     shared: Arc<Shared>,
-    meeting: Arc<Meeting>,
+    queue: Arc<SharedQueue>,
     calm_by: Option<Instant>,
     told_at: Option<Instant>,
 }
 
 /// When dropped, also after a panic, records that the thread has ended.
-struct Over(Arc<Meeting>);
+struct Over(Arc<SharedQueue>);
 
 impl Drop for Over {
     fn drop(&mut self) {
-        self.0.change(|desk| desk.over = true);
+        self.0.change(|queue| queue.over = true);
     }
 }
 
@@ -173,12 +173,12 @@ fn far() -> Instant {
 
 impl Writer {
     fn run(&mut self) {
-        let _over = Over(self.meeting.clone());
+        let _over = Over(self.queue.clone());
         loop {
-            let news = |desk: &Desk| {
-                !desk.offered.is_empty() || desk.epoch > desk.recorded || desk.deadline.is_some()
+            let news = |queue: &Queue| {
+                !queue.offered.is_empty() || queue.epoch > queue.recorded || queue.deadline.is_some()
             };
-            let closing = self.meeting.wait(far(), news).deadline.is_some();
+            let closing = self.queue.wait(far(), news).deadline.is_some();
             if !self.write_all() || closing {
                 return;
             }
@@ -188,21 +188,21 @@ impl Writer {
     /// Writes the queued epoch and versions. Returns false if the deadline passes before.
     fn write_all(&mut self) -> bool {
         self.write_epoch();
-        let models: Vec<String> = self.meeting.open().offered.keys().cloned().collect();
+        let models: Vec<String> = self.queue.lock().offered.keys().cloned().collect();
         for model in models {
             self.calm_by = Some(Instant::now() + CALM);
             if self.breathe().is_err() {
                 return false;
             }
-            let offered = self.meeting.open().offered.remove(&model);
+            let offered = self.queue.lock().offered.remove(&model);
             let begun = Instant::now();
             if let Some(offered) = offered {
-                self.meeting.open().lacking.insert(model.clone(), "there was no time for it".to_owned());
+                self.queue.lock().lacking.insert(model.clone(), "there was no time for it".to_owned());
                 match self.write(&model, &offered) {
-                    Ok(()) => drop(self.meeting.open().lacking.remove(&model)),
+                    Ok(()) => drop(self.queue.lock().lacking.remove(&model)),
                     Err(error) if error.kind() == io::ErrorKind::TimedOut => return false,
                     Err(error) => {
-                        self.meeting.open().lacking.insert(model.clone(), error.to_string());
+                        self.queue.lock().lacking.insert(model.clone(), error.to_string());
                         self.tell(&format!("{} {:?}", model, offered.key), &error.to_string());
                     }
                 }
@@ -218,7 +218,7 @@ impl Writer {
             None => return Ok(()), // released: a newer version is queued
         };
         let stored = Stored::of(model, offered.key, &content, &offered.names);
-        let (mut lungs, calm_by) = (Lungs(self.meeting.clone()), self.calm_by);
+        let (mut lungs, calm_by) = (Lungs(self.queue.clone()), self.calm_by);
         self.folder.write(stored, &content, &mut || lungs.breathe(calm_by))
     }
 
@@ -227,8 +227,8 @@ impl Writer {
     fn rest(&mut self, begun: Instant) {
         let until = Instant::now() + (begun.elapsed() * REST_TIMES).min(REST);
         while Instant::now() < until {
-            let news = |desk: &Desk| desk.deadline.is_some() || desk.epoch > desk.recorded;
-            if self.meeting.wait(until, news).deadline.is_some() {
+            let news = |queue: &Queue| queue.deadline.is_some() || queue.epoch > queue.recorded;
+            if self.queue.wait(until, news).deadline.is_some() {
                 return;
             }
             self.write_epoch();
@@ -237,13 +237,13 @@ impl Writer {
 
     fn breathe(&mut self) -> io::Result<()> {
         self.write_epoch();
-        Lungs(self.meeting.clone()).breathe(self.calm_by)
+        Lungs(self.queue.clone()).breathe(self.calm_by)
     }
 
     fn write_epoch(&mut self) {
         let (epoch, recorded) = {
-            let desk = self.meeting.open();
-            (desk.epoch, desk.recorded)
+            let queue = self.queue.lock();
+            (queue.epoch, queue.recorded)
         };
         if epoch > recorded {
             if let Err(error) = self.folder.begin(epoch, &[]) {
@@ -251,7 +251,7 @@ impl Writer {
             }
             // After a failed write, too: the table that is written with the next version has the
             // epoch.
-            self.meeting.change(|desk| desk.recorded = epoch);
+            self.queue.change(|queue| queue.recorded = epoch);
         }
     }
 
@@ -260,7 +260,7 @@ impl Writer {
             return;
         }
         self.told_at = Some(Instant::now());
-        let _ = self.shared.leave(Work::Notice(format!(
+        let _ = self.shared.submit(Work::Notice(format!(
             "{} could not be written to the state folder {}: {}. What it held before is still there; the next version \
              is tried again",
             what,
@@ -271,15 +271,15 @@ impl Writer {
 }
 
 /// Pauses a write between two slices while a publish is in progress.
-struct Lungs(Arc<Meeting>);
+struct Lungs(Arc<SharedQueue>);
 
 impl Lungs {
     /// Waits until no publish is in progress, at most until `calm_by`. Fails if the deadline has
     /// passed.
     fn breathe(&mut self, calm_by: Option<Instant>) -> io::Result<()> {
-        let calm = |desk: &Desk| !desk.busy || desk.deadline.is_some();
-        let desk = self.0.wait(calm_by.unwrap_or_else(Instant::now), calm);
-        match desk.deadline.filter(|&deadline| Instant::now() >= deadline) {
+        let calm = |queue: &Queue| !queue.publishing || queue.deadline.is_some();
+        let queue = self.0.wait(calm_by.unwrap_or_else(Instant::now), calm);
+        match queue.deadline.filter(|&deadline| Instant::now() >= deadline) {
             Some(_) => Err(io::ErrorKind::TimedOut.into()),
             None => Ok(()),
         }

@@ -1,6 +1,6 @@
 //! Listening sockets, and the connections that they accept.
 
-use super::endpoints::Place;
+use super::endpoints::ListenAddress;
 use super::left_behind::free_path;
 use crate::error::Error;
 use crate::raw::fork::Own;
@@ -18,8 +18,8 @@ pub enum Listener {
 
 impl Listener {
     /// Listens at an address. Returns the listener, and the address with the bound port.
-    pub fn bind(place: &Place) -> io::Result<(Listener, Place)> {
-        listen(place)
+    pub fn bind(listen_at: &ListenAddress) -> io::Result<(Listener, ListenAddress)> {
+        listen(listen_at)
     }
 
     pub fn accept(&self) -> io::Result<Own<TcpStream>> {
@@ -33,7 +33,7 @@ impl Listener {
     }
 
     /// Returns the IP address and port that are bound; `None` for a path.
-    pub fn told(&self) -> Option<Place> {
+    pub fn told(&self) -> Option<ListenAddress> {
         match self {
             Listener::Tcp(listener) => {
                 let name = listener.local_addr().ok()?;
@@ -41,7 +41,7 @@ impl Listener {
                     IpAddr::V4(ip) => ip.to_string(),
                     IpAddr::V6(ip) => format!("[{}]", ip),
                 };
-                Some(Place::Tcp { host, port: name.port() })
+                Some(ListenAddress::Tcp { host, port: name.port() })
             }
             Listener::Ipc(..) => None,
         }
@@ -71,27 +71,27 @@ impl Drop for Listener {
     }
 }
 
-fn listen(place: &Place) -> io::Result<(Listener, Place)> {
-    match place {
-        Place::Ipc(path) if is_name(path) => {
+fn listen(listen_at: &ListenAddress) -> io::Result<(Listener, ListenAddress)> {
+    match listen_at {
+        ListenAddress::Ipc(path) if is_name(path) => {
             let listener = Own::open(|| unix_by_name(path, true).map(UnixListener::from))?;
             listener.set_nonblocking(true)?;
-            Ok((Listener::Ipc(listener, path.clone()), place.clone()))
+            Ok((Listener::Ipc(listener, path.clone()), listen_at.clone()))
         }
-        Place::Ipc(path) => {
+        ListenAddress::Ipc(path) => {
             let _folder = free_path(path)?;
             let listener = Own::open(|| UnixListener::bind(path))?;
             listener.set_nonblocking(true)?;
-            Ok((Listener::Ipc(listener, path.clone()), place.clone()))
+            Ok((Listener::Ipc(listener, path.clone()), listen_at.clone()))
         }
-        Place::Tcp { host, port } => {
+        ListenAddress::Tcp { host, port } => {
             let bare = host.trim_matches(|c| c == '[' || c == ']');
             let name = if bare == "*" { "0.0.0.0" } else { bare };
             let addresses: Vec<_> = (name, *port).to_socket_addrs()?.collect();
             let listener = Own::open(|| TcpListener::bind(&addresses[..]))?;
             listener.set_nonblocking(true)?;
             let port = listener.local_addr()?.port();
-            Ok((Listener::Tcp(listener), Place::Tcp { host: host.clone(), port }))
+            Ok((Listener::Tcp(listener), ListenAddress::Tcp { host: host.clone(), port }))
         }
     }
 }
@@ -114,10 +114,10 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_name_in_no_folder_is_listened_at_and_found() {
-        let place = Place::Ipc(format!("@weightbus-{}", std::process::id()).into());
-        let (listener, _) = Listener::bind(&place).unwrap();
-        assert!(matches!(Listener::bind(&place), Err(error) if error.kind() == io::ErrorKind::AddrInUse));
-        let endpoint = crate::endpoint::Endpoint::parse(&place.endpoint()).unwrap();
+        let listen_at = ListenAddress::Ipc(format!("@weightbus-{}", std::process::id()).into());
+        let (listener, _) = Listener::bind(&listen_at).unwrap();
+        assert!(matches!(Listener::bind(&listen_at), Err(error) if error.kind() == io::ErrorKind::AddrInUse));
+        let endpoint = crate::endpoint::Endpoint::parse(&listen_at.endpoint()).unwrap();
         let _dialled = crate::subscription::dial(&endpoint, std::time::Duration::from_secs(1)).unwrap();
         listener.accept().unwrap();
     }
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn only_one_of_several_listeners_binds_a_stale_path() {
         let path = std::env::temp_dir().join(format!("weightbus-race-{}", std::process::id()));
-        let place = Place::Ipc(path.clone());
+        let listen_at = ListenAddress::Ipc(path.clone());
         for _ in 0..200 {
             drop(UnixListener::bind(&path).unwrap()); // the path stays
             let (together, bound) = (Barrier::new(4), Mutex::new(Vec::new()));
@@ -133,7 +133,7 @@ mod tests {
                 for _ in 0..4 {
                     scope.spawn(|| {
                         together.wait();
-                        let result = Listener::bind(&place);
+                        let result = Listener::bind(&listen_at);
                         bound.lock().unwrap().extend(result);
                     });
                 }

@@ -293,7 +293,7 @@ impl Publisher {
         let offer = its.bases.offer(Arc::new(content), options.encoding, &patch_candidates, to_all, until);
         let (sender, answer) = channel();
         let model = model.to_owned();
-        self.shared.leave(Work::Publish { model, offer, asked, began, answer: sender })?;
+        self.shared.submit(Work::Publish { model, offer, asked, began, answer: sender })?;
         Ok(Publishing { answer, until, shared: self.shared.clone() })
     }
 
@@ -311,7 +311,7 @@ impl Publisher {
             return Ok(vec![PatchCandidate::default()]);
         }
         let (sender, answer) = channel();
-        self.shared.leave(Work::Takers(model.to_owned(), asked.workers.clone(), sender))?;
+        self.shared.submit(Work::Takers(model.to_owned(), asked.workers.clone(), sender))?;
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(patch_candidates) => Ok(patch_candidates),
             Err(RecvTimeoutError::Timeout) => Ok(vec![PatchCandidate::default()]),
@@ -377,7 +377,7 @@ impl Publisher {
     /// Returns the status of each worker by name, lost workers included.
     pub fn workers(&self) -> Result<BTreeMap<String, WorkerStatus>, Error> {
         let (sender, answer) = channel();
-        self.shared.leave(Work::Status(sender))?;
+        self.shared.submit(Work::Status(sender))?;
         answer.recv_timeout(ANSWER).map_err(|_| self.shared.closed())
     }
 
@@ -386,10 +386,10 @@ impl Publisher {
     pub fn wait_for_workers(&self, count: usize, model: &str, timeout: Duration) -> Result<bool, Error> {
         let model = model.to_owned();
         self.wait_until(timeout, move |roster| {
-            let there = |status: &&WorkerStatus| {
+            let connected = |status: &&WorkerStatus| {
                 status.state != WorkerState::Lost && status.models.contains_key(&model)
             };
-            roster.values().filter(there).count() >= count
+            roster.values().filter(connected).count() >= count
         })
     }
 
@@ -403,7 +403,7 @@ impl Publisher {
     ) -> Result<bool, Error> {
         let (sender, answer) = channel();
         let until = Instant::now() + timeout.min(365 * DAY);
-        self.shared.leave(Work::Watch(Box::new(condition), until, sender))?;
+        self.shared.submit(Work::Watch(Box::new(condition), until, sender))?;
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(()) => Ok(true),
             Err(_) if Instant::now() >= until => Ok(false), // timed out, here or in the thread

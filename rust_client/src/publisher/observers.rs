@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! a model's latest version        looked up on request
-//! a worker: joined, has news      recorded on the roster on its reports, and on its events
+//! a worker: joined, has news      recorded on the roster at each report and event of the worker
 //! an event                        the last few
 //! ```
 

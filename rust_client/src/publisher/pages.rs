@@ -1,4 +1,4 @@
-//! Pages of the roster for observers: headers with as many rows as fit.
+//! Pages of the roster for observers: messages whose JSON header has as many rows as fit.
 
 use super::effects::WorkerEvent;
 use super::observers::ModelSeen;

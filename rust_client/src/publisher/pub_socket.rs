@@ -5,7 +5,7 @@
 //! room. Each subscriber connection has a queue, and a message that does not fit is dropped for
 //! that subscriber alone. One thread owns the socket, and no call blocks.
 
-use super::endpoints::Place;
+use super::endpoints::ListenAddress;
 use super::listening::{unbindable, Listener};
 use super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
 use super::rate_limits::{Rate, TokenBucket};
@@ -46,10 +46,10 @@ pub struct PubSocket {
 
 impl PubSocket {
     /// Listens at an address. Returns the socket, and the address with the bound port.
-    pub fn bind(place: &Place) -> Result<(PubSocket, Place), Error> {
-        let (listener, place) =
-            Listener::bind(place).map_err(|error| unbindable(&place.endpoint(), error))?;
-        let ready = Ready::new().map_err(|error| unbindable(&place.endpoint(), error))?;
+    pub fn bind(listen_at: &ListenAddress) -> Result<(PubSocket, ListenAddress), Error> {
+        let (listener, listen_at) =
+            Listener::bind(listen_at).map_err(|error| unbindable(&listen_at.endpoint(), error))?;
+        let ready = Ready::new().map_err(|error| unbindable(&listen_at.endpoint(), error))?;
         let pub_socket = PubSocket {
             listener,
             ticketed: false,
@@ -61,7 +61,7 @@ impl PubSocket {
             ping_at: Time::ZERO,
             hold_at: Time::ZERO,
         };
-        Ok((pub_socket, place))
+        Ok((pub_socket, listen_at))
     }
 
     /// Makes the socket serve only connections that send a ticket.

@@ -217,15 +217,15 @@ impl Publication {
     /// Sets the detail of each target that has not reached `wait` to the text that `doing` returns
     /// for the worker's name.
     pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
-        let there = self.there();
+        let done_outcomes = self.done_outcomes();
         for (name, target) in &mut self.targets {
-            if target.detail.is_empty() && !there.contains(&target.outcome.now()) {
+            if target.detail.is_empty() && !done_outcomes.contains(&target.outcome.now()) {
                 target.detail = doing(name).unwrap_or_default();
             }
         }
     }
 
-    fn there(&self) -> &'static [Outcome] {
+    fn done_outcomes(&self) -> &'static [Outcome] {
         match self.terms.wait {
             Wait::Staged => &[Outcome::Applied, Outcome::Skipped, Outcome::Staged],
             _ => &[Outcome::Applied, Outcome::Skipped],
@@ -294,9 +294,10 @@ impl Publication {
         if self.terms.wait == Wait::Nobody {
             return Some(true);
         }
-        let there = self.there();
-        let done = self.count(there);
-        let staged = if there.contains(&Outcome::Staged) { 0 } else { self.count(&[Outcome::Staged]) };
+        let done_outcomes = self.done_outcomes();
+        let done = self.count(done_outcomes);
+        let staged =
+            if done_outcomes.contains(&Outcome::Staged) { 0 } else { self.count(&[Outcome::Staged]) };
         let open = self.count(&[Outcome::Behind]) + staged + self.possible_returns(now);
         let over = open == 0 || now >= self.deadline || !self.ended.is_empty();
         match self.terms.require {

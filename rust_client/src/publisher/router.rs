@@ -9,7 +9,7 @@
 
 use super::control_connection::{ControlConnection, MayCome, Progress, Said};
 use super::effects::{Identity, Payload};
-use super::endpoints::Place;
+use super::endpoints::ListenAddress;
 use super::listening::{unbindable, Listener};
 use super::pipe::{let_go, COPIES_BYTES_MAX};
 use super::rate_limits::{Rate, TokenBucket};
@@ -78,10 +78,10 @@ fn number(identity: &[u8]) -> Option<u64> {
 impl Router {
     /// Listens at an address. Returns the router, and the address with the bound port. With a
     /// secret key, only peers with an allowed key can connect.
-    pub fn bind(place: &Place, secret: Option<&str>) -> Result<(Router, Place), Error> {
-        let broken = |error| unbindable(&place.endpoint(), error);
+    pub fn bind(listen_at: &ListenAddress, secret: Option<&str>) -> Result<(Router, ListenAddress), Error> {
+        let broken = |error| unbindable(&listen_at.endpoint(), error);
         let keys = secret.map(pair_of).transpose()?;
-        let (listener, bound) = Listener::bind(place).map_err(broken)?;
+        let (listener, bound) = Listener::bind(listen_at).map_err(broken)?;
         let router = Router {
             listener,
             keys: keys.map(Arc::new),
@@ -240,8 +240,8 @@ impl Router {
         sent.is_ok()
     }
 
-    /// Returns the number of bytes left for copies of payloads. Copies are counted only with keys:
-    /// then each connection needs its own encrypted copy.
+    /// Returns the number of bytes that may still be used for copies of payloads. Copies are
+    /// counted only with keys: then each connection needs its own encrypted copy.
     fn room(&self) -> usize {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
@@ -366,10 +366,10 @@ mod tests {
 
     #[test]
     fn of_many_that_say_nothing_the_oldest_make_room_and_who_gets_further_stays() {
-        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
-        let (mut router, bound) = Router::bind(&place, None).unwrap();
+        let listen_at = ListenAddress::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        let (mut router, bound) = Router::bind(&listen_at, None).unwrap();
         let port = match bound {
-            Place::Tcp { port, .. } => port,
+            ListenAddress::Tcp { port, .. } => port,
             other => panic!("{:?}", other),
         };
         let _further = dial(&mut router, port, &greeting(false, false));

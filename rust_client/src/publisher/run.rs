@@ -63,7 +63,7 @@ pub enum Work {
 pub type Answer = Result<Receipt, Error>;
 
 #[derive(Default)]
-struct Desk {
+struct Inbox {
     work: VecDeque<Work>,
     stopping: bool,
     ended: Option<String>, // why the thread has ended
@@ -72,13 +72,13 @@ struct Desk {
 /// The state that the publisher's thread shares with other threads.
 pub struct Shared {
     process: Process,
-    desk: Mutex<Desk>,
+    inbox: Mutex<Inbox>,
     waker: Waker,
 }
 
 impl Shared {
     pub fn new() -> io::Result<Shared> {
-        Ok(Shared { process: Process::this(), desk: Mutex::default(), waker: Waker::new()? })
+        Ok(Shared { process: Process::this(), inbox: Mutex::default(), waker: Waker::new()? })
     }
 
     /// True in the process that has the publisher's thread; false in a forked child.
@@ -86,23 +86,23 @@ impl Shared {
         self.process.is_this()
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Submits work. Fails with `Error::PublisherClosed` if the thread is ending, has ended, or is
     /// in the parent process.
-    pub fn leave(&self, work: Work) -> Result<(), Error> {
+    pub fn submit(&self, work: Work) -> Result<(), Error> {
         if !self.is_here() {
             return Err(self.closed());
         }
-        let mut desk = self.desk();
-        if desk.stopping || desk.ended.is_some() {
-            drop(desk);
+        let mut inbox = self.inbox();
+        if inbox.stopping || inbox.ended.is_some() {
+            drop(inbox);
             return Err(self.closed());
         }
-        desk.work.push_back(work);
-        drop(desk);
+        inbox.work.push_back(work);
+        drop(inbox);
         self.waker.wake();
         Ok(())
     }
@@ -112,13 +112,13 @@ impl Shared {
         if !self.is_here() {
             return Error::PublisherClosed { reason: ELSEWHERE.to_owned() };
         }
-        let ended = self.desk().ended.clone();
+        let ended = self.inbox().ended.clone();
         Error::PublisherClosed { reason: ended.unwrap_or_else(|| "close() was called".to_owned()) }
     }
 
     /// Makes the thread resolve the open calls and end.
     pub fn stop(&self) {
-        self.desk().stopping = true;
+        self.inbox().stopping = true;
         self.waker.wake();
     }
 }
@@ -146,9 +146,9 @@ struct Ending(Arc<Shared>, Option<String>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let mut desk = self.0.desk();
-        desk.ended = self.1.take().or_else(|| Some("its thread has failed".to_owned()));
-        desk.work.clear(); // waiting callers find their channels closed
+        let mut inbox = self.0.inbox();
+        inbox.ended = self.1.take().or_else(|| Some("its thread has failed".to_owned()));
+        inbox.work.clear(); // waiting callers find their channels closed
     }
 }
 
@@ -187,7 +187,7 @@ impl Loop {
     pub fn run(mut self) {
         let mut ending = Ending(self.shared.clone(), None);
         let mut next_tick = Time::ZERO;
-        while !self.shared.desk().stopping {
+        while !self.shared.inbox().stopping {
             if let Err(error) = self.turn(&mut next_tick) {
                 ending.1 = Some(format!("its sockets failed: {}", error));
                 drop(ending); // callers need not wait for the disk
@@ -370,7 +370,7 @@ impl Loop {
 
     fn do_work(&mut self) {
         loop {
-            let work = self.shared.desk().work.pop_front();
+            let work = self.shared.inbox().work.pop_front();
             match work {
                 None => return,
                 Some(Work::Status(answer)) => drop(answer.send(self.machine.status(self.now()))),
@@ -417,7 +417,7 @@ impl Loop {
         self.record();
         self.perform_all(effects);
         if let Some(keeper) = &self.keeper {
-            keeper.busy(!self.open.is_empty());
+            keeper.set_publishing(!self.open.is_empty());
         }
     }
 

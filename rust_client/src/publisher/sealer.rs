@@ -1,7 +1,7 @@
 //! Encrypts a publisher's messages: each chunk and layout once, for all receivers (E2 to E6).
 //!
 //! Versions stay unencrypted in memory. The encrypted bytes of the sent chunks have separate
-//! memory, which the next version reuses when the version is released.
+//! memory. When a version is released, the next version reuses that memory.
 
 use super::effects::Payload;
 use crate::base64;
@@ -242,8 +242,8 @@ impl Sealer {
 
     /// Drops the encrypted bytes of versions that are no longer available. Their plain bytes may be
     /// kept as bases of patches.
-    pub fn tick(&mut self, is_there: impl Fn(&Subject) -> bool) {
-        self.versions.retain(|version| version.of.strong_count() > 0 && is_there(&version.subject));
+    pub fn tick(&mut self, is_available: impl Fn(&Subject) -> bool) {
+        self.versions.retain(|version| version.of.strong_count() > 0 && is_available(&version.subject));
     }
 }
 

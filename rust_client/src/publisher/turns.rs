@@ -6,28 +6,28 @@ use std::time::Instant;
 
 /// A value that one thread owns at a time.
 pub struct Turns<T> {
-    place: Mutex<Option<T>>, // `None` while a thread owns the value
+    value: Mutex<Option<T>>, // `None` while a thread owns the value
     back: Condvar,
 }
 
 impl<T> Turns<T> {
     pub fn new(its: T) -> Turns<T> {
-        Turns { place: Mutex::new(Some(its)), back: Condvar::new() }
+        Turns { value: Mutex::new(Some(its)), back: Condvar::new() }
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<T>> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn value(&self) -> MutexGuard<'_, Option<T>> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the value. Returns `None` if another thread still owns it at `until`.
     pub fn take(&self, until: Instant) -> Option<Turn<'_, T>> {
-        let mut place = self.place();
+        let mut value = self.value();
         loop {
-            if let Some(its) = place.take() {
+            if let Some(its) = value.take() {
                 return Some(Turn { of: self, its: Some(its) });
             }
             let left = until.checked_duration_since(Instant::now())?;
-            place = self.back.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
+            value = self.back.wait_timeout(value, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -54,7 +54,7 @@ impl<T> DerefMut for Turn<'_, T> {
 
 impl<T> Drop for Turn<'_, T> {
     fn drop(&mut self) {
-        *self.of.place() = self.its.take();
+        *self.of.value() = self.its.take();
         self.of.back.notify_one();
     }
 }

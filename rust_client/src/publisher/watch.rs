@@ -71,7 +71,7 @@ impl Look {
             Ok(Some(by_key))
         });
         let granted = match result {
-            Ok(Some(by_key)) => self.shared.leave(Work::Grant(by_key)),
+            Ok(Some(by_key)) => self.shared.submit(Work::Grant(by_key)),
             Ok(None) => Ok(()),
             Err(error) => {
                 wrong.insert(error.to_string()); // permissions stay until it can be read
@@ -80,7 +80,7 @@ impl Look {
         };
         let news: Vec<String> = wrong.difference(&self.wrong).cloned().collect();
         self.wrong = wrong;
-        let tell = |text| self.shared.leave(Work::Notice(format!("what keys may do: {}", text)));
+        let tell = |text| self.shared.submit(Work::Notice(format!("what keys may do: {}", text)));
         granted.is_ok() && news.into_iter().all(|text| tell(text).is_ok())
     }
 }
