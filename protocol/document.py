@@ -148,7 +148,7 @@ def _cells(protocol: Protocol, each: Field) -> Row:
 
 
 def _shown(kind: Type, written: str, limits: Mapping[str, Limit]) -> str:
-    """Return a type as the document shows it: with numbers in place of limits."""
+    """Return a type as the document shows it: with numbers instead of limits."""
 
     def number(bound: str) -> str:
         name = re.fullmatch(r"([A-Z_]+)([+-]\d+)?", bound)

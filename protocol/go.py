@@ -248,7 +248,7 @@ def _reader(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
 
 
 def _literal(each: d.Field, empty: str, protocol: d.Protocol) -> str:
-    """Return the default of a field; `empty` in place of an empty array or object, if given."""
+    """Return the default of a field; `empty` instead of an empty array or object, if given."""
     match each.default:
         case None:
             return "nil"

@@ -25,11 +25,12 @@ Event = Literal[
     "put-back",  # the user does not apply it now, but will later
     "applied",  # applying has succeeded, the user's part included (W16)
     "declined",  # the version fails with a code that is not tried again (W6, W24)
-    "failed",  # the version fails with a code that is tried again (W6, W13)
+    # the version fails with a code that is tried again (W6, W13), also when it is applied
+    "failed",
     "torn",  # an apply failed half-way (W24)
     "stale",  # its segment holds another version (S5)
     "renamed",  # a newer version has its bytes (W25)
-    "newer",  # a newer version takes its place (W8)
+    "newer",  # a newer version takes its place (W8); of an applying one: in another thread
     "gone",  # a `refuse` drops it (W27)
     "aborted",  # `abort` names it (W14)
     "fenced",  # a session begins (W28), and the version is announced, or of another epoch

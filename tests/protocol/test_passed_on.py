@@ -87,7 +87,7 @@ class Worker:
     @property
     def arriving(self) -> Chunks[Memory]:
         """What arrives, as far as it has."""
-        held = self.versions.at["arriving"]
+        held = self.versions.in_phase["arriving"]
         assert held is not None
         assert held.chunks is not None
         return held.chunks
@@ -239,7 +239,7 @@ def test_what_came_in_one_message_is_given_out_as_well(monkeypatch: pytest.Monke
         chain.above.hears(Announce(**told), chain.now, payload)
         if each is first:
             chain.above.ends("applied", chain.now)
-    held = chain.above.versions.at["ready"]
+    held = chain.above.versions.in_phase["ready"]
     assert held is not None
     assert held.chunks is not None
     assert held.chunks.crcs == made.chunks.crcs

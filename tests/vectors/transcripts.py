@@ -54,7 +54,7 @@ from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, pe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "protocol"
-EPOCH, MODEL = 1795336664798, "policy"
+EPOCH, MODEL = 1000, "policy"
 DELAY, TICK = 0.001, 0.01  # seconds
 NOISE = {"ping": 1, "pong": 0, "beacon": 1}  # how many of a sender are shown
 LEFT_OUT = {
