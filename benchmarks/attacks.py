@@ -102,7 +102,7 @@ class Strangers(Attack):
         reads: Whether answers are read.
         hosts: From how many addresses.
         rate: Connections that are dialled in a second at most; 0: as soon as there is room.
-        abrupt: Whether a connection that is over is reset in place of closed.
+        abrupt: Whether a connection that is over is reset and not closed.
     """
 
     channel: Channel

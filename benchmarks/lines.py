@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
-HERE = ""  # in place of a commit
+HERE = ""  # instead of a commit
 KEPT = Path(__file__).with_name("lines.json")
 PYTHON, VENDORED, TESTS = "Python", "vendored", "tests in Python"
 DESCRIPTION = "the protocol's description"

@@ -41,9 +41,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=usual.seconds, help="for which a worker is stopped"
     )
-    parser.add_argument(
-        "--model", type=Shape.parse, default=usual.model, help="in place of 200 MiB"
-    )
+    parser.add_argument("--model", type=Shape.parse, default=usual.model, help="instead of 200 MiB")
     parser.add_argument("--json", type=Path, help="write all lines to this file")
     told = parser.parse_args(words)
     told.rows = told.rows or (MUST if told.must else set(ROWS))

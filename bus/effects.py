@@ -36,7 +36,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """Connect to a data endpoint, in place of the previous data connection.
+    """Connect to a data endpoint instead of the previous data connection.
 
     A ticket is valid for one connection, so each further connection needs a new ticket. An empty
     ticket: none is needed.
@@ -58,7 +58,7 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Allocate memory for a version (`key` None: for a later one); answered by `Granted`."""
+    """Allocate memory for a version (if `key` is None, for a later one); answered by `Granted`."""
 
     model: str
     key: tuple[int, int] | None
@@ -87,7 +87,7 @@ class Decode(msgspec.Struct, frozen=True):
 
 
 class Prefault(msgspec.Struct, frozen=True):
-    """Map a segment before the first version is written there; there is no answer."""
+    """Map a segment before the first version is written into it; this effect has no answer."""
 
     shared: Shared
     nbytes: int
@@ -106,7 +106,7 @@ class WholeStaged(msgspec.Struct, frozen=True):
 
 
 class Renamed(msgspec.Struct, frozen=True):
-    """Report that the running version has another epoch and number from now on; same bytes."""
+    """Report that the running version now has another epoch and number, but the same bytes."""
 
     model: str
     epoch: int

@@ -1,7 +1,7 @@
 """A lease: memory that is lent to the receiver of one payload, which fills it piece by piece.
 
 The owner of the memory may end the lease at any time. Once the memory is full, the receiver hands
-the lease to the machine, in place of the payload.
+the lease to the machine instead of the payload.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Lease:
         """Decrypt and hash the next `count` bytes of `view`, which have been received."""
         begin, self.count = self.count, self.count + count
         if self._opening is not None:
-            self._opening.take(self.view[begin : self.count], self.view[begin : self.count])
+            self._opening.decrypt_next(self.view[begin : self.count], self.view[begin : self.count])
         if self._hashed:
             self.crc = crc32c(self.view[begin : self.count], self.crc)
 

@@ -83,8 +83,8 @@ class SealedVersion:
     def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
         """Return a chunk's authentication tag in hexadecimal digits, and its encrypted bytes.
 
-        |The first call for a chunk encrypts and hashes it. A nonce must never be used for two
-        plaintexts, |so a chunk that has changed is not sent.
+        The first call for a chunk encrypts and hashes it. A nonce must never be used for two
+        plaintexts, so a chunk that has changed is not sent.
 
         Raises:
             AssertionError: The chunk has changed, so the publisher must not send this version.

@@ -11,8 +11,8 @@ SCARCE = (errno.EMFILE, errno.ENFILE)  # the process, or the host, has no descri
 class Spare:
     """A file descriptor that is closed for a moment so that another file can be opened.
 
-    |Not thread-safe. Another thread may take the freed descriptor: if so, callers try again later,
-    and |meanwhile do work that needs no descriptor.
+    This class is not thread-safe. Another thread may take the freed descriptor: if so, callers try
+    again later, and meanwhile do work that needs no descriptor.
     """
 
     def __init__(self) -> None:

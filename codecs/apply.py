@@ -18,7 +18,7 @@ from .errors import StateError
 from .layout import Layout, Signature, Strict, TensorSpec, difference, trimmed
 from .leaves import Leaf, of_torch
 from .native import crc32c
-from .overflow import Found, Narrowed
+from .overflow import LostValues, Narrowed
 from .section import Section
 from .state import (
     Marks,
@@ -55,7 +55,7 @@ class _Target:
 def check(
     layout: Layout, target: object, *, strict: Strict = True, cast: bool = False
 ) -> list[str]:
-    """Return error lines: why versions of this layout do not fit the target. Empty if they fit.
+    """Return error lines: why versions of this layout do not fit the target; none if they fit.
 
     The target is not changed.
 
@@ -247,7 +247,7 @@ class Reader:
     def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
         self.section = Section(layout, data)
         self.begun = False
-        self.lost: Found = {}
+        self.lost: LostValues = {}
         self._known: _Known | None = None
         self._pinned: Pinned | None = None
         # The buffer's second copy on a device: its note, the device, and the mapped bytes.
@@ -394,7 +394,7 @@ class Reader:
             kept = copies, pairs, destinations, sources, _large(destinations), loading, narrowed
             self._known = _Known(target, how, outline.marks, *kept)
 
-    def _lost(self, narrowed: Narrowed) -> Found:
+    def _lost(self, narrowed: Narrowed) -> LostValues:
         """Return how many values of these tensors did not fit the target's dtype."""
         if self._from_second and self._second is not None and self._second[2] is not None:
             return narrowed.found_on(self._second[2], {})

@@ -34,7 +34,7 @@ LARGE_BYTES: Final = 2**16  # larger tensors are checked each in its own call
 BLOCK_BYTES: Final = 2**18  # bytes scanned at once, which fit into the caches
 TENSORS_SHOWN: Final = 4  # tensors that a text names
 
-Found = Mapping[str, tuple[str, int]]  # by name: the new dtype, and the number of lost values
+LostValues = Mapping[str, tuple[str, int]]  # by name: the new dtype, and the number of lost values
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Narrowed:
         looked_at = [large[spec.name] for spec, *_ in some if spec.name in large]
         return cls(some, looked_at, runs) if some else None
 
-    def found_on(self, device: "torch.Tensor", sources: Mapping[str, Leaf]) -> Found:
+    def found_on(self, device: "torch.Tensor", sources: Mapping[str, Leaf]) -> LostValues:
         """Return the lost values for a section on a device; see `found`.
 
         The section is copied to the host only if values were lost.
@@ -162,7 +162,7 @@ class Narrowed:
         """Return whether values may have been lost; cheaper than counting."""
         return any(map(_infinite, self.large)) or any(_reaches(data, *run) for run in self.runs)
 
-    def found(self, data: Bytes, sources: Mapping[str, Leaf]) -> Found:
+    def found(self, data: Bytes, sources: Mapping[str, Leaf]) -> LostValues:
         """Return the new dtype and the number of lost values of each tensor that lost some.
 
         Args:
@@ -252,7 +252,7 @@ def _rows(values: Leaf) -> Iterator[Leaf]:
         yield values[begin : begin + rows]
 
 
-def sentence(found: Found) -> str:
+def sentence(found: LostValues) -> str:
     """Return a sentence on the lost values."""
     shown: list[str] = []
     for name, (dtype, count) in [*found.items()][:TENSORS_SHOWN]:

@@ -181,7 +181,7 @@ class Opening:
         self._key, self._nonce, self._associated, self._tag = key, nonce, associated, tag
         self._context: Any = None
 
-    def take(self, sealed: "Memory", to: "Memory") -> None:
+    def decrypt_next(self, sealed: "Memory", to: "Memory") -> None:
         """Decrypt the next piece into `to`, which has the same size and may be the same memory."""
         if self._context is None:
             self._context = self._in_pieces(self._key, self._nonce).decryptor()
@@ -196,19 +196,19 @@ class Opening:
             return False
         return True
 
-    def opens(self, sealed: "Memory", to: "Memory") -> int | None:
+    def decrypt(self, sealed: "Memory", to: "Memory") -> int | None:
         """Decrypt a whole payload; return the plaintext's CRC-32C, or None for a wrong tag."""
         source, target = memoryview(sealed).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
         if len(source) <= SHORT_BYTES:
-            return self._opens_short(source, target)
+            return self._decrypt_short(source, target)
         crc = 0
         for begin in range(0, len(source), PIECE_BYTES):
             end = min(begin + PIECE_BYTES, len(source))
-            self.take(source[begin:end], target[begin:end])
+            self.decrypt_next(source[begin:end], target[begin:end])
             crc = crc32c(target[begin:end], crc)
         return crc if self.proves() else None
 
-    def _opens_short(self, source: memoryview, target: memoryview) -> int | None:
+    def _decrypt_short(self, source: memoryview, target: memoryview) -> int | None:
         sealed = bytes(source) + self._tag
         try:
             target[:] = self._short(self._key).decrypt(self._nonce, sealed, self._associated)

@@ -24,7 +24,7 @@ from .copies import Copies, devices_of, on_device, plain_memory
 from .errors import LayoutError, StateError
 from .layout import METADATA, Layout, Signature
 from .leaves import Leaf, of_torch
-from .overflow import Found, Narrowed
+from .overflow import LostValues, Narrowed
 from .section import Section
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ class Writer:
         self._pair(state)
         self._copies.run(self._views, state.values, check)
 
-    def lost(self, state: State) -> Found:
+    def count_lost(self, state: State) -> LostValues:
         """Return, by tensor, how many finite values of `state` were lost when it was written."""
         if self._narrowed is None:
             return {}

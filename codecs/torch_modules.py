@@ -321,7 +321,7 @@ def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor
     made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
     for part in module.modules():
         others: Tensors = {}
-        for name, old in _held(part):
+        for name, old in _own_tensors(part):
             if old not in made:
                 made[old] = new(old, name)
             if (other := made[old]) is not None:
@@ -398,13 +398,13 @@ def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     """Yield every parameter and buffer as (submodule, name there, tensor)."""
     for part in module.modules():
-        yield from ((part, name, tensor) for name, tensor in _held(part))
+        yield from ((part, name, tensor) for name, tensor in _own_tensors(part))
 
 
-def _held(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _own_tensors(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters and buffers of a submodule itself, without those of its children."""
     if torch_params.is_params(part):
-        yield from torch_params.held(part)
+        yield from torch_params.own_tensors(part)
     else:
         yield from part.named_parameters(recurse=False, remove_duplicate=False)
         yield from part.named_buffers(recurse=False, remove_duplicate=False)
@@ -415,7 +415,7 @@ def _tensors(module: nn.Module) -> Tensors:
     return {
         f"{path}.{name}".lstrip("."): tensor if _is_lazy(tensor) else tensor.detach()
         for path, part in _modules(module)
-        for name, tensor in _held(part)
+        for name, tensor in _own_tensors(part)
     }
 
 
@@ -430,7 +430,7 @@ def _unshaped(module: nn.Module) -> str | None:
     """Return an error text for a tensor without a shape, since `state_dict()` fails; or None."""
     for path, part in _modules(module):
         if torch_params.is_params(part):
-            for name, tensor in torch_params.held(part):
+            for name, tensor in torch_params.own_tensors(part):
                 if _is_lazy(tensor):
                     return f"{path}.{name}: has no shape yet; run the module once to initialise it"
     return None

@@ -19,7 +19,7 @@ def is_params(part: nn.Module) -> bool:
     return kind is not None and isinstance(part, kind)
 
 
-def held(params: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def own_tensors(params: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a `TensorDictParams` under their names in `state_dict()`."""
     for key, value in params._param_td.items(True, True):  # noqa: SLF001 - nothing else leads there
         if isinstance(value, torch.Tensor):

@@ -42,7 +42,7 @@ def keywords_of(call: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
-    """Return a decorator: `help()` shows the keywords of `publish` in place of `**options`."""
+    """Return a decorator: `help()` shows the keywords of `publish` instead of `**options`."""
 
     def decorate(call: Way) -> Way:
         own = inspect.signature(call)

@@ -378,8 +378,8 @@ class Publisher(InOneProcess):
         future: Promise | Reply,
     ) -> None:
         """Submit copied weights to the publisher's thread, with patches if requested."""
-        if offer.lost is not None:
-            kept.look(offer)
+        if offer.count_lost is not None:
+            kept.check_overflow(offer)
         if asked.encoding != "raw" or kept.bases.kept:
             shared, workers = offer.shared is not None, asked.terms.workers
 
@@ -570,7 +570,7 @@ class Publisher(InOneProcess):
             future.result(timeout)
         except FutureTimeout:
             future.cancel()
-            names = _there(tuple(self._known().values()), model)
+            names = _connected(tuple(self._known().values()), model)
             wanted = f" that want {model!r}" if model is not None else ""
             away = self._loop.known.turned_away
             raise WorkersMissingError(
@@ -691,7 +691,7 @@ def _check_not_interrupted(kept: PublishedModel) -> None:
         frame = frame.f_back
 
 
-def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:
+def _connected(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:
     """Return the names of the workers that are not lost and, if `model` is given, want `model`."""
     live = [w for w in status if w.state != "lost"]
     return sorted(w.name for w in live if model is None or model in w.models)

@@ -448,17 +448,19 @@ class Subscriber(InOneProcess):
         checks.whole(epoch, "epoch", 0, INTEGER_MAX)
         timeout = checks.seconds(timeout, "timeout")
 
-        def there() -> bool:
+        def is_running() -> bool:
             running = self._running.get(model)
             if running is None or not epoch:
                 return running is not None and running.version >= version
             return (running.epoch, running.version) >= (epoch, version)
 
         with self._applied:
-            self._applied.wait_for(lambda: there() or self._ready_queue.closed or stop(), timeout)
-            if not there():
+            self._applied.wait_for(
+                lambda: is_running() or self._ready_queue.closed or stop(), timeout
+            )
+            if not is_running():
                 self._ready_queue.check_open()
-            return self._running[model] if there() else None
+            return self._running[model] if is_running() else None
 
     async def __aiter__(self) -> AsyncIterator[Update]:
         """Yield each version as it is applied, until the subscriber is closed.

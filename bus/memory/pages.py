@@ -51,8 +51,8 @@ def memory_of(
     `touched`: the kernel allocates the pages now. `check` is called between the steps of that, and
     may raise.
 
-    Not allocated by numpy, which requests huge pages. If memory is fragmented, the kernel takes
-    half a second to make huge pages for 200 MiB, and they make no copy faster.
+    numpy does not allocate this memory, since numpy requests huge pages. If memory is fragmented,
+    the kernel takes half a second to make huge pages for 200 MiB, and they make no copy faster.
 
     Raises:
         MemoryError: There is not enough memory.

@@ -2,8 +2,8 @@
 
 A publisher's snapshots are in a `memfd`: memory with a file descriptor but no name. A worker of the
 same user opens this file read-only, as `/proc/<pid>/fd/<fd>`. A worker that finds the announced
-token there is on the publisher's host. No cleanup is needed: the kernel frees the memory when the
-last process that maps the file has ended, in whatever way.
+token in this file is on the publisher's host. No cleanup is needed: the kernel frees the memory
+when the last process that maps the file has ended, in whatever way.
 
     0       8       24      32        40       48              4096
     ├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
@@ -13,8 +13,8 @@ last process that maps the file has ended, in whatever way.
 
 There may be a second copy of the data section in the memory of a CUDA device. Then a note at offset
 256 contains the location of that copy (`codecs/device_memory.py`), and a second stamp at 512, of
-the same form as the first, names its version. Until a worker requests the bytes in the segment,
-only the second copy is made, and only the second stamp is set.
+the same form as the first, names the version of that copy. Until a worker requests the bytes in the
+segment, only the second copy is made, and only the second stamp is set.
 
 No torn read is possible: the publisher fills a segment under an exclusive `flock`, a worker copies
 under a shared `flock`, and neither waits for the other. A segment that a worker has locked is not
@@ -115,7 +115,7 @@ class Segment:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def arrived(self) -> None:
-        """Stamp the segment, after its late bytes. No lock: workers read only stamped bytes."""
+        """Stamp a segment whose late bytes have arrived. Workers read no bytes before the stamp."""
         # S12
         self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
 

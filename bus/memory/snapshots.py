@@ -1,7 +1,7 @@
 """The memory into which a publisher snapshots a model, reused from version to version.
 
 Theory of operation: a block of memory holds the snapshot of one version at a time, and is always in
-one of five states. `Snapshot.state` alone decides which; everything else asks it.
+one of five states. Only `Snapshot.state` decides which; all other code reads this property.
 
     state        owner                                ends by                  then
     free         the pool                             `Pool.take`              held
@@ -10,16 +10,18 @@ one of five states. `Snapshot.state` alone decides which; everything else asks i
     reclaimable  no thread: the first that calls      `take_back` (machine)    held
                                                       `reclaim` (next publish) draining
     draining     sockets that still send from it      the last one finishes    free
-    kept         a reader, such as the disk           `let_go`                 as it would be else
+    kept         a reader, such as the disk           `let_go`                 as without a reader
 
 Three facts make the state, all under the pool's lock: the snapshot's phase (`PHASES`), which says
 whether the bytes belong to a version; the number of keepers; and a weak reference, which says
-whether a socket still has a view of the bytes. A keeper does not stop the owner: a kept block
-changes its phase meanwhile. Only workers on this host are outside of this table: they copy from a
-free block under a file lock, which `MemoryBlock.claim` finds.
+whether a socket still has a view of the bytes. A keeper does not prevent the owner's next step:
+while a block is kept, the phase of its snapshot may change. The table does not show workers on this
+host. Such a worker may still copy from a block that is free here, and holds a file lock meanwhile:
+`MemoryBlock.claim` returns False if that lock is held.
 
-The machine's own record (`publisher/phases.py`) is a version's phase. `Snapshot.take_back` is the
-only place where the two meet: a version whose memory was reclaimed is *overwritten*.
+The publisher's machine records a phase of each version (`publisher/phases.py`). Only
+`Snapshot.take_back` connects that phase with the state of a block: a version whose memory was
+reclaimed is *overwritten*.
 
 `Pool.take` returns a free block, the reclaimable block, or a new block, without waiting for another
 thread. Only if the maximum number of blocks is in use, `take` asks the machine to give up a
@@ -46,7 +48,7 @@ from numpy.typing import NDArray
 
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
-from ...codecs.overflow import Found
+from ...codecs.overflow import LostValues
 from ...codecs.state import State, Writer
 from ..deadline import Deadline
 from ..errors import DeadlineError
@@ -154,9 +156,9 @@ class MemoryBlock:
             self._segment.note(writer.note)
         return found
 
-    def lost(self, state: State) -> Found:
+    def count_lost(self, state: State) -> LostValues:
         """Return how many values of the last written state the layout's dtypes cannot represent."""
-        return {} if self._writer is None else self._writer.lost(state)
+        return {} if self._writer is None else self._writer.count_lost(state)
 
     def arrive(self) -> None:
         """Transfer the bytes from the device, if only the second copy of them exists."""
@@ -277,9 +279,9 @@ class Snapshot:
         """
         return self._held()[0].write(state, layout, check, chunk_bytes, late=late)
 
-    def lost(self, state: State) -> Found:
+    def count_lost(self, state: State) -> LostValues:
         """Return how many values of a state were finite, and are not finite in this snapshot."""
-        return self._held()[0].lost(state)
+        return self._held()[0].count_lost(state)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
         """Let workers on this host read the snapshot; return False if a worker copies from it."""
@@ -313,7 +315,7 @@ class Snapshot:
     # For the machine.
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """True until the memory is released or reclaimed for another version."""
         return self._phase != "released"
 
@@ -496,7 +498,11 @@ class Pool:
         return None
 
     def _reclaim_latest(self, nbytes: int) -> MemoryBlock | None:
-        """Reclaim the latest version's block, once sockets have released it; None if impossible."""
+        """Reclaim the block of the latest version, and return a free block of `nbytes` bytes.
+
+        This is the reclaimed block if sockets release it soon, else another block. The result is
+        None if no block is free.
+        """
         for block, snapshot in self._blocks.items():
             if snapshot is not None and snapshot.reclaim():
                 fits = block.data.nbytes == nbytes and not block.retired
@@ -510,7 +516,7 @@ class Pool:
         return None
 
     def _allocate(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
-        """Allocate a block, if necessary in place of a block that a stopped worker has locked."""
+        """Allocate a block, if necessary instead of a block that a stopped worker has locked."""
         if self._counted() >= SNAPSHOTS_MAX:
             del self._blocks[self._free()[0]]
         block = self._block(nbytes, deadline.check)

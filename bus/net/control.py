@@ -51,7 +51,7 @@ DEALER_QUEUE = 32  # messages that a worker queues before TCP pushes back
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
 AT_ONCE = int(zmq.NOBLOCK)
 
-Found = list[tuple[selectors.SelectorKey, int]]
+ReadyFiles = list[tuple[selectors.SelectorKey, int]]
 
 
 class Activity(NamedTuple):
@@ -204,7 +204,7 @@ class WorkerSockets:
             self._dial(lookup.found)
 
     def _dial(self, endpoint: str) -> None:
-        """Connect the control socket, in place of any earlier connection."""
+        """Connect the control socket instead of any earlier connection."""
         self._events_fresh, self._dial_at = False, math.inf
         if self._dialled:
             self._hang_up()
@@ -244,7 +244,7 @@ class WorkerSockets:
         return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
-        """Send a message; with a token, on the data connection if possible. It may be lost."""
+        """Send a message, which may be lost; with a token, on the data connection if possible."""
         if token and self.data.say(WORD + token.encode() + header):
             return
         self._events_fresh = False
@@ -263,7 +263,7 @@ class WorkerSockets:
         return changed
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:
-        """Receive published messages from this endpoint, in place of any earlier endpoint.
+        """Receive published messages from this endpoint instead of any earlier endpoint.
 
         Raises:
             AddressError: The endpoint is invalid, or not on the publisher's host.

@@ -7,8 +7,9 @@ killed and restarted.
 libzmq does not reveal its descriptors. But a context always opens the same kinds with its first
 socket: for each of its two threads an epoll and an eventfd that wakes the thread, another eventfd,
 and an eventfd for each socket (a monitored socket adds two, for the sender and the receiver of its
-events). All later descriptors are registered in these epolls, whose content the kernel lists. If it
-does not, or if another thread opened a descriptor meanwhile, libzmq's descriptors stay open.
+events). All later descriptors are registered in these epolls, whose content the kernel lists. If
+the kernel does not list it, or if another thread opened a descriptor meanwhile, libzmq's
+descriptors stay open.
 """
 
 import contextlib

@@ -190,7 +190,7 @@ class PublisherLoop:
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
     ) -> bool:
-        """Make the machine give up one of these snapshots; return whether it gave one up.
+        """Make the machine give up one of these snapshots; return whether it has done so.
 
         Raises:
             ClosedError: The publisher is closed.

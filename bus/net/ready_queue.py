@@ -1,7 +1,7 @@
 """Passes ready versions from the worker's thread to the user's thread.
 
 At most one version of a model waits here: a newer version replaces it. A thread that waits for a
-version adds a `Waiter`. The worker's thread may claim the waiter, apply the version in place of the
+version adds a `Waiter`. The worker's thread may claim the waiter, apply the version instead of the
 waiting thread, and then wake that thread with the result.
 """
 

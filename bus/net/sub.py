@@ -22,7 +22,7 @@ from .zmtp import TICKET, Arrived, Place, Stream, ZmtpError
 
 log = logging.getLogger("weightbus.worker")
 
-DIAL_SECONDS = 5.0  # for name lookup and connect together; and as long for the handshake
+DIAL_SECONDS = 5.0  # for name lookup and connect together; the handshake may take as long
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
 SILENCE_SECONDS = 30.0  # a publisher sends pings and beacons far more often
 LOW_WATER_BYTES = 2**19  # of a payload, that must be here before the kernel wakes us
@@ -57,10 +57,10 @@ class Subscription:
         self.pending = False
 
     def connect(self, endpoint: str, ticket: str = "") -> None:
-        """Receive messages from this endpoint, in place of any earlier endpoint.
+        """Receive messages from this endpoint instead of any earlier endpoint.
 
         `endpoint` was checked, see `endpoints.check`. If a ticket is given, each later connection
-        needs a new one: a ticket is valid once.
+        needs a new ticket: a ticket is valid once.
         """
         self._ticket, self._ticketed = ticket, bool(ticket)
         if endpoint != self._endpoint:

@@ -3,7 +3,7 @@
 Once the thread runs, only the thread closes its sockets. The caller of `start` may be interrupted
 while the thread begins to run (by Ctrl-C, for instance), and must then clean up without knowing
 whether the thread will run. So a lock decides: the thread closes the sockets if it acquires the
-lock first; the caller does, if `give_up` acquires it first.
+lock first; the caller closes them if `give_up` acquires it first.
 """
 
 import selectors
@@ -34,7 +34,7 @@ class IoThread(threading.Thread):
             super().run()
 
     def give_up(self, timeout: float) -> bool:
-        """Return True if the thread never began to run (and prevent it); else wait for its end."""
+        """Return True if the thread never began to run, and now cannot; else wait for its end."""
         if self._taken.acquire(blocking=False):
             return True
         if self.is_alive():

@@ -180,7 +180,7 @@ Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
 class VersionKeeper(Protocol):
-    """Stores `Settled` versions beyond the end of the publisher.
+    """Stores `Settled` versions, so that these outlive the publisher.
 
     `python_client/publishing/state_writer.py` implements it.
     """

@@ -39,7 +39,7 @@ def forget(state: PublisherState, number: int) -> None:
 
 
 def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool:
-    """Drop a call that failed; return True if its offer has become a version all the same.
+    """Drop a call that failed; return True if its offer has nevertheless become a version.
 
     The machine owns the memory of such a version, and frees it as usual.
     """

@@ -193,7 +193,7 @@ class PublisherMachine:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
     def unreachable(self, identity: bytes, now: float, ended: str = "") -> list[Effect]:
-        """Handle a closed connection. `ended`: how the worker's process ended; empty: it may run.
+        """Handle a closed connection. `ended`: how the process ended; empty: the process may run.
 
         Call this after all messages of the connection are handled, since the last one may be a
         `bye`.

@@ -1,6 +1,6 @@
 """The view of a publisher's state for all threads: an immutable record, replaced at each change.
 
-The machine belongs to one thread. A thread that publishes reads this view, in place of waiting for
+The machine belongs to one thread. A thread that publishes reads this view instead of waiting for
 the machine's thread. The view says whether a version will be sent over the network, and so whether
 to hash the version while it is copied.
 """

@@ -137,7 +137,7 @@ class Peer:
     key: str = ""  # the worker's public key, if the publisher has keys
     link: Link = field(default_factory=Link)
     decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `PatchCandidate`
-    warm: bool = False  # whether it has decoded a patch since it joined
+    warm: bool = False  # whether the worker has decoded a patch since it joined
     rekeyed: bool = False  # whether the worker lacks the current group key
     ticket: str = ""  # for the next data connection, until it is redeemed
     ticket_at: float = 0.0  # when the ticket was sent
@@ -175,7 +175,7 @@ class Peer:
         self.move("closed")
 
     def lose(self, event: WorkerEvent, why: str) -> None:
-        """Mark the worker as lost by this event; `why` has what it was doing then, too."""
+        """Mark the worker as lost by this event; `why` also says what the worker was doing."""
         self.why, self.stuck = why, False
         self.move(event)
 
@@ -204,7 +204,7 @@ class Peer:
         return (running.epoch, running.version) if running else (0, 0)
 
     def progressed(self, report: Progress, plan: ChunkPlan | None, now: float) -> None:
-        """Record a report of progress; it updates the link's rate if it follows another one.
+        """Record a report of progress; a report that follows another one updates the link's rate.
 
         `plan` has the chunks of the version or patch, or is None if the publisher lacks them now.
         """

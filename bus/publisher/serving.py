@@ -143,7 +143,7 @@ def describe(
 def _counts_as_receiving(peer: Peer, version: Version) -> bool:
     """True if a worker that fetches a version counts as receiving it.
 
-    Not if the worker already runs the version: its report on the data connection can overtake its
-    fetch. (P19)
+    A worker that already runs the version does not: its report on the data connection can overtake
+    its fetch. (P19)
     """
     return peer.runs(version.model) < version.key

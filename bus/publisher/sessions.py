@@ -76,7 +76,7 @@ def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
 def unreachable(
     state: PublisherState, identity: bytes, now: float, ended: str = ""
 ) -> list[Effect]:
-    """Handle a closed connection. `ended`: how the worker's process ended; empty: it may run.
+    """Handle a closed connection. `ended`: how the process ended; empty: the process may run.
 
     A worker whose process may run is away: it may reconnect, unless another instance wants its
     name.

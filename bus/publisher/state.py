@@ -110,7 +110,7 @@ class PublisherState:
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
     view_outdated: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
     renewed_at: float = field(init=False, default=-math.inf)  # when a later epoch was taken
-    renewal_pause: float = field(init=False)  # seconds from then until another may be taken
+    renewal_pause: float = field(init=False)  # seconds from then until the next renewal
     _first_epoch: int = field(init=False)  # the epoch at the publisher's start
     beacon_at: float = field(init=False, default=0.0)  # when the next beacons are due
     # Workers that left or were refused, by name, oldest first.

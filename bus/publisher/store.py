@@ -70,7 +70,7 @@ class Versions:
     def find(self, number: int) -> Version | None:
         """Return the version with this number, if its bytes exist. To send it, use `get`."""
         version = self._versions.get(number)
-        if version is None or version.phase != "reclaimable" or version.snapshot.there:
+        if version is None or version.phase != "reclaimable" or version.snapshot.exists:
             return version
         return None
 
@@ -160,7 +160,7 @@ class Versions:
         self.changed = True
 
     def announce_layout(self, layout: str) -> None:
-        """Record that this layout is published on the data socket, from now on known to workers."""
+        """Record that workers know this layout, since it is published on the data socket now."""
         self.announced_layout = layout
 
     def await_commit(self, version: Version) -> None:
@@ -258,7 +258,7 @@ class Versions:
         if not version.move(event):
             return
         self.changed = True
-        if not reclaimable or version.snapshot.there:
+        if not reclaimable or version.snapshot.exists:
             self._freed.append(Release(version))
         self.latest = None if self.latest is version else self.latest
         self.pending = None if self.pending is version else self.pending
@@ -274,4 +274,4 @@ class Versions:
 
 
 def _exists(version: Version) -> bool:
-    return version.phase != "reclaimable" or version.snapshot.there
+    return version.phase != "reclaimable" or version.snapshot.exists

@@ -5,9 +5,9 @@ The machine makes a `Version` of the offer, which belongs to the machine's threa
 a snapshot, which the machine never reads: effects name the chunks to send, and the shell reads the
 bytes.
 
-The latest version can be *reclaimable*: the next publish may overwrite it at any
-time. Before the machine sends chunks of such a version, it must take the memory back. If a publish
-was faster, the version is gone.
+The latest version can be *reclaimable*: the next publish may overwrite it at any time.
+Before the machine sends chunks of such a version, it must take the memory back. If a publish was
+faster, the version is gone.
 
 A version can also be sent as patches, each for another base that workers run. A patch is cut into
 chunks, hashed, encrypted and fetched like a version.
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
-from ...codecs.overflow import Found
+from ...codecs.overflow import LostValues
 from ..chunks import ChunkPlan, Chunks, Memory, plan_of
 from ..headers import Buffer
 from ..limits import EPOCHS_KEPT
@@ -47,12 +47,12 @@ class ChunkSource(ByteSource, Protocol):
 class Snapshot(ChunkSource, Protocol):
     """The bytes of a version (`memory/snapshots.py`).
 
-    The machine calls only `there` and `take_back`, which wait for no device, disk or socket. The
+    The machine calls only `exists` and `take_back`, which wait for no device, disk or socket. The
     shell calls the other methods to carry out effects.
     """
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """True if the bytes exist: no later publish took the memory after `make_reclaimable`."""
         ...
 
@@ -116,13 +116,13 @@ class Received(BytesInPlace):
         super().__init__(self._view.data)
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """True if the bytes are not released."""
         return self._view is not None
 
     def take_back(self) -> bool:
         """Return True if the bytes are not released: no other version takes received memory."""
-        return self.there
+        return self.exists
 
     def make_reclaimable(self) -> None:
         """Do nothing: the next publish uses other memory."""
@@ -179,7 +179,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         metadata: The publisher's metadata, as text by name.
         keep: Whether patches on this version may follow, so that workers keep its bytes.
         patches: Patches to this version. The first patch is pushed, the others are fetched.
-        lost: Counts the values that did not fit the dtype. Call it when all bytes have arrived.
+        count_lost: Counts the values that did not fit the dtype. Call it once all bytes are here.
         detail: A text for the receipt.
     """
 
@@ -192,7 +192,7 @@ class VersionOffer(msgspec.Struct, eq=False):
     metadata: Mapping[str, str] = {}
     keep: bool = False
     patches: tuple[OfferedPatch, ...] = ()
-    lost: Callable[[], Found] | None = None
+    count_lost: Callable[[], LostValues] | None = None
     detail: str = ""
 
     @classmethod
@@ -204,12 +204,12 @@ class VersionOffer(msgspec.Struct, eq=False):
         snapshot: Snapshot,
         shared: Shared | None = None,
         crcs: Sequence[int] = (),
-        lost: Callable[[], Found] | None = None,
+        count_lost: Callable[[], LostValues] | None = None,
     ) -> "VersionOffer":
         """Return an offer of bytes that are complete and do not change.
 
         Args:
-            model, layout, snapshot, shared, lost: As the attributes of these names.
+            model, layout, snapshot, shared, count_lost: As the attributes of these names.
             chunk_bytes: Bytes of a chunk (the last may be shorter).
             crcs: The CRC-32C of each chunk; empty: the bytes are not hashed yet.
         """
@@ -220,7 +220,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         chunks = Chunks[object](
             plan, snapshot, known, layout.id, here=len(crcs), whole=True, digest=whole
         )
-        return cls(model, layout, chunks, snapshot, shared, lost=lost)
+        return cls(model, layout, chunks, snapshot, shared, count_lost=count_lost)
 
     @classmethod
     def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "VersionOffer":

@@ -28,7 +28,7 @@ from . import curve
 from .grants import Grant, Role
 
 PUBLISHER, ALLOWED, WORKERS, SUFFIX = "publisher.json", "allowed", "workers", ".json"
-STAR: Final = "+"  # stands for `*` in file names; no worker's name has a `+`
+STAR: Final = "+"  # in file names, for the `*` of a name; no name has a `+`
 
 Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
 Form = Annotated[str, msgspec.Meta(pattern=r"^(?=.{1,128}\Z)[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*\Z")]

@@ -65,7 +65,7 @@ class Report(msgspec.Struct, frozen=True):
         what: An event of `phases.py`. `declined`: the version was rejected or did not fit, and the
             previous version still runs. `failed`: there is no memory for the version now. `torn`:
             the apply failed half-way, and no version runs. `newer`: another version is or will be
-            applied in place of this one.
+            applied instead of this one.
         text: Why the version was not applied; for an applied version, a remark to report.
         digest: The digest of the bytes, if they were not hashed before the apply; otherwise empty.
         still: Whether the deadline has passed but the user's code has not returned. If so, the
@@ -97,7 +97,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The user wants only the version `key`, or (None) the latest version again."""
+    """The user wants only the version `key`; if `key` is None, the latest version again."""
 
     model: str
     key: tuple[int, int] | None
@@ -115,5 +115,5 @@ class Flush(msgspec.Struct, frozen=True):
     mark: int
 
 
-OfSlot = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # these have a `model`
-Happening = OfSlot | Examined | Flush
+OfModel = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # these have a `model`
+Happening = OfModel | Examined | Flush

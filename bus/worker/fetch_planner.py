@@ -54,7 +54,7 @@ class FetchPlanner:
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """Request a new version, whose number is in a beacon, a welcome or a stray chunk."""
-        arriving, key = self._versions.at["arriving"], (epoch, version)
+        arriving, key = self._versions.in_phase["arriving"], (epoch, version)
         news = self._versions.hear(key)
         if self.only is not None:
             return self.exact(now)
@@ -64,7 +64,7 @@ class FetchPlanner:
             return []
         if key <= self._backoff.key and now < self._backoff.until:  # W36
             return []
-        waiting = self._versions.at["announced"]
+        waiting = self._versions.in_phase["announced"]
         if waiting is not None and key <= waiting.key and waiting.lacks == "layout":
             return []  # W7
         return self.latest(epoch, now)
@@ -76,7 +76,7 @@ class FetchPlanner:
         if now - self._latest_at < self._timing.quiet and not at_once:
             return []
         self._latest_at = now
-        waiting = self._versions.at["announced"]
+        waiting = self._versions.in_phase["announced"]
         layout = waiting is not None and waiting.lacks == "layout"
         return [Send(Fetch(model=self._model, epoch=epoch, version=0, layout=layout))]
 
@@ -89,7 +89,7 @@ class FetchPlanner:
     def answered(self, sent_at: float) -> None:
         """Record that the ping sent at `sent_at`, and every earlier request, was answered. (W12)"""
         self._answered = sent_at
-        arriving = self._versions.at["arriving"]
+        arriving = self._versions.in_phase["arriving"]
         if arriving is not None:
             arriving.transfer.answered(sent_at)
 
@@ -102,7 +102,7 @@ class FetchPlanner:
     # Exactly one version, where the user wants no other. (W8)
 
     def want(self, key: Key | None, now: float) -> list[Effect]:
-        """Set the only version to fetch, until the next call; None: the latest version again."""
+        """Set the only version to fetch. None: from now on, fetch the latest version again."""
         self.only = key
         if key is None:
             for late in self._versions.all("announced", "arriving"):
@@ -125,7 +125,7 @@ class FetchPlanner:
 
     def exact(self, now: float) -> list[Effect]:
         """Request the only version that the user wants, if it exists and is not here yet."""
-        only, versions, running = self.only, self._versions, self._versions.at["running"]
+        only, versions, running = self.only, self._versions, self._versions.in_phase["running"]
         if only is None:
             return []
         if running is not None and running.key > only:

@@ -44,7 +44,7 @@ from ..messages import (
 from ..protocol_limits import APPLIES_MAX, WINDOW_CHUNKS
 from ..staged import SharedMemory, StagedVersion
 from . import reports
-from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wanted
+from .events import Copied, Decoded, Granted, OfModel, Opened, Report, Waits, Wanted
 from .fetch_planner import FetchPlanner
 from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
@@ -86,9 +86,10 @@ class Follower:
         self._acceptance = Acceptance(model, accepts, bytes_max, expected)
         self.planner = FetchPlanner(model, self.versions, timing)
         self.patches = Patches(model, self.versions, timing, expected)
-        self.torn = 0  # consecutive applies that failed half-way: unless 0, no version is running
+        # Consecutive applies that failed half-way: unless 0, no version is running.
+        self.torn_applies = 0
         self.epoch = 0  # the greatest epoch whose bytes were written into the model
-        self.stale: Key = (0, 0)  # this version is not in shared memory any more: fetch it
+        self.network_only: Key = (0, 0)  # the version to fetch although its segment is announced
         self.failed: Failed | None = None  # the last failure, until another version is begun
         self._misfit: Announce | None = None  # was rejected for names or shapes; may fit later
         self._recheck_at = math.inf  # when to check whether `_misfit` fits now
@@ -102,7 +103,7 @@ class Follower:
     @property
     def running(self) -> Running | None:
         """The running version, or None."""
-        entry = self.versions.at["running"]
+        entry = self.versions.in_phase["running"]
         return entry.running if entry is not None else None
 
     # Messages of the publisher.
@@ -116,7 +117,7 @@ class Follower:
         """
         key = (announce.epoch, announce.version)
         data, layout = (None, payload) if announce.whole is None else (payload, None)
-        staged, arriving = self.versions.at["staged"], self.versions.at["arriving"]
+        staged, arriving = self.versions.in_phase["staged"], self.versions.in_phase["arriving"]
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self.planner.overtaken(key) + self._commit(staged)
         news = self.versions.hear(key)
@@ -127,7 +128,7 @@ class Follower:
                 return self._take_whole(arriving, data, now)
             if key < arriving.key or (self.versions.mode == "catching-up" and key != arriving.key):
                 return []  # W26
-        waiting = self.versions.at["announced"]
+        waiting = self.versions.in_phase["announced"]
         if waiting is not None and key < waiting.key:
             return []  # W5
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
@@ -143,12 +144,12 @@ class Follower:
         return self._begin(self.versions.expect(announce, pushed=follows), now, data)
 
     def _stage_whole(self, announce: Announce, data: Buffer) -> StagedVersion | None:
-        """Make a version ready that came with its announcement; None if that needs several steps.
+        """Make a version ready that came with its announcement; None if several steps are needed.
 
         This is a shortcut for the usual case of small versions. The separate steps would have the
         same result.
         """
-        at, layout = self.versions.at, self._acceptance.usual.get(about(announce))
+        at, layout = self.versions.in_phase, self._acceptance.usual.get(about(announce))
         if layout is None or self.versions.mode != "following" or self.failed is not None:
             return None
         if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
@@ -166,7 +167,7 @@ class Follower:
         This has no effect while the user holds another version, whose apply may have begun.
         """  # W25
         versions, key = self.versions, (rename.epoch, rename.version)
-        entry = versions.at["running"]
+        entry = versions.in_phase["running"]
         if entry is None or entry.running != rename.was or versions.all("ready", "applying"):
             return []
         if self.planner.only not in (None, key):  # W8
@@ -197,7 +198,7 @@ class Follower:
             layout = self._acceptance.layout(announce)
         if layout is None:
             return self.planner.layout(entry.key, now)
-        if announce.shared is not None and entry.key != self.stale:
+        if announce.shared is not None and entry.key != self.network_only:
             entry.resolve("located", layout, data)
             return [Open(self.model, entry.key, announce.shared, announce.nbytes)]
         entry.resolve("known", layout, data)
@@ -205,7 +206,7 @@ class Follower:
 
     def _opened(self, opened: Opened, now: float) -> list[Effect]:
         """Process the result of `Open`: use the version in its segment, or find a buffer. (S6)"""
-        entry, memory = self.versions.at["announced"], opened.memory
+        entry, memory = self.versions.in_phase["announced"], opened.memory
         if entry is None or entry.lacks != "segment" or entry.key != opened.key:
             return []
         at_once = entry.announce.acknowledge == "applied" and entry.announce.commit == "auto"
@@ -217,7 +218,7 @@ class Follower:
     def _reserve(self, entry: VersionEntry, now: float) -> list[Effect]:
         """Find a buffer for a version; if all buffers are in use, `_resume` continues later."""
         effects: list[Effect] = []
-        older = self.versions.at["arriving"]
+        older = self.versions.in_phase["arriving"]
         if older is not None:  # the newer version replaces the older one
             self.versions.move(older, "newer")  # W8
             effects = self._change_mode("replaced")
@@ -229,7 +230,7 @@ class Follower:
 
     def _granted(self, granted: Granted, now: float) -> list[Effect]:
         """Process the result of `Reserve`: memory for this or a later version, or None."""
-        entry, buffer = self.versions.at["announced"], granted.buffer
+        entry, buffer = self.versions.in_phase["announced"], granted.buffer
         if entry is None or entry.lacks != "memory" or entry.key != granted.key:
             if buffer is not None:
                 self.versions.keep(buffer)
@@ -293,14 +294,14 @@ class Follower:
         if not copied.copying.live:  # replaced by a newer version, or aborted
             self.versions.give_back(copied.copying.buffer)
             return self._resume(now)
-        entry = self.versions.at["arriving"]
+        entry = self.versions.in_phase["arriving"]
         assert entry is not None  # noqa: S101 - nothing else lends its buffer
         entry.transfer.copied(copied.crcs, now)
         return self._advance(entry, now)
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
         """Stage a version decoded from a patch; if decoding failed, fetch the whole version."""
-        done, entry = decoded.patching, self.versions.at["arriving"]
+        done, entry = decoded.patching, self.versions.in_phase["arriving"]
         if not done.live:  # replaced by a newer version, or aborted
             self.versions.give_back(done.buffer)
             self.versions.release(done.base)
@@ -317,7 +318,7 @@ class Follower:
     def _map(self, entry: VersionEntry, memory: SharedMemory, now: float) -> list[Effect]:
         """Make a version ready that will be applied directly from shared memory."""
         announce = entry.announce
-        for older in (self.versions.at["arriving"], self.versions.at["staged"]):
+        for older in (self.versions.in_phase["arriving"], self.versions.in_phase["staged"]):
             if older is not None:
                 self.versions.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
@@ -368,7 +369,7 @@ class Follower:
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Return a lease of the memory for a chunk's payload; None: the chunk is not needed."""
-        entry = self.versions.at["arriving"]
+        entry = self.versions.in_phase["arriving"]
         if entry is None or entry.key != (chunk.epoch, chunk.version):
             return None
         return entry.transfer.lend(chunk, size)
@@ -377,7 +378,7 @@ class Follower:
         self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> list[Effect]:
         """Process a chunk of a version."""
-        entry = self.versions.at["arriving"]
+        entry = self.versions.in_phase["arriving"]
         if entry is None or entry.key != (chunk.epoch, chunk.version):
             return self._stray(chunk.epoch, chunk.version, now)
         transfer = entry.transfer
@@ -390,7 +391,7 @@ class Follower:
 
     def end(self, end: End, now: float) -> list[Effect]:
         """Process the end of a version: its digest, which is sent after all of its chunks."""
-        entry = self.versions.at["arriving"]
+        entry = self.versions.in_phase["arriving"]
         if entry is None or entry.key != (end.epoch, end.version):
             return self._stray(end.epoch, end.version, now)
         if end.patch != entry.transfer.patch:
@@ -399,7 +400,7 @@ class Follower:
         return self._advance(entry, now)
 
     def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
-        waiting = self.versions.at["announced"]
+        waiting = self.versions.in_phase["announced"]
         return self.planner.hear_of(epoch, version, now) if waiting is None else []
 
     def _advance(self, entry: VersionEntry, now: float) -> list[Effect]:
@@ -425,7 +426,7 @@ class Follower:
         announce, chunks = entry.announce, entry.chunks
         assert chunks is not None  # noqa: S101 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        older = self.versions.at["staged"]
+        older = self.versions.in_phase["staged"]
         if older is not None:
             self.versions.move(older, "newer")
         named = self.model, entry.key, entry.layout, chunks.memory, chunks.digest
@@ -447,7 +448,7 @@ class Follower:
 
     def committed(self, commit: Commit) -> list[Effect]:
         """Handle a commit: make the staged version ready, if it is the committed version."""
-        entry, key = self.versions.at["staged"], (commit.epoch, commit.version)
+        entry, key = self.versions.in_phase["staged"], (commit.epoch, commit.version)
         if entry is None or entry.key != key:
             return []
         same = entry.staged.digest == commit.digest
@@ -465,7 +466,7 @@ class Follower:
         return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """Handle a refusal: drop a version that the publisher no longer has (0: has no version)."""
+        """Handle a refusal: drop a version that the publisher no longer has (0: it has none)."""
         only = self.planner.only
         self.planner.end_backoff((epoch, version))
         for entry in self.versions.all("announced", "arriving"):
@@ -483,7 +484,7 @@ class Follower:
         idle = (
             not effects
             and self.versions.mode == "catching-up"
-            and self.versions.at["arriving"] is None
+            and self.versions.in_phase["arriving"] is None
         )
         return self.planner.latest(epoch, now) if idle else effects
 
@@ -496,11 +497,11 @@ class Follower:
         """
         self.shared = shared
         self.versions.reconnected(epoch, now)
-        arriving = self.versions.at["arriving"]
+        arriving = self.versions.in_phase["arriving"]
         plan = arriving.chunks.plan if arriving is not None and arriving.chunks else None
         self._window = plan.of(WINDOW_CHUNKS) if plan is not None else 0
         self.planner.reconnected()
-        self.torn = min(self.torn, 1)  # earlier failures count as one
+        self.torn_applies = min(self.torn_applies, 1)  # earlier failures count as one
         effects: list[Effect] = []
         nbytes = self._expected.nbytes
         if not self.shared and self.versions.bare and 0 < nbytes <= self._acceptance.bytes_max:
@@ -510,7 +511,7 @@ class Follower:
 
     # Events that are not messages.
 
-    def happened(self, event: OfSlot, now: float) -> list[Effect]:
+    def happened(self, event: OfModel, now: float) -> list[Effect]:
         """Process the result of an effect, or the outcome of a version that was ready."""
         match event:
             case Report():
@@ -559,19 +560,19 @@ class Follower:
             if what == "failed":
                 said = self.fail(entry.key, "no-memory", report.text, now)[:1]
             elif what == "stale":
-                self.stale = entry.key
+                self.network_only = entry.key
         if what in ("taken", "put-back"):
             return said
         if what == "stale":
             return said + self.planner.latest(entry.key[0], now, at_once=True)
-        if versions.at["announced"] is not None:  # a buffer for this version may be free now
+        if versions.in_phase["announced"] is not None:  # a buffer for this version may be free now
             return said + self._resume(now)
         return said
 
     def _applied(self, entry: VersionEntry, report: Report) -> Effect:
         # Record that a version was applied; return the report of it.
         versions, staged = self.versions, entry.staged
-        older = versions.at["running"]
+        older = versions.in_phase["running"]
         running = Running(*entry.key, report.digest or staged.digest)
         sent = entry.memory is None and staged.shared is None
         kept = report.bytes if entry.announce.keep and self._expected.patches and sent else None
@@ -585,12 +586,18 @@ class Follower:
         return self.runs(entry, running)
 
     def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
-        """Record that the model has parts of two versions; fetch this version next time."""
-        self.versions.move(self.versions.at["running"], "torn")
+        """Record that the model has parts of two versions, since `entry` failed half-way.
+
+        At the next attempt, the worker fetches `entry` over the network, and does not copy it from
+        shared memory.
+        """
+        self.versions.move(self.versions.in_phase["running"], "torn")
         self.versions.set_patch_base(None, None, None)
-        self.stale, self.torn = entry.key, self.torn + 1
+        self.network_only, self.torn_applies = entry.key, self.torn_applies + 1
         self.epoch = max(self.epoch, entry.key[0])
-        return self._failed(entry, report, "torn" if self.torn < APPLIES_MAX else "declined", now)
+        return self._failed(
+            entry, report, "torn" if self.torn_applies < APPLIES_MAX else "declined", now
+        )
 
     def _failed(
         self, entry: VersionEntry, report: Report, deferred_outcome: Event, now: float
@@ -606,7 +613,7 @@ class Follower:
 
     def runs(self, entry: VersionEntry, running: Running) -> Effect:
         """Record that a version runs, which `running` names; return the `applied` report."""
-        self.torn, self.epoch = 0, max(self.epoch, running.epoch)
+        self.torn_applies, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed
         if known is not None and (known.epoch, known.version) <= entry.key:
             self.failed = None
@@ -615,7 +622,7 @@ class Follower:
     def _forget_failure(self) -> None:
         """Forget the last failure, since a version arrives; keep it if no version is running."""
         self._misfit, self._recheck_at = None, math.inf
-        if not self.torn:
+        if not self.torn_applies:
             self.failed = None
 
     def fail(self, key: Key, code: str, text: str, now: float) -> list[Effect]:
@@ -628,12 +635,12 @@ class Follower:
 
     def _failure(self, failed: Failed) -> Effect:
         """Return the report of the last failure."""
-        return reports.failed(failed, torn=bool(self.torn))
+        return reports.failed(failed, torn=bool(self.torn_applies))
 
     def _resume(self, now: float) -> list[Effect]:
         """Begin the version that waited for a buffer, if a buffer is free."""
-        waiting = self.versions.at["announced"]
-        if waiting is None or self.versions.at["arriving"] is not None:
+        waiting = self.versions.in_phase["announced"]
+        if waiting is None or self.versions.in_phase["arriving"] is not None:
             return []
         if self.planner.outdated(waiting.key):
             self.versions.move(waiting, "newer")
@@ -659,7 +666,7 @@ class Follower:
                 versions.let_go(users)
             versions.move(users, "taken")
             versions.move(users, "torn")
-            versions.move(versions.at["running"], "torn")
+            versions.move(versions.in_phase["running"], "torn")
             versions.set_patch_base(None, None, None)
         if (running := self.running) is not None:  # otherwise a hello would contradict itself (P3)
             self.epoch = max(self.epoch, running.epoch)
@@ -674,14 +681,14 @@ class Follower:
         """Perform what is due: request missing data, or give up a version."""
         if now >= self._recheck_at and (asked := self._recheck_misfit(now)):
             return asked
-        entry = self.versions.at["arriving"]
+        entry = self.versions.in_phase["arriving"]
         if entry is not None and entry.transfer.exhausted:  # W12
             if entry.transfer.patch is not None:
                 return self.patches.give_up(entry, "nothing more of it comes", now)
             return self._decline(entry, "digest-mismatch", NOTHING_FITS, now)
         if entry is not None:
             return self._advance(entry, now)
-        waiting = self.versions.at["announced"]
+        waiting = self.versions.in_phase["announced"]
         if waiting is not None and waiting.lacks == "layout":
             return self._begin(waiting, now) if self.planner.due(now) else []
         return self._resume(now)
@@ -689,7 +696,9 @@ class Follower:
     def repeat(self) -> list[Effect]:
         """Return all current reports again, in case one was lost."""
         versions, effects = self.versions, list[Effect]()
-        arriving, applying, running = (versions.at[p] for p in ("arriving", "applying", "running"))
+        arriving, applying, running = (
+            versions.in_phase[p] for p in ("arriving", "applying", "running")
+        )
         if arriving is not None and applying is None:
             effects.append(reports.progress(arriving))
         effects += reports.staged(versions.all("ready", "applying", "staged"))

@@ -99,7 +99,7 @@ class Keyring:
         opening = self._opening(subject, purpose, 0, size, announce.key, announce.tag)
         in_place = isinstance(sealed, memoryview) and not sealed.readonly
         plain = sealed if in_place else bytearray(size)
-        if opening is None or opening.opens(sealed, plain) is None:
+        if opening is None or opening.decrypt(sealed, plain) is None:
             return None if announce.whole is None else b""
         return plain
 

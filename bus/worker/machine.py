@@ -133,7 +133,7 @@ class WorkerMachine:
         self.malformed = 0  # messages dropped because they violate the protocol
         self._waiting: Welcome | None = None  # the welcome to enter by, while probing
         self._whole = bytearray(WHOLE_BYTES_MAX)  # receives one small version
-        self._heard_at = self._answered_at = 0.0  # the latter: of control messages alone
+        self._heard_at = self._answered_at = 0.0  # of any message; of control messages
         self._ages = Ages()
         self._said_hello_at = -self.timing.hello_retry
         # When hello was sent or the control connection changed, if no control message came since.
@@ -388,7 +388,7 @@ class WorkerMachine:
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
-        """Begin the session; `memory` is None if we cannot read the publisher's. (W28, S2)"""
+        """Begin the session; `memory` is None if the publisher's cannot be read. (W28, S2)"""
         self._change_session("welcomed")
         shared, before = memory is not None, self.terms.data
         self.terms = _Terms(
@@ -462,7 +462,8 @@ class WorkerMachine:
         """Return the last messages: reports of the running versions, and then a goodbye.
 
         The reports are repeated because those on the data connection may arrive after the goodbye,
-        and are ignored then. The goodbye is sent outside a session, too: hello may have arrived.
+        and are ignored then. The goodbye is sent outside a session, too, since a hello may have
+        arrived at the publisher.
         """
         running = [(m, s.running) for m, s in self.followers.items()] if self.terms.upstream else []
         said = [applied(model, what) for model, what in running if what is not None]

@@ -1,8 +1,9 @@
 """Selects the patch that a version arrives by, and falls back to the whole version.
 
-A patch builds on exactly the bytes that run here. The patch arrives into memory of its own, and a
-separate thread decodes it; the result is verified by its digest, as any version is. If anything is
-wrong with a patch, the whole version is fetched in its place, and the running version stays in use.
+A patch builds on exactly the bytes that run here. The patch arrives into separate memory, and
+another thread decodes it; the resulting version is verified by its digest, as any version is. If
+anything is wrong with a patch, the worker fetches the whole version instead, and the running
+version stays in use.
 """
 
 import numpy as np
@@ -73,14 +74,14 @@ class Patches:
 
     def _base(self, entry: VersionEntry) -> Base | None:
         """Return the base for a patch: the running version if its bytes were kept, else None."""
-        base, runs = self._versions.base, self._versions.at["running"]
+        base, runs = self._versions.base, self._versions.in_phase["running"]
         if not self._takes or entry.memory is not None or base is None or runs is None:
             return None
         fits = base.running == runs.running and base.layout.id == entry.announce.layout
         return base if fits else None
 
     def _unfit(self, entry: VersionEntry) -> str:
-        runs = self._versions.at["running"]
+        runs = self._versions.in_phase["running"]
         here = f"version {runs.key[1]} of epoch {runs.key[0]} runs" if runs else "nothing runs"
         offered = ", ".join(str(p.version) for p in entry.announce.patches)
         kept = "" if self._versions.base is not None else ", and its bytes were not kept"
@@ -101,7 +102,7 @@ class Patches:
         return self.give_up(entry, "the publisher has no such patch (any more)", now)
 
     def give_up(self, entry: VersionEntry, why: str, now: float) -> list[Effect]:
-        """Fetch the whole version in place of an unusable patch."""  # D5
+        """Fetch the whole version instead of an unusable patch."""  # D5"""
         old, chunks = entry.transfer, entry.chunks
         assert chunks is not None  # noqa: S101 - it arrives
         old.revoke()

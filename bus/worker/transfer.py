@@ -7,18 +7,20 @@ Theory of operation: a chunk is here, requested, leased, or missing.
        ├───────push────────┼───────┤
        └───────lease───────┴──> leased ──damaged, cut off──> missing
 
-The map of the receiving memory (`Chunks`), which outlives the transfer, records which chunks are
-here. A chunk is leased while its bytes are received directly into their place: other copies of it
-are ignored meanwhile, since two writers must not share a place. While the version is copied from
-shared memory, no chunk is accepted.
+The map (`Chunks`) of the receiving memory records which chunks are here. The map outlives the
+transfer. A chunk is leased while its bytes are received directly into that memory: other copies of
+the chunk are ignored meanwhile, since two writers must not share a part of the memory. While the
+version is copied from shared memory, no chunk is accepted.
 
 Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped and is
-fetched immediately. A chunk above it may still be pushed: it is fetched after `end`, or when
-nothing has arrived for a while. At most a window of chunks is requested. If an answer is overdue,
-all requested chunks are missing again, and the timeout doubles until something arrives. But answers
-come in the order of the requests: until a later ping is answered, they are still on their way.
+fetched immediately. A chunk above the highest pushed one may still be pushed: the worker fetches
+such a chunk after `end`, or when nothing has arrived for a while. At most a window of chunks is
+requested. If an answer is overdue, all requested chunks are missing again, and the timeout doubles
+until something arrives. But answers come in the order of the requests: until a later ping is
+answered, the answers are still on their way.
 
-A patch may arrive in place of the version, into memory of its own; the version is decoded from it.
+A patch may arrive instead of the version, into separate memory; the version is then decoded from
+the patch.
 """
 
 import math
@@ -51,7 +53,7 @@ class Transfer:
         now: The time.
         timing: The timeouts and intervals.
         keyring: Decrypts the chunks; None if they are not encrypted.
-        patch: The patch that arrives in place of the version, into memory of its own size.
+        patch: The patch that arrives instead of the version, into memory of the patch's size.
         base: The base of the patch.
         why: If patches were offered, why none of them is used.
 
@@ -178,7 +180,7 @@ class Transfer:
             return None
         if isinstance(proof, SealedChunk):
             opening = self._opening(proof, len(data))
-            return None if opening is None else opening.opens(data, place)  # E4
+            return None if opening is None else opening.decrypt(data, place)  # E4
         if crc32c(data) != proof:
             return None
         np.copyto(place, np.frombuffer(data, np.uint8))
@@ -191,9 +193,9 @@ class Transfer:
         return keyring.opening(self.announce, chunk, size, self._offered)
 
     def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
-        """Return a lease of the memory for a chunk of this size; None: it is not needed.
+        """Return a lease of the memory for a chunk of this size; None if the chunk is not needed.
 
-        Pass the lease to `add` once the chunk is complete.
+        Pass the lease to `take` once the chunk is complete.
         """
         index, chunks = chunk.index, self.chunks
         if index >= chunks.plan.count or chunks.crcs[index] is not None:

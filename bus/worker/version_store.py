@@ -103,7 +103,7 @@ class VersionStore:
     """The versions of one model.
 
     Attributes:
-        at: The version in each phase, or None; of several versions, the first that entered.
+        in_phase: The version in each phase, or None; of several versions, the first that entered.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class VersionStore:
         self._live: dict[Phase, dict[Key, VersionEntry]] = {
             p: {} for p, arrows in ARROWS.items() if arrows
         }
-        self.at: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
+        self.in_phase: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
 
     def all(self, *phases: Phase) -> list[VersionEntry]:
         """Return the versions in the given phases."""
@@ -158,11 +158,11 @@ class VersionStore:
 
     def expect(self, announce: Announce, *, pushed: bool) -> VersionEntry:
         """Add an announced version; drop an earlier one that is still only announced."""
-        older = self.at["announced"]
+        older = self.in_phase["announced"]
         if older is not None:
             self.move(older, "newer")
         entry = VersionEntry((announce.epoch, announce.version), announce, pushed)
-        self._live["announced"][entry.key] = self.at["announced"] = entry
+        self._live["announced"][entry.key] = self.in_phase["announced"] = entry
         return entry
 
     def reconnected(self, epoch: int, now: float) -> None:
@@ -250,7 +250,7 @@ class VersionStore:
             key, announce, True, phase, "memory", layout=layout, chunks=chunks, staged=staged
         )
         self._live[phase][key] = entry
-        self.at[phase] = self.at[phase] or entry
+        self.in_phase[phase] = self.in_phase[phase] or entry
         return staged
 
     def give(self, entry: VersionEntry, buffer: Memory) -> None:
@@ -312,7 +312,7 @@ class VersionStore:
     def release(self, base: Base) -> None:
         """Release the base of a patch; drop a base that is not the running version any more."""
         base.release()
-        runs = self.at["running"]
+        runs = self.in_phase["running"]
         if base is self.base and (runs is None or runs.running != base.running):
             surplus = runs is not None and not runs.announce.keep
             self.set_patch_base(runs if surplus else None, None, None)
@@ -341,7 +341,7 @@ class VersionStore:
             return False
         phase, entry.phase = entry.phase, after
         del self._live[phase][entry.key]
-        self.at[phase] = next(iter(self._live[phase].values()), None)
+        self.in_phase[phase] = next(iter(self._live[phase].values()), None)
         if isinstance(by, Transfer):
             entry.transfer = by
         elif isinstance(by, StagedVersion):
@@ -350,7 +350,7 @@ class VersionStore:
             entry.running = by
         if after in self._live:
             self._live[after][entry.key] = entry
-            self.at[after] = self.at[after] or entry
+            self.in_phase[after] = self.in_phase[after] or entry
         elif after == "rejected":
             self.rejected.append(entry.key)
         if after not in IN_MEMORY and entry.chunks is not None:

@@ -16,7 +16,7 @@ from ..layout import Layout
 from ..numpy_tensors import Bytes, Memory
 from . import format as fmt
 from . import kernels
-from .kernels import Found
+from .kernels import EncodedChanges
 from .patch import Delta
 
 
@@ -119,11 +119,11 @@ class _Group:
             found = {index: found[index] for index in keep}
         return {}, b""
 
-    def _alone(self, index: int, found: Found) -> bool:
+    def _alone(self, index: int, found: EncodedChanges) -> bool:
         return bool(self._written({index: found})[1])
 
-    def _written(self, found: Mapping[int, Found]) -> tuple[fmt.Table, dict[int, bytes]]:
-        """Return the table of some blocks, and the bodies of those that are shortest so."""
+    def _written(self, found: Mapping[int, EncodedChanges]) -> tuple[fmt.Table, dict[int, bytes]]:
+        """Return the table of some blocks, and the bodies of those that are shortest with steps."""
         counts, gaps, steps = zip(*found.values(), strict=True)
         table = kernels.tune(np.stack(counts), np.concatenate(gaps), np.concatenate(steps))
         bodies: dict[int, bytes] = {}

@@ -15,13 +15,13 @@ from .format import BF16, CLASSES, F16, RICE_MAX, Table
 
 Positions = NDArray[np.uint32]
 Steps = NDArray[np.int32]
-Found = tuple[Positions, Positions, Steps]  # counts, gaps and steps
+EncodedChanges = tuple[Positions, Positions, Steps]  # counts, gaps and steps
 
 BUILT: bool = native.DELTA is not None
 _OVERWRITE_HEAD = 3  # bytes: 19 bits for a count, and 5 for a Rice parameter
 
 
-def take(base: Bytes, target: Bytes, kind: int) -> Found:
+def take(base: Bytes, target: Bytes, kind: int) -> EncodedChanges:
     """Compare two blocks of 16-bit elements; return counts, gaps and steps.
 
     Args:

@@ -1,9 +1,9 @@
 """Estimates from a sample whether a patch arrives sooner than the whole version.
 
 A patch takes a little more than the entropy of the changed positions and of the changes. Coding by
-class (`encoding.py`) saves a part of the positions' entropy, but takes longer. So over the fastest
-links the whole version arrives first; over the slowest links, a patch with classes; and over links
-in between, a patch without classes.
+class (`encoding.py`) saves a part of the positions' entropy, but takes longer. So the whole version
+is the quickest way over the fastest links, a patch with classes over the slowest links, and a patch
+without classes in between.
 
 Values for patches without and with classes are pairs in this order, so that `classes` is the index.
 """

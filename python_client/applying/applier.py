@@ -167,8 +167,8 @@ class Staged:
 
         If a function loads versions to a device, call this before you pause work on the old
         weights: copies then take a fraction of the time. Pinning is slow, but happens only once for
-        each of the two buffers that versions arrive in. If pinning fails, the log warns, and copies
-        only slower.
+        each of the two buffers that versions arrive in. If pinning fails, the log warns, and the
+        copies take longer.
 
         Args:
             device: The CUDA device; any other device is ignored.
@@ -250,7 +250,7 @@ class Applier:
         # pinned buffers, each with its pinned pages
         self._pinned: list[tuple[NDArray[np.uint8], object]] = []
         self._held_up = RateLimitedWarning(log, "new weights wait for who uses the old ones: %s")
-        # Models that the worker's thread may apply itself: no disk, no user code.
+        # Models whose versions the worker's thread may apply itself: without a disk or user code.
         self._quick = frozenset[str]()
         if before_apply is None and on_commit is None:
             quick = (m for m, t in targets.items() if not (t.asks_user or t.on_disk))
@@ -466,8 +466,9 @@ class Applier:
     def in_turn(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, for a thread that waits in `receive`.
 
-        Not for targets on a device, since copies belong on the waiting thread's CUDA stream. Not
-        with OpenTelemetry, since the span belongs in the waiting thread's context.
+        The waiting thread itself applies versions to targets on a device, since copies belong on
+        that thread's CUDA stream. With OpenTelemetry, it applies all versions, since the span
+        belongs in that thread's context.
 
         Returns:
             Whether this call has handled the version; if not, the waiting thread must apply it.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """Raised when a call returns after its deadline. `told` is the error reported then."""
+    """Raised when a call returns after its deadline, with `told`, the error reported then."""
 
     def __init__(self, told: ApplyError) -> None:
         super().__init__(str(told))
@@ -29,7 +29,7 @@ class LateError(Exception):
 
 @dataclass(eq=False)
 class _Call:
-    """A call in progress: its deadline `due`, and `give_up`, which reports that it was missed."""
+    """A call in progress: its deadline `due`, and `give_up`, which reports a missed deadline."""
 
     due: float
     give_up: Callable[[], ApplyError]

@@ -2,7 +2,7 @@
 
 import logging
 
-from ...codecs.overflow import Found, sentence
+from ...codecs.overflow import LostValues, sentence
 
 
 class OverflowLog:
@@ -16,7 +16,7 @@ class OverflowLog:
         self._log = log
         self._logged = set[str]()
 
-    def note(self, version: str, found: Found) -> str:
+    def note(self, version: str, found: LostValues) -> str:
         """Return a sentence on the values that a version lost; log each tensor only once."""
         news = {name: each for name, each in found.items() if name not in self._logged}
         if news:

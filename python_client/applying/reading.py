@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 _CONTEXTLIB = contextlib.__file__  # frames of this file are skipped, to find the user's code
 
-Alive = Callable[[int], bool]  # takes a thread's id; returns whether it is still in its block
+Alive = Callable[[int], bool]  # takes a thread's id; True if the thread is still in its block
 
 
 class InUseError(TimeoutError):
@@ -357,8 +357,8 @@ class ReadingLock:
     def _passes(self, reading: Reading[Any]) -> bool:
         """Return whether a `with` block goes before a waiting writer, not to block its thread.
 
-        It does if the writer waits for an `async with` block of the same event loop. A
-        `with` block without an `await` ends before that block can, so the writer is not delayed.
+        A `with` block does so if the writer waits for an `async with` block of the same event loop.
+        A `with` block without an `await` ends before that block can, so the writer is not delayed.
 
         Raises:
             RuntimeError: The writer waits only for `with` blocks of this event loop. These blocks
@@ -461,7 +461,7 @@ class ReadingLock:
                     raise InUseError(
                         f"the weights were in use for more than {timeout} s: {self.blocked_by}"
                     )
-                self._writer = writer  # readers must see it before `_waiting_writers` falls
+                self._writer = writer  # readers must see the writer before `_waiting_writers` falls
                 writer.since = time.monotonic()
             finally:
                 self._waiting_writers -= 1

@@ -87,7 +87,7 @@ class MemoryTarget(Target):
         self.devices, self._on_devices = devices_within(target)  # updated with each new buffer
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Map the version's copy on a device, if all tensors are there; return if mapped."""
+        """Return whether the version's copy on a device is mapped, since all tensors are on it."""
         if not self.devices:
             return False
         note = staged.note if self._on_devices and not staged.hash_chunks else b""

@@ -205,7 +205,7 @@ def open_checkpoint(
     Args:
         path: A safetensors file, a folder with one, a folder with shards and their index, or
             that index.
-        load: Whether to read the files into memory in place of mapping them, and to reject files
+        load: Whether to read the files into memory instead of mapping them, and to reject files
             that change meanwhile.
         progress: With `load`, called with the number of bytes of each read.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...codecs.errors import WeightBusError
 from ..serving.calls import Server
-from ..serving.engines import ENGINES, Engine, How
+from ..serving.engines import ENGINES, Engine, EngineSettings
 from ..serving.served_target import ServedTarget
 from .outcome import UsageError
 from .screen import DIM, Screen
@@ -26,7 +26,8 @@ class BridgeOptions:
 
     Attributes:
         urls, kind, token: The servers' URLs, their kind, and their API key (None: no key).
-        folder, seen: The folder of versions, and its path on the servers (None: the same path).
+        folder: The folder of versions.
+        server_path: The path of the folder on the servers; None: the same path.
         like: A checkpoint whose names versions must have, and whose other files are copied; or
             None.
         adapter: The adapter's name on the servers; None: versions are whole models.
@@ -38,7 +39,7 @@ class BridgeOptions:
     urls: Sequence[str]
     kind: str
     folder: Path
-    seen: str | None
+    server_path: str | None
     like: Path | None
     adapter: str | None
     pause: str | None
@@ -47,10 +48,11 @@ class BridgeOptions:
     unchecked: bool
 
     @property
-    def how(self) -> How:
+    def settings(self) -> EngineSettings:
         """The settings for all servers."""
-        seen = str(self.folder.absolute()) if self.seen is None else self.seen.rstrip("/")
-        return How(self.pause, self.seconds, self.folder, seen)
+        path = self.server_path
+        path = str(self.folder.absolute()) if path is None else path.rstrip("/")
+        return EngineSettings(self.pause, self.seconds, self.folder, path)
 
     def engines(self, undo: ExitStack) -> list[Engine]:
         """Return an engine for each server; `undo` closes the connections.
@@ -74,7 +76,7 @@ class BridgeOptions:
             raise WeightBusError(str(error)) from None
         for server in servers:
             undo.callback(server.close)
-        return [kind(server, self.how) for server in servers]
+        return [kind(server, self.settings) for server in servers]
 
     def target(self, engines: Sequence[Engine]) -> ServedTarget:
         """Return the target that makes the servers (`engines`) load each version.
@@ -87,7 +89,7 @@ class BridgeOptions:
         adapter = self.adapter or ""
         try:
             options: dict[str, Any] = {"like": self.like, "unchecked": self.unchecked}
-            return ServedTarget(engines, self.how, adapter=adapter, **options)
+            return ServedTarget(engines, self.settings, adapter=adapter, **options)
         except OSError as error:
             raise UsageError(f"--folder {self.folder}, --like {self.like}: {error}") from None
         except WeightBusError as error:

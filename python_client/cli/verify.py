@@ -23,7 +23,7 @@ STYLES: dict[Verdict, str] = {"same": GOOD, "unknown": "yellow", "differs": BAD}
 
 
 @dataclass(frozen=True)
-class Found:
+class WorkerVerdict:
     """The result for one worker and one of its models."""
 
     standing: Standing
@@ -68,7 +68,7 @@ def verify(
     keys: Path | None = None,
 ) -> int:
     """Compare the weights of workers with the published ones; return the exit code."""
-    found: list[Found] = []
+    found: list[WorkerVerdict] = []
     with observer_of(address, keys) as observer:
         try:
             why = "" if observer.look(timeout) else unread(observer, address, timeout)
@@ -97,16 +97,18 @@ def verify(
     return code
 
 
-def _look(observer: Observer, worker: str | None, model: str | None, timeout: float) -> list[Found]:
+def _look(
+    observer: Observer, worker: str | None, model: str | None, timeout: float
+) -> list[WorkerVerdict]:
     wanted = [
         s
         for s in sorted(observer.view.standings(0), key=lambda s: (s.worker, s.model))
         if worker in (None, s.worker) and model in (None, s.model)
     ]
-    return [Found(s, observer.verify(s.worker, s.model, timeout)) for s in wanted]
+    return [WorkerVerdict(s, observer.verify(s.worker, s.model, timeout)) for s in wanted]
 
 
-def rows_of(found: list[Found]) -> Table:
+def rows_of(found: list[WorkerVerdict]) -> Table:
     # Return a table with a row for each result.
     rows = table(
         "worker", "model", "version", "weights", "tensors", "language", "",
@@ -126,7 +128,7 @@ def rows_of(found: list[Found]) -> Table:
     return rows
 
 
-def _fields(found: Found) -> dict[str, object]:
+def _fields(found: WorkerVerdict) -> dict[str, object]:
     # Return a result as a dict, for JSON.
     told = found.told
     return {

@@ -178,7 +178,7 @@ class FileTarget(Target):
             file.write(staged.data[spec.begin : spec.end].data)
 
     def _explained(self, error: OSError) -> OSError:
-        """Return the error with advice, and with the user's path in place of a temporary path."""
+        """Return the error with advice, and with the user's path instead of a temporary path."""
         folder, text = Path(os.path.realpath(self._path)).parent, error.strerror
         if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
             text = f"there is no folder {folder} to write it into; make it first"

@@ -126,7 +126,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A version on disk, opened, which can be published in place of weights.
+    """A version on disk, opened, which can be published instead of weights.
 
     Attributes:
         stored: The version's entry in the table.

@@ -2,8 +2,8 @@
 
 A connection takes a descriptor of the publisher's process, and a page's port may be open to hosts
 that have no access. So a connection is *unproven* until a request on it has access. An unproven
-connection is closed after `SILENT_SECONDS`. If a new connection needs its place, the oldest is
-closed earlier. So a flood of silent connections does not lock out clients with access.
+connection is closed after `SILENT_SECONDS`. The oldest one is closed earlier if a new connection
+needs room. So a flood of silent connections does not lock out clients with access.
 asyncio's server is not used: it accepts without a bound, and if there are no free descriptors, it
 logs a traceback 128 times a second.
 """

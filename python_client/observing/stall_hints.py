@@ -48,13 +48,13 @@ class StallHints:
             self._outside_since = now
         elif not self._told_outside and now - self._outside_since >= self._patience:
             self._told_outside = True
-            say = partial(self._say_who_is_there, now - self._outside_since)
+            say = partial(self._say_what_answers, now - self._outside_since)
             with suppress(RuntimeError):  # the system has too many threads
                 threading.Thread(target=say, name="weightbus-reach", daemon=True).start()
         if not self._told_ready:
-            self._look_at_what_is_ready(now)
+            self._warn_if_nothing_applies(now)
 
-    def _look_at_what_is_ready(self, now: float) -> None:
+    def _warn_if_nothing_applies(self, now: float) -> None:
         # Log a warning if a version has been ready for long, and nothing requested to apply it.
         ready = self._ready_queue.unasked
         if ready is None:
@@ -69,7 +69,7 @@ class StallHints:
                 *(self._name, ready.version, ready.model),
             )
 
-    def _say_who_is_there(self, seconds: float) -> None:
+    def _say_what_answers(self, seconds: float) -> None:
         """Check what answers at the address, and log a warning. (In a separate thread.)"""
         found = reach(self._address, keyed=self._keyed, timeout=REACH * self._patience)
         if self._machine.inside or self._ready_queue.refused or self._ready_queue.closed:

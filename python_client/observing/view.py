@@ -116,8 +116,8 @@ class View:
         if told and self._since >= self._goal:
             self._shown = self._arriving
         elif not page.more:
-            # Start again: workers left so long ago that the publisher does not report that any
-            # more.
+            # Start again from the first page: some workers left so long ago that the publisher no
+            # longer reports that they left.
             self._since = 0
         return True
 

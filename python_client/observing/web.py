@@ -88,7 +88,8 @@ class HttpServer:
     def close_in_child(self) -> None:
         """Close the sockets and the selector that a forked child has inherited.
 
-        The descriptor numbers stay in use, since the old objects may close these numbers again.
+        Their descriptor numbers then refer to the null device. The old objects may close these
+        numbers later, and must not close another file of the child.
         """
         nothing = os.open(os.devnull, os.O_RDWR)
         watched = {key.fd for key in self._selector.get_map().values()}

@@ -30,7 +30,7 @@ from ...codecs.delta.worth import Way, chosen, estimate, may_pay, sample
 from ...codecs.errors import PatchError, StateError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
-from ...codecs.overflow import Found
+from ...codecs.overflow import LostValues
 from ...codecs.precision import Precision, precision_of
 from ...codecs.protocol_limits import CHUNKS_MAX
 from ...codecs.renaming import Rename, Renaming, renaming_of
@@ -372,14 +372,16 @@ class PublishedModel:
         shared = self.pool.reserve(state, layout)
         return None if shared is None else (shared, layout.nbytes)
 
-    def look(self, offer: VersionOffer) -> None:
+    def check_overflow(self, offer: VersionOffer) -> None:
         """Set `offer.detail` to a text on values that did not fit the dtype; log each tensor once.
 
-        Call this after the offer is copied completely.
+        Call this once the offer is copied completely. Afterwards the offer no longer refers to the
+        user's tensors. If the values cannot be counted, the offer is released.
         """
-        lost, offer.lost = offer.lost, None  # drop the function: it refers to the user's tensors
+        # Drop the function, which refers to the user's tensors.
+        count_lost, offer.count_lost = offer.count_lost, None
         try:
-            found: Found = {} if lost is None else lost()
+            found: LostValues = {} if count_lost is None else count_lost()
         except BaseException:
             offer.snapshot.release()
             raise
@@ -436,7 +438,7 @@ class PublishedModel:
         over = replaces_latest and saved is None
         snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)
         about = self.name, layout, chunk_bytes, snapshot, snapshot.shared
-        crcs, lost = list[int](), None
+        crcs, count_lost = list[int](), None
         try:
             if saved is not None:
                 saved.copy_to(snapshot.data)
@@ -444,12 +446,12 @@ class PublishedModel:
                 nbytes = chunk_bytes if hashed() else 0
                 late = self.pool.second and not self._kept and self.pool.late
                 found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
-                lost = partial(snapshot.lost, state) if precision is not None else None
+                count_lost = partial(snapshot.count_lost, state) if precision is not None else None
                 if not isinstance(found, np.ndarray):
-                    return VersionOffer.of(*about, lost=lost), found
+                    return VersionOffer.of(*about, count_lost=count_lost), found
                 crcs = found.tolist()
             deadline.check()
-            offer = VersionOffer.of(*about, crcs, lost)
+            offer = VersionOffer.of(*about, crcs, count_lost)
         except BaseException:
             snapshot.release()
             raise

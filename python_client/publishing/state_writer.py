@@ -77,7 +77,7 @@ class StateWriter:
     # For any thread.
 
     def offer(self, version: Version) -> None:
-        """Queue a version to be written, in place of an older one of its model; never blocks."""
+        """Queue a version to be written instead of an older one of its model; never blocks."""
         self._offered[version.model] = _Latest(
             version.model,
             version.key,

@@ -118,7 +118,10 @@ class CallReceiver(Receiver):
             self._apply(early)
 
     def receive(self, timeout: float) -> Update | None:
-        """Return the newest update or None; unless `background`, apply a waiting version."""
+        """Return the newest update, or None after `timeout` seconds.
+
+        A version that waits is applied first, unless a background thread applies versions.
+        """
         if self._background:
             return self._destination.arrivals.take(timeout)
         with self._changed:

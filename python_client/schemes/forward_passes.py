@@ -190,8 +190,8 @@ def _called(model: Any) -> Iterator[Any]:
 
     Containers are lists of modules. Environments and transforms also count as containers, since
     they have other methods than `forward` for each step. If a class has its own `__call__`, hooks
-    go on the model and on its
-    parts, since that `__call__` may call torch's (which calls the model's hooks) or only the parts.
+    are registered on the model and on its parts: that `__call__` may call torch's (which calls the
+    model's hooks) or only the parts.
     """
     envs, nn = sys.modules.get("torchrl.envs"), sys.modules["torch"].nn
     kinds = tuple(kind for name in ("EnvBase", "Transform") if (kind := getattr(envs, name, None)))

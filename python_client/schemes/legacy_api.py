@@ -4,7 +4,7 @@ Older programs use senders, receivers and transports of a scheme; newer programs
 itself. Each of these objects is a view of the scheme:
 
     init_on_worker()      init_on_receiver() and connect(); versions are applied in `receive()`
-    get_sender()          a `WeightSender`: sends as the scheme does, even unconnected
+    get_sender()          a `WeightSender`: sends as the scheme does, also before `connect()`
     get_receiver()        a `WeightReceiver`: receives as the scheme does
     create_transport(x)   a `WorkerTransport` (worker_transports.py): sends to the worker behind x
 

@@ -3,8 +3,7 @@
 A receiver passes versions to its `Destination` in one of two ways. A receiver that only has a
 layout and bytes calls `deliver()`, which validates, locks, writes and announces. A receiver that
 decides itself when to apply (that of the bus) calls `fault()`, `write()` and `commit()`, in this
-order, and
-takes its own lock.
+order, and takes its own lock.
 """
 
 import threading

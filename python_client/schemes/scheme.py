@@ -92,7 +92,7 @@ class Scheme:
         Args:
             model_id: The model's id. If there is a context, also the path of the model in it.
             context: An object that has the model, such as a collector.
-            **kwargs: In place of a context: `model` or `weights` (what `send()` sends if it is
+            **kwargs: Instead of a context: `model` or `weights` (what `send()` sends if it is
                 called without weights), and `num_workers`, `devices` or `params_map` (which give
                 the number of workers). Also the arguments of the transport.
 
@@ -262,8 +262,8 @@ class Scheme:
         Args:
             model_id: The model's id. If there is a context, also the path of the model in it.
             context: An object that has the model, such as the worker's collector.
-            **kwargs: `model` (in place of a context), `worker_idx` (this worker's id), `background`
-                (in place of the scheme's setting), and the arguments of the transport.
+            **kwargs: `model` (instead of a context), `worker_idx` (this worker's id), `background`
+                (instead of the scheme's setting), and the arguments of the transport.
         """
         if context is None and self._role.side is None:
             context = self.context  # inference servers set `context` before this call

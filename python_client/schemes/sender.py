@@ -59,7 +59,7 @@ class Sending:
         self._future: Future[Receipt] | None = None
         self._deadline = self._timeout = 0.0
         # model id and worker ids of the pending send
-        self._asked: tuple[str, Sequence[int]] = "", ()
+        self._pending_send: tuple[str, Sequence[int]] = "", ()
         self._turn = threading.RLock()
         self._awaited = False  # whether the thread that started the pending send waits for its end
 
@@ -181,14 +181,14 @@ class Sending:
         self._deadline, self._timeout = time.monotonic() + timeout, timeout
         self._check_known(workers)
         if isinstance(weights, Weights):
-            self._asked = weights.model_id, workers or self.transport.workers()
+            self._pending_send = weights.model_id, workers or self.transport.workers()
             self._future = self.transport.send(weights, workers, timeout=timeout)
             return
         chosen = [*weights] if workers is None else workers
         self._check_known(chosen)
         if missing := [str(i) for i in chosen if i not in weights]:
             raise ValueError(f"no weights given for worker {', '.join(missing)}")
-        self._asked = next(iter(weights.values())).model_id, chosen
+        self._pending_send = next(iter(weights.values())).model_id, chosen
         self._future = _send_each(self.transport, {w: weights[w] for w in chosen}, timeout)
 
     def finish(self, timeout: float | None = None) -> Receipt:
@@ -211,7 +211,7 @@ class Sending:
         if receipt is None and until < limit:
             raise TimeoutError(f"the send is still on its way after {timeout} s")
         self._over(future)
-        self.receipt = receipt or _unanswered(*self._asked, self._timeout)
+        self.receipt = receipt or _unanswered(*self._pending_send, self._timeout)
         check(self.receipt)
         return self.receipt
 

@@ -62,7 +62,7 @@ class HttpAnswer:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of the answer's JSON object; empty if the answer is none."""
+        """The fields of the answer's JSON object; empty if the answer is no such object."""
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(self.text)
             if isinstance(found, dict):

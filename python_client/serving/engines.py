@@ -1,15 +1,17 @@
 """The HTTP routes of SGLang and vLLM servers that load weights: arguments, answers, side effects.
 
-According to the sources of sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Each call is idempotent, since
+This follows the sources of sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Each call is idempotent, since
 `calls.Server` may make it twice.
 
 sglang  /update_weights_from_disk waits until running requests end, and holds new requests back;
         during a pause it loads at once. It answers {"success", "message"}, with status 400 for a
-        failure; "Weights were updated, ..." means that only the cache was not flushed. Its
-        "rollback" reads the new files. It skips names that its model lacks, and reports success.
-        An adapter cannot be replaced: it is unloaded, after the requests that use it, and then
-        loaded. A request in between makes the server load the adapter again from the old path. So
-        that path is a link, which already points to the new version.
+        failure; "Weights were updated, ..." means that only the cache was not flushed. After a
+        failed load, the server's "rollback" does not restore the old weights: it reads the new
+        files again. The server skips names that its model lacks, and reports success. It cannot
+        replace an adapter: the bridge unloads the old adapter, which waits for the end of requests
+        that use it, and then loads the new one. A request in between makes the server load the
+        adapter again from the old path. So that path is a link, which already points to the new
+        version.
 vllm    /collective_rpc calls `reload_weights` on each rank; the server must not generate meanwhile.
         The answer is a list, or 500 with the exception's text. Needs VLLM_SERVER_DEV_MODE=1.
         If a load fails half-way, the server keeps the partly loaded weights. The next load may fail
@@ -41,7 +43,7 @@ LACKING = {404, 405}
 
 
 @dataclass(frozen=True)
-class How:
+class EngineSettings:
     """The settings that apply to all servers.
 
     Attributes:
@@ -49,13 +51,13 @@ class How:
         seconds: The longest time that a server may take to load a version.
         folder: The folder with a folder per version, and with marker files and links that outlive
             this process.
-        seen: The path by which servers reach `folder`.
+        server_path: The path by which servers reach `folder`.
     """
 
     pause: str | None
     seconds: float
     folder: Path
-    seen: str
+    server_path: str
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,13 @@ class Engine(ABC):
     last_resort: ClassVar[str]  # the pause mode if the server may have parts of two versions
     go_on: ClassVar[str]  # the route that ends a pause
 
-    def __init__(self, server: Server, how: How) -> None:
-        self._server, self._how = server, how
-        self._pause = self.pauses[0] if how.pause is None else how.pause
+    def __init__(self, server: Server, settings: EngineSettings) -> None:
+        self._server, self._settings = server, settings
+        self._pause = self.pauses[0] if settings.pause is None else settings.pause
         # Two marker files, which also inform the next process that uses this folder: `_mark` exists
         # while a bridge has paused the server, `_part` while the server is `partial`.
-        self._mark = how.folder / f".paused-{crc32(self.url.encode()):08x}"
-        self._part = how.folder / f".partial-{crc32(self.url.encode()):08x}"
+        self._mark = settings.folder / f".paused-{crc32(self.url.encode()):08x}"
+        self._part = settings.folder / f".partial-{crc32(self.url.encode()):08x}"
 
     @property
     def url(self) -> str:
@@ -118,7 +120,8 @@ class Engine(ABC):
         `derived` is the kind of these weights; see `ServedCheckpoint.derived`.
 
         Raises:
-            CallError: A reload does not update them, so the server would mix old and new weights.
+            CallError: A reload does not update the copies, so the server would mix old and new
+                weights.
         """
 
     @property
@@ -264,7 +267,7 @@ class Engine(ABC):
         """Return advice for an error text: why the server lacks the route of the call `what`."""
 
     def _other(self, path: str, kind: str) -> str:
-        """Return advice: is the server of another kind, whose servers have the route `path`?"""
+        """Return advice on whether the server is of another kind, which has the route `path`."""
         if self._has(path):
             return f"it is a server of {kind}, by its {path}: --kind {kind}"
         return f"it is no server of {self.kind}: check its URL and --kind"
@@ -290,10 +293,14 @@ class Sglang(Engine):
         return str(self._info().get("model_path"))
 
     def checkpoint(self) -> str:
-        """Return the model path, or after a load the tokenizer path, which loads do not change."""
+        """Return the path of the checkpoint with which the server started.
+
+        A load by this bridge changes the server's model path, but not its tokenizer path. So after
+        such a load, this is the tokenizer path.
+        """
         info = self._info()
         path = str(info.get("model_path"))
-        ours = PurePosixPath(path).parent == PurePosixPath(self._how.seen)
+        ours = PurePosixPath(path).parent == PurePosixPath(self._settings.server_path)
         return str(info.get("tokenizer_path") or path) if ours else path
 
     def check_reload(self, derived: str) -> None:
@@ -307,13 +314,13 @@ class Sglang(Engine):
         return not self._server.ready("/ready")
 
     def _stop(self, mode: str) -> HttpAnswer:
-        return self._server.post("/pause_generation", {"mode": mode}, self._how.seconds)
+        return self._server.post("/pause_generation", {"mode": mode}, self._settings.seconds)
 
     def _load(self, folder: str, version: str) -> None:
         route = "/update_weights_from_disk"
         flush = self._pause != "in_place"  # in that mode, running requests still need the cache
         body = {"model_path": folder, "weight_version": version, "flush_cache": flush}
-        answer = self._server.post(route, body, self._how.seconds)
+        answer = self._server.post(route, body, self._settings.seconds)
         if not answer.done and answer.message.startswith(UPDATED):
             flush_cache = f"/flush_cache?timeout={FLUSH_SECONDS:g}"
             seconds = FLUSH_SECONDS + ANSWER_SECONDS
@@ -330,7 +337,7 @@ class Sglang(Engine):
 
     @property
     def _link(self) -> Path:
-        return self._how.folder / f".adapter-{crc32(self.url.encode()):08x}"
+        return self._settings.folder / f".adapter-{crc32(self.url.encode()):08x}"
 
     def _load_adapter(self, name: str, folder: str) -> None:
         new = self._link.with_suffix(".new")
@@ -338,11 +345,12 @@ class Sglang(Engine):
         new.symlink_to(folder)
         new.replace(self._link)
         # Unload even an adapter that the server does not list: some ranks may have it.
-        answer = self._server.post("/unload_lora_adapter", {"lora_name": name}, self._how.seconds)
+        seconds = self._settings.seconds
+        answer = self._server.post("/unload_lora_adapter", {"lora_name": name}, seconds)
         if "does not exist" not in answer.message:
             self._succeeded(answer, "/unload_lora_adapter")
-        body = {"lora_name": name, "lora_path": f"{self._how.seen}/{self._link.name}"}
-        answer = self._server.post("/load_lora_adapter", body, self._how.seconds)
+        body = {"lora_name": name, "lora_path": f"{self._settings.server_path}/{self._link.name}"}
+        answer = self._server.post("/load_lora_adapter", body, seconds)
         # a request in between made the server load the adapter
         if "already loaded" not in answer.message:
             self._succeeded(answer, "/load_lora_adapter")
@@ -393,7 +401,7 @@ class Vllm(Engine):
         return self._get("/is_paused").get("is_paused") is True
 
     def _stop(self, mode: str) -> HttpAnswer:
-        return self._server.post(f"/pause?mode={mode}", None, self._how.seconds)
+        return self._server.post(f"/pause?mode={mode}", None, self._settings.seconds)
 
     def hold(self) -> None:
         """Pause the server until it is restarted, and set its label to `BROKEN`."""
@@ -422,7 +430,7 @@ class Vllm(Engine):
         self._checked(answer, route)
 
     def _rpc(self, method: str, **named: str) -> None:
-        seconds = self._how.seconds
+        seconds = self._settings.seconds
         body = {"method": method, "kwargs": named, "timeout": seconds}
         answer = self._server.post("/collective_rpc", body, seconds + ANSWER_SECONDS)
         self._checked(answer, f"/collective_rpc {method}")
@@ -439,7 +447,7 @@ class Vllm(Engine):
     def _load_adapter(self, name: str, folder: str) -> None:
         route = "/v1/load_lora_adapter"
         body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
-        self._checked(self._server.post(route, body, self._how.seconds), route)
+        self._checked(self._server.post(route, body, self._settings.seconds), route)
 
     def _lacking(self, what: str) -> str:
         known = "start it with VLLM_SERVER_DEV_MODE=1, without which it has no such route"

@@ -21,7 +21,7 @@ NAMES_SHOWN = 3  # names listed in an error text
 CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert between these dtypes
 # Endings of buffers in old checkpoints. Trainers do not have these buffers, and engines skip them.
 SKIPPED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-HEAD = "lm_head.weight"  # a checkpoint without it has its head tied to the embedding
+HEAD = "lm_head.weight"  # a checkpoint without this tensor ties its head to the embedding
 WAYS_OUT = (
     "give a checkpoint of the same names as --like, or load what cannot be known to fit with "
     "--unchecked"

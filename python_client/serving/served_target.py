@@ -27,7 +27,7 @@ from ..files.file_target import FileTarget
 from ..files.places import open_lock, place_of
 from . import served_checkpoint
 from .calls import CallError, SilentError
-from .engines import Engine, How, ServedWeights
+from .engines import Engine, EngineSettings, ServedWeights
 from .served_checkpoint import ServedCheckpoint
 from .swap import each, swap
 
@@ -50,7 +50,7 @@ class ServedTarget(Target):
 
     Args:
         engines: The servers.
-        how: The settings for servers. `how.folder` is created if its parent exists.
+        settings: The settings for servers. `settings.folder` is created if its parent exists.
         like: A folder with a checkpoint or an adapter of the same form. Its files, except for
             weights, are copied to the folder of each version.
         adapter: The name of the adapter on the servers; empty: versions are whole models.
@@ -68,15 +68,15 @@ class ServedTarget(Target):
     def __init__(
         self,
         engines: Sequence[Engine],
-        how: How,
+        settings: EngineSettings,
         *,
         like: Path | None = None,
         adapter: str = "",
         unchecked: bool = False,
     ) -> None:
-        self._folder, self._seen = how.folder, how.seen
+        self._folder, self._server_path = settings.folder, settings.server_path
         self._engines, self._adapter = engines, adapter
-        folder = how.folder
+        folder = settings.folder
         folder.mkdir(exist_ok=True)
         FileTarget(folder / WEIGHTS)  # checks that the folder can be written to
         self._beside = [] if like is None else _beside(like)
@@ -156,7 +156,7 @@ class ServedTarget(Target):
         try:
             file = self._written(home, staged)
             paused = self._load(
-                ServedWeights(f"{self._seen}/{version}", version, self._adapter), old
+                ServedWeights(f"{self._server_path}/{version}", version, self._adapter), old
             )
         except BaseException:
             if self._intact and not was_there:
@@ -186,7 +186,7 @@ class ServedTarget(Target):
             return None if path is None else ServedWeights(path, adapter=self._adapter)
         version = engine.version()
         ours = VERSION.fullmatch(version) and (self._folder / version).is_dir()
-        home = f"{self._seen}/{version}" if ours else engine.home()
+        home = f"{self._server_path}/{version}" if ours else engine.home()
         return ServedWeights(home, version) if home else None
 
     def _written(self, home: Path, staged: StagedVersion) -> FileTarget:
@@ -259,7 +259,7 @@ class ServedTarget(Target):
         def mend(engine: Engine) -> None:
             engine.resume()
             there, partial = self._old(engine), engine.partial
-            new = ServedWeights(f"{self._seen}/{self._runs}", self._runs, self._adapter)
+            new = ServedWeights(f"{self._server_path}/{self._runs}", self._runs, self._adapter)
             if not self._runs:
                 if not partial or there is None:
                     return

@@ -171,7 +171,11 @@ class VllmServers:
         self._threads = ThreadPoolExecutor(len(given), "weightbus-servers")
 
     def ranks(self, deployment: str) -> list[str]:
-        """Return the worker names of all ranks of servers that are named `deployment`."""
+        """Return the worker name of each rank of each server.
+
+        `deployment` is the name of a single server; with several servers, the name of a server is
+        `deployment` and the server's index.
+        """
         sizes = self._all(lambda s: (s.world_size(), s.world_size(include_dp=False)))
         return [
             f"{name}-dp{rank // size}-rank{rank % size}"
@@ -182,7 +186,8 @@ class VllmServers:
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
         """Make every rank of every server join.
 
-        If there are several servers, a number is added to the deployment's name in `init_info`.
+        If there are several servers, each one's index is added to the deployment's name in
+        `init_info`.
         """
         names = iter(self._names(str(init_info.get("deployment", ""))))
         each = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}

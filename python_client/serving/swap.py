@@ -2,7 +2,7 @@
 
 No server answers while another is still loading. Otherwise two servers would answer with different
 versions, or one would answer with a version that is taken back because another server cannot load
-it. A server that can load neither the new version nor its previous one stays paused.
+that version. A server that can load neither the new version nor its previous one stays paused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def swap(old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> Swap
         new: The new weights.
     """
     done, engines = Swap(), [*old]
-    stand_still = not new.adapter  # for an adapter, the engines make its requests wait themselves
+    stand_still = not new.adapter  # for an adapter, the engines themselves make requests wait
     if stand_still:
         done.interrupted, done.failed = each(lambda engine: engine.pause(), engines)
     if not done.given_up:

@@ -10,9 +10,9 @@ has the result of each rank. The calls to the servers only decide when ranks loa
 
 Any call may be lost, or arrive twice or late. A call without an answer is repeated: all calls are
 idempotent except `finish` (see `_finish`). If a transfer fails, `_bring_back` makes each server
-release the version before the server generates again, so that a late call loads nothing. It also
-sets each server's version label to what the ranks run. If a server does not answer these calls
-either, the next transfer begins with them.
+release the version before the server generates again, so that a late call loads nothing.
+`_bring_back` also sets each server's version label to the version that its ranks run. If a server
+does not answer these calls either, the next transfer begins with them.
 """
 
 import logging
@@ -135,7 +135,7 @@ class Transfers:
         # (epoch, version) that servers may still have staged
         self._given_up: tuple[int, int] | None = None
         self._sends = Lock()
-        self._stands = False  # whether a server may still be paused
+        self._maybe_paused = False  # whether a server may still be paused
         self._names = self._ask_names(ranks)
         count = len(self._names) or ranks
         if count is None:
@@ -222,9 +222,9 @@ class Transfers:
         Raises:
             ServerError: A server does not resume.
         """
-        if self._stands and isinstance(self._client, Pausing):
+        if self._maybe_paused and isinstance(self._client, Pausing):
             self._again(self._client.resume, time.monotonic() + RESUME_SECONDS)
-            self._stands = False
+            self._maybe_paused = False
 
     # The connected ranks.
 
@@ -233,21 +233,21 @@ class Transfers:
 
         If ranks are missing that had joined, their server was restarted: all ranks join again.
         """
-        if self._gathered and self._lacking(self._there()):
+        if self._gathered and self._lacking(self._connected()):
             self._have_join(until)
-        while lacking := self._lacking(there := self._there()):
+        while lacking := self._lacking(connected := self._connected()):
             left = until - time.monotonic()
             if left <= 0:
                 raise WorkersMissingError(
-                    f"{self._count - len(there)} of {self._count} ranks are not there after "
-                    f"{self._timeout:g} s: {lacking}. There are {', '.join(there) or 'none'}. "
+                    f"{self._count - len(connected)} of {self._count} ranks are not there after "
+                    f"{self._timeout:g} s: {lacking}. There are {', '.join(connected) or 'none'}. "
                     f"Check that they reach {self._publisher.address}, and what their servers log"
                 )
             more, seconds = len(self._workers()) + 1, min(left, LOOK_SECONDS)
             with suppress(WorkersMissingError):
                 self._publisher.wait_for_workers(more, timeout=seconds, model=self._model)
         self._gathered = True
-        return there
+        return connected
 
     def _have_join(self, until: float) -> None:
         join = partial(self._client.init_weight_transfer_engine, self._join)
@@ -257,19 +257,19 @@ class Transfers:
         known = self._publisher.workers().values()
         return [w.name for w in known if w.state != "lost" and self._model in w.models]
 
-    def _there(self) -> list[str]:
+    def _connected(self) -> list[str]:
         """Return the names of the connected ranks, but not of other workers of the same model."""
         if self._names:
-            there = {*self._workers()}
-            return [name for name in self._names if name in there]
+            connected = {*self._workers()}
+            return [name for name in self._names if name in connected]
         rank = re.compile(rf"{re.escape(self._deployment)}\d*-dp\d+-rank\d+")
         return [name for name in self._workers() if rank.fullmatch(name)]
 
-    def _lacking(self, there: list[str]) -> str:
-        """Return the names of ranks that are not in `there`, as a text; "" if none is missing."""
+    def _lacking(self, connected: list[str]) -> str:
+        """Return the names of ranks that are not `connected`, as a text; "" if none is missing."""
         if self._names:
-            return ", ".join(name for name in self._names if name not in there)
-        return "" if len(there) >= self._count else f"some of {self._deployment}"
+            return ", ".join(name for name in self._names if name not in connected)
+        return "" if len(connected) >= self._count else f"some of {self._deployment}"
 
     # A transfer.
 
@@ -294,7 +294,7 @@ class Transfers:
             with suppress(Exception):
                 self._resume(end)
         self._given_up = None
-        if self._stands:
+        if self._maybe_paused:
             log.warning("all ranks run version %s, but a server may stand still", name)
         return receipt
 
@@ -331,13 +331,13 @@ class Transfers:
 
     def _pause(self, until: float) -> None:
         if self._mode is not None and isinstance(self._client, Pausing):
-            self._stands = True
+            self._maybe_paused = True
             self._again(partial(self._client.pause, self._mode), until)
 
     def _resume(self, until: float) -> None:
-        if self._stands and isinstance(self._client, Pausing):
+        if self._maybe_paused and isinstance(self._client, Pausing):
             self._again(self._client.resume, max(until, time.monotonic() + 1.0))
-            self._stands = False
+            self._maybe_paused = False
 
     def _finish(self, name: str, future: Future[Receipt], until: float) -> None:
         """Make the ranks load the version.
@@ -426,23 +426,23 @@ class Transfers:
                 elif not self._alive(client):
                     silent[number] = failed[number]
                     return  # do not resume: a delayed call would load while the server generates
-                if self._stands and isinstance(client, Pausing):
+                if self._maybe_paused and isinstance(client, Pausing):
                     self._again(client.resume, ended, client)
 
             stays = {**each(back), **silent}
         all_of_them: object = self._client
-        if not stays and self._stands and several and isinstance(all_of_them, Pausing):
+        if not stays and self._maybe_paused and several and isinstance(all_of_them, Pausing):
             # Each server is resumed already; this call updates the client's own state.
             with suppress(Exception):
                 self._again(all_of_them.resume, ended)
-        self._stands = self._stands and bool(stays)
+        self._maybe_paused = self._maybe_paused and bool(stays)
         if not isinstance(error, Exception):
             raise error
         if verdict is None:
             log.warning("all ranks run version %s, although a call failed: %s", names, why)
             return receipt
         raised = verdict if error is verdict else PublishError(f"{why}; {verdict}", receipt)
-        for number, stay in stays.items() if self._stands else ():
+        for number, stay in stays.items() if self._maybe_paused else ():
             raised.add_note(
                 f"{clients[number]!r} may still be paused, POST /resume to it: {_words(stay)}"
             )
@@ -593,12 +593,12 @@ def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tenso
         short = checkpoint_name(name)
         if short in weights:
             raise StateError(f"{name}: there is another {short}: publish each tensor once")
-        weights[short] = _held(tensor.detach())
+        weights[short] = _offloaded(tensor.detach())
     return weights
 
 
-def _held(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Return the tensor. With several ranks, on the CPU: a GPU may be too small for all of them."""
+def _offloaded(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Return the tensor; with several ranks, on the CPU, since a GPU may be too small for all."""
     if tensor.device.type == "cpu":
         return tensor
     from torch import distributed

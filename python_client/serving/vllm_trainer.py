@@ -53,7 +53,7 @@ class TrainerInit(TrainerInitInfo):
         pause: What happens to running requests during the pause: `keep`, `wait` or `abort`; None:
             the caller pauses the servers, or no pause is needed.
         world_size: The number of the servers' ranks, needed if the client does not know it.
-        publisher: An existing publisher to use in place of a new one at `address`.
+        publisher: An existing publisher to use instead of a new one at `address`.
     """
 
     backend: ClassVar[str] = "weightbus"
@@ -245,7 +245,7 @@ def _full(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _signatures(source: Any) -> dict[str, Signature]:
     """Return the dtype and shape of each tensor of a source, by its name in checkpoints.
 
-    The source's `metadata` has them; before vLLM 0.33, that is a method.
+    The source's `metadata` lists these; before vLLM 0.33, `metadata` is a method.
     """
     metadata: Any = source.metadata() if callable(source.metadata) else source.metadata
     return {

@@ -193,7 +193,7 @@ def obedient() -> None:
     """Be a client that follows every commit."""
 
     def committed(follower: Follower, _commit: Commit) -> list[Effect]:
-        held = follower.versions.at["staged"]
+        held = follower.versions.in_phase["staged"]
         return follower._commit(held) if held is not None else []  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
     Follower.committed = committed  # type: ignore[assignment, method-assign]

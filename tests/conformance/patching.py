@@ -447,13 +447,13 @@ def patched_wrongly(stage: Stage) -> None:
         announced, chunks = substituted(stage, fake)
         receipt = stage.publish(target, encoding="delta")
         check_came(receipt, "raw")
-        expect(announced.count > 0 < chunks.count, f"{name}: nothing was put in place of the patch")
+        expect(announced.count > 0 < chunks.count, f"{name}: nothing was put instead of the patch")
         check_told(stage, "w", receipt.version)
         stage.proxy.rules = []
 
 
 def forged(base: Weights, target: Weights, other: Weights, chunk: int) -> Mapping[str, bytes]:
-    """Return patches in place of the one from a base to a target, by what is wrong with each."""
+    """Return patches instead of the one from a base to a target, by what is wrong with each."""
     layout = state_of(base).layout()
     old, new, wrong = (
         np.frombuffer(b"".join(each[s.name].tobytes() for s in layout.tensors), np.uint8)
@@ -474,7 +474,7 @@ def forged(base: Weights, target: Weights, other: Weights, chunk: int) -> Mappin
 
 
 def substituted(stage: Stage, fake: bytes) -> tuple[Which, Which]:
-    """Put another patch of one chunk in place of each; return how often that is done."""
+    """Put another patch of one chunk instead of each; return how often that is done."""
 
     def announce(header: Header) -> Header:
         return header | {"patches": [p | {"nbytes": len(fake)} for p in header["patches"]]}

@@ -201,7 +201,7 @@ def _sealed(case: Case, _folder: Path) -> Result:
     subject, at = _subject(case), (case["purpose"], case["index"])
     key, nonce = GroupKey(bytes.fromhex(case["group"])).of_version(subject), nonce_of(*at)
     associated, plain = subject.associated(*at, len(sealed)), bytearray(len(sealed))
-    crc = Opening(key, nonce, associated, tag).opens(sealed, plain)
+    crc = Opening(key, nonce, associated, tag).decrypt(sealed, plain)
     if crc is None:
         return {"error": "sealed"}
     told: dict[str, bytes | bytearray]

@@ -103,7 +103,7 @@ class Stage:
     # Publishers.
 
     def open(self, *, epoch: int | None = None, **options: Any) -> Watched:
-        """Start a publisher behind the proxy, in place of any before."""
+        """Start a publisher behind the proxy instead of any before."""
         if epoch is None:
             self._epoch += 1
         options = {

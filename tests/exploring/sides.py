@@ -326,7 +326,7 @@ class PublisherSide:
     @property
     def reclaimable(self) -> bool:
         """Whether the trainer may write over the latest version."""
-        return any(v.reclaimable and v.snapshot.there for v in self.versions)
+        return any(v.reclaimable and v.snapshot.exists for v in self.versions)
 
     @property
     def hashing(self) -> bool:

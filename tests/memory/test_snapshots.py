@@ -93,7 +93,7 @@ def test_a_steady_state_needs_one_block() -> None:
     first = bench.publish()
     others = [bench.publish() for _ in range(5)]
     assert len(bench.pool) == 1
-    assert [version.snapshot.there for version in (first, *others)] == [False] * 5 + [True]
+    assert [version.snapshot.exists for version in (first, *others)] == [False] * 5 + [True]
 
 
 def test_a_version_that_is_kept_keeps_its_memory_and_nobody_waits_for_that() -> None:
@@ -150,7 +150,7 @@ def test_a_version_that_is_being_received_keeps_its_memory() -> None:
     old = bench.publish(20, "slow")
     new = bench.publish()
     assert old.phase == "old"
-    assert (data_of(old), new.snapshot.there) == (b"\1" * CHUNK, True)
+    assert (data_of(old), new.snapshot.exists) == (b"\1" * CHUNK, True)
     bench.versions.left("slow", older_than=2)
     assert bench.free() == [Release(old)]
     bench.publish()
@@ -175,7 +175,7 @@ def test_bytes_in_somebodys_hands_are_not_overwritten() -> None:
     bench.versions.left("w", older_than=2)
     bench.free()
     bench.publish()
-    assert not first.snapshot.there
+    assert not first.snapshot.exists
     assert bytes(sending) == b"\1" * CHUNK
     assert len(bench.pool) == 2
     del sending
@@ -210,7 +210,7 @@ def test_what_is_lent_is_nobodys_to_read() -> None:
     assert bench.versions.find(1) is None
     assert bench.versions.get(1) is None
     assert version.gone
-    assert taken.snapshot.there
+    assert taken.snapshot.exists
 
 
 def test_a_version_that_is_taken_back_is_not_written_over() -> None:
@@ -220,7 +220,7 @@ def test_a_version_that_is_taken_back_is_not_written_over() -> None:
     other = bench.take()
     assert len(bench.pool) == 2
     assert data_of(version) == b"\1" * CHUNK
-    assert other.snapshot.there
+    assert other.snapshot.exists
 
 
 def test_memory_that_a_worker_copies_from_is_used_again_when_it_is_done() -> None:
@@ -337,7 +337,7 @@ def test_a_block_is_free_as_the_table_of_its_snapshot_and_its_users_say(
     after = phase if refused else PHASES[phase].get(event, phase)
     without_keeper = "free" if after == "released" and user != "socket" else after
     expected = "draining" if without_keeper == "released" else without_keeper
-    assert snapshot.there == (after != "released")
+    assert snapshot.exists == (after != "released")
     if kept is not None:
         assert snapshot.state == "kept"
         snapshot.let_go()
@@ -426,7 +426,7 @@ def test_a_version_that_moves_moves_its_snapshot_as_the_coupling_says(
     assert isinstance(snapshot, Snapshot)
 
     def now() -> str:
-        return snapshot.state if snapshot.there else "released"
+        return snapshot.state if snapshot.exists else "released"
 
     assert now() == SNAPSHOTS[phase][0]
     cause(bench, version, event)
@@ -437,7 +437,7 @@ def test_a_reclaimable_version_alone_may_have_lost_its_memory() -> None:
     bench = Bench()
     version = version_in(bench, "reclaimable")
     bench.take()
-    assert (version.phase, version.snapshot.there) == ("reclaimable", False)
+    assert (version.phase, version.snapshot.exists) == ("reclaimable", False)
     either = [phase for phase, snapshots in SNAPSHOTS.items() if len(snapshots) > 1]
     assert either == ["reclaimable"]
 
@@ -474,7 +474,7 @@ def test_neither_the_latest_nor_an_open_commit_is_given_up() -> None:
     taken = bench.take(replaces_latest=False)  # not published yet
     with pytest.raises(WeightBusError, match="all 3 copies of 'a' are in use"):
         bench.take(replaces_latest=False)
-    assert [v.snapshot.there for v in (latest, pending, taken)] == [True] * 3
+    assert [v.snapshot.exists for v in (latest, pending, taken)] == [True] * 3
 
 
 def test_a_trainer_that_is_faster_than_the_machine_waits_for_it() -> None:
@@ -493,7 +493,7 @@ def test_a_trainer_that_is_faster_than_the_machine_waits_for_it() -> None:
         for offer in given:
             bench.versions.settle(bench.versions.number(offer, 1), None)
         bench.free()
-        assert taking.result(SECONDS).there
+        assert taking.result(SECONDS).exists
 
 
 def test_another_size_takes_the_place_of_memory_that_is_free() -> None:

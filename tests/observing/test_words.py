@@ -210,11 +210,11 @@ def logged(notices: list[Notice]) -> list[str]:
     return lines
 
 
-def found_of(standing: Any, text: str) -> verify.Found:
+def found_of(standing: Any, text: str) -> verify.WorkerVerdict:
     raw = {"wbp": 1, "type": "verified", "worker": "w", "model": "a", "code": "busy"}
     told = to_observer([msgspec.json.encode(raw | {"text": text[:TEXT_MAX]})])
     assert isinstance(told, Verified)
-    return verify.Found(standing, told)
+    return verify.WorkerVerdict(standing, told)
 
 
 def page_of(view: View, now: float) -> bytes:

@@ -430,7 +430,7 @@ def test_a_patch_is_sealed_under_a_key_of_its_own() -> None:
     key, plain = group.of_version(subject), bytearray(400 - CHUNK)
     about = subject.associated(purpose := 1, 1, len(plain))
     opening = Opening(key, nonce_of(purpose, 1), about, bytes.fromhex(chunk.tag))
-    assert opening.opens(sealed, plain) is not None
+    assert opening.decrypt(sealed, plain) is not None
     assert plain == data[CHUNK:]
 
 

@@ -966,7 +966,7 @@ def test_a_version_that_was_lent_is_taken_back_to_be_given_out() -> None:
         assert not version.reclaimable
     bench.say("w0", report(Applied, version))
     assert version.reclaimable
-    assert version.snapshot.there
+    assert version.snapshot.exists
 
 
 @pytest.mark.parametrize("hashed", [True, False])

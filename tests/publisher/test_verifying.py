@@ -42,7 +42,7 @@ from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.applying.reading import InUseError, ReadingLock
-from weightbus.python_client.cli.verify import Found
+from weightbus.python_client.cli.verify import WorkerVerdict
 from weightbus.python_client.observing import checking
 from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import Standing
@@ -368,7 +368,7 @@ def test_a_mixture_of_versions_is_not_taken_for_one(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(observer, "_verified", answer)
         told = observer.verify("w", "a", SECONDS)
     assert (told.code, told.names, told.count) == ("changed", 4, 0)
-    assert Found(STANDING, told).verdict == "unknown"
+    assert WorkerVerdict(STANDING, told).verdict == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_mixture_of_versions_is_not_taken_for_one(monkeypatch: pytest.MonkeyPa
 def test_weights_are_the_same_if_all_of_them_were_compared(
     told: dict[str, Any], verdict: str
 ) -> None:
-    found = Found(STANDING, Verified(worker="w", model="a", **told))
+    found = WorkerVerdict(STANDING, Verified(worker="w", model="a", **told))
     assert found.verdict == verdict
     if verdict == "unknown":
         assert found.why

@@ -26,10 +26,10 @@ Fault = Literal[
 ]
 FAULTS: dict[Fault, str] = {
     "lost": "the connection is closed, and the server never hears of the call",
-    "unanswered": "the server does it, and the connection is closed in place of the answer",
+    "unanswered": "the server does it, and the connection is closed instead of the answer",
     "doubled": "the server gets the call twice; the second answer is the caller's",
     "refused": "500 without the server, and the connection is closed",
-    "spoilt": "the server does it; 500 in place of its answer, and the connection is closed",
+    "spoilt": "the server does it; 500 instead of its answer, and the connection is closed",
     "hung": "no answer for as long as the caller waits; the server gets the call after that",
     "late": "the connection is closed; the server gets the call once the transfer is over",
     "late at start": "the same, when the next transfer has begun",

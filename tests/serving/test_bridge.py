@@ -14,7 +14,7 @@ import weightbus
 from weightbus.bus.receipt import Receipt
 from weightbus.python_client.files.file_target import FileTarget
 from weightbus.python_client.serving.calls import CallError, Server, SilentError
-from weightbus.python_client.serving.engines import ENGINES, How
+from weightbus.python_client.serving.engines import ENGINES, EngineSettings
 from weightbus.python_client.serving.served_target import ServedTarget
 from weightbus.tests.serving.fake_engines import Arrays, FakeEngine, Fault, engines
 
@@ -37,10 +37,12 @@ class Stand:
     def __init__(self, folder: Path, made: list[FakeEngine], **options: Any) -> None:
         self.engines, self.folder = made, folder
         kind, seen = made[0].kind, options.pop("seen", str(folder))
-        self.how = How(options.pop("pause", None), options.pop("seconds", 20.0), folder, seen)
+        self.settings = EngineSettings(
+            options.pop("pause", None), options.pop("seconds", 20.0), folder, seen
+        )
         self.servers = [Server(engine.url, options.pop("token", ""), pause=0.01) for engine in made]
-        bridged = [ENGINES[kind](server, self.how) for server in self.servers]
-        self.target = ServedTarget(bridged, self.how, **options)
+        bridged = [ENGINES[kind](server, self.settings) for server in self.servers]
+        self.target = ServedTarget(bridged, self.settings, **options)
         self.publisher = weightbus.Publisher()
         self.worker = weightbus.Subscriber(
             self.publisher.address, {"policy": self.target}, name="bridge"
@@ -355,9 +357,9 @@ def test_what_a_killed_bridge_has_left_paused_goes_on(tmp_path: Path, kind: str)
         folder = tmp_path / "served"
         folder.mkdir()
         engine.paused = True
-        how = How(None, 5.0, folder, str(folder))
+        settings = EngineSettings(None, 5.0, folder, str(folder))
         server = Server(engine.url)
-        dead = ENGINES[kind](server, how)
+        dead = ENGINES[kind](server, settings)
         dead._mark.write_text(engine.url)  # noqa: SLF001 - as it does before it pauses
         stand = Stand(folder, [engine])
         assert stand.target.missing() == ""
@@ -429,7 +431,7 @@ def test_a_server_of_another_kind(tmp_path: Path, asked: str, is_really: str, wo
     if is_really == "other":
         engine._do = lambda *_: (404, {"detail": "Not Found"})  # type: ignore[method-assign] # noqa: SLF001
     server = Server(engine.url)
-    found = ENGINES[asked](server, How(None, 5.0, tmp_path, ""))
+    found = ENGINES[asked](server, EngineSettings(None, 5.0, tmp_path, ""))
     with pytest.raises(CallError, match=words.replace("/", ".")) as refused:
         found.version()
     assert refused.value.harmless
@@ -442,7 +444,7 @@ def test_a_server_that_wants_a_key(tmp_path: Path) -> None:
         engine.token = "secret"  # noqa: S105
         for token, fits in (("", False), ("secret", True)):
             server = Server(engine.url, token)
-            asked = ENGINES["sglang"](server, How(None, 5.0, tmp_path, ""))
+            asked = ENGINES["sglang"](server, EngineSettings(None, 5.0, tmp_path, ""))
             if fits:
                 assert asked.version() == "default"
             else:
@@ -518,10 +520,10 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
     with engines("sglang", of(0)) as made:
         for folder in (tmp_path / "no" / "such", tmp_path / "file"):
             with pytest.raises(OSError, match=folder.name):
-                ServedTarget([], How(None, 1.0, folder, str(folder)))
+                ServedTarget([], EngineSettings(None, 1.0, folder, str(folder)))
         stand = Stand(tmp_path / "served", made)
         with pytest.raises(OSError, match="another bridge writes there"):
-            ServedTarget([], stand.how)
+            ServedTarget([], stand.settings)
         stand.close()
 
 

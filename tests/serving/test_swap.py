@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weightbus.python_client.serving.calls import Server
-from weightbus.python_client.serving.engines import ENGINES, How
+from weightbus.python_client.serving.engines import ENGINES, EngineSettings
 from weightbus.tests.serving.fake_engines import Fault, engines
 from weightbus.tests.serving.test_bridge import (
     KINDS,
@@ -130,7 +130,7 @@ def test_a_bridge_that_was_killed_while_a_server_loads_leaves_it_to_the_next(
         folder = tmp_path / "served"
         folder.mkdir()
         server = Server(engine.url)
-        dead = ENGINES[kind](server, How(None, 5.0, folder, str(folder)))
+        dead = ENGINES[kind](server, EngineSettings(None, 5.0, folder, str(folder)))
         dead.pause()
         engine.weights["layers.0.weight"] = of(9)["layers.0.weight"]  # how far it has come
         dead._part.touch()  # noqa: SLF001 - as it does before it asks

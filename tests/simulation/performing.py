@@ -10,7 +10,7 @@ from weightbus.bus.effects import Copy, Effect, Open, Reserve
 from weightbus.bus.messages import Shared
 from weightbus.bus.net.copier import copying
 from weightbus.bus.staged import Copying, SharedMemory
-from weightbus.bus.worker.events import Copied, Granted, OfSlot, Opened
+from weightbus.bus.worker.events import Copied, Granted, OfModel, Opened
 
 Opens = Callable[[Shared, int], SharedMemory | None]
 Takes = Callable[[int], NDArray[np.uint8] | None]
@@ -19,7 +19,7 @@ Takes = Callable[[int], NDArray[np.uint8] | None]
 class Told(Protocol):
     """A worker's machine, or one model of it."""
 
-    def happened(self, event: OfSlot, now: float) -> list[Effect]:
+    def happened(self, event: OfModel, now: float) -> list[Effect]:
         """Take how an effect has ended."""
         ...
 

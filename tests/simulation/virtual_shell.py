@@ -68,13 +68,13 @@ class PlainSnapshot:
         self.stamps: list[tuple[str, int, int]] = []
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         return self.phase != "over"
 
     def take_back(self) -> bool:
         assert self.phase != "held", "it was not made reclaimable"
         self.phase = "over" if self.phase == "over" else "held"
-        return self.there
+        return self.exists
 
     def make_reclaimable(self) -> None:
         assert self.phase == "held", f"what is {self.phase} is made reclaimable"
@@ -96,7 +96,7 @@ class PlainSnapshot:
         return self.data.data[begin:end]
 
     def keep(self) -> NDArray[np.uint8] | None:
-        return self.data if self.there else None
+        return self.data if self.exists else None
 
     def let_go(self) -> None:
         pass

@@ -177,7 +177,7 @@ class Worker:
             self.contents[staged.model] = b"torn" + staged.data.tobytes()
             self.written = max(self.written, staged.epoch)
         effects = self.report(staged, "torn" if torn else "declined", still=still)
-        if not torn or self.machine.followers[staged.model].torn >= APPLIES_MAX:
+        if not torn or self.machine.followers[staged.model].torn_applies >= APPLIES_MAX:
             self.sim.spoiled.add((self.process, staged.model, *staged.key))
         return effects
 

@@ -55,7 +55,7 @@ class Fleet:
         self.publisher: Publisher | None = None
 
     def start(self, **options: Any) -> Publisher:
-        """Start a publisher, in place of the one before."""
+        """Start a publisher instead of the one before."""
         if self.publisher is not None:
             self.publisher.close()
         known: dict[str, Any] = {"state": self.path, "shared_memory": self.shared_memory}

@@ -105,7 +105,7 @@ def test_payloads_are_opened_and_forged_ones_are_not(case: Case) -> None:
     key = GroupKey(bytes.fromhex(case["group"])).of_version(subject)
     data = subject.associated(*at, len(sealed))
     plain = bytearray(len(sealed))
-    crc = Opening(key, nonce_of(*at), data, tag).opens(sealed, plain)
+    crc = Opening(key, nonce_of(*at), data, tag).decrypt(sealed, plain)
     if "error" in case["expect"]:
         assert crc is None
         return
@@ -134,14 +134,14 @@ def test_what_is_sealed_is_opened_in_any_pieces_and_no_bit_may_change(
     opening = Opening(key, nonce, b"here", tag)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for begin, end in pairwise(edges):
-        opening.take(place[begin:end], place[begin:end])
+        opening.decrypt_next(place[begin:end], place[begin:end])
     assert opening.proves()
     assert bytes(place) == data
     invalid_frames = sealed + tag
     invalid_frames[bit // 8 % len(invalid_frames)] ^= 1 << bit % 8
     size = len(sealed)
     opening = Opening(key, nonce, b"here", bytes(invalid_frames[size:]))
-    assert opening.opens(invalid_frames[:size], bytearray(size)) is None
+    assert opening.decrypt(invalid_frames[:size], bytearray(size)) is None
 
 
 names = st.text("ab.-", min_size=1, max_size=3)

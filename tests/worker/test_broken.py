@@ -43,7 +43,7 @@ def begun(machine: WorkerMachine, version: int) -> None:
 def ready(machine: WorkerMachine, version: int) -> None:
     begun(machine, version)
     holds = machine.followers["m"].versions
-    held = holds.at["arriving"]
+    held = holds.in_phase["arriving"]
     assert held is not None
     assert held.chunks is not None
     held.chunks.put(0, 0)
@@ -62,7 +62,7 @@ def test_what_arrives_has_failed_and_its_memory_is_free() -> None:
                 (version, "no-memory")
             ]
             assert any(isinstance(each, Rejected) for each in effects), "the user is told"
-            assert machine.followers["m"].versions.at["arriving"] is None
+            assert machine.followers["m"].versions.in_phase["arriving"] is None
             assert not machine.inside
             welcome = Welcome(epoch=1, data="tcp://*:1", ping_ms=1000, lost_ms=5000, models={})
             machine.receive([encode(welcome)], 0.0)

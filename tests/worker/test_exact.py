@@ -78,7 +78,7 @@ def test_what_was_on_its_way_makes_room_for_it_and_what_is_ready_does_not_matter
     assert ready(bench.end(version(4)))
     bench.announce(version(5))
     assert asked(want(bench, 3)) == [(3, True)]
-    assert bench.follower.versions.at["arriving"] is None
+    assert bench.follower.versions.in_phase["arriving"] is None
     bench.announce(version(3))
     assert [s.key for s in ready(bench.feed(version(3)) + bench.end(version(3)))] == [(EPOCH, 3)]
     bench.report((EPOCH, 4), "newer")
@@ -95,7 +95,7 @@ def test_an_older_one_is_let_go_once_it_is_wanted_no_more() -> None:
     assert ready(bench.end(version(2)))
     want(bench, 1)
     bench.announce(version(1))
-    assert bench.follower.versions.at["arriving"] is not None
+    assert bench.follower.versions.in_phase["arriving"] is not None
     want(bench, None)
     bench.report((EPOCH, 2), "taken")
     assert ready(bench.feed(version(1)) + bench.end(version(1))) == []
@@ -195,12 +195,12 @@ def test_a_late_apply_has_failed_and_stays_where_it_is(what: Any) -> None:
     intact = what == "declined"
     [failed] = sent(late(bench, what, still=True), Failed)
     assert (failed.code, failed.intact) == ("apply", intact)
-    assert bench.follower.versions.at["applying"] is not None, "its bytes may still be read"
+    assert bench.follower.versions.in_phase["applying"] is not None, "its bytes may still be read"
     told = bench.follower.repeat()
     assert [f.intact for f in sent(told, Failed)] == [intact]
     assert not sent(told, Staged), "it has failed"
     assert late(bench, "applied", still=False) == [], "what is returned later counts for nothing"
-    assert bench.follower.versions.at["applying"] is None
+    assert bench.follower.versions.in_phase["applying"] is None
     assert bench.follower.running is None
     assert ((EPOCH, 1) in bench.follower.versions.rejected) == intact
 

@@ -124,7 +124,7 @@ def sent(effects: list[Effect], *kinds: type[Message]) -> list[Any]:
 
 
 def arriving(bench: Bench) -> VersionEntry:
-    held = bench.follower.versions.at["arriving"]
+    held = bench.follower.versions.in_phase["arriving"]
     assert held is not None
     return held
 
@@ -156,7 +156,7 @@ def test_nothing_is_left_of_what_ran_before() -> None:
     for number in (1, 2, 3):
         bench.deliver(version(number))
         bench.apply(version(number))
-        assert [held.key for held in holds.all(*holds.at)] == [(EPOCH, number)]
+        assert [held.key for held in holds.all(*holds.in_phase)] == [(EPOCH, number)]
 
 
 def test_a_layout_is_remembered_and_judged_once() -> None:
@@ -165,7 +165,7 @@ def test_a_layout_is_remembered_and_judged_once() -> None:
     bench.deliver(one)
     bench.apply(one)
     bench.announce(two, header=False)
-    assert bench.follower.versions.at["arriving"] is not None
+    assert bench.follower.versions.in_phase["arriving"] is not None
     assert bench.asked == [one.layout.id]
 
 
@@ -286,7 +286,7 @@ def test_an_older_announcement_does_not_replace_a_newer_one() -> None:
     bench.announce(newer, header=False)
     assert not bench.announce(version(1))
     assert not bench.announce(version(9, epoch=EPOCH - 1))
-    waiting = bench.follower.versions.at["announced"]
+    waiting = bench.follower.versions.in_phase["announced"]
     assert waiting is not None
     assert waiting.key == (EPOCH, 2)
     assert ready(bench.deliver(newer))
@@ -339,7 +339,7 @@ def test_a_third_version_waits_for_a_buffer() -> None:
     bench.deliver(version(1))
     bench.deliver(version(2))
     bench.announce(version(3))
-    assert bench.follower.versions.at["arriving"] is None
+    assert bench.follower.versions.in_phase["arriving"] is None
     bench.apply(version(1))
     assert arriving(bench).key == (EPOCH, 3)
 
@@ -382,7 +382,7 @@ def test_an_abort_is_of_one_version_and_gives_its_buffer_back() -> None:
     assert not ready(bench.follower.committed(commit(v)))
     bench.announce(version(2), commit="together")
     bench.abort(version(1))
-    assert bench.follower.versions.at["arriving"] is not None, "another version's abort"
+    assert bench.follower.versions.in_phase["arriving"] is not None, "another version's abort"
     bench.abort(version(2))
     assert ready(bench.deliver(version(3)))
     assert ready(bench.deliver(version(4))), "both buffers are back"
@@ -394,9 +394,9 @@ def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
     bench.deliver(one)
     bench.deliver(two, commit="together")
     bench.announce(three)
-    assert bench.follower.versions.at["arriving"] is None
+    assert bench.follower.versions.in_phase["arriving"] is None
     bench.abort(two)
-    assert bench.follower.versions.at["arriving"] is not None
+    assert bench.follower.versions.in_phase["arriving"] is not None
     assert ready(bench.feed(three) + bench.end(three))
 
 
@@ -671,7 +671,7 @@ def test_a_copy_that_is_overtaken_keeps_its_buffer_until_it_has_ended(how: str) 
     bench.feed(version(2, epoch=epoch))
     bench.end(version(2, epoch=epoch))
     bench.announce(version(3, epoch=epoch))
-    assert bench.follower.versions.at["arriving"] is None, "both buffers are in use"
+    assert bench.follower.versions.in_phase["arriving"] is None, "both buffers are in use"
     effects = end_copy(bench, copy)
     assert not sent(effects, Staged)
     assert arriving(bench).key == (epoch, 3)

@@ -136,7 +136,7 @@ class Bench:
 
     @property
     def transfer(self) -> Transfer:
-        held = self.follower.versions.at["arriving"]
+        held = self.follower.versions.in_phase["arriving"]
         assert held is not None
         return held.transfer
 
@@ -191,7 +191,7 @@ def test_a_patch_leads_to_the_version_and_says_so() -> None:
     assert 0 < applied.decode_us < 1e9, "and how long it took"
     [again] = sent(bench.follower.repeat(), Applied)
     assert again == applied
-    runs = bench.follower.versions.at["running"]
+    runs = bench.follower.versions.in_phase["running"]
     assert runs is not None
     assert runs.transfer is NOT_YET, "the patch takes no memory any more"
 
@@ -438,7 +438,7 @@ def test_where_memory_is_short_what_is_decoded_is_waited_for() -> None:
     bench.takes = lambda _nbytes: None
     bench.announce(three)
     assert not job.live
-    waiting = bench.follower.versions.at["announced"]
+    waiting = bench.follower.versions.in_phase["announced"]
     assert waiting is not None
     assert waiting.key == three.key, "its memory comes when the decoding has ended"
     bench.decoded(job)
@@ -478,7 +478,7 @@ def test_memory_of_an_old_size_is_not_kept_for_versions_of_another() -> None:
 def test_what_was_copied_from_a_segment_is_not_kept() -> None:
     bench, two = Bench(), version(2)
     bench.announce(two)
-    held = bench.follower.versions.at["arriving"]
+    held = bench.follower.versions.in_phase["arriving"]
     assert held is not None
     held.memory = Segment()
     bench.feed(two)

@@ -115,13 +115,13 @@ class Side:
     def state(self) -> object:
         """The worker's whole state, except for the addresses of bytes."""
         follower, holds = self.follower, self.follower.versions
-        held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.at}
-        at = {phase: h.key if h is not None else None for phase, h in holds.at.items()}
+        held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.in_phase}
+        at = {phase: h.key if h is not None else None for phase, h in holds.in_phase.items()}
         memory = plain(holds, "_nbytes", "_taken", "heard") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
         asking = plain(
             follower.planner, *(vars(follower.planner).keys() - {"_versions", "_timing"})
         )
-        applying = plain(follower, "torn", "epoch", "stale", "failed")
+        applying = plain(follower, "torn_applies", "epoch", "network_only", "failed")
         return held, at, holds.mode, list(holds.rejected), memory, asking, applying
 
 

@@ -200,7 +200,7 @@ def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> No
     ):
         bench.now += 1.0
         assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
-    assert bench.machine.followers["a"].versions.at["arriving"] is None
+    assert bench.machine.followers["a"].versions.in_phase["arriving"] is None
     assert bench.machine.terms.epoch == EPOCH, "only a welcome settles it"
 
 
@@ -623,6 +623,6 @@ def test_a_chunk_that_lies_in_its_place_enters_once() -> None:
     lease.received(len(DATA))
     effects = bench.machine.receive_published(lease, bench.now)
     bench.tell(End(model="a", epoch=EPOCH, version=1, digest=WHOLE.digest))
-    assert bench.machine.followers["a"].versions.at["ready"] is not None
+    assert bench.machine.followers["a"].versions.in_phase["ready"] is not None
     assert not sent(effects, Fetch)
     assert bench.machine.receive_published(lease, bench.now) == [], "twice is once"
