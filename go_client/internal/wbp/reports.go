@@ -60,14 +60,15 @@ func fetches(t *Transfer, now time.Duration) []Effect {
 
 // sayProgress returns a report of progress.
 func sayProgress(model string, v *versionEntry) Effect {
-	said := &Progress{Model: model, Epoch: v.Epoch, Version: v.Version, Phase: "staged"}
+	phase, chunks, patch := "staged", int64(0), (*PatchID)(nil)
 	switch v.phase {
 	case arriving:
-		said.Phase, said.Chunks, said.Patch = "receiving", v.transfer.Here, v.transfer.by()
+		phase, chunks, patch = "receiving", v.transfer.Here, v.transfer.by()
 	case applying:
-		said.Phase = "applying"
+		phase = "applying"
 	}
-	return Send{said}
+	progress := Progress{Model: model, Epoch: v.Epoch, Version: v.Version, Phase: phase, Chunks: chunks, Patch: patch}
+	return Send{&progress}
 }
 
 // sayStaged returns a Staged message for each version whose publisher requires one. (W14)
