@@ -8,6 +8,9 @@ reload does not update one of these, the model silently computes with a mix of o
 So each part of the model runs on the same inputs three times: with its initial weights; after a
 load of other values, when its output must differ; and after a load of the model's own checkpoint,
 when its output must equal the first output. Attention is left out, since it has no weights.
+
+Of ranks that share a layer, each compares what it computes alone, before vLLM joins the ranks'
+outputs: in a joined output, new weights of one rank would hide old weights of another.
 """
 
 import logging
@@ -17,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.model_loader import get_model_loader
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.serving")
 
 SWITCH = "WEIGHTBUS_PROVE_RELOAD"
-TOKENS = 8  # enough tokens to reach several experts
+TOKENS = 8  # per rank: enough tokens to reach several experts
 NEAR = 0.01  # relative difference (2-norm) of outputs that count as equal
 NAMES_SHOWN = 3  # names listed in an error text
 
@@ -57,8 +61,9 @@ def prove(
         return
     try:
         next(_checkpoint(model, vllm_config))
-        parts = _recorded(model, vllm_config, device)
-        first = _answers(parts, vllm_config)
+        group: Any = get_tp_group()
+        parts = _recorded(model, vllm_config, device, TOKENS * group.world_size)
+        first = _answers(parts, vllm_config, group)
     except Exception as error:
         words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         log.warning(
@@ -69,15 +74,18 @@ def prove(
         )
         return
     load(_others(_checkpoint(model, vllm_config)))
-    second = _answers(parts, vllm_config)
+    second = _answers(parts, vllm_config, group)
     load(_checkpoint(model, vllm_config))
-    third = _answers(parts, vllm_config)
-    stale = [name for name in parts if _near(first[name], second[name])]
+    third = _answers(parts, vllm_config, group)
+    ranks = group.world_size
+    idle = {name for name in parts if ranks > 1 and _zero(first[name])}
+    stale = [name for name in parts if name not in idle and _near(first[name], second[name])]
     wrong = [name for name in parts if not _near(first[name], third[name])]
     if stale or wrong:
+        where = f" on rank {group.rank_in_group} of {ranks}" if ranks > 1 else ""
         raise ReloadError(
             f"{type(model).__name__} cannot be updated in this vLLM: after its own checkpoint was "
-            f"loaded into it again{_some('still answer by the weights before', stale)}"
+            f"loaded into it again{where}{_some('still answer by the weights before', stale)}"
             f"{_some('answer wrongly', wrong)}. Serve it without --weight-transfer-config, start "
             f"vLLM again for new weights, or try another version of vLLM ({SWITCH}=0 starts it all "
             "the same)"
@@ -104,10 +112,12 @@ def _others(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, tensor * 0.5 + 0.125 if plain else tensor
 
 
-def _recorded(model: Any, vllm_config: Any, device: torch.device) -> dict[str, Part]:
+def _recorded(model: Any, vllm_config: Any, device: torch.device, tokens: int) -> dict[str, Part]:
     """Run the model once; return, by name, functions that run a part on its recorded inputs."""
     parts: dict[str, Part] = {}
-    ids = torch.arange(1, TOKENS + 1, device=device)
+    # Over the whole vocabulary, so that each rank has rows of some of them.
+    words = vllm_config.model_config.get_vocab_size()
+    ids = torch.arange(tokens, device=device) * words // tokens
     with ExitStack() as undo:
         for name, module in model.named_modules():
             undo.enter_context(_eager(module))
@@ -118,8 +128,8 @@ def _recorded(model: Any, vllm_config: Any, device: torch.device) -> dict[str, P
             elif any(True for _ in module.parameters()):
                 hook = module.register_forward_pre_hook(_recorder(parts, name), with_kwargs=True)
                 undo.callback(hook.remove)
-        with torch.no_grad(), set_forward_context(None, vllm_config, num_tokens=TOKENS):
-            hidden = model(input_ids=ids, positions=torch.arange(TOKENS, device=device))
+        with torch.no_grad(), set_forward_context(None, vllm_config, num_tokens=tokens):
+            hidden = model(input_ids=ids, positions=torch.arange(tokens, device=device))
     hidden = _tensors(hidden)[0].clone()
     parts["its head"] = lambda: _tensors(model.compute_logits(hidden.clone()))
     return parts
@@ -177,9 +187,47 @@ def _tensors(answer: Any) -> list[torch.Tensor]:
     return []
 
 
-def _answers(parts: dict[str, Part], vllm_config: Any) -> dict[str, list[torch.Tensor]]:
-    with torch.no_grad(), set_forward_context(None, vllm_config, num_tokens=TOKENS):
+def _answers(parts: dict[str, Part], vllm_config: Any, group: Any) -> dict[str, list[torch.Tensor]]:
+    # Return what each part computes on this rank alone.
+    tokens = TOKENS * group.world_size
+    with (
+        torch.no_grad(),
+        set_forward_context(None, vllm_config, num_tokens=tokens),
+        _alone(group),
+    ):
         return {name: [each.float().clone() for each in part()] for name, part in parts.items()}
+
+
+@contextmanager
+def _alone(group: Any) -> Generator[None]:
+    """Return a context manager during which a group's other ranks count as zeros."""
+    ranks, rank = group.world_size, group.rank_in_group
+
+    def all_gather(given: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        every = [torch.zeros_like(given)] * ranks
+        every[rank] = given
+        return torch.cat(every, dim)
+
+    def gather(given: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor:
+        del dst  # each rank needs its own
+        return all_gather(given, dim)
+
+    def reduce_scatter(given: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return given.chunk(ranks, dim)[rank]
+
+    replaced = {"all_reduce": torch.clone, "all_gather": all_gather}
+    replaced |= {"gather": gather, "reduce_scatter": reduce_scatter}
+    vars(group).update(replaced)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            delattr(group, name)
+
+
+def _zero(answer: list[torch.Tensor]) -> bool:
+    """Return whether a rank adds nothing to an output: it has no row, no expert of these inputs."""
+    return not any(bool(each.any()) for each in answer)
 
 
 def _near(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:

@@ -71,7 +71,10 @@ def main() -> int:
         path = os.pathsep.join(map(str, (unpacked(version), packages())))
         env = {**os.environ, "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}
         env.pop("VLLM_PLUGINS", None)
-        tests = [HERE / ("test_refused.py" if version == REFUSED else "test_engine.py")]
+        if version == REFUSED:
+            tests = [HERE / "test_refused.py"]
+        else:
+            tests = [HERE / "test_engine.py", HERE / "test_proof.py"]
         if version in (OLDEST, NEWEST):
             tests.append(HERE / "test_bridge_in_vllm.py")
         if version == NEWEST and not given.short:
