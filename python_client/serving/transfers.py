@@ -35,7 +35,7 @@ from ...codecs.errors import StateError
 from ...codecs.layout import Signature
 from ..publisher import Publisher
 from .calls import ServerError, SilentError
-from .rank import Join, RankVersion
+from .rank import NO_TRAINER, Join, RankVersion
 from .server import PauseMode, VllmServers
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ OPEN = "while a weight update is already active"
 CLOSED = "start_weight_update must be called"
 ENDED = "called without a matching start_weight_update"
 SESSION_WORDS = OPEN, CLOSED, ENDED
+GIVEN_UP = "its trainer has given it up"
 WORDS_MAX = 500  # characters kept of an error text that is sent to the ranks
 
 
@@ -404,7 +405,7 @@ class Transfers:
                 return {n: e for n, e in found.items() if isinstance(e, Exception)}
 
             # When a server has answered, the publisher has the results of all ranks of that server.
-            cancel = why or "its trainer has given it up"
+            cancel = why or GIVEN_UP
             failed = each(lambda c: self._update(version, halfway, c, cancel=cancel))
             if failed:  # perhaps with its ranks, whose end the publisher is about to notice
                 wait([future], min(HEARD_SECONDS, max(0.0, halfway - time.monotonic())))
@@ -458,10 +459,16 @@ class Transfers:
     def _bring_back_late(self, until: float) -> None:
         """Make servers that did not answer `_bring_back` release the version, and resume."""
         if self._given_up is not None:
-            self._open(until)
-            self._update(self._given_up, until, cancel="its trainer has given it up")
-            with suppress(Exception):
-                self._call(self._client.finish_weight_update, until)
+            for client in self._clients():
+                self._open(until, client)
+                try:
+                    self._update(self._given_up, until, client, cancel=GIVEN_UP)
+                except Exception as error:
+                    if NO_TRAINER not in _words(error):
+                        raise
+                    continue  # it was started again, so it holds no version
+                with suppress(Exception):
+                    self._call(client.finish_weight_update, until, client)
             self._given_up = None
         self._resume(until)
 

@@ -192,6 +192,21 @@ def test_the_ranks_of_a_server_that_was_started_again_join_again(deployment: Dep
     assert deployment.sums == deployment.expected(2.0)
 
 
+@pytest.mark.parametrize("phase", ["update", "load"])
+def test_a_server_that_dies_in_a_transfer_is_reached_once_it_is_back(
+    deployment: Deployment, phase: Phase
+) -> None:
+    transfers = deployment.transfers()
+    transfers.send(deployment.weights(1.0))
+    deployment.ranks[0].ask("fail_at", phase=phase, how="die")
+    with pytest.raises(weightbus.PublishError, match="v-dp0-rank0"):
+        transfers.send(deployment.weights(2.0))
+    deployment.restart()
+    receipt = transfers.send(deployment.weights(3.0))
+    assert deployment.sums == deployment.expected(3.0)
+    assert deployment.server.version == f"{receipt.epoch}.{receipt.version}"
+
+
 def test_a_server_that_is_gone_is_named(kind: Kind) -> None:
     deployment = Deployment(kind).begin()
     transfers = deployment.transfers(SHORT)

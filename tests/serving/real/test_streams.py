@@ -168,7 +168,10 @@ def test_no_token_is_of_no_version(served: Served) -> None:
 
                 def again(pipe: Connection = mine, before: int = sent) -> bool:
                     while pipe.poll(0):
-                        told.append(pipe.recv())
+                        try:
+                            told.append(pipe.recv())
+                        except EOFError:
+                            pytest.fail(f"the trainer has ended: {told[-1]}")
                     return sum(word == "sent" for _, word in told) > before
 
                 wait_for(again, "a version is sent to the new run", 10 * SECONDS)
