@@ -16,7 +16,7 @@ from weightbus.python_client.serving.transfers import Transfers
 from weightbus.tests.serving.cells import CALLS
 from weightbus.tests.serving.faulty import Fault, Proxy
 from weightbus.tests.serving.ranks import RANKS, PlainEngine, summed, weights
-from weightbus.tests.serving.standin import Local, Server, Worker
+from weightbus.tests.serving.standin import Executor, Local, Server, Worker
 from weightbus.vllm import ServerError
 
 SECONDS = 20.0
@@ -220,6 +220,42 @@ def test_a_server_that_takes_no_calls_stays_paused_and_goes_on_with_the_next_tra
     sending.send(weights(3.0))
     assert bench.runs(3.0) == [True]
     assert not bench.servers[0].paused
+
+
+def test_a_server_that_was_started_again_has_nothing_to_release_and_the_others_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(2)
+    try:
+        sending = bench.transfers(seconds=4 * SHORT)
+        sending.send(weights(1.0))
+
+        deaf, own = threading.Event(), Executor.call
+
+        def call(executor: Executor, method: str, **given: Any) -> None:
+            if method == "finish_weight_update":
+                deaf.set()
+            if deaf.is_set() and method != "start_weight_update":
+                raise RuntimeError("deaf")
+            own(executor, method, **given)
+
+        monkeypatch.setattr(Executor, "call", call)
+        with pytest.raises(weightbus.PublishError, match="deaf"):
+            sending.send(weights(2.0))
+        with pytest.raises(ServerError, match="deaf"):  # and publishes nothing
+            sending.send(weights(3.0))
+        for engine in bench.engines[0]:
+            engine.shutdown()
+        bench.engines[0] = [PlainEngine(n) for n in range(RANKS)]
+        bench.servers[0].executor = Executor([Local(Worker(e)) for e in bench.engines[0]])
+        monkeypatch.undo()
+        released = len(bench.servers[1].calls)
+        sending.send(weights(4.0))
+        assert bench.runs(4.0) == [True, True]
+        calls = bench.servers[1].calls[released:]
+        assert "finish_weight_update" in calls[: calls.index("pause keep")]
+    finally:
+        bench.close()
 
 
 def test_who_dies_when_ranks_have_loaded_leaves_a_server_that_says_so(
