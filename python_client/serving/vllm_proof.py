@@ -201,22 +201,22 @@ def _answers(parts: dict[str, Part], vllm_config: Any, group: Any) -> dict[str, 
 @contextmanager
 def _alone(group: Any) -> Generator[None]:
     """Return a context manager during which a group's other ranks count as zeros."""
-    ranks, rank = group.world_size, group.rank_in_group
+    ranks: int = group.world_size
+    rank: int = group.rank_in_group
 
     def all_gather(given: torch.Tensor, dim: int = -1) -> torch.Tensor:
         every = [torch.zeros_like(given)] * ranks
         every[rank] = given
         return torch.cat(every, dim)
 
-    def gather(given: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor:
-        del dst  # each rank needs its own
-        return all_gather(given, dim)
-
     def reduce_scatter(given: torch.Tensor, dim: int = -1) -> torch.Tensor:
         return given.chunk(ranks, dim)[rank]
 
-    replaced = {"all_reduce": torch.clone, "all_gather": all_gather}
-    replaced |= {"gather": gather, "reduce_scatter": reduce_scatter}
+    replaced = {
+        "all_reduce": torch.clone,
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+    }
     vars(group).update(replaced)
     try:
         yield

@@ -1,15 +1,11 @@
 """A model whose weights are sharded over two ranks: each rank loads its own shards."""
 
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.distributed.weight_transfer.base import ModuleSource
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 import weightbus
-from weightbus.python_client.serving import vllm_loading
 from weightbus.tests.serving.real.test_architectures import (
     NEAR,
     _publisher,
@@ -24,19 +20,7 @@ from weightbus.tests.serving.real.test_architectures import (
 __all__ = ["_publisher"]  # the fixture
 
 RANKS = 2
-STALE = "STALE_RANK"  # the environment variable that names the rank whose head becomes stale
-
-
-class StaleHead(CPUWorker):  # type: ignore[misc]
-    """A worker that, on one rank, loads into a tied embedding and not into its head's packed copy.
-
-    vLLM starts the processes of the ranks, so the test cannot patch them.
-    """
-
-    def load_model(self, *given: Any, **named: Any) -> None:
-        if self.rank == int(os.environ[STALE]):
-            vllm_loading._ties = lambda _: []  # noqa: SLF001 - as vLLM's own reload
-        super().load_model(*given, **named)
+STALE = "weightbus.tests.serving.real.stale.StaleHead"  # a worker
 
 
 @pytest.fixture(name="unbound", autouse=True)
@@ -75,15 +59,10 @@ def test_a_head_that_is_stale_on_one_rank_alone_is_refused_by_its_rank(
 ) -> None:
     """The joined logits change with the other rank's half, so they would hide it."""
     del publisher  # it has this process ready for the next one
-    monkeypatch.setenv(STALE, str(rank))
-    worker = f"{StaleHead.__module__}.{StaleHead.__name__}"
+    monkeypatch.setenv("STALE_RANK", str(rank))
+    model = tmp_path / "model"
     with pytest.raises(Exception, match="initialization failed"):
-        served(
-            tmp_path / "model",
-            trained("llama-tied", 1),
-            tensor_parallel_size=RANKS,
-            worker_cls=worker,
-        )
+        served(model, trained("llama", 1), tensor_parallel_size=RANKS, worker_cls=STALE)
     words = "".join(capfd.readouterr())
     refused = "these of its parts still answer by the weights before: its head"
     assert f"rank {rank} of {RANKS}, {refused}" in words
