@@ -1,11 +1,22 @@
-"""A worker of vLLM with a fault on one rank. vLLM starts the ranks' processes, so it is named."""
+"""Serve a model of two ranks, of which one does not load its head, and end.
+
+    STALE_RANK=1 python -m weightbus.tests.serving.real.stale FOLDER
+
+In a process of its own, since a vLLM that does not start may leave sockets that it waits for.
+"""
 
 import os
+import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from weightbus.python_client.serving.vllm_loading import LayerwiseLoader
+from weightbus.tests.serving.real.test_architectures import served, trained
+
+WORKER = "weightbus.tests.serving.real.stale.StaleHead"  # vLLM starts the ranks' processes
 
 
 class StaleHead(CPUWorker):  # type: ignore[misc]
@@ -20,3 +31,12 @@ class StaleHead(CPUWorker):  # type: ignore[misc]
 
             LayerwiseLoader._load = all_but_head  # type: ignore[assignment,method-assign]  # noqa: SLF001
         super().load_model(*given, **named)
+
+
+if __name__ == "__main__":
+    try:
+        served(Path(sys.argv[1]), trained("llama", 1), tensor_parallel_size=2, worker_cls=WORKER)
+    except Exception:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(0)
