@@ -26,7 +26,6 @@ NAMES: Final = {"nbytes": "Bytes", "PatchId": "PatchID", "Patch": "PatchOffer"} 
 EMBEDDED: Final = {"patch": "patchid"}  # an object that begins with the fields of another
 PREFIXES: Final = {"announced": "a"}  # of states that have names as variables have
 IN_VECTORS: Final = {"session": "worker"}  # a table, as the vectors name it
-SHOWN: Final = ("features", "models")  # arrays and objects that the vectors have if empty, too
 WIDTH: Final = 120
 RULES: Final = r"\b[A-Z]\d+\b"
 
@@ -166,7 +165,7 @@ def _struct(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
     else:
         yield f"type {_class(struct)} struct {{\n"
         yield f"\t{inner}\n" if inner else ""
-        rows = [(_name(each.name), _type(each, protocol), _tag(struct, each)) for each in own]
+        rows = [(_name(each.name), _type(each, protocol), _tag(each)) for each in own]
         names = [each.name for each in own]
         yield _commented(rows, [("" if _trite(each) else each.meaning, *names) for each in own])
         yield "}\n"
@@ -180,21 +179,10 @@ def _trite(each: d.Field) -> bool:
     return each.meaning in (f"the {each.name}", "its number") or "as in" in each.meaning
 
 
-def _tag(struct: d.Struct, each: d.Field) -> str:
-    return f'`json:"{each.name}{",omitempty" if _left_out(struct, each) else ""}"`'
-
-
-def _left_out(struct: d.Struct, each: d.Field) -> bool:
-    """Return whether Go's zero value is left out.
-
-    A nil slice would be null. Of received messages the driver shows what the vectors have.
-    """
-    zero = "" if isinstance(each.type, d.OneOf) else each.default
-    if each.required or zero:
-        return False
-    sent = isinstance(struct, d.Message) and struct.sender == "worker"
-    invalid = isinstance(each.type, d.Array | d.Map) or zero != each.default
-    return sent or each.page in EXTRAS or (invalid and each.name not in SHOWN)
+def _tag(each: d.Field) -> str:
+    """Return the tag of a field. Go's zero value is left out where it means the default."""
+    zero = not each.default or isinstance(each.type, d.OneOf)
+    return f'`json:"{each.name}{",omitempty" if zero and not each.required else ""}"`'
 
 
 def _type(each: d.Field, protocol: d.Protocol) -> str:
@@ -240,26 +228,22 @@ def _reader(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
         if each.required:
             call = f'required(f, "{each.name}", {kind})'
         else:
-            default = _literal(each, "nil" if _left_out(struct, each) else "", protocol)
-            call = f'optional(f, "{each.name}", {default}, {kind})'
+            call = f'optional(f, "{each.name}", {_literal(each.default)}, {kind})'
         rows.append((f"{_name(each.name)}:", f"Code({call})," if _is_code(each) else f"{call},"))
     yield from _aligned(rows, "\t\t")
     yield "\t}\n}\n"
 
 
-def _literal(each: d.Field, empty: str, protocol: d.Protocol) -> str:
-    """Return the default of a field; `empty` instead of an empty array or object, if given."""
-    match each.default:
-        case None:
+def _literal(default: object) -> str:
+    match default:
+        case None | [] | {}:
             return "nil"
         case bool():
-            return str(each.default).lower()
-        case list() | dict():
-            return empty or _type(each, protocol) + "{}"
+            return str(default).lower()
         case str():
-            return f'"{each.default}"'
+            return f'"{default}"'
         case _:
-            return _number(str(each.default))
+            return _number(str(default))
 
 
 def _read(kind: d.Type, protocol: d.Protocol) -> str:

@@ -44,18 +44,6 @@ ENUMS: Final = {
     "FromObserver": ("observer", "publisher", True),
     "ToObserver": ("publisher", "observer", False),
 }
-# Fields that are written at their default too: the vectors have them in every message.
-WRITTEN: Final = {
-    "hello": ("epoch", "age_ms", "features", "client", "host", "pid"),
-    "welcome": ("age_ms", "features", "shared"),
-    "ping": ("token", "subscribed", "shared"),
-    "pong": ("token", "epoch", "models"),
-    "fetch": ("first", "count", "layout"),
-    "announce": ("encryption", "whole", "shared", "hash"),
-    "refuse": ("model", "epoch", "version"),
-    "progress": ("phase",),
-    "abort": ("text",),
-}
 # The types of limits that are not `usize`, beside those that bound an integer.
 LIMIT_TYPES: Final = {
     "MESSAGE_BYTES_MAX": "u64",
@@ -418,7 +406,7 @@ class Messages:
         if not meaning and struct.of_version and struct.version_meaning and each.name == "version":
             meaning = struct.version_meaning
         attribute = ""
-        if not each.required and each.name not in WRITTEN.get(struct.name, ()):
+        if not each.required:
             test = "is_default" if self._plain(each) else self._test(struct, each)
             attribute = f'    #[serde(skip_serializing_if = "{test}")]\n'
         comment = _comment(meaning, "    ")

@@ -1,7 +1,10 @@
 //! The publisher's machine plays the sequences of the golden vectors (`tests/vectors/README.md`).
 #![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
-use serde_json::{json, Map, Value};
+mod defaults;
+
+use defaults::Defaults;
+use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,6 +28,7 @@ const START_MS: u64 = 20 * 366 * 86_400_000;
 
 /// A publisher, a clock, and what came out of the last event.
 struct Player {
+    defaults: Defaults,
     machine: PublisherMachine,
     ms: Arc<AtomicU64>,
     calls: u64,
@@ -56,6 +60,7 @@ impl Player {
             machine = machine.trust(grants(&case["keys"]), "12".repeat(32));
         }
         Player {
+            defaults: Defaults::read(),
             machine,
             ms,
             calls: 0,
@@ -200,7 +205,7 @@ impl Player {
     }
 
     fn send(&mut self, to: &str, header: &[u8], payload: Option<&[u8]>, counted: bool) {
-        let mut message: Value = serde_json::from_slice(header).unwrap();
+        let mut message = self.defaults.filled(serde_json::from_slice(header).unwrap());
         if message["type"] == "beacon" && counted {
             let named = (number(&message["epoch"]), number(&message["version"]));
             let model = message["model"].as_str().unwrap();
@@ -306,30 +311,14 @@ fn by_recipient(messages: &[Value]) -> BTreeMap<String, Vec<&Value>> {
 /// True if a value is the one wanted; an object may have other fields beside.
 fn contains(value: &Value, wanted: &Value) -> bool {
     match (value, wanted) {
-        (Value::Object(fields), Value::Object(wanted)) => wanted.iter().all(|(name, wanted)| {
-            let found = fields.get(name).cloned().or_else(|| default(name));
-            found.map_or(false, |found| contains(&found, wanted))
-        }),
+        (Value::Object(fields), Value::Object(wanted)) => wanted
+            .iter()
+            .all(|(name, wanted)| fields.get(name).map_or(false, |value| contains(value, wanted))),
         (Value::Array(values), Value::Array(wanted)) => {
             values.len() == wanted.len() && values.iter().zip(wanted).all(|(a, b)| contains(a, b))
         }
         _ => value == wanted,
     }
-}
-
-/// What a field means that a header leaves out.
-fn default(name: &str) -> Option<Value> {
-    Some(match name {
-        "models" => Value::Object(Map::new()),
-        "features" | "patches" | "differences" => json!([]),
-        "patch" | "whole" => Value::Null,
-        "token" | "first" | "since" | "age_ms" | "differing" | "epoch" | "version" => json!(0),
-        "keep" | "more" | "follows" => json!(false),
-        "commit" => json!("auto"),
-        "acknowledge" => json!("applied"),
-        "encoding" => json!("raw"),
-        _ => return None,
-    })
 }
 
 fn grants(keys: &Value) -> ByKey {

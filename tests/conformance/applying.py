@@ -107,7 +107,7 @@ def apply_breaks(stage: Stage) -> None:
     for worker in workers:
         worker.wait_event("joined", epoch=again.epoch)
         for hello in stage.proxy.seen("hello", of(worker.name)):
-            names, epoch = hello.header["models"], hello.header["epoch"]
+            names, epoch = hello.header["models"], hello.header.get("epoch", 0)
             expect(names == {"m": None}, f"{worker.name} runs nothing, and says hello with {names}")
             expect(epoch == first.epoch, f"bytes of {first.epoch} are in it, hello says {epoch}")
     stage.publish(uniform(MINE, 5))

@@ -32,7 +32,6 @@ from weightbus.codecs.native import crc32c
 from weightbus.codecs.sealing import GroupKey, Opening, Subject, nonce_of
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_sequences import play
-from weightbus.tests.vectors.parts import OF_FEATURES
 
 Case = dict[str, Any]
 Result = dict[str, Any] | None  # none: the case is no concern of a worker
@@ -81,9 +80,6 @@ def _message(case: Case, folder: Path) -> Result:
 def plain(message: Message) -> Case:
     """Return a message as the vectors write it: its type, and every field but `wbp`."""
     fields = {f: getattr(message, f) for f in message.__struct_fields__ if f != "wbp"}
-    fields = {
-        f: value for f, value in fields.items() if f not in OF_FEATURES or value != OF_FEATURES[f]
-    }
     return {"type": message.__struct_config__.tag, **msgspec.to_builtins(fields)}
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-Case = dict[str, Any]
+from weightbus.tests.vectors.parts import filled
 
-LEFT_OUT: Case = {"intact": True, "subscribed": False}  # what a header means that does not say it
+Case = dict[str, Any]
 
 
 def fault_of_sequence(case: Case, answer: Case) -> str:
@@ -37,7 +37,7 @@ def _asked(sent: list[Case]) -> set[int]:
 
 
 def _fault(expect: Case, done: Case, asked: set[int]) -> str:
-    sent: list[Case] = [LEFT_OUT | header for header in done["sent"]]
+    sent: list[Case] = [filled(header["type"], header) for header in done["sent"]]
     for wanted in expect.get("sends", []):
         if not any(_contains(header, wanted) for header in sent):
             return f"no {wanted} among what was sent: {sent}"

@@ -13,7 +13,7 @@ from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.tests.conformance.driver import Fault, vectors
 from weightbus.tests.conformance.languages import OF_CLIENTS
 from weightbus.tests.conformance.sequences import fault_of_sequence
-from weightbus.tests.vectors.parts import own_defaults
+from weightbus.tests.vectors.parts import filled
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
@@ -116,6 +116,8 @@ def _judge_of(file: str, name: str, case: Case) -> Judge:
             case.get("direction") == "from_worker"
         ):
             return _header
+        case _ if case.get("direction") == "from_publisher":
+            return fault_of_message
         case "sequences.json" | "applying.json" | "renaming.json" if "steps" in case:
             return fault_of_sequence
         case "checksums.json":
@@ -152,12 +154,23 @@ def _result(case: Case, answer: Case) -> str:
     return "" if right else f"{_short(got)}, not {_short(expect)}"
 
 
+def fault_of_message(case: Case, answer: Case) -> str:
+    """Return what is wrong with how a message was read. A field left out has its default."""
+    return _result({**case, "expect": _with_defaults(case["expect"])}, _with_defaults(answer))
+
+
+def _with_defaults(result: Case) -> Case:
+    return (
+        {**result, "ok": filled(result["ok"]["type"], result["ok"])} if "ok" in result else result
+    )
+
+
 def _counts(case: Case, answer: Case) -> str:
     """Judge what counts of some messages: type and fields, null where one counts for nothing."""
     wanted = [said["counts"] and _told(said["counts"]) for said in case["messages"]]
     got: list[Case | None] = answer["counts"]
     told = [
-        one and other and {k: one.get(k) for k in other}
+        one and other and {k: filled(one["type"], one).get(k) for k in other}
         for one, other in zip(got, wanted, strict=True)
     ]
     return "" if same(told, wanted) else f"{_short(got)}, not {_short(wanted)}"
@@ -205,8 +218,8 @@ def _header(case: Case, answer: Case) -> str:
     wanted: Case = case["expect"]["ok"]
     if not same(sent.pop("wbp", None), 1):
         return f"without the number of the protocol: {answer['header'][:200]}"
-    means = {**own_defaults(wanted["type"]), **sent}
-    return "" if same(means, wanted) else f"sends {_short(means)}, not {_short(wanted)}"
+    means, meant = (filled(wanted["type"], each) for each in (sent, wanted))
+    return "" if same(means, meant) else f"sends {_short(sent)}, not {_short(wanted)}"
 
 
 def same(one: object, other: object) -> bool:

@@ -23,18 +23,27 @@ def own(message: description.Message) -> list[description.Field]:
     return [f for f in message.fields if f.page in pages and f.name not in LATER]
 
 
-def own_defaults(kind: str) -> "Json":
-    """Return the defaults of these fields."""
-    return {f.name: f.default for f in own(PROTOCOL.messages[kind]) if not f.required}
+def filled(name: str, fields: "Json") -> "Json":
+    """Return a message or an object with the defaults of all fields that it leaves out."""
+    struct = PROTOCOL.messages.get(name) or PROTOCOL.objects[name]
+    known = {f.name: f.default for f in struct.fields if not f.required} | fields
+    types = {f.name: f.type for f in struct.fields}
+    return {key: _filled(types[key], v) if key in types else v for key, v in known.items()}
 
 
-# The other fields, and their defaults.
-OF_FEATURES: Final[dict[str, object]] = {
-    field.name: field.default
-    for message in PROTOCOL.messages.values()
-    for field in message.fields
-    if field not in own(message)
-}
+def _filled(kind: description.Type, value: Any) -> Any:
+    match kind:
+        case description.Object():
+            return filled(kind.name, value)
+        case description.Nullable():
+            return value if value is None else _filled(kind.inner, value)
+        case description.Array():
+            return [_filled(kind.item, each) for each in value]
+        case description.Map():
+            return {key: _filled(kind.value, each) for key, each in value.items()}
+        case _:
+            return value
+
 
 Json = dict[str, Any]
 

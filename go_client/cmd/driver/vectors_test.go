@@ -107,8 +107,10 @@ func TestMessages(t *testing.T) {
 func checkMessage(t *testing.T, c map[string]interface{}, got object) {
 	want, accepted := c["expect"].(map[string]interface{})["ok"].(map[string]interface{})
 	if c["direction"] == "from_publisher" {
-		if is, ok := got["ok"].(map[string]interface{}); ok && accepted {
-			got["ok"] = compared(is, want)
+		for _, side := range []interface{}{c["expect"], map[string]interface{}(got)} {
+			if ok, is := side.(map[string]interface{})["ok"].(map[string]interface{}); is {
+				fill(ok)
+			}
 		}
 		expected(t, c, got)
 		return
@@ -121,31 +123,52 @@ func checkMessage(t *testing.T, c map[string]interface{}, got object) {
 	}
 	want["wbp"] = json.Number("1")
 	header := parse(t, []byte(got["header"].(string))).(map[string]interface{})
-	if is := compared(header, want); !reflect.DeepEqual(is, want) {
-		t.Fatalf("got  %v\nwant %v", is, want)
+	fill(header)
+	fill(want)
+	if !reflect.DeepEqual(header, want) {
+		t.Fatalf("got  %v\nwant %v", header, want)
 	}
 }
 
-// compared returns the fields of a message that a case has. Omitted fields have their defaults.
-func compared(message, want map[string]interface{}) map[string]interface{} {
-	fields := map[string]interface{}{}
-	for field, value := range want {
-		is, there := message[field]
-		if !there && atDefault(field, value) {
-			is = value
+// schemas are those of the messages, and of the objects in them, by name.
+var schemas = func() map[string]interface{} {
+	text, err := os.ReadFile("../../../docs/protocol/messages.schema.json")
+	if err != nil {
+		panic(err)
+	}
+	return orEmpty(parse(nil, text).(map[string]interface{})["$defs"])
+}()
+
+// fill adds the omitted fields of a message, and of the objects in it.
+func fill(message map[string]interface{}) {
+	fillBy(orEmpty(schemas[fmt.Sprint(message["type"])]), message)
+}
+
+func fillBy(of map[string]interface{}, value interface{}) {
+	if name, is := of["$ref"].(string); is {
+		of = orEmpty(schemas[strings.TrimPrefix(name, "#/$defs/")])
+	} else if either := list(of["anyOf"]); either != nil { // the other one is null
+		fillBy(orEmpty(either[0]), value)
+		return
+	}
+	fields, isObject := value.(map[string]interface{})
+	for name, property := range orEmpty(of["properties"]) {
+		if _, there := fields[name]; !there && isObject {
+			if at, has := orEmpty(property)["default"]; has {
+				fields[name] = at
+			}
 		}
-		fields[field] = is
 	}
-	return fields
-}
-
-// atDefault reports whether a message may omit a field with this value.
-func atDefault(field string, value interface{}) bool {
-	switch fmt.Sprint(value) {
-	case "", "0", "false", "[]", "map[]", "<nil>":
-		return field != "intact"
+	for name, field := range fields {
+		property, known := orEmpty(of["properties"])[name]
+		if !known {
+			property = of["additionalProperties"]
+		}
+		fillBy(orEmpty(property), field)
 	}
-	return false
+	for _, item := range list(value) {
+		fillBy(orEmpty(of["items"]), item)
+	}
 }
 
 func TestLayouts(t *testing.T) {
@@ -234,6 +257,9 @@ func checkSequence(t *testing.T, c map[string]interface{}, got object) {
 		expect, _ := step.(map[string]interface{})["expect"].(map[string]interface{})
 		result := got["steps"].([]interface{})[i].(map[string]interface{})
 		sent := result["sent"].([]interface{})
+		for _, message := range sent {
+			fill(message.(map[string]interface{}))
+		}
 		for _, want := range list(expect["sends"]) {
 			if !contains(sent, want.(map[string]interface{})) {
 				t.Errorf("step %d: %v was not sent, but %v", i, want, sent)
@@ -279,8 +305,7 @@ func contains(sent []interface{}, want map[string]interface{}) bool {
 	for _, message := range sent {
 		all := true
 		for field, value := range want {
-			got, ok := message.(map[string]interface{})[field]
-			all = all && (!ok && atDefault(field, value) || reflect.DeepEqual(got, value))
+			all = all && reflect.DeepEqual(message.(map[string]interface{})[field], value)
 		}
 		if all {
 			return true
@@ -296,16 +321,10 @@ func note(asked map[string]bool, sent []interface{}) {
 		if fields["type"] != "fetch" {
 			continue
 		}
-		first, count := number(fields["first"]), number(fields["count"])
+		first, _ := fields["first"].(json.Number).Int64()
+		count, _ := fields["count"].(json.Number).Int64()
 		for index := first; index < first+count; index++ {
 			asked[fmt.Sprint(index)] = true
 		}
 	}
-}
-
-// number returns an integer; 0 if the field is omitted.
-func number(value interface{}) int64 {
-	digits, _ := value.(json.Number)
-	n, _ := digits.Int64()
-	return n
 }

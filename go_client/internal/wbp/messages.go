@@ -58,11 +58,11 @@ type Welcome struct {
 	Data     string           `json:"data"`    // the endpoint of the data channel (level 2)
 	PingMS   int64            `json:"ping_ms"` // the publisher's interval of pings
 	LostMS   int64            `json:"lost_ms"`
-	Models   map[string]int64 `json:"models"`         // for each model, the newest version for this worker
-	AgeMS    int64            `json:"age_ms"`         // milliseconds since the publisher started, or fewer; 0: unknown
-	Features []string         `json:"features"`       // values for optional features
-	Shared   *Shared          `json:"shared"`         // the probe; nil: the publisher offers no segments
-	Keys     []string         `json:"keys,omitempty"` // the group keys, the newest last; empty: nothing is sealed
+	Models   map[string]int64 `json:"models"`             // for each model, the newest version for this worker
+	AgeMS    int64            `json:"age_ms,omitempty"`   // milliseconds since the publisher started, or fewer
+	Features []string         `json:"features,omitempty"` // values for optional features
+	Shared   *Shared          `json:"shared,omitempty"`   // the probe; nil: the publisher offers no segments
+	Keys     []string         `json:"keys,omitempty"`     // the group keys, the newest last; empty: nothing is sealed
 }
 
 // Kind returns the type of the message, as in its header.
@@ -70,9 +70,9 @@ func (*Welcome) Kind() string { return "welcome" }
 
 // Ping requests a pong. A worker adds whether it receives pushes and reads shared memory.
 type Ping struct {
-	Token      int64 `json:"token"` // returned in the pong
-	Subscribed bool  `json:"subscribed"`
-	Shared     bool  `json:"shared"` // of a worker: it uses shared memory in this session
+	Token      int64 `json:"token,omitempty"` // returned in the pong
+	Subscribed bool  `json:"subscribed,omitempty"`
+	Shared     bool  `json:"shared,omitempty"` // of a worker: it uses shared memory in this session
 }
 
 // Kind returns the type of the message, as in its header.
@@ -80,9 +80,9 @@ func (*Ping) Kind() string { return "ping" }
 
 // Pong answers a ping. A publisher adds the latest version of each of the worker's models.
 type Pong struct {
-	Token  int64            `json:"token"` // that of the ping
-	Epoch  int64            `json:"epoch"` // of a publisher: its epoch; of a worker: 0
-	Models map[string]int64 `json:"models"`
+	Token  int64            `json:"token,omitempty"` // that of the ping
+	Epoch  int64            `json:"epoch,omitempty"` // of a publisher: its epoch; of a worker: 0
+	Models map[string]int64 `json:"models,omitempty"`
 }
 
 // Kind returns the type of the message, as in its header.
@@ -114,11 +114,11 @@ type Announce struct {
 	ChunkBytes  int64             `json:"chunk_bytes"` // the length of a chunk
 	Commit      string            `json:"commit"`      // auto: the worker applies the version once it is whole
 	Acknowledge string            `json:"acknowledge"`
-	Encoding    string            `json:"encoding"`   // raw. Other values are reserved
-	Encryption  *string           `json:"encryption"` // nil: not encrypted
-	Whole       *Whole            `json:"whole"`
-	Shared      *Shared           `json:"shared"`             // the segment that holds the data section
-	Hash        bool              `json:"hash"`               // a worker that reads the segment reports a digest
+	Encoding    string            `json:"encoding"`             // raw. Other values are reserved
+	Encryption  *string           `json:"encryption,omitempty"` // nil: not encrypted
+	Whole       *Whole            `json:"whole,omitempty"`
+	Shared      *Shared           `json:"shared,omitempty"`   // the segment that holds the data section
+	Hash        bool              `json:"hash,omitempty"`     // a worker that reads the segment reports a digest
 	Key         *string           `json:"key,omitempty"`      // the id of the group key that seals this payload
 	Tag         *string           `json:"tag,omitempty"`      // the tag of this payload
 	Keep        bool              `json:"keep,omitempty"`     // later patches can have this version as their base
@@ -183,11 +183,11 @@ func (*Failed) Kind() string { return "failed" }
 
 // Refuse refuses a worker or a message, with the reason.
 type Refuse struct {
-	Code    Code    `json:"code"`    // a code
-	Text    string  `json:"text"`    // the reason in words
-	Model   *string `json:"model"`   // of a refused fetch: its model
-	Epoch   int64   `json:"epoch"`   // of a refused fetch: its epoch; 0: not given
-	Version int64   `json:"version"` // of a refused fetch: its version
+	Code    Code    `json:"code"`              // a code
+	Text    string  `json:"text"`              // the reason in words
+	Model   *string `json:"model,omitempty"`   // of a refused fetch: its model
+	Epoch   int64   `json:"epoch,omitempty"`   // of a refused fetch: its epoch; 0: not given
+	Version int64   `json:"version,omitempty"` // of a refused fetch: its version
 }
 
 // Kind returns the type of the message, as in its header.
@@ -251,7 +251,7 @@ type Abort struct {
 	Model   string `json:"model"`
 	Epoch   int64  `json:"epoch"`
 	Version int64  `json:"version"`
-	Text    string `json:"text"` // the reason
+	Text    string `json:"text,omitempty"` // the reason
 }
 
 // Kind returns the type of the message, as in its header.
@@ -379,7 +379,7 @@ func readWelcome(f *fields) Message {
 		LostMS:   required(f, "lost_ms", integer(2, 36_000_000)),
 		Models:   required(f, "models", mapOf(ModelsMax, IsName, integer(0, IntegerMax))),
 		AgeMS:    optional(f, "age_ms", 0, integer(0, IntegerMax)),
-		Features: optional(f, "features", []string{}, arrayOf(FeaturesMax, name)),
+		Features: optional(f, "features", nil, arrayOf(FeaturesMax, name)),
 		Shared:   optional(f, "shared", nil, nullable(objectOf(readShared))),
 		Keys:     optional(f, "keys", nil, arrayOf(GroupKeysMax, digits(64))),
 	}
@@ -397,7 +397,7 @@ func readPong(f *fields) Message {
 	return &Pong{
 		Token:  optional(f, "token", 0, integer(0, IntegerMax)),
 		Epoch:  optional(f, "epoch", 0, integer(0, IntegerMax)),
-		Models: optional(f, "models", map[string]int64{}, mapOf(ModelsMax, IsName, integer(0, IntegerMax))),
+		Models: optional(f, "models", nil, mapOf(ModelsMax, IsName, integer(0, IntegerMax))),
 	}
 }
 

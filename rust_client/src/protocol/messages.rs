@@ -292,16 +292,22 @@ pub struct Hello {
     pub models: BTreeMap<String, Option<Running>>,
     /// The applied epoch: the greatest epoch of which this process applied a version, or wrote a
     /// part of one into a model (W24); 0: none.
+    #[serde(skip_serializing_if = "is_default")]
     pub epoch: u64,
     /// Milliseconds since the publisher of the applied epoch started (W1); 0: unknown.
+    #[serde(skip_serializing_if = "is_default")]
     pub age_ms: u64,
     /// The optional features that the worker implements.
+    #[serde(skip_serializing_if = "is_default")]
     pub features: Vec<String>,
     /// Program and version, for operators.
+    #[serde(skip_serializing_if = "is_default")]
     pub client: String,
     /// The worker's host, for operators.
+    #[serde(skip_serializing_if = "is_default")]
     pub host: String,
     /// The worker's process, for operators.
+    #[serde(skip_serializing_if = "is_default")]
     pub pid: u64,
 }
 
@@ -336,10 +342,13 @@ pub struct Welcome {
     /// missing.
     pub models: BTreeMap<String, u64>,
     /// Milliseconds since the publisher started, or fewer; 0: unknown.
+    #[serde(skip_serializing_if = "is_default")]
     pub age_ms: u64,
     /// Values for optional features.
+    #[serde(skip_serializing_if = "is_default")]
     pub features: Vec<String>,
     /// The probe (S2); null: the publisher offers no segments.
+    #[serde(skip_serializing_if = "is_default")]
     pub shared: Option<Shared>,
     /// The group keys (E2), the newest last; empty: nothing is sealed.
     #[serde(skip_serializing_if = "is_default")]
@@ -366,10 +375,13 @@ impl Welcome {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Ping {
     /// Returned in the `pong`.
+    #[serde(skip_serializing_if = "is_default")]
     pub token: u64,
     /// Of a worker: W18 at level 2.
+    #[serde(skip_serializing_if = "is_default")]
     pub subscribed: bool,
     /// Of a worker: it uses shared memory in this session (S2).
+    #[serde(skip_serializing_if = "is_default")]
     pub shared: bool,
 }
 
@@ -387,10 +399,13 @@ impl Ping {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Pong {
     /// That of the `ping`.
+    #[serde(skip_serializing_if = "is_default")]
     pub token: u64,
     /// Of a publisher: its epoch; of a worker: 0.
+    #[serde(skip_serializing_if = "is_default")]
     pub epoch: u64,
     /// Of a publisher: as in `welcome`.
+    #[serde(skip_serializing_if = "is_default")]
     pub models: BTreeMap<String, u64>,
 }
 
@@ -414,10 +429,13 @@ pub struct Fetch {
     /// The version; 0: the newest version for this worker. With `version` 0, `count` is 0.
     pub version: u64,
     /// The first chunk.
+    #[serde(skip_serializing_if = "is_default")]
     pub first: u64,
     /// The number of chunks. 0: the publisher answers with the announcement and the `end`.
+    #[serde(skip_serializing_if = "is_default")]
     pub count: u64,
     /// With `count` 0: whether the announcement carries the layout.
+    #[serde(skip_serializing_if = "is_default")]
     pub layout: bool,
     /// The requested patch (D8); null: the version is requested.
     #[serde(skip_serializing_if = "is_default")]
@@ -464,12 +482,16 @@ pub struct Announce {
     /// `raw`. Other values are reserved.
     pub encoding: String,
     /// Null: not encrypted. `aes-256-gcm`: sealed. Other values are reserved.
+    #[serde(skip_serializing_if = "is_default")]
     pub encryption: Option<String>,
     /// The CRC of chunk 0 and the digest, if chunk 0 is the payload.
+    #[serde(skip_serializing_if = "is_default")]
     pub whole: Option<Whole>,
     /// The segment that holds the data section; null: there is none.
+    #[serde(skip_serializing_if = "is_default")]
     pub shared: Option<Shared>,
     /// A worker that reads the segment reports a digest (S7).
+    #[serde(skip_serializing_if = "is_default")]
     pub hash: bool,
     /// The id of the group key that seals this payload (E3).
     #[serde(skip_serializing_if = "is_default")]
@@ -652,10 +674,13 @@ pub struct Refuse {
     /// The reason in words.
     pub text: String,
     /// Of a refused `fetch`: its model.
+    #[serde(skip_serializing_if = "is_default")]
     pub model: Option<String>,
     /// Of a refused `fetch`: its epoch; 0: not given.
+    #[serde(skip_serializing_if = "is_default")]
     pub epoch: u64,
     /// Of a refused `fetch`: its version.
+    #[serde(skip_serializing_if = "is_default")]
     pub version: u64,
 }
 
@@ -713,6 +738,7 @@ pub struct Progress {
     pub chunks: u64,
     /// `applying`: the version is being applied. `receiving`: it is arriving. `staged`: it is
     /// ready, and the user has not begun to apply it.
+    #[serde(skip_serializing_if = "is_default")]
     pub phase: ProgressPhase,
     /// With `staged`: why the version cannot be applied yet.
     #[serde(skip_serializing_if = "is_default")]
@@ -790,6 +816,7 @@ pub struct Abort {
     pub epoch: u64,
     pub version: u64,
     /// The reason.
+    #[serde(skip_serializing_if = "is_default")]
     pub text: String,
 }
 
