@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WRITERS = (python, go, rust, typescript, document, schema)  # each has `files(protocol, root)`
 
 
-def made() -> dict[str, str]:
-    """Return the text of each file that is made, by its path in the repository."""
-    protocol = description.read()
+def made(folder: Path = description.FOLDER) -> dict[str, str]:
+    """Return the text of each file that a description makes, by its path in the repository."""
+    protocol = description.read(folder)
     found: dict[str, str] = {}
     for writer in WRITERS:
         found |= writer.files(protocol, ROOT)

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -26,6 +26,7 @@ class Language:
         folder: Where the client lies; empty: it needs no building.
         tools: What its build needs on the path.
         unsupported: By scenario or table of the vectors, why the client cannot do it.
+        root: The checkout that has the client.
     """
 
     key: str
@@ -33,17 +34,19 @@ class Language:
     folder: str
     tools: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict[str, str])
+    root: Path = ROOT
 
     @property
     def command(self) -> list[str]:
         """The driver."""
         if not self.folder:
-            return [sys.executable, str(Path(__file__).parent / "python_driver.py")]
-        return [str(ROOT / self.folder / "build" / "driver")]
+            driver = self.root / "tests" / "conformance" / "python_driver.py"
+            return ["env", f"PYTHONPATH={self.root / 'src'}", sys.executable, str(driver)]
+        return [str(self.root / self.folder / "build" / "driver")]
 
     def missing(self) -> str:
         """Say what is missing for a build; nothing if all is there."""
-        if self.folder and not (ROOT / self.folder / "Makefile").is_file():
+        if self.folder and not (self.root / self.folder / "Makefile").is_file():
             return f"there is no {self.folder}/Makefile"
         lacking = [tool for tool in self.tools if shutil.which(tool) is None]
         return f"not installed: {', '.join(lacking)}" if lacking else ""
@@ -58,7 +61,7 @@ class Language:
             return
         try:
             done = subprocess.run(  # noqa: S603 - a Makefile of ours
-                ["make", "-C", str(ROOT / self.folder), "driver"],  # noqa: S607
+                ["make", "-C", str(self.root / self.folder), "driver"],  # noqa: S607
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -127,15 +130,17 @@ CORE_LACKS: Mapping[str, str] = {
 }
 
 
-def chosen(keys: str | None) -> list[Language]:
+def chosen(keys: str | None, root: Path = ROOT) -> list[Language]:
     """Return the languages of these keys, separated by commas; all if there are none.
+
+    `root`: the checkout that has their clients.
 
     Raises:
         ValueError: There is no such language.
     """
+    known = {language.key: replace(language, root=root) for language in LANGUAGES}
     if keys is None:
-        return list(LANGUAGES)
-    known = {language.key: language for language in LANGUAGES}
+        return list(known.values())
     unknown = [key for key in keys.split(",") if key not in known]
     if unknown:
         raise ValueError(f"no language {', '.join(unknown)}; there are {', '.join(known)}")

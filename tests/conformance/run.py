@@ -19,6 +19,7 @@ from weightbus.tests.conformance import vectors
 from weightbus.tests.conformance.languages import (
     CORE_LACKS,
     LANGUAGES,
+    ROOT,
     Language,
     NotBuiltError,
     chosen,
@@ -42,6 +43,7 @@ def examine(
     *,
     on_vectors: bool,
     publishers: Sequence[str] = ("python",),
+    publisher_of: Path = ROOT,
 ) -> list[Row]:
     """Run one language; return its cells. (In a process of its own.)"""
     rows: list[Row] = []
@@ -51,7 +53,13 @@ def examine(
     wanted = [s for s in SCENARIOS if s.name in names]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for publisher in publishers:
-            play_one = partial(scenario_cell, language=language, seed=seed, publisher=publisher)
+            play_one = partial(
+                scenario_cell,
+                language=language,
+                seed=seed,
+                publisher=publisher,
+                publisher_of=publisher_of,
+            )
             cells = pool.map(play_one, wanted)
             section = SECTIONS[publisher]
             rows += [(section, s.name, cell) for s, cell in zip(wanted, cells, strict=True)]
@@ -59,13 +67,17 @@ def examine(
 
 
 def scenario_cell(
-    scenario: Scenario, language: Language, seed: int, publisher: str = "python"
+    scenario: Scenario,
+    language: Language,
+    seed: int,
+    publisher: str = "python",
+    publisher_of: Path = ROOT,
 ) -> Cell:
-    """Play one scenario."""
+    """Play one scenario; `publisher_of` is the checkout that has the Rust core as publisher."""
     unsupported = {**language.unsupported, **(CORE_LACKS if publisher == "rust" else {})}
     if scenario.name in unsupported:
         return Cell("unsupported", reason=unsupported[scenario.name])
-    driver = chosen("rust")[0].command if publisher == "rust" else None
+    driver = chosen("rust", publisher_of)[0].command if publisher == "rust" else None
     fault = play(scenario, language.command, seed, publisher=driver)
     return Cell("wrong", faults=(fault,)) if fault else Cell("right")
 
@@ -112,6 +124,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--publisher", choices=[*SECTIONS, "both"], help="of scenarios; else both where all is run"
     )
+    parser.add_argument(
+        "--clients", type=Path, default=ROOT, metavar="FOLDER", help="a checkout with the clients"
+    )
+    parser.add_argument(
+        "--publisher-of",
+        type=Path,
+        default=ROOT,
+        metavar="FOLDER",
+        help="a checkout with the Rust core as publisher, built",
+    )
     parser.add_argument("--seed", type=int, default=1, help="decides what the network does")
     parser.add_argument(
         "--keep-going", action="store_true", help="go on with other languages after a red one"
@@ -121,7 +143,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
     parser.add_argument("--jobs", type=int, default=2, help="languages at a time")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    options.clients = options.clients.resolve()
+    options.publisher_of = options.publisher_of.resolve()
+    return options
 
 
 def chosen_scenarios(patterns: str | None) -> list[str]:
@@ -148,6 +173,7 @@ def examine_all(matrix: Matrix, languages: Sequence[Language], options: argparse
                 options.seed,
                 on_vectors=options.scenarios is None,
                 publishers=publishers_of(options),
+                publisher_of=options.publisher_of,
             ): language
             for language in languages
         }
@@ -163,7 +189,9 @@ def examine_all(matrix: Matrix, languages: Sequence[Language], options: argparse
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
-def play_again(matrix: Matrix, languages: Sequence[Language], seed: int) -> list[str]:
+def play_again(
+    matrix: Matrix, languages: Sequence[Language], seed: int, publisher_of: Path = ROOT
+) -> list[str]:
     """Play a few red scenarios alone, and believe that; return what had failed, in words."""
     sections = {"python": matrix.scenarios, "rust": matrix.core}
     red = [
@@ -178,7 +206,8 @@ def play_again(matrix: Matrix, languages: Sequence[Language], seed: int) -> list
     said: list[str] = []
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
     for publisher, row, language, cell in red:
-        plays = (scenario_cell(scenarios[row], language, seed, publisher) for _ in range(AGAIN))
+        given = (scenarios[row], language, seed, publisher, publisher_of)
+        plays = (scenario_cell(*given) for _ in range(AGAIN))
         again = next((play for play in plays if play.verdict == "wrong"), None)
         matrix.add(SECTIONS[publisher], row, language.title, again or Cell("right"))
         alone = "fails again" if again else f"right {AGAIN} times alone"
@@ -189,6 +218,8 @@ def play_again(matrix: Matrix, languages: Sequence[Language], seed: int) -> list
 
 def publishers_of(options: argparse.Namespace) -> list[str]:
     """Return who is to publish: Python, the Rust core in its driver, or both in turn."""
+    if options.publisher is None and options.publisher_of != ROOT:
+        return ["rust"]
     both = options.publisher == "both" or (options.publisher is None and options.scenarios is None)
     return list(SECTIONS) if both else [options.publisher or "python"]
 
@@ -212,7 +243,7 @@ def main(words: Sequence[str]) -> int:
     """Run, report, and return the exit status."""
     options = parse(words)
     try:
-        languages = chosen(options.languages)
+        languages = chosen(options.languages, options.clients)
         names = chosen_scenarios(options.scenarios)
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -223,7 +254,7 @@ def main(words: Sequence[str]) -> int:
         [language.title for language in languages], titles={s.name: s.title for s in SCENARIOS}
     )
     examine_all(matrix, able, options)
-    again = play_again(matrix, able, options.seed)
+    again = play_again(matrix, able, options.seed, options.publisher_of)
     for title, cell in others.items():
         for section in map(SECTIONS.__getitem__, publishers_of(options)):
             for name in names:
@@ -235,7 +266,8 @@ def main(words: Sequence[str]) -> int:
     for title, cell in others.items():
         if cell.verdict == "not run":
             print(f"!!! {title} was NOT RUN: {cell.reason}")
-    if options.scenarios is None and complete(matrix):
+    ours = options.clients == options.publisher_of == ROOT
+    if options.scenarios is None and complete(matrix) and ours:
         PAGE.write_text(matrix.page())
         print(f"wrote {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
     else:

@@ -231,6 +231,20 @@ def test_what_the_core_lacks_as_a_publisher_is_said_of_scenarios_that_there_are(
     assert cell == Cell("unsupported", reason="it has no shared memory")
 
 
+def test_clients_and_a_publisher_can_be_of_another_checkout(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    options = run.parse(["--clients", folder, "--publisher-of", folder])
+    assert run.publishers_of(options) == ["rust"]
+    for language in chosen(None, options.clients):
+        assert any(folder in word for word in language.command), language.key
+    driver = tmp_path / "rust_client" / "build" / "driver"
+    driver.parent.mkdir(parents=True)
+    driver.write_text("#!/bin/sh\necho another checkout >&2\n")
+    driver.chmod(0o755)
+    given = (BY_NAME["late-join"], PYTHON, SEED, "rust", options.publisher_of)
+    assert "has ended: another checkout" in run.scenario_cell(*given).faults[0]
+
+
 def test_every_scenario_says_what_a_worker_does() -> None:
     assert len(BY_NAME) == len(SCENARIOS)
     for scenario in SCENARIOS:
