@@ -73,7 +73,7 @@ func TestTheUserDecides(t *testing.T) {
 		if inPlace {
 			left = -1
 		}
-		if s.counted("applied") != 1 || failed.Intact == inPlace || failed.Text != "I do not like 2" || s.value() != left {
+		if s.counted("applied") != 1 || *failed.Intact == inPlace || failed.Text != "I do not like 2" || s.value() != left {
 			t.Fatalf("%v %+v, %d", s.sent, failed, s.value())
 		}
 		s.version(3, []byte{3})
@@ -103,7 +103,7 @@ func TestAVersionIsTurnedDownBefore(t *testing.T) {
 		for v := int64(1); v <= 3; v++ {
 			s.version(v, []byte{byte(v)})
 			update, err := s.worker.Receive(within(t, 10*time.Second))
-			if v == 2 && (!errors.Is(err, CodeApply) || s.value() != 1 || !s.failed().Intact || s.failed().Text != "not today") {
+			if v == 2 && (!errors.Is(err, CodeApply) || s.value() != 1 || !*s.failed().Intact || s.failed().Text != "not today") {
 				t.Fatalf("%v, %d: %+v", err, s.value(), s.failed())
 			}
 			if v != 2 && (err != nil || update.Version != v || s.value() != int(v)) {
@@ -164,7 +164,7 @@ func TestTheUserHangs(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.control(&wbp.Ping{Token: 5})
-		if s.counted("pong") != 1 || s.failed().Intact == inPlace {
+		if s.counted("pong") != 1 || *s.failed().Intact == inPlace {
 			t.Fatalf("%v %+v", s.sent, s.failed())
 		}
 		s.version(2, []byte{2})

@@ -34,7 +34,7 @@ func (s *stage) send(header []byte) {
 	_ = json.Unmarshal(header, &m)
 	s.sent = append(s.sent, m.Type)
 	if m.Type == "failed" {
-		s.failure = &wbp.Failed{Intact: true}
+		s.failure = &wbp.Failed{}
 		_ = json.Unmarshal(header, s.failure)
 	}
 }

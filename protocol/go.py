@@ -165,7 +165,7 @@ def _struct(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
     else:
         yield f"type {_class(struct)} struct {{\n"
         yield f"\t{inner}\n" if inner else ""
-        rows = [(_name(each.name), _type(each, protocol), _tag(each)) for each in own]
+        rows = [(_name(e.name), _type(struct, e, protocol), _tag(struct, e)) for e in own]
         names = [each.name for each in own]
         yield _commented(rows, [("" if _trite(each) else each.meaning, *names) for each in own])
         yield "}\n"
@@ -179,14 +179,31 @@ def _trite(each: d.Field) -> bool:
     return each.meaning in (f"the {each.name}", "its number") or "as in" in each.meaning
 
 
-def _tag(each: d.Field) -> str:
-    """Return the tag of a field. Go's zero value is left out where it means the default."""
-    zero = not each.default or isinstance(each.type, d.OneOf)
-    return f'`json:"{each.name}{",omitempty" if zero and not each.required else ""}"`'
+def _tag(struct: d.Struct, each: d.Field) -> str:
+    omitted = not each.required and (_zero_is_default(each) or _is_pointer(struct, each))
+    return f'`json:"{each.name}{",omitempty" if omitted else ""}"`'
 
 
-def _type(each: d.Field, protocol: d.Protocol) -> str:
-    return "Code" if _is_code(each) else _go_type(each.type, protocol)
+def _zero_is_default(each: d.Field) -> bool:
+    """Return whether Go's zero value is the default, or no value of the type."""
+    above = isinstance(each.type, d.Integer) and each.type.least > 0
+    return not each.default or isinstance(each.type, d.OneOf) or above
+
+
+def _is_pointer(struct: d.Struct, each: d.Field) -> bool:
+    """Return whether nil is the default, as code that does not set a sent field sends zero."""
+    if each.required or _zero_is_default(each):
+        return False
+    sender = struct.sender if isinstance(struct, d.Message) else "either"
+    if sender == "either":
+        text = f"{struct.name}.{each.name}: Go's zero value differs from the default"
+        raise d.DescriptionError(f"messages.toml: {text}")
+    return sender == "worker"
+
+
+def _type(struct: d.Struct, each: d.Field, protocol: d.Protocol) -> str:
+    name = "Code" if _is_code(each) else _go_type(each.type, protocol)
+    return f"*{name}" if _is_pointer(struct, each) else name
 
 
 def _is_code(each: d.Field) -> bool:

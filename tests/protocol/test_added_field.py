@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -40,19 +42,23 @@ FIELDS = [
 READERS = {"from_worker": from_worker, "from_publisher": from_publisher}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("protocol")
+def made_with(folder: Path, lines: Mapping[str, str]) -> dict[str, str]:
+    """Return what is made from the description with these fields of messages added."""
     for path in description.FOLDER.glob("*.toml"):
         shutil.copy(path, folder)
     path = folder / "messages.toml"
     text = path.read_text()
-    for message, line in LINES.items():
+    for message, line in lines.items():
         before, head, after = text.partition(f"[message.{message}.fields]\n")
         assert head
         text = before + head + line + after
     path.write_text(text)
     return protocol.made(folder)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return made_with(tmp_path_factory.mktemp("protocol"), LINES)
 
 
 @pytest.fixture
@@ -105,3 +111,10 @@ def test_python_reads_and_writes_an_added_field(
     assert getattr(of_earlier, field) == default
     assert json.loads(encode(of_earlier)) == header
     assert READERS[side]([given]) == READERS[side]([without]), "an earlier reader ignores it"
+
+
+def test_go_sends_no_zero_in_place_of_a_default(made: dict[str, str], tmp_path: Path) -> None:
+    text = made["go_client/internal/wbp/messages.go"]
+    assert re.search(r'WaitedUS +\*int64 +`json:"waited_us,omitempty"`', text)
+    with pytest.raises(description.DescriptionError, match=r"ping\.waited_us: Go's zero value"):
+        made_with(tmp_path, {"ping": LINES["applied"]})

@@ -166,10 +166,7 @@ func rawField(text []byte, name string) json.RawMessage {
 func encoded(ok json.RawMessage) object {
 	var kind struct{ Type string }
 	_ = json.Unmarshal(ok, &kind)
-	message, known := map[string]wbp.Message{
-		"hello": &wbp.Hello{}, "fetch": &wbp.Fetch{}, "progress": &wbp.Progress{}, "staged": &wbp.Staged{},
-		"applied": &wbp.Applied{}, "failed": &wbp.Failed{}, "bye": &wbp.Bye{}, "ping": &wbp.Ping{}, "pong": &wbp.Pong{},
-	}[kind.Type]
+	message, known := fromWorker()[kind.Type]
 	if !known {
 		return object{"unsupported": "a worker sends no " + kind.Type}
 	}
@@ -177,6 +174,14 @@ func encoded(ok json.RawMessage) object {
 		return object{"error": err.Error()}
 	}
 	return object{"header": string(wbp.Encode(message))}
+}
+
+// fromWorker returns an empty message of each type that a worker sends.
+func fromWorker() map[string]wbp.Message {
+	return map[string]wbp.Message{
+		"hello": &wbp.Hello{}, "fetch": &wbp.Fetch{}, "progress": &wbp.Progress{}, "staged": &wbp.Staged{},
+		"applied": &wbp.Applied{}, "failed": &wbp.Failed{}, "bye": &wbp.Bye{}, "ping": &wbp.Ping{}, "pong": &wbp.Pong{},
+	}
 }
 
 func layouts(t table) error {

@@ -9,6 +9,8 @@ import (
 	"sort"
 	"strings"
 	"testing"
+
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 const folder = "../../../tests/vectors"
@@ -102,6 +104,20 @@ func TestMessages(t *testing.T) {
 	cases(t, "sealing.json", "headers", checkMessage)
 	cases(t, "patching.json", "headers", checkMessage)
 	cases(t, "metadata.json", "messages", checkMessage)
+}
+
+// Code that does not set a new field must send the default of the field, not the zero value of Go.
+func TestMessagesOmitWhatIsNotSet(t *testing.T) {
+	for kind, message := range fromWorker() {
+		header := parse(t, wbp.Encode(message)).(map[string]interface{})
+		required := list(orEmpty(schemas[kind])["required"])
+		for _, field := range required {
+			delete(header, field.(string))
+		}
+		if len(required) < 2 || len(header) != 0 { // wbp and type at least
+			t.Errorf("an empty %s has %v, which are optional", kind, header)
+		}
+	}
 }
 
 func checkMessage(t *testing.T, c map[string]interface{}, got object) {

@@ -173,9 +173,9 @@ type Failed struct {
 	Model   string `json:"model"`
 	Epoch   int64  `json:"epoch"`
 	Version int64  `json:"version"`
-	Code    Code   `json:"code"`   // a code
-	Text    string `json:"text"`   // the reason in words; at most 20 lines on tensors that differ
-	Intact  bool   `json:"intact"` // false: an apply failed half-way, so the worker runs no version of the model
+	Code    Code   `json:"code"` // a code
+	Text    string `json:"text"` // the reason in words; at most 20 lines on tensors that differ
+	Intact  *bool  `json:"intact,omitempty"`
 }
 
 // Kind returns the type of the message, as in its header.

@@ -95,7 +95,7 @@ func sayApplied(model string, v *versionEntry) Effect {
 // runs. (W24)
 func sayFailed(failure *Failed, intact bool) Effect {
 	said := *failure
-	said.Intact = intact
+	said.Intact = &intact
 	return Send{&said}
 }
 
