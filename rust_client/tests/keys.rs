@@ -256,8 +256,8 @@ fn each_ticket_is_for_one_connection() {
     let dials = |session: &mut Session, digit: &str| {
         let (header, payloads) = welcome(1, "tcp://*:1", BTreeMap::new());
         let text = String::from_utf8(header).unwrap();
-        let features = format!("\"features\":[\"ticket.{}\"]", digit.repeat(32));
-        let text = text.replace("\"features\":[]", &features);
+        let features = format!("{{\"features\":[\"ticket.{}\"],\"wbp\"", digit.repeat(32));
+        let text = text.replace("{\"wbp\"", &features);
         assert_eq!(payloads.len(), 0);
         let effects = session.machine.receive(text.as_bytes(), &[], session.now);
         effects

@@ -987,7 +987,7 @@ fn a_ticket_is_good_once_and_for_a_while() {
 #[test]
 fn nobody_is_given_a_token_where_there_are_keys() {
     let with_upstream =
-        String::from_utf8(hello(0, 0)).unwrap().replace("\"features\":[]", "\"features\":[\"upstream\"]");
+        String::from_utf8(hello(0, 0)).unwrap().replace("{\"wbp\"", "{\"features\":[\"upstream\"],\"wbp\"");
     let features = |mut publisher: PublisherMachine, key: &str| {
         let effects = publisher.receive_of(b"1", key, with_upstream.as_bytes(), 0, NOW);
         match effects.iter().find(|effect| matches!(effect, Effect::Send { .. })) {
