@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +39,10 @@ FIELDS = [
     ("from_worker applied", "waited_us", 5, 70_000, -1),
     ("from_publisher announce", "trainer_step", None, "s-12", ""),
 ]
-READERS = {"from_worker": from_worker, "from_publisher": from_publisher}
+READERS: dict[str, Callable[..., object]] = {
+    "from_worker": from_worker,
+    "from_publisher": from_publisher,
+}
 
 
 def made_with(folder: Path, lines: Mapping[str, str]) -> dict[str, str]:
