@@ -77,8 +77,7 @@ class LayerwiseLoader:
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         """Return why tensors with these dtypes and shapes cannot be loaded, or "" if they can."""
         at = _At()
-        # Names in checkpoints lack `base_layer`, which vLLM adds in layers that get adapters.
-        wanted = {name.replace(".base_layer.", ".") for name, _ in self._model.named_parameters()}
+        wanted = {_plain(name) for name, _ in self._model.named_parameters()}
         torchao = getattr(self._model, "_do_torchao_reload", False)
         with set_current_vllm_config(self._vllm_config):
             layerwise.initialize_layerwise_reload(self._model)
@@ -92,7 +91,8 @@ class LayerwiseLoader:
             finally:
                 self._put_back()
                 self._model._do_torchao_reload = torchao  # noqa: SLF001 - as it was
-        missing = wanted - loaded if isinstance(loaded, set) and not self._quantised else set()
+        known = isinstance(loaded, set) and not self._quantised
+        missing = wanted - set(map(_plain, loaded)) if known else set[str]()
         if missing:  # vLLM itself rejects a checkpoint for the same reason
             some = ", ".join(sorted(missing)[:5])
             return (
@@ -234,6 +234,14 @@ def _packing_experts(method: Any) -> Generator[None]:
         # Several layers may share the method, so the attribute may be removed already: hence
         # `None`.
         vars(method).pop("process_weights_after_loading", None)
+
+
+def _plain(name: str) -> str:
+    """Return the name of a parameter without the parts that vLLM adds and does not always report.
+
+    Layers that get adapters have `base_layer`, and 0.28 does not report `routed_experts`.
+    """
+    return name.replace(".base_layer.", ".").replace(".routed_experts.", ".")
 
 
 class _At:
