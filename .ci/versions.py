@@ -69,7 +69,10 @@ CLIENTS = (
         *("Java {}, JNA 5; " + LIBRARIES, LINUX),
     ),
 )
-HEAD = "| client | protocol | publishers | takes, or later | tested on |\n|---|---|---|---|---|\n"
+HEAD = (
+    "| client | protocol | publishers | needs (or a later version) | tested on |\n"
+    "|---|---|---|---|---|\n"
+)
 BEGIN, END = "<!-- made by `make version` -->\n\n", "\n<!-- until here -->\n"
 
 
