@@ -129,7 +129,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         self.crcs, self.here = [None] * self.plan.count, 0
 
     def lend(self: "Chunks[Memory]") -> Memory:
-        """Return a view of the memory, which the owner does not overwrite while the view exists."""
+        """Return a view of the memory. While it exists, the owner does not overwrite the memory."""
         view = self.view() if self.view is not None else None
         if view is None:
             view = self.memory.view()

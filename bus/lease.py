@@ -43,7 +43,7 @@ class Lease:
         self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
     def received(self, count: int) -> None:
-        """Decrypt and hash the next `count` bytes of `view`, which have been received."""
+        """Decrypt and hash the next `count` received bytes of `view`."""
         begin, self.count = self.count, self.count + count
         if self._opening is not None:
             self._opening.decrypt_next(self.view[begin : self.count], self.view[begin : self.count])

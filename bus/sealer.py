@@ -146,7 +146,7 @@ class Sealer:
     def rekey(self, now: float) -> None:
         """Replace the group key; workers without the new key cannot decrypt later versions.
 
-        All encrypted chunks are dropped, so that chunks in send queues, which the old key decrypts,
+        All encrypted chunks are dropped, so that chunks in send queues that the old key decrypts
         are not sent.
         """  # E6
         for version in self._sealed_versions:
@@ -162,7 +162,7 @@ class Sealer:
 
     @property
     def keys(self) -> list[str]:
-        """The group key in hexadecimal digits, which is sent only on encrypted connections."""
+        """The group key in hexadecimal digits, sent only on encrypted connections."""
         return [self._group.key.hex()]
 
     def reserve(self, model: str, nbytes: int) -> None:

@@ -149,7 +149,7 @@ class Patching:
         base: The running version that the patch changes; its bytes stay until the decoding has
             ended.
         patch: The bytes of the patch.
-        buffer: The memory for the decoded version, which is used for nothing else meanwhile.
+        buffer: The memory for the decoded version. Meanwhile nothing else uses this memory.
         digest: The version's digest.
         live: False once the version is no longer wanted: stop soon.
     """
@@ -174,7 +174,7 @@ class Copying:
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
         memory: The segment to copy from.
-        buffer: The memory for the copy, which is used for nothing else meanwhile.
+        buffer: The memory for the copy. Meanwhile nothing else uses this memory.
         plan: The version's chunks.
         live: False once the version is no longer wanted: stop soon.
         count: The number of chunks that are copied already.

@@ -182,7 +182,7 @@ IN size_t nth_avx512(uint64_t mask, uint32_t n) { return lowest(_pdep_u64((uint6
 struct level {
     const char *name;
     size_t (*compare)(const struct pair *, int, uint32_t *);
-    void (*take)(const struct pair *, int, const struct classes *, uint32_t *, int32_t *);
+    void (*changes)(const struct pair *, int, const struct classes *, uint32_t *, int32_t *);
     size_t (*find)(const uint8_t *, size_t, int, struct counter *, int, uint32_t *, int32_t *);
 };
 
@@ -194,10 +194,10 @@ static void choose(void) {
     __builtin_cpu_init();
     int wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
     if (wide && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-        *next++ = (struct level){"avx512", compare_avx512, take_avx512, find_avx512};
-    if (wide) *next++ = (struct level){"avx2", compare_avx2, take_avx2, find_avx2};
+        *next++ = (struct level){"avx512", compare_avx512, changes_avx512, find_avx512};
+    if (wide) *next++ = (struct level){"avx2", compare_avx2, changes_avx2, find_avx2};
 #endif
-    *next++ = (struct level){"portable", compare_portable, take_portable, find_portable};
+    *next++ = (struct level){"portable", compare_portable, changes_portable, find_portable};
     *next = (struct level){NULL, NULL, NULL, NULL};
 }
 
@@ -537,8 +537,8 @@ static PyObject *py_compare(PyObject *module, PyObject *args) {
     return done(v, 3, PyLong_FromSize_t(total));
 }
 
-/* take(base, target, kind, counts, gaps, steps), with the counts that `compare` has written */
-static PyObject *py_take(PyObject *module, PyObject *args) {
+/* changes(base, target, kind, counts, gaps, steps), with the counts that `compare` has written */
+static PyObject *py_changes(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer v[5];
     struct pair pair;
@@ -554,7 +554,7 @@ static PyObject *py_take(PyObject *module, PyObject *args) {
     }
     if ((size_t)v[3].len != 4 * total || v[4].len != v[3].len) return unfit(v, 5);
     Py_BEGIN_ALLOW_THREADS
-    if (there.count) level->take(&pair, kind, &there, v[3].buf, v[4].buf);
+    if (there.count) level->changes(&pair, kind, &there, v[3].buf, v[4].buf);
     Py_END_ALLOW_THREADS
     return done(v, 5, Py_NewRef(Py_None));
 }
@@ -664,7 +664,7 @@ static PyObject *py_use(PyObject *module, PyObject *wanted) {
 
 static PyMethodDef functions[] = {
     {"compare", py_compare, METH_VARARGS, NULL},
-    {"take", py_take, METH_VARARGS, NULL},
+    {"changes", py_changes, METH_VARARGS, NULL},
     {"tune", py_tune, METH_VARARGS, NULL},
     {"write", py_write, METH_VARARGS, NULL},
     {"read", py_read, METH_VARARGS, NULL},

@@ -26,7 +26,7 @@ FOR static size_t NAME(compare)(const struct pair *pair, int kind, uint32_t *cou
 }
 
 /* Write the gap and step of each element that differs; those of class `c` begin at `begins[c]`. */
-FOR static void NAME(take)(const struct pair *pair, int kind, const struct classes *there, uint32_t *gaps, int32_t *steps) {
+FOR static void NAME(changes)(const struct pair *pair, int kind, const struct classes *there, uint32_t *gaps, int32_t *steps) {
     uint32_t seen[CLASSES] = {0}, next[CLASSES] = {0}, put[CLASSES];
     memcpy(put, there->begins, sizeof put);
     for (size_t at = 0; at < pair->elements; at += WINDOW) {

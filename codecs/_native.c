@@ -303,7 +303,7 @@ static void *map(void *at, size_t nbytes, int protection, int how) {
 
 /* Move pages; `from` stays mapped, so that no other thread can map memory there. Most failures
    occur after the kernel has unmapped `to`: this function then maps `to` again, empty. Returns 0 or
-   an errno, which is negative if another thread has mapped `to` meanwhile. */
+   an errno; the errno is negative if another thread has mapped `to` meanwhile. */
 static int move_pages_to(void *to, void *from, size_t nbytes) {
     if (mremap(from, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) return 0;
     int error = errno;

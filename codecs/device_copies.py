@@ -340,7 +340,7 @@ class _Crossing:
 
 
 class _Mirrored:
-    """Copies out of one device through a second copy there, which is laid out like the memory."""
+    """Copies out of one device through a second copy there, laid out like the host memory."""
 
     def __init__(
         self,

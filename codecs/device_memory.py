@@ -1,8 +1,9 @@
 """Memory for a CUDA device: pinned pages of this process, and shareable device memory.
 
-The module calls the driver's library, since `torch` has no calls for most of this. The CUDA runtime
-library would leave its last error for the user's next check. Without the driver's library (ROCm,
-macOS) nothing is pinned or shared: copies are correct, but slower.
+The module calls the driver's library, since `torch` has no calls for most of this. The module does
+not call the CUDA runtime library: an error there would remain as the runtime's last error, and the
+user's next check would report it. Without the driver's library (ROCm, macOS) nothing is pinned or
+shared: copies are correct, but slower.
 
 This module is imported only for a tensor on a device. It never initialises CUDA itself.
 """

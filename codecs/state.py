@@ -48,7 +48,7 @@ class Outline(msgspec.Struct, frozen=True, eq=False):
 
     Analysing a model (names, dtypes, shapes, ties) takes longer than copying its values, for small
     tensors many times longer. A trainer publishes the same tensors repeatedly. So the result of the
-    analysis is kept together with the marks, which are compared with ==. The tensors are not kept
+    analysis is kept together with the marks. Marks are compared with ==. The tensors are not kept
     with the marks, since that would keep their memory.
 
     Attributes:
@@ -130,7 +130,7 @@ class State(msgspec.Struct, eq=False):
         return self.form.signatures
 
     def layout(self, previous: Layout | None = None) -> Layout:
-        """Return the layout of this state. If `previous` fits, return it, which is much faster."""
+        """Return the layout of this state: `previous` if that fits, since that is much faster."""
         if previous is None or previous is self.form.known:
             return previous or self.form.planned
         same = self.fits(previous) and self.form.names == previous.names()

@@ -58,7 +58,7 @@ class ModuleParts:
     loading: Loading | None = None
 
     def part_of(self, name: str) -> str | None:
-        """Return the name of the extra state to which a tensor of this name belongs, or None."""
+        """Return the name of the extra state that has a tensor of this name; None if none has."""
         if name in self.extra:
             return name
         head, mark, _ = name.rpartition(f"{EXTRA_STATE}.")
@@ -132,7 +132,7 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
 
 
 def _unfit(module: nn.Module) -> str | None:
-    """Return why a module would not use weights that are copied into its tensors; or None."""
+    """Return why a module would not use weights copied into its tensors; None if it would."""
     return shards_fault(module) or gathered_fault(module) or quantised_fault(module)
 
 
@@ -194,7 +194,7 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
 
 
 def shards_fault(module: nn.Module) -> str | None:
-    """Return an error text for a submodule whose `state_dict()` waits for all ranks, or None.
+    """Return an error text if the `state_dict()` of a submodule waits for all ranks; else None.
 
     A call in only one process would block until the ranks' own timeout.
     """
@@ -427,7 +427,7 @@ def _lost_buffers(module: nn.Module) -> Iterator[str]:
 
 
 def _unshaped(module: nn.Module) -> str | None:
-    """Return an error text for a tensor without a shape, since `state_dict()` fails; or None."""
+    """Return an error text if a tensor has no shape, so that `state_dict()` fails; else None."""
     for path, part in _modules(module):
         if torch_params.is_params(part):
             for name, tensor in torch_params.own_tensors(part):

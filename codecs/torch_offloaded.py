@@ -62,7 +62,7 @@ def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
 
 
 def gathered_fault(module: nn.Module) -> str | None:
-    """Return an error text for a submodule whose parameters FSDP2 has gathered now, or None."""
+    """Return an error text if FSDP2 has gathered a submodule's parameters now; else None."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     path = next(
         (
@@ -84,7 +84,7 @@ def gathered_fault(module: nn.Module) -> str | None:
 
 
 def quantised_fault(module: nn.Module) -> str | None:
-    """Return an error text for a submodule that bitsandbytes has quantised, or None."""
+    """Return an error text if bitsandbytes has quantised a submodule; else None."""
     for path, part in _modules(module):
         home = any(kind.__module__.startswith("bitsandbytes.") for kind in type(part).__mro__)
         weight: Any = vars(part)["_parameters"].get("weight") if home else None

@@ -90,7 +90,7 @@ def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
 
 
 def memory_fault(tensor: torch.Tensor) -> str | None:
-    """Return an error text, with advice, if not all elements of a tensor are in memory; or None.
+    """Return an error text with advice if some elements of a tensor are not in memory; else None.
 
     A copy of such a tensor would read at address null, or beyond the tensor's memory, and crash. A
     tensor on the meta device has no memory by design, which is no fault. Tensors that are not
@@ -129,7 +129,7 @@ def _without_storage(tensor: torch.Tensor, error: RuntimeError) -> str | None:
 
 
 def _explained(tensor: torch.Tensor) -> str | None:
-    """Return an error text for a tensor with a null address or a short storage, or None."""
+    """Return an error text if a tensor has a null address or a short storage; else None."""
     if not tensor.numel():
         return placeholder_fault(tensor)
     if not is_one_block(tensor) or tensor.device.type not in (*_ADDRESSED, "meta"):
@@ -193,7 +193,7 @@ def large(tensors: Iterable[object]) -> list[int]:
 
 
 def identity(tensor: torch.Tensor) -> Hashable | None:
-    """Return a key that is equal for tensors with the same elements; None without elements."""
+    """Return a key that is equal for tensors with the same elements; None if there are none."""
     if not tensor.numel() or tensor.is_meta:
         return None
     where = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()

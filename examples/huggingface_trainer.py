@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("weightbus.training").setLevel(logging.INFO)  # what becomes of each version
+    logging.getLogger("weightbus.training").setLevel(
+        logging.INFO
+    )  # logs the result of each version
     rows = [(torch.arange(12) + start) % 10 for start in range(10)] * 20  # 0 1 2 ... 9 0 1 ...
     with weightbus.Publisher(options.address) as publisher, tempfile.TemporaryDirectory() as folder:
         print("publishing at", publisher.address, flush=True)

@@ -120,7 +120,7 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
 
 
 def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
-    """Return a function that returns all group keys, for any worker; None without a sealer."""
+    """Return a function that returns all group keys for any worker; None if no sealer is given."""
     return None if sealer is None else lambda _peer: sealer.keys
 
 

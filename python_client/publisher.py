@@ -147,7 +147,7 @@ class Publisher(InOneProcess):
         self._asked: tuple[Request, tuple[object, ...]] = self._request(), (object(),)
         age = None if chosen.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
-        self._crowded = RateLimitedWarning(log, "workers may be missing here: %s")
+        self._exhausted = RateLimitedWarning(log, "workers may be missing here: %s")
         # a small shared segment; freed with its last reference
         self._probe = probe() if chosen.shared_memory else None
         shared = self._probe.shared if self._probe is not None else None
@@ -526,11 +526,12 @@ class Publisher(InOneProcess):
     def workers(self) -> dict[str, WorkerStatus]:
         """Return the status of every worker by name, lost workers included.
 
-        The log warns if the publisher rejects new connections, because it has too few descriptors.
+        If the publisher has too few descriptors and rejects new connections, the method logs a
+        warning.
         """
         self._check_usable()
         if away := self._loop.known.turned_away:
-            self._crowded.warn(away, time.monotonic())
+            self._exhausted.warn(away, time.monotonic())
         return self._known()
 
     def _known(self) -> dict[str, WorkerStatus]:
@@ -698,7 +699,10 @@ def _connected(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]
 
 
 def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> StateWriter | None:
-    """Return a thread that writes to the state folder, and that `undo` closes; None without one."""
+    """Return a thread that writes to the state folder; None if there is no folder.
+
+    `undo` closes the thread.
+    """
     if folder is None:
         return None
     keeper = StateWriter(folder)

@@ -513,7 +513,10 @@ class Subscriber(InOneProcess):
 
     @property
     def error(self) -> WeightBusError | None:
-        """The last error of a background apply, or None. In a forked child, a `ClosedError`."""
+        """The last error of a background apply; None if there was none.
+
+        In a forked child, a `ClosedError`.
+        """
         if self._inherited:
             return self._forked()
         failure = self._ready_queue.failure

@@ -299,7 +299,7 @@ def _leave_room(fd: int) -> None:
 
 
 def probe() -> Segment | None:
-    """Return an empty segment, by which workers detect that they are on this host; or None."""
+    """Return an empty segment, which shows workers that they are on this host; None if it fails."""
     try:
         return Segment(0)
     except OSError:

@@ -487,7 +487,7 @@ class Pool:
         return [b for b, s in self._blocks.items() if s is None or s.state == "free"]
 
     def _reuse(self, nbytes: int) -> MemoryBlock | None:
-        """Return an unused block of this size, or None; free unused blocks of other sizes."""
+        """Return an unused block of this size, if any; free unused blocks of other sizes."""
         for block, snapshot in [*self._blocks.items()]:
             if snapshot is not None and snapshot.state != "free":
                 continue
@@ -570,14 +570,14 @@ class _Room:
         return self._sent_views is None or self._sent_views() is None
 
     def give(self) -> NDArray[np.uint8]:
-        """Return a view of the memory, which is free again once the view is garbage-collected."""
+        """Return a view of the memory. Once the view is garbage-collected, the memory is free."""
         view = self.memory.view()
         self._sent_views, self.spare = weakref.ref(view), False
         return view
 
 
 class SealedMemory:
-    """The memory for the encrypted bytes of each model of one publisher, which is reused.
+    """Reusable memory for the encrypted bytes of each model of one publisher.
 
     Each model has as many blocks (`_Room`) as it may have snapshots. An unused block is freed at
     the second allocation that does not need it.

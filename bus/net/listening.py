@@ -2,8 +2,8 @@
 
 The kernel ensures that for TCP. A socket path remains when its publisher is killed, and must be
 removed before it can be bound again, but not while a process listens there. Checking, removing and
-binding are atomic under a lock on the folder, which the kernel releases when the holder of the lock
-ends.
+binding are atomic under a lock on the folder. The kernel releases the lock when the holder of the
+lock ends.
 
 Any user who may read a folder may lock it, for any time. So a lock that is held for longer than a
 publisher needs is ignored. A path is then first renamed before it is removed, and renamed back if a

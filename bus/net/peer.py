@@ -21,14 +21,14 @@ from .outgoing import Outgoing, PlainMessage, QueuedMessage, UnreadCopies
 from .processes import Process, SocketSearch
 from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
 
-QUEUE = 128  # messages for one worker, which has less than a window outstanding
+QUEUE = 128  # messages for one worker; less than a window of them is outstanding
 LARGE_BYTES = 2**16  # a payload of at least this counts as a copy once it is encrypted
 PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")  # the socket types that may connect to a ROUTER
 _METADATA = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER" + b"\x08Identity" + bytes(4)
 
 
 class SecretMessage:
-    """A message to one worker, which is encrypted when it begins to be sent.
+    """A message to one worker. It is encrypted when its sending begins.
 
     Args:
         curve: Encrypts the message.
@@ -179,7 +179,10 @@ class ControlConnection:
         return None
 
     def _frame(self) -> tuple[bool, bool, bytes] | None:
-        """Parse the next frame; return (more frames follow, is a command, body), or None."""
+        """Parse the next frame; return (more frames follow, is a command, body).
+
+        Returns None if the frame is incomplete.
+        """
         unparsed = self.unparsed
         if len(unparsed) < 2:
             return None

@@ -309,7 +309,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
-        """Send a message to the subscribers of its topic, which is the first frame.
+        """Send a message to the subscribers of its topic, the first frame.
 
         A subscriber whose queue is full loses the message. If the last frame is a view, the caller
         keeps the view for as long as the message should be sent.

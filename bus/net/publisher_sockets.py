@@ -131,7 +131,7 @@ class PublisherSockets:
         return PollResult(control=bool(router.ready), data=bool(data.asking), closed=closed)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
-        """Return (routing id, frames) of the next control message, or None."""
+        """Return (routing id, frames) of the next control message; None if there is none."""
         return self._router.receive(time.monotonic())
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:

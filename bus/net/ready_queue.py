@@ -95,7 +95,7 @@ class ReadyQueue:
     # For the worker's thread.
 
     def put(self, staged: StagedVersion) -> StagedVersion | None:
-        """Add a version that is ready; return the older version that it replaces, or None."""
+        """Add a version that is ready; return the older version that it replaces, if any."""
         with self.lock:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
@@ -103,7 +103,10 @@ class ReadyQueue:
             return older
 
     def claim(self, model: str) -> Waiter | None:
-        """Claim a waiter for this model, and return it, or None. Call its `end`, then `wake`."""
+        """Claim and return a waiter for this model; None if there is none.
+
+        The caller must call the waiter's `end`, then its `wake`.
+        """
         with self.lock:
             for waiter in self._waiters if self._closed is None else ():
                 if waiter.models is None or model in waiter.models:
@@ -210,10 +213,10 @@ class ReadyQueue:
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | Waiter | None:
-        """Wait for a version; return the one that has been ready for the longest time, or None.
+        """Wait for a version; return the one that has been ready for the longest time.
 
-        If another thread applied a version for this call, return the waiter with the result. This
-        may also be the result of an earlier call, which was interrupted.
+        Returns None after the timeout. If another thread applied a version for this call, returns
+        the waiter with the result; the result may be that of an earlier, interrupted call.
 
         Args:
             timeout: Seconds to wait; None: until there is a version.

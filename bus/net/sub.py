@@ -84,7 +84,7 @@ class Subscription:
         return connection is not None and self._stream.say(body) and self._write(connection)
 
     def process_events(self, now: float) -> tuple[socket.socket, bool] | None:
-        """Do what is due; return (socket to watch, whether bytes are unsent), or None."""
+        """Do what is due; return (socket to watch, whether bytes are unsent), if connected."""
         while self._dialled:
             self._use_connection(*self._dialled.popleft(), now)
         patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
@@ -118,7 +118,10 @@ class Subscription:
         return self._ticketed and not (self._ticket or self._socket or self._dialling)
 
     def receive(self, now: float) -> Arrived | None:
-        """Return the next message or None. Then `pending` says whether more may have arrived."""
+        """Return the next message; None if there is none.
+
+        Then `pending` says whether more may have arrived.
+        """
         while not self._arrived and (self._stream.held or not self._drained):
             connection, stream = self._socket, self._stream
             if connection is None:

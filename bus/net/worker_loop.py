@@ -335,7 +335,10 @@ class WorkerLoop:
         self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
-        """Return memory, or None without any. Memory for a later version is touched when idle."""
+        """Return memory of the size that the effect names; None if there is not enough memory.
+
+        The copier prefaults memory for a later version when the copier is idle.
+        """
         try:
             if effect.key is not None:
                 return memory_of(effect.nbytes)

@@ -74,7 +74,7 @@ class Stream:
         self.missing = 1  # bytes that must arrive before anything can be processed
         self.held = False  # whether a payload waits until earlier messages are processed
         self._frames: list[Buffer] = []  # frames of the message that is arriving
-        # A frame longer than the scratch, which is being received: (flags, lease).
+        # The frame that is being received, if longer than the scratch: (flags, lease).
         self._body: tuple[int, Lease | None] | None = None
         self._topics: set[bytes] = set()
         self.first = b""  # a message to send before all others

@@ -53,7 +53,7 @@ class BroadcastWhole(msgspec.Struct, frozen=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Drop a model's queued messages, which are outdated, except those that are being sent."""
+    """Drop a model's queued, outdated messages, except those that are being sent."""
 
     model: str
 

@@ -153,13 +153,13 @@ def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
     token could be read and reused. (K9, P22)
     """
     if state.grants is not None and state.secret is not None:
-        state.roster.ticket(peer, state.secret(), now)
+        state.roster.assign_ticket(peer, state.secret(), now)
         return [f"{TICKET}.{peer.ticket}"]
     secret = None if state.keys is not None else state.secret
     if secret is None or UPSTREAM not in peer.hello.features:
         return []
     if not peer.token:
-        state.roster.give(peer, secret())
+        state.roster.assign_token(peer, secret())
     return [f"{UPSTREAM}.{peer.token}"]
 
 

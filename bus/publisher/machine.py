@@ -1,9 +1,9 @@
 """The publisher's state machine, without sockets, threads or clocks.
 
 The shell, which owns the sockets, passes in messages (`receive`), calls of the user (`publish`) and
-the time (`tick`). Each method returns effects, which the shell carries out. While `ready` names
-topics, `push` returns the next chunks to send. The state is one record (`state.py`); the modules on
-the right handle the events.
+the time (`tick`). Each method returns effects, which the shell carries out. `ready` returns the
+topics that have chunks to send, and `push` returns the next chunks of these topics. The state is
+one record (`state.py`); the modules on the right handle the events.
 
     hello ──> welcome                          adds the worker to the roster     joining.py
     publish ──> announce, chunk..., end        pushed to all; or announce and    publishing.py
@@ -244,7 +244,10 @@ class PublisherMachine:
         return call, self._with_freed_memory(effects)
 
     def end(self, call: Publication, why: str, now: float) -> list[Effect]:
-        """End a call before its deadline, with the results so far; abort an undecided version."""
+        """End a call before its deadline, with the results so far.
+
+        If the call's version is not committed yet, abort it.
+        """
         return self._with_freed_memory(calls.end(self.state, call, why, now))
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
@@ -385,7 +388,7 @@ class PublisherMachine:
     def rejections(self, text: str, now: float) -> list[Effect]:
         """Log why connections were rejected before their hello; empty `text`: none were lately."""
         unreported = self.state.note_rejections(text, now)
-        return [Notice("crowded", text, warning=True)] if unreported else []
+        return [Notice("exhausted", text, warning=True)] if unreported else []
 
     def present(self, model: str | None) -> int:
         """Return the number of live workers that want a model; None: of all live workers."""

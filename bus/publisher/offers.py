@@ -108,7 +108,7 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
 
 
 def hash_chunk(of: Chunked | VersionOffer, index: int) -> int:
-    """Return a chunk's CRC-32C, which is computed at the first call, and then stored."""
+    """Return a chunk's CRC-32C. The first call computes and stores it."""
     crc = of.chunks.crcs[index]
     if crc is None:
         crc = crc32c(of.snapshot.bytes(*of.chunks.plan.span(index)))
@@ -142,7 +142,7 @@ def hash_all(version: Version) -> Iterator[int]:
 
 
 class BackgroundHasher:
-    """A queue of long work on versions, such as hashing, which is done in small steps.
+    """A queue of long work on versions, such as hashing. The work is done in small steps.
 
     Attributes:
         waiting: The queued work, as (version, steps, function to call at the end, function to call

@@ -112,12 +112,12 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
 def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
     """Handle the digest of a version: send `end` to workers that wait for it, and check reports."""
     effects: list[Effect] = []
-    ends, claims = state.store[version.model].hashed(version)
-    for name in sorted(ends):
+    awaiters, reports = state.store[version.model].hashed(version)
+    for name in sorted(awaiters):
         peer = state.roster.by_name(name)
         if peer is not None and not peer.lost:
             effects.append(Send(end_of(version), to=peer.identity))
-    for name, message in claims:
+    for name, message in reports:
         peer = state.roster.by_name(name)
         if peer is not None and not peer.lost:
             match message:

@@ -342,14 +342,14 @@ class Roster:
         return self._by_identity.get(identity)
 
     def by_token(self, token: str) -> Peer | None:
-        """Return the worker with this token for reports on its data connection, or None."""
+        """Return the worker with this token for data-connection reports; None if there is none."""
         return self._by_token.get(token)
 
-    def give(self, peer: Peer, token: str) -> None:
+    def assign_token(self, peer: Peer, token: str) -> None:
         """Assign a token for a worker's reports on its data connection."""
         peer.token, self._by_token[token] = token, peer
 
-    def ticket(self, peer: Peer, ticket: str, now: float) -> None:
+    def assign_ticket(self, peer: Peer, ticket: str, now: float) -> None:
         """Assign a ticket to a worker. A previous ticket that was not redeemed becomes invalid."""
         self._by_ticket.pop(peer.ticket, None)
         peer.ticket, peer.ticket_at, self._by_ticket[ticket] = ticket, now, peer
@@ -430,7 +430,7 @@ class Roster:
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
         """True if the roster has room for a worker. Removes lost workers if that is needed.
 
-        `instead_of` is the worker that the new worker replaces, or None.
+        `instead_of` is the worker that the new worker replaces; None: it replaces none.
         """
         count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
 

@@ -84,7 +84,10 @@ class Versions:
         return {worker: version.version for worker, version in self._targeted.items()}
 
     def latest_for(self, worker: str) -> Version | None:
-        """Return a worker's newest committed version, or None. To send it, use `get_latest_for`."""
+        """Return a worker's newest committed version; None if there is none.
+
+        To send that version, use `get_latest_for`.
+        """
         known = [v for v in (self.latest, self._targeted.get(worker)) if v is not None]
         return max(filter(_exists, known), key=lambda v: v.key, default=None)
 
@@ -224,7 +227,7 @@ class Versions:
         return version.end_hashing()
 
     def compared(self, version: Version) -> None:
-        """Handle the end of a comparison with a version, which may be reclaimable again."""
+        """Handle the end of a comparison. The compared version may be reclaimable again."""
         version.end_comparison()
         self.changed = True
 

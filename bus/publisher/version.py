@@ -1,16 +1,16 @@
 """The publisher machine's record of a version: name, layout, chunks, phase, and its receivers.
 
 The publishing thread makes a `VersionOffer`, and does not change the offer after handing it over.
-The machine makes a `Version` of the offer, which belongs to the machine's thread. The bytes are in
-a snapshot, which the machine never reads: effects name the chunks to send, and the shell reads the
-bytes.
+The machine makes a `Version` from the offer. The `Version` belongs to the machine's thread. The
+bytes are in a snapshot that the machine never reads: effects name the chunks to send, and the shell
+reads the bytes.
 
 The latest version can be *reclaimable*: the next publish may overwrite it at any time.
 Before the machine sends chunks of such a version, it must take the memory back. If a publish was
 faster, the version is gone.
 
-A version can also be sent as patches, each for another base that workers run. A patch is cut into
-chunks, hashed, encrypted and fetched like a version.
+A version can also be sent as patches, each on a different base that workers run. A patch is cut
+into chunks, hashed, encrypted and fetched like a version.
 
 A relay offers a version from a worker's staging buffer while the version arrives: see
 `VersionOffer.received`. Each chunk can be sent once it has arrived, and the digest once it is
@@ -224,7 +224,7 @@ class VersionOffer(msgspec.Struct, eq=False):
 
     @classmethod
     def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "VersionOffer":
-        """Return an offer of a version in a worker's staging buffer, which may be incomplete."""
+        """Return an offer of a version, maybe incomplete, in a worker's staging buffer."""
         return cls(model, layout, chunks, Received(chunks))
 
 
@@ -266,11 +266,12 @@ class Version(Chunked):
         receivers: Names of the workers that are receiving the version.
         phase: The version's phase (`phases.py`).
         hashing: Whether all chunks are being hashed, because the digest is needed.
-        ends: Names of the workers to which `end` is sent once the digest is known.
+        end_awaiters: Names of the workers to which `end` is sent once the digest is known.
         readers: Number of running comparisons, during which the version is not reclaimable.
         sums: CRC-32C of each tensor that was compared, by the position of the tensor's first byte.
         waits: By worker and chunk index, the time until which the worker waits for that chunk.
-        claims: By worker and type, the last report, to be checked once the digest is known.
+        unchecked_reports: By worker and type, the last report, to be checked once the digest is
+            known.
         unpatched: Names of the workers whose reason to use no patch was logged.
     """
 
@@ -289,11 +290,11 @@ class Version(Chunked):
         self.receivers: set[str] = set()
         self.phase: VersionPhase = "pending"
         self.hashing = False
-        self.ends: set[str] = set()
+        self.end_awaiters: set[str] = set()
         self.readers = 0
         self.sums: dict[int, int] = {}
         self.waits: dict[str, dict[int, float]] = {}
-        self.claims: dict[tuple[str, type], Staged | Applied] = {}
+        self.unchecked_reports: dict[tuple[str, type], Staged | Applied] = {}
         self.unpatched: set[str] = set()
 
     def __repr__(self) -> str:
@@ -371,19 +372,20 @@ class Version(Chunked):
 
     def forget_worker(self, worker: str) -> None:
         """Drop the chunks, the `end` and the reports that are kept for a lost worker."""
-        self.ends.discard(worker)
+        self.end_awaiters.discard(worker)
         self.waits.pop(worker, None)
-        self.claims = {key: claim for key, claim in self.claims.items() if key[0] != worker}
+        kept = self.unchecked_reports.items()
+        self.unchecked_reports = {key: report for key, report in kept if key[0] != worker}
 
     # The digest.
 
     def await_end(self, worker: str) -> None:
         """Record that a worker is sent the `end` once the digest is known."""
-        self.ends.add(worker)
+        self.end_awaiters.add(worker)
 
     def check_later(self, worker: str, report: Staged | Applied) -> None:
         """Keep a worker's report until the digest is known."""
-        self.claims[worker, type(report)] = report
+        self.unchecked_reports[worker, type(report)] = report
 
     def begin_hashing(self) -> bool:
         """Record that all chunks are being hashed; return False if they were already."""
@@ -391,10 +393,13 @@ class Version(Chunked):
         return begun
 
     def end_hashing(self) -> tuple[set[str], list[tuple[str, Staged | Applied]]]:
-        """End the hashing; return the workers that await the `end`, and the kept reports."""
-        ends, claims = self.ends, [(worker, claim) for (worker, _), claim in self.claims.items()]
-        self.hashing, self.ends, self.claims = False, set(), {}
-        return ends, claims
+        """End the hashing; return the workers that await the `end`, and their reports.
+
+        The reports were kept until the digest is known.
+        """
+        awaiters, reports = self.end_awaiters, self.unchecked_reports
+        self.hashing, self.end_awaiters, self.unchecked_reports = False, set(), {}
+        return awaiters, [(worker, report) for (worker, _), report in reports.items()]
 
     def begin_comparison(self) -> None:
         """Record that a comparison reads the version."""
@@ -413,8 +418,8 @@ class Version(Chunked):
     def withdraw(self) -> None:
         """Reset the version as if no worker had received it; drop patches on older versions."""
         self.receivers.clear()
-        self.ends.clear()
-        self.claims.clear()
+        self.end_awaiters.clear()
+        self.unchecked_reports.clear()
         self.patches = ()  # the bases of patches are of the old epoch
 
     def renew(self, epoch: int) -> None:

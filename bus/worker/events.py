@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True):
             version keeps its phase until the report that the code has returned. (W24)
         bytes: The memory that has the applied bytes from now on: the version's staging buffer, or
             the memory of the model. None: no such memory is known.
-        kept: Whether the user continues to use the version's buffer, which must not be used again.
+        kept: Whether the user continues to use the version's buffer. If so, it must not be reused.
         misfit: Whether the version was rejected since the model has other names, shapes or dtypes
             now.
     """

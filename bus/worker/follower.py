@@ -1,8 +1,9 @@
 """One model of a worker: which version to fetch, and the progress of each version (`phases.py`).
 
 The latest version wins: an older version that is arriving is dropped. But after such a drop the
-worker completes the next version by fetching, before it considers a newer version. Of versions that
-were applied or failed, the follower keeps what later versions need. (W15, W24)
+worker completes the next version by fetching, before it considers a newer version. After a version
+was applied or has failed, the follower keeps the data about it that decides on later versions.
+(W15, W24)
 """
 
 import math
@@ -102,7 +103,7 @@ class Follower:
 
     @property
     def running(self) -> Running | None:
-        """The running version, or None."""
+        """The running version; None if no version runs."""
         entry = self.versions.in_phase["running"]
         return entry.running if entry is not None else None
 
@@ -229,7 +230,7 @@ class Follower:
         return [*effects, Reserve(self.model, entry.key, entry.announce.nbytes)]
 
     def _granted(self, granted: Granted, now: float) -> list[Effect]:
-        """Process the result of `Reserve`: memory for this or a later version, or None."""
+        """Process the result of `Reserve`: memory for a version; None if there was not enough."""
         entry, buffer = self.versions.in_phase["announced"], granted.buffer
         if entry is None or entry.lacks != "memory" or entry.key != granted.key:
             if buffer is not None:

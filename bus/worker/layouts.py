@@ -71,7 +71,7 @@ class Acceptance:
         return None if known is None else known[0]
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
-        """Parse and keep a layout that came with an announcement; return its fault, or None."""
+        """Parse and keep the layout of an announcement; return its fault, None if it has none."""
         fault = self.oversize(announce)  # checked before the layout is parsed
         if fault is not None:
             return fault

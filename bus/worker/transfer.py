@@ -230,7 +230,7 @@ class Transfer:
         return True
 
     def end(self, digest: str) -> None:
-        """Set the digest of the version, which is sent after the last pushed chunk."""
+        """Set the version's digest, received after the last pushed chunk."""
         self.digest = digest
         self._change_way("unpushed")
 

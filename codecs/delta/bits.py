@@ -45,7 +45,7 @@ def golomb(values: Values, k: int) -> list[Bit]:
 
 
 def bit_length(values: Values) -> Values:
-    """Return the number of bits of each number (0 for 0), which is at most 53."""
+    """Return for each number its number of bits: at most 53, and 0 for the number 0."""
     return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 

@@ -108,7 +108,7 @@ class _Group:
 
         A block that is not shorter with steps even with its own table does not affect the table.
         """
-        found = {index: kernels.take(*pair, kind) for index, pair in enumerate(self._pairs)}
+        found = {index: kernels.compare(*pair, kind) for index, pair in enumerate(self._pairs)}
         found = {index: each for index, each in found.items() if each[1].size}
         while found:
             table, bodies = self._written(found)

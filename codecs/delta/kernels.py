@@ -21,26 +21,27 @@ BUILT: bool = native.DELTA is not None
 _OVERWRITE_HEAD = 3  # bytes: 19 bits for a count, and 5 for a Rice parameter
 
 
-def take(base: Bytes, target: Bytes, kind: int) -> EncodedChanges:
+def compare(base: Bytes, target: Bytes, kind: int) -> EncodedChanges:
     """Compare two blocks of 16-bit elements; return counts, gaps and steps.
 
     Args:
         base: A block of the base.
         target: The same block of the target.
-        kind: `BF16` or `F16`: elements have 16 classes; for other kinds, one class.
+        kind: The kind of the elements. Elements of kind `BF16` and `F16` have 16 classes; elements
+            of other kinds have one class.
 
     Returns:
         Three arrays. Counts: for each class, the number of elements that differ. Gaps: for each
         such element, the number of unchanged elements of its class before it. Steps: for each such
-        element, the step from the base's value to the target's, in the order of
-        `numpy_kernels.keys`.
+        element, the rank of the target's value minus the rank of the base's value.
+        `numpy_kernels.keys` defines the ranks.
     """
     if not BUILT:
-        return numpy_kernels.take(base, target, kind)
+        return numpy_kernels.compare(base, target, kind)
     counts = np.zeros(CLASSES if kind in (BF16, F16) else 1, np.uint32)
     differ = native.DELTA.compare(base, target, kind, counts)
     gaps, steps = np.empty(differ, np.uint32), np.empty(differ, np.int32)
-    native.DELTA.take(base, target, kind, counts, gaps, steps)
+    native.DELTA.changes(base, target, kind, counts, gaps, steps)
     return counts, gaps, steps
 
 
@@ -89,7 +90,7 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, 
 
 
 def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
-    """Return the body of a block that lists the elements that differ, which have any width."""
+    """Return the body of a block that lists the elements that differ, of any width."""
     unit = f"<u{width}"
     old, new = base.view(unit), target.view(unit)
     at = np.flatnonzero(old != new)

@@ -37,8 +37,8 @@ def classes_of(elements: Elements, kind: int) -> NDArray[np.uint8]:
     return np.asarray(np.minimum((exponents - 96) >> 1, 15), np.uint8)
 
 
-def take(base: Bytes, target: Bytes, kind: int) -> tuple[Counts, Counts, NDArray[np.int32]]:
-    # See `kernels.take`.
+def compare(base: Bytes, target: Bytes, kind: int) -> tuple[Counts, Counts, NDArray[np.int32]]:
+    # See `kernels.compare`.
     old, new = base.view("<u2"), target.view("<u2")
     at = np.flatnonzero(old != new)
     steps = keys(new[at]) - keys(old[at])

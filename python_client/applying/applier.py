@@ -410,7 +410,7 @@ class Applier:
         """Apply a version that is ready.
 
         Returns:
-            Whether the caller's wait is over, and the applied version, or None.
+            Whether the caller's wait is over, and the applied version (None: none was applied).
         """
         waits, lock = False, self.lock_of(staged.model)
         try:

@@ -552,7 +552,7 @@ class ReadingLock:
         self.invalid[model] = error
 
     def release_readers(self, model: str, error: Exception) -> None:
-        """Make all readers get `error` at once, until the writer, which is late, has ended."""
+        """Make all readers get `error` at once, until the late writer has ended."""
         with self._lock:
             self._late = model, error
             self._let_in()

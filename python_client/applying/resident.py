@@ -247,7 +247,7 @@ def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | Non
 
 
 def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
-    """Return the memory in which all these tensors are already in layout order, or None."""
+    """Return the memory that has all these tensors in layout order already; None if none has."""
     first = next(iter(tied), None)
     if first is None:
         return None

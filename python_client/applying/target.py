@@ -22,7 +22,7 @@ class Target(ABC):
     """An object that versions can be applied to. The default methods are for any kind of target.
 
     Attributes:
-        asks_user: Whether `apply` calls the user's code, which may be slow and has a deadline.
+        asks_user: Whether `apply` calls the user's code; that code may be slow and has a deadline.
         detail: A remark on the last `apply` for the publisher's receipt; empty: none.
         on_disk: Whether the target is a file: a disk may be slow, and readers need no lock.
     """

@@ -158,7 +158,7 @@ class MemoryTarget(Target):
         self._writes += 1
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """Return the staging buffer, which still has the version; None without a buffer."""
+        """Return the staging buffer, which still has the version; None if it is in a segment."""
         return staged.data if staged.shared is None else None
 
     def _reader(self, staged: StagedVersion) -> Reader:

@@ -1,4 +1,6 @@
-"""The commands: names, arguments and help texts. The module of its name runs a command."""
+"""The commands: names, arguments and help texts. Each command runs in the module that has the
+command's name.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -100,7 +102,7 @@ def _seconds(value: float | None) -> float | None:
         raise typer.BadParameter(str(error)) from None
 
 
-Patience = Annotated[
+AnswerSeconds = Annotated[
     float,
     typer.Option(
         min=SECONDS_MIN, callback=_seconds, metavar="S", help="Seconds for a publisher to answer."
@@ -208,8 +210,8 @@ def demo(
     # The demo has its own screen, and reports a missing extra itself.
     from ...examples.demo.course import run_demo
 
-    course = partial(run_demo, workers, seconds, plot, as_json, model, seed)
-    raise typer.Exit(conclude(Screen(as_json), course))
+    run = partial(run_demo, workers, seconds, plot, as_json, model, seed)
+    raise typer.Exit(conclude(Screen(as_json), run))
 
 
 @app.command(cls=_Command)
@@ -391,7 +393,7 @@ def top(
     only: Annotated[
         str, typer.Option("--filter", metavar="TEXT", help="Only rows with this in them.")
     ] = "",
-    timeout: Patience = 5.0,
+    timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
@@ -412,7 +414,7 @@ def status(
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="How long a worker may be behind; 0: never."),
     ] = BEHIND_SECONDS,
-    timeout: Patience = 5.0,
+    timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
@@ -429,11 +431,14 @@ def verify(
     model: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this model. [default: all]")
     ] = None,
-    timeout: Patience = 60.0,
+    timeout: AnswerSeconds = 60.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
-    """Compare workers' weights with the published: 0 same, 1 not, 2 no answer, 3 unknown."""
+    """Compare workers' weights with the published weights.
+
+    Exit code 0: equal, 1: some differ, 2: no answer, 3: some unknown.
+    """
     _end_with(as_json, run_verify, address, worker, model, timeout, keys)
 
 
@@ -442,7 +447,7 @@ def doctor(
     address: Annotated[
         str | None, typer.Argument(metavar="[ADDR]", help="A publisher's, if there is one.")
     ] = None,
-    timeout: Patience = 5.0,
+    timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:

@@ -185,7 +185,7 @@ def _line(trouble: Trouble) -> Text:
 
 @contextlib.contextmanager
 def _keys() -> Generator[Callable[[float], str]]:
-    """Return a context manager that yields a function, which waits for keys and returns them.
+    """Return a context manager that yields a function that waits for keys and returns them.
 
     The function's argument is the longest wait in seconds. If standard input is not a terminal, the
     function waits and returns no keys.

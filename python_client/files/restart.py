@@ -49,7 +49,7 @@ def load(
     Raises:
         StateFolderError: The folder has versions, but not this one or none of this model; or the
             version's file is damaged. `into` was not changed.
-        StateError: The version does not fit `into`, which was not changed; the text names the
+        StateError: The version does not fit `into`; `into` was not changed. The text names the
             tensors.
         ValueError: The model id or the version is invalid.
     """

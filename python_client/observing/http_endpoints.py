@@ -138,7 +138,7 @@ class HttpEndpoints:
 
 
 class _Inside:
-    """An observer in the publisher's own process, which needs no socket."""
+    """An observer in the publisher's own process. It needs no socket."""
 
     def __init__(self, loop: PublisherLoop) -> None:
         self._loop, self._view = loop, View()

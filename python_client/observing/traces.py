@@ -54,7 +54,7 @@ def _version() -> str:
 
 
 def on_publish(started: float) -> Callable[[Receipt, PublishError | None], None] | None:
-    """Return a function that makes the spans of a publish when it ends; None without a tracer.
+    """Return a function that makes the spans of a publish when it ends; None if there is no tracer.
 
     Args:
         started: The monotonic time at which `publish` was called.

@@ -225,6 +225,6 @@ def _verdict(row: WorkerRow, doing: Doing, lag: int) -> Verdict:
 
 
 def _age(row: ModelRow, at: float, version: int, now: float) -> float | None:
-    """Return the age in seconds of a version, or of the oldest newer one in `row`; or None."""
+    """Return the age in seconds of a version or the oldest newer one; None if `row` has neither."""
     ages = {p.version: p.age_ms for p in row.published if p.version >= version}
     return ages[min(ages)] / 1000 + now - at if ages else None

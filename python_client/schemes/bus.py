@@ -291,7 +291,7 @@ def _send_address(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | 
 
 
 def _read_address(pipe: Any, timeout: float) -> dict[str, Any]:
-    """Return what `_send_address` sent: the address, this worker's id, and the keys or None."""
+    """Return what `_send_address` sent: address, worker's id, and the keys (None: no keys)."""
     if not pipe.poll(timeout):
         raise TimeoutError(
             f"no address came down the pipe within {timeout} s; is init_on_sender() called with "

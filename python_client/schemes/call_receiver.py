@@ -343,7 +343,7 @@ METHODS = {
 
 
 def _documented(owner: object | None, strategy: str) -> str | None:
-    """Return the first method in `METHODS` that the object has for this strategy, or None."""
+    """Return the object's first method in `METHODS` for this strategy; None if it has none."""
     for name, (wanted, _, _) in METHODS.items():
         if wanted in (None, strategy) and callable(getattr(owner, name, None)):
             return name

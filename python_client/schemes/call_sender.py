@@ -42,7 +42,7 @@ class Answers:
             no call raised.
 
     Attributes:
-        receipt: A future of the complete receipt, which never raises.
+        receipt: A future of the complete receipt. The future never raises.
     """
 
     def __init__(

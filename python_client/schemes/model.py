@@ -112,7 +112,7 @@ class ModelReference:
             if knows or increment is None
             else increment()
         )
-        keep(told, TIMEOUT)
+        wait_for(told, TIMEOUT)
 
 
 # Paths in a context.
@@ -149,7 +149,7 @@ def _nothing() -> None:
 
 
 def resolve(context: object, path: str) -> object:
-    """Return the object at an attribute path, which may have subscripts (numbers or strings).
+    """Return the object at an attribute path; the path may have subscripts (numbers, strings).
 
     Raises:
         AttributeError: A step of the path does not exist; the message names the step.
@@ -214,14 +214,14 @@ def hand_over(
 ) -> CallResult:
     """Call a method with weights, and wait for the awaitable that it returns, if any.
 
-    The arguments are those of `arguments`, and `others`.
+    The method gets the arguments that `arguments()` returns, and `others` as keyword arguments.
 
     Raises:
         TimeoutError: The awaitable that the method returned was not done in time.
         Exception: The error of the method or of the awaitable.
     """
     args, kwargs = arguments(method, weights, names)
-    keep(method(*args, **kwargs, **others), timeout)
+    wait_for(method(*args, **kwargs, **others), timeout)
     return CallResult("applied")
 
 
@@ -244,12 +244,12 @@ def arguments(
     return ((weights,), {}) if named is None else ((), {named: weights})
 
 
-def keep(promised: Any, timeout: float) -> None:
+def wait_for(promised: Any, timeout: float) -> None:
     """Wait for an awaitable, or for a list of awaitables; raise the first error that occurs."""
     deadline = time.monotonic() + timeout
     if isinstance(promised, (list, tuple)):
         for one in cast("Sequence[Any]", promised):
-            keep(one, deadline - time.monotonic())
+            wait_for(one, deadline - time.monotonic())
         return
     if inspect.iscoroutine(promised):
         came: Any = asyncio.run(_within(promised, timeout))
@@ -265,7 +265,7 @@ def keep(promised: Any, timeout: float) -> None:
         came = future.result() if hasattr(future, "result") else future.wait()  # a torch future
     else:
         return
-    keep(came, deadline - time.monotonic())
+    wait_for(came, deadline - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ def together(coroutines: list[Coroutine[Any, Any, Any]], timeout: float) -> list
 
 
 def references(value: Any) -> list[Any]:
-    """Return the Ray references in a value, which is one reference or a list that has some."""
+    """Return the Ray references in a value: one reference, or a list with some references."""
     kind: Any = getattr(sys.modules.get("ray"), "ObjectRef", None)  # None during Ray's own import
     listed = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
     return [] if kind is None else [one for one in listed if isinstance(one, kind)]

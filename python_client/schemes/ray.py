@@ -28,9 +28,9 @@ from .model import (
     Outcome,
     arguments,
     hand_over,
-    keep,
     references,
     together,
+    wait_for,
     weights_of,
 )
 from .receiver import Destination
@@ -289,7 +289,7 @@ def _answer_to(value: Any, deadline: float) -> "Future[CallResult]":
         answer.set_exception(value.error)
         return answer
     try:
-        keep(value, deadline - time.monotonic())
+        wait_for(value, deadline - time.monotonic())
         answer.set_result(CallResult("applied"))
     except Exception as error:
         answer.set_exception(error)

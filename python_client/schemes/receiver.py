@@ -204,7 +204,9 @@ class Destination:
         return self._found() is not None and self.strategy.on_meta(self.model())
 
     def _found(self) -> object | None:
-        """Return the model, or None. Build the model if a collector only has factories of policies.
+        """Return the model; None if there is none.
+
+        If a collector only has factories of policies, build the model.
 
         A collector whose workers build their own policies has no policy itself. The policy built
         here checks whether versions fit, and holds the weights that the collector forwards.

@@ -61,7 +61,7 @@ class Role:
 
     @property
     def side(self) -> Sending | ReceiverSide | None:
-        """The side of this process, or None."""
+        """The side of this process; None before one is chosen."""
         if self._pid != os.getpid():
             self._close.detach()
             self._begin_process(self.reference.model_id)

@@ -226,7 +226,7 @@ class Scheme:
 
         Args:
             weights: As in `send`.
-            model_id: The id of the model, which is looked up in the context if `weights` is None.
+            model_id: The model's id. If `weights` is None, the model is looked up in the context.
             strategy: Extracts the weights from the model.
             context: The context of the scheme.
 
@@ -285,7 +285,7 @@ class Scheme:
         self._role.take(ReceiverSide(destination, receiver))
 
     def receive(self, timeout: float | None = None) -> Any | None:
-        """Return the newest weights that were applied since the last call, or None.
+        """Return the newest weights applied since the last call; None if none were.
 
         By default versions are applied in the background, and this method only waits until one is
         applied. With `background=False`, versions are applied in this call.
@@ -480,7 +480,7 @@ class Scheme:
 
     @property
     def weights(self) -> Any | None:
-        """The weights that the user passed, else the model's current ones; None without a model."""
+        """The weights that the user passed, else those of the model; None if there is no model."""
         if self._role.reference.weights is not None:
             return self._role.reference.weights
         model = self.model

@@ -25,7 +25,7 @@ from ...codecs.state import is_module, is_tensor, state_of
 from .. import checks
 from .call_receiver import MARGIN
 from .call_sender import Answers
-from .model import CallResult, Outcome, is_torchrl, keep, references
+from .model import CallResult, Outcome, is_torchrl, references, wait_for
 from .ray import AsWeights, Store, answers_to, call, explain, taken
 from .sender import check
 from .strategy import WeightStrategy, nested
@@ -158,7 +158,7 @@ class WeightUpdaterBase(abc.ABC):
         if ids is not None:
             due = [{"worker_id": worker} for worker in ids if not self._skip_update(worker)]
         sync = self._sync_weights_with_worker
-        keep([sync(server_weights=weights, **worker) for worker in due], TIMEOUT)
+        wait_for([sync(server_weights=weights, **worker) for worker in due], TIMEOUT)
 
     def all_worker_ids(self) -> list[Any] | None:
         """Return the ids of all workers; None if workers have no ids."""

@@ -56,7 +56,7 @@ class HttpAnswer:
     text: str
 
     @property
-    def done(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether the status is 200."""
         return self.status == 200
 

@@ -7,16 +7,16 @@ sglang  /update_weights_from_disk waits until running requests end, and holds ne
         during a pause it loads at once. It answers {"success", "message"}, with status 400 for a
         failure; "Weights were updated, ..." means that only the cache was not flushed. After a
         failed load, the server's "rollback" does not restore the old weights: it reads the new
-        files again. The server skips names that its model lacks, and reports success. It cannot
-        replace an adapter: the bridge unloads the old adapter, which waits for the end of requests
-        that use it, and then loads the new one. A request in between makes the server load the
-        adapter again from the old path. So that path is a link, which already points to the new
-        version.
+        files again. The server skips names that its model lacks, and reports success. The server
+        cannot replace an adapter. So the bridge unloads the old adapter and then loads the new
+        adapter. The unload call waits until the requests that use the adapter have ended. A request
+        in between makes the server load the adapter again from the old path. Therefore the old path
+        is a link, which already points to the new version.
 vllm    /collective_rpc calls `reload_weights` on each rank; the server must not generate meanwhile.
-        The answer is a list, or 500 with the exception's text. Needs VLLM_SERVER_DEV_MODE=1.
-        If a load fails half-way, the server keeps the partly loaded weights. The next load may fail
-        with the same error, or seem to succeed, and the load after that fails (seen in 0.32).
-        A new adapter is loaded before the previous one of its name is removed. The prefix cache
+        The answer is a list, or 500 with the exception's text. Needs VLLM_SERVER_DEV_MODE=1. If a
+        load fails half-way, the server keeps the partly loaded weights. The next load may fail with
+        the same error, or seem to succeed, and the load after that fails (seen in 0.32). A new
+        adapter is loaded before the previous adapter of the same name is removed. The prefix cache
         identifies adapters by path (before 0.33 by name), so a new version needs a new path.
 """
 
@@ -39,7 +39,7 @@ UNPAUSED = "none"  # the mode without a pause: the load itself waits for running
 BROKEN = "broken"  # the version label of a server that must be restarted
 UPDATED = "Weights were updated"  # start of sglang's message if only the flush of the cache failed
 DENIED = {401, 403}
-LACKING = {404, 405}
+NO_ROUTE = {404, 405}
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Engine(ABC):
             return
         try:
             answer = self._server.post(self.go_on, {}, ANSWER_SECONDS)
-            why = "" if answer.done else f"{self.url} answers {answer}"
+            why = "" if answer.succeeded else f"{self.url} answers {answer}"
         except CallError as error:
             why = str(error)
         if why:
@@ -247,16 +247,16 @@ class Engine(ABC):
     # Answers.
 
     def _checked(self, answer: HttpAnswer, what: str) -> HttpAnswer:
-        """Return the answer if it reports success. Error texts name the call by `what`.
+        """Return the answer if it reports success. `what` names the call in error texts.
 
         Raises:
             CallError: The answer reports a failure.
         """
-        if answer.done:
+        if answer.succeeded:
             return answer
         if answer.status in DENIED:
             advice = "; give its key with --token, or in WEIGHTBUS_SERVER_TOKEN"
-        elif answer.status in LACKING and answer.message in ("Not Found", "Method Not Allowed"):
+        elif answer.status in NO_ROUTE and answer.message in ("Not Found", "Method Not Allowed"):
             advice = f"; {self._lacking(what)}"
         else:
             raise CallError(f"{self.url} refuses {what}: {answer}")
@@ -267,7 +267,7 @@ class Engine(ABC):
         """Return advice for an error text: why the server lacks the route of the call `what`."""
 
     def _other(self, path: str, kind: str) -> str:
-        """Return advice on whether the server is of another kind, which has the route `path`."""
+        """Return advice on whether the server is of `kind`, whose servers have the route `path`."""
         if self._has(path):
             return f"it is a server of {kind}, by its {path}: --kind {kind}"
         return f"it is no server of {self.kind}: check its URL and --kind"
@@ -321,7 +321,7 @@ class Sglang(Engine):
         flush = self._pause != "in_place"  # in that mode, running requests still need the cache
         body = {"model_path": folder, "weight_version": version, "flush_cache": flush}
         answer = self._server.post(route, body, self._settings.seconds)
-        if not answer.done and answer.message.startswith(UPDATED):
+        if not answer.succeeded and answer.message.startswith(UPDATED):
             flush_cache = f"/flush_cache?timeout={FLUSH_SECONDS:g}"
             seconds = FLUSH_SECONDS + ANSWER_SECONDS
             self._checked(self._server.post(flush_cache, {}, seconds), flush_cache)

@@ -7,8 +7,9 @@ version than the newest known version changes nothing, and a repeated call has n
 join      join the bus, and check with the model whether the published tensors can be loaded at all
           (a version that cannot be loaded is rejected when it is announced, so no rank stages it)
 start     do nothing
-update    stage the version. During the pause, a second update marks the version, and the next
-          finish loads it. If the trainer cancels the version, release it
+update    stage the version. While the server is paused, the trainer sends a second update, with
+          `load`. That update marks the version, and the next finish loads the marked version. If
+          the trainer cancels the version, release it
 finish    load the version that the last update marked, and acknowledge it
 
 vLLM reads the answers of its ranks in order. After an error it leaves the remaining answers to the
@@ -134,11 +135,11 @@ class Rank:
         self._due: tuple[int, int] | None = None
         self._deadline = 0.0
 
-    def join(self, said: Join, suffix: str) -> None:
+    def join(self, call: Join, suffix: str) -> None:
         """Join a trainer, and leave the previous one.
 
         Args:
-            said: The trainer's address and names, and the tensors that it will publish.
+            call: The trainer's address and names, and the tensors that it will publish.
             suffix: Identifies this rank within the deployment.
 
         Raises:
@@ -146,46 +147,46 @@ class Rank:
             ValueError: The name or the address is invalid.
         """
         self.leave()
-        self._model, self._newest = said.model, (0, 0)
-        self._tensors = {n: (dtype, tuple(shape)) for n, (dtype, shape) in said.tensors.items()}
+        self._model, self._newest = call.model, (0, 0)
+        self._tensors = {n: (dtype, tuple(shape)) for n, (dtype, shape) in call.tensors.items()}
         self._cannot = self._loader.rehearse(self._tensors) if self._tensors else ""
         self._worker = Subscriber(
-            said.address,
-            {said.model: _RankTarget(self)},
-            name=f"{said.deployment}-{suffix}",
-            settings=Settings(apply_timeout=said.deadline),
+            call.address,
+            {call.model: _RankTarget(self)},
+            name=f"{call.deployment}-{suffix}",
+            settings=Settings(apply_timeout=call.deadline),
         )
         if self._cannot:
-            log.error("%s cannot load %s: %s", self._worker.name, said.model, self._cannot)
+            log.error("%s cannot load %s: %s", self._worker.name, call.model, self._cannot)
 
     def start(self) -> None:
         """Do nothing: the session's version is not known before `update`."""
 
-    def update(self, said: RankVersion) -> None:
+    def update(self, call: RankVersion) -> None:
         """Stage a version, and record whether `finish` loads it; release a cancelled version.
 
         Args:
-            said: The version, and whether to load or cancel it.
+            call: The version, and whether to load or cancel it.
 
         Raises:
             RuntimeError: This rank has joined no trainer, and is the last rank.
-            WeightBusError, TimeoutError: The version did not arrive. The bus does not report this
-                error.
+            WeightBusError, TimeoutError: The version did not arrive. Only the call reports this
+                error; the bus does not.
         """
-        key = said.epoch, said.version
+        key = call.epoch, call.version
         if self._worker is None:
             log.error(NO_TRAINER)
             if self._last:
                 raise RuntimeError(NO_TRAINER)
             return
-        if said.cancel:
-            self._give_up(key, said.cancel)
+        if call.cancel:
+            self._give_up(key, call.cancel)
             return
         if key < self._newest:
             self._due = self._due or key
             log.warning(
                 "%s: a call for version %d came late and changes nothing: version %d is the newest",
-                *(self._worker.name, said.version, self._newest[1]),
+                *(self._worker.name, call.version, self._newest[1]),
             )
             return
         self._newest = self._due = key
@@ -194,9 +195,9 @@ class Rank:
             return
         if self._staged is None or (self._staged.epoch, self._staged.version) != key:
             self._release()
-            self._staged = self._hold(self._worker, key, said.deadline)
+            self._staged = self._hold(self._worker, key, call.deadline)
         if self._staged is not None:
-            self._loads, self._deadline = said.load, said.deadline
+            self._loads, self._deadline = call.load, call.deadline
 
     def finish(self) -> None:
         """Load the staged version and acknowledge it, if the last update marked it.
@@ -251,7 +252,7 @@ class Rank:
         return None if update is None else (update.epoch, update.version)
 
     def _hold(self, worker: Subscriber, key: tuple[int, int], seconds: float) -> Staged | None:
-        """Stage and prepare version `key`; None if that failed, which the bus then reports."""
+        """Stage and prepare version `key`; None if that fails (the bus then reports the error)."""
         try:
             staged = worker.stage(seconds, version=key, model=self._model)
         except ApplyError as error:

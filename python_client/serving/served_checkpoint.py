@@ -61,7 +61,7 @@ class ServedCheckpoint:
         wanted = {name for name in known.names() if not name.endswith(SKIPPED)}
         tied = {layout.by_name(name).name for name in names & wanted}
         extra = sorted(name for name in names - wanted if layout.by_name(name).name not in tied)
-        others = [_other(name, layout, known) for name in sorted(names & wanted)]
+        others = [_difference(name, layout, known) for name in sorted(names & wanted)]
         faults = [
             some("it lacks", sorted(wanted - names)),
             some("it has besides", [name for name in extra if not name.endswith(SKIPPED)]),
@@ -126,7 +126,7 @@ def _folder(name: str) -> Path:
     return Path(hub.snapshot_download(name, local_files_only=True))
 
 
-def _other(name: str, layout: Layout, known: Layout) -> str:
+def _difference(name: str, layout: Layout, known: Layout) -> str:
     """Return how the tensor `name` differs between version and checkpoint, or "" if it fits."""
     here, there = layout.by_name(name), known.by_name(name)
     if here.shape != there.shape:

@@ -127,7 +127,7 @@ class VllmServer:
     def _call(self, method: str, path: str, body: object) -> dict[str, Any]:
         begun = time.monotonic()
         answer = self._server.call(method, path, body, self._timeout)
-        if answer.done and answer.fields:
+        if answer.succeeded and answer.fields:
             return answer.fields
         if answer.status in (200, 404, 405):
             raise ServerError(f"{self.url} has no {method} {path}: {self._what_it_is()}")
@@ -138,7 +138,7 @@ class VllmServer:
 
     def _what_it_is(self) -> str:
         answer = self._server.get("/version", min(self._timeout, CONNECT_SECONDS))
-        version = answer.fields.get("version") if answer.done else None
+        version = answer.fields.get("version") if answer.succeeded else None
         if version is None:
             return "it is no vLLM server; check the address"
         return f"it is vLLM {version} without the routes of a weight transfer; {START}"

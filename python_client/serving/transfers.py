@@ -450,7 +450,7 @@ class Transfers:
         raise raised from (None if raised is error else error)
 
     def _verdict(self, future: Future[Receipt]) -> tuple[Receipt, PublishError | None]:
-        """Return the receipt of a version, and the PublishError with which it ended, or None."""
+        """Return the receipt of a version, and its PublishError (None: it succeeded)."""
         try:
             return future.result(ANSWER_SECONDS), None
         except PublishError as error:

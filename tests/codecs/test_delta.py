@@ -300,8 +300,8 @@ def test_the_helper_finds_and_writes_what_numpy_does() -> None:
         rng = np.random.default_rng(seed)
         base = weights(rng, 2 * n + odd)[odd:]  # at an odd address
         target = changed(rng, changed(rng, base, "edges", 0.1), way, density)
-        found = kernels.take(base, target, kind)
-        for one, other in zip(found, numpy_kernels.take(base, target, kind), strict=True):
+        found = kernels.compare(base, target, kind)
+        for one, other in zip(found, numpy_kernels.compare(base, target, kind), strict=True):
             assert np.array_equal(one, other)
         half = (found[0] + 1) // 2  # as if it were two blocks
         counts = np.stack([half, found[0] - half])
@@ -333,7 +333,7 @@ def test_the_helper_refuses_what_numpy_does() -> None:
     def same(n: int, kind: int, way: str, density: float, table_too: bool, seed: int) -> None:
         rng = np.random.default_rng(seed)
         base = weights(rng, 2 * n)
-        found = numpy_kernels.take(base, changed(rng, base, way, density), kind)
+        found = numpy_kernels.compare(base, changed(rng, base, way, density), kind)
         table = numpy_kernels.tune(found[0][None], *found[1:])
         body = np.frombuffer(numpy_kernels.write(*found, table, 10**6) or b"", np.uint8).copy()
         for _ in range(3):

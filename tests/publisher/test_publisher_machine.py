@@ -1086,7 +1086,7 @@ def test_who_is_lost_is_owed_nothing_when_a_digest_is_known() -> None:
     hash_all(version)
     effects = bench.machine.hashed(version, bench.now)
     assert {e.to for e in effects if isinstance(e, Send)} == {b"w1"}
-    assert (version.ends, version.claims) == (set(), {})
+    assert (version.end_awaiters, version.unchecked_reports) == (set(), {})
 
 
 def test_a_version_that_was_lent_is_given_up_while_it_is_being_pushed() -> None:

@@ -85,8 +85,8 @@ def test_a_module_writes_into_its_own_objects_alone(path: Path) -> None:
         "del state.calls[1]",
         "state.calls.pop(1)",
         "state.calls.setdefault(1, call)",
-        "version.ends.add('w')",
-        "version.ends.difference_update({'w'})",
+        "version.end_awaiters.add('w')",
+        "version.end_awaiters.difference_update({'w'})",
         "self._state.roster.revision += 1",  # other modules have a `revision`, too
     ],
 )
