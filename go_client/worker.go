@@ -155,7 +155,7 @@ func New(address string, options Options) (*Worker, error) {
 // newWorker returns a worker that uses the transport that connect returns. If opens is nil, the
 // shared-memory transport is disabled.
 func newWorker(address string, options Options, opens wbp.Opens, connect func(carried) transport) (*Worker, error) {
-	if err := options.check(); err != nil {
+	if err := options.setDefaultsAndCheck(); err != nil {
 		return nil, err
 	}
 	w := &Worker{name: options.Name, options: options, models: map[string]*model{}}
@@ -183,8 +183,8 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 	return w, nil
 }
 
-// check sets the defaults, and returns an OptionError for an invalid option.
-func (o *Options) check() error {
+// setDefaultsAndCheck sets the defaults, and returns an OptionError for an invalid option.
+func (o *Options) setDefaultsAndCheck() error {
 	if o.Name == "" {
 		o.Name = defaultName(o.Keys)
 	}

@@ -78,7 +78,7 @@ class Player {
   #wait(milliseconds: number): void {
     for (const until = this.#now + milliseconds; this.#now < until; ) {
       this.#now = Math.min(until, this.#now + TICK_MS);
-      this.#perform(this.#machine.connected(this.#now));
+      this.#perform(this.#machine.helloIfOutside(this.#now));
       this.#perform(this.#machine.tick(this.#now));
     }
   }

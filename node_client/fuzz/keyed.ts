@@ -42,7 +42,7 @@ class Play extends Stage {
 
   constructor() {
     super(new Bench({ bytesMax: 10_000, inside: false, keyring: new Keyring() }));
-    this.machine.connected(this.bench.now);
+    this.machine.helloIfOutside(this.bench.now);
     this.bench.control(this.#sealer.welcome(7));
   }
 

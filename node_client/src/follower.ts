@@ -177,9 +177,9 @@ export class Follower {
     this.versions.move(entry, "begun", { transfer });
     this.#forgetFailure();
     if (announce.whole !== null) return effects; // the bytes came with the announcement
-    const listening = this.patches.listen(transfer);
-    if (listening.length > 0) transfer.pull(); // D7
-    return [...effects, ...listening, ...reports.fetches(transfer, now)];
+    const listenEffects = this.patches.listen(transfer);
+    if (listenEffects.length > 0) transfer.pull(); // D7
+    return [...effects, ...listenEffects, ...reports.fetches(transfer, now)];
   }
 
   /**

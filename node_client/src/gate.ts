@@ -6,13 +6,13 @@ import { type Deadline, Waiters } from "./waiters.js";
 export class Gate {
   readonly #waiters = new Waiters<void>();
   #readers = 0;
-  #wanted = false; // a writer waits for the active readers
+  #writerWaits = false; // a writer waits for the active readers
   #shut = false;
 
   /** Lock for writing. If there are active readers, return false; new readers then have to wait. */
   shut(): boolean {
-    this.#wanted = this.#readers > 0;
-    this.#shut = !this.#wanted;
+    this.#writerWaits = this.#readers > 0;
+    this.#shut = !this.#writerWaits;
     return this.#shut;
   }
 
@@ -27,23 +27,24 @@ export class Gate {
    * @throws TimeoutError, or the signal's reason.
    */
   async enter(deadline: Deadline, text: string): Promise<void> {
-    if (this.#shut || this.#wanted) {
+    if (this.#shut || this.#writerWaits) {
       const late = `${text}: are two reads one in the other?`;
       await this.#waiters.wait(deadline, (waiter) => waiter.reject(new TimeoutError(late)));
     } else this.#readers += 1;
   }
 
   /**
-   * Stop reading. Afterwards the caller lets a waiting writer call `shut`, and then calls `admit`.
+   * Stop reading. Afterwards the caller must let a waiting writer call `shut`, and must then call
+   * `admit`.
    */
   leave(): void {
     this.#readers -= 1;
-    if (this.#readers === 0) this.#wanted = false;
+    if (this.#readers === 0) this.#writerWaits = false;
   }
 
   /** Admit the waiting readers, unless a writer is active or waiting. */
   admit(): void {
-    if (this.#shut || this.#wanted) return;
+    if (this.#shut || this.#writerWaits) return;
     for (const waiter of this.#waiters.all()) {
       this.#readers += 1; // counted at once, not when the reader's promise continues
       waiter.resolve();

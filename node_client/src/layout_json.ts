@@ -44,7 +44,7 @@ export function readHeader(json: Uint8Array, namesMax = Number.POSITIVE_INFINITY
   let metadata: Map<string, string> | undefined;
   reader.object((key) => {
     reader.names += 1;
-    if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.twice(key); // L3
+    if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.failDuplicate(key); // L3
     if (key === METADATA) metadata = readTexts(reader);
     else entries.set(key, readEntry(reader));
     if (entries.size > TENSORS_MAX) reader.fail(`more than ${TENSORS_MAX} tensors`); // L4
@@ -57,7 +57,7 @@ function readTexts(reader: Reader): Map<string, string> {
   const texts = new Map<string, string>();
   reader.object((key) => {
     reader.names += 1;
-    if (texts.has(key)) reader.twice(key);
+    if (texts.has(key)) reader.failDuplicate(key);
     texts.set(key, reader.string());
   });
   return texts;
@@ -108,7 +108,7 @@ class Reader {
     throw new LayoutError(`the layout is broken at byte ${this.#at} of its JSON: ${what}`);
   }
 
-  twice(key: string): never {
+  failDuplicate(key: string): never {
     return this.fail(`the key ${shown(key)} stands twice`);
   }
 

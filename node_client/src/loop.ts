@@ -55,7 +55,7 @@ export class WorkerLoop {
     this.#control = control(address, keys, machine.bytesMax, machine.timing.lostAfter, {
       place: (header, size) => this.#guard(() => machine.placeControl(header, size), null),
       message: (frames) => this.#guarded(() => machine.receive(frames, now())),
-      connected: () => this.#guarded(() => machine.connected(now())),
+      connected: () => this.#guarded(() => machine.helloIfOutside(now())),
       changed: () => machine.changed(now()),
       shutOut: (why) => this.#guarded(() => machine.shutOut(why, now())),
       ended: (error) => this.#end(error),
@@ -124,7 +124,7 @@ export class WorkerLoop {
 
   #tick(): void {
     if (!this.#closed && !this.machine.inside && this.#control.connected) {
-      this.#guarded(() => this.machine.connected(now()));
+      this.#guarded(() => this.machine.helloIfOutside(now()));
     }
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
     // Tick last: if `tick` closes a connection, messages sent just after it would be lost.

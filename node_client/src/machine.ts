@@ -2,8 +2,8 @@
  * The worker's state machine, without sockets or clocks.
  *
  * The session of the worker has the state `outside` (no session) or `inside` (`SESSION_ARROWS`
- * of `phases.ts`; this worker never probes). Inside, each message goes to the follower of its model
- * (`follower.ts`). Outside, the worker keeps its staged and running versions and repeats `hello`,
+ * of `phases.ts`; the state `probing` does not occur, since this worker opens no shared memory).
+ * Inside, each message goes to the follower of its model (`follower.ts`). Outside, the worker keeps its staged and running versions and repeats `hello`,
  * so that it rejoins a publisher that restarts. Times are in milliseconds of any monotonic clock.
  */
 
@@ -144,7 +144,8 @@ export class WorkerMachine {
    * Return a lease to receive the payload of a control message, given its header. Return null if
    * the payload is not wanted.
    *
-   * The payload gets its own memory, since published messages arrive at the same time.
+   * The lease has separate memory, since a published chunk may be written into the version's
+   * buffer at the same time.
    */
   placeControl(header: Uint8Array, size: number): Lease | null {
     const message = this.inside ? this.#decode([header, NO_BYTES], false)?.message : undefined;
@@ -381,8 +382,13 @@ export class WorkerMachine {
     this.#unansweredSince = now;
   }
 
-  /** Return `hello` if there is no session. Called while the control channel is connected. */
-  connected(now: number): Effect[] {
+  /**
+   * Return `hello` if there is no session.
+   *
+   * The loop calls this when the control channel connects, and at each tick outside a session
+   * while it is connected.
+   */
+  helloIfOutside(now: number): Effect[] {
     return this.#session === "outside" ? this.hello(now) : [];
   }
 

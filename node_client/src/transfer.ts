@@ -1,7 +1,7 @@
 /**
  * The transfer of one version, whose chunks are pushed and fetched in any order.
  *
- * Each chunk is in one of four states, one byte each.
+ * Each chunk is in one of four states; the state takes one byte per chunk.
  *
  *     MISSING ──fetch──> REQUESTED ──┐
  *        │                   │       ├──> HERE

@@ -31,7 +31,7 @@ export class Bench {
     const models = new Map([["m", { fault, nbytes: 0 }]]);
     this.machine = new WorkerMachine(identity, models, bytesMax, timing(), keyring, patches);
     if (!inside) return;
-    this.machine.connected(this.now);
+    this.machine.helloIfOutside(this.now);
     this.control(welcome(7));
   }
 
@@ -62,7 +62,7 @@ export class Bench {
     const effects: Effect[] = [];
     for (const until = this.now + milliseconds; this.now < until; ) {
       this.now = Math.min(until, this.now + 100);
-      effects.push(...this.machine.connected(this.now), ...this.machine.tick(this.now));
+      effects.push(...this.machine.helloIfOutside(this.now), ...this.machine.tick(this.now));
     }
     return effects;
   }

@@ -157,7 +157,11 @@ test("silence is loss", () => {
   assert.ok(bench.machine.inside);
   assert.deepEqual(kinds(bench.machine.tick(bench.now + 5000)), ["lost", "redial"]);
   assert.ok(!bench.machine.inside);
-  assert.deepEqual(kinds(bench.machine.connected(bench.now + 5000)), ["hello"], "it joins again");
+  assert.deepEqual(
+    kinds(bench.machine.helloIfOutside(bench.now + 5000)),
+    ["hello"],
+    "it joins again",
+  );
 });
 
 test("who hears nothing published is told so, once in a session", () => {
@@ -177,12 +181,12 @@ test("whoever gets no answer calls again on new connections", () => {
   const bench = new Bench({ inside: false });
   const { machine } = bench;
   assert.deepEqual(machine.tick(200_000), [], "nobody was there to say hello to");
-  machine.connected(200_000);
-  machine.connected(204_000); // said again, on the same connection
+  machine.helloIfOutside(200_000);
+  machine.helloIfOutside(204_000); // said again, on the same connection
   assert.deepEqual(machine.tick(204_900), []);
   assert.deepEqual(kinds(machine.tick(205_000)), ["redial"]);
   assert.deepEqual(machine.tick(211_000), [], "the new connection is not there yet");
-  machine.connected(212_000);
+  machine.helloIfOutside(212_000);
   bench.control([header("refuse", { code: "name-taken", text: "why" })]);
   assert.deepEqual(machine.tick(217_000), [], "it is refused, which is an answer");
 });

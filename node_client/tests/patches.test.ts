@@ -140,7 +140,7 @@ test("a patch leads to the version, and says so", () => {
 test("hello names the feature, unless it is turned off: then nothing is kept or taken", () => {
   for (const patches of [true, false]) {
     const bench = new Bench({ inside: false, patches });
-    const [hello] = sent(bench.machine.connected(bench.now), "hello");
+    const [hello] = sent(bench.machine.helloIfOutside(bench.now), "hello");
     assert.equal(hello?.features?.includes("delta-1"), patches);
   }
   const bench = new Patched({ patches: false });
@@ -518,7 +518,7 @@ test("a memory that is short gives up what patches build on", () => {
 test("a sealed patch is opened, and one that is forged is none", () => {
   const sealer = new Sealer();
   const bench = new Bench({ inside: false, bytesMax: 10_000, keyring: new Keyring() });
-  bench.machine.connected(bench.now);
+  bench.machine.helloIfOutside(bench.now);
   bench.control(sealer.welcome(7));
   const tell = (of: Published, patches: readonly Patch[]) =>
     bench.publish(sealer.message(sealer.announce(of, true, { keep: true, patches })));

@@ -20,7 +20,7 @@ class Keyed extends Bench {
 
   constructor() {
     super({ inside: false, keyring: new Keyring() });
-    this.machine.connected(this.now);
+    this.machine.helloIfOutside(this.now);
     this.control(this.sealer.welcome(7));
   }
 

@@ -176,8 +176,9 @@ impl Follower {
         // A version that is too large is declined in `begin`, and not fetched again (W15).
         if let Some(Err(fault)) = learnt.filter(|learnt| !matches!(learnt, Err(("too-large", _)))) {
             // A version may have waited for this layout.
-            self.versions
-                .tell_those(Event::Failed, |entry| entry.key() == key && entry.phase() == Phase::Announced);
+            self.versions.apply_event_where(Event::Failed, |entry| {
+                entry.key() == key && entry.phase() == Phase::Announced
+            });
             return self.fail(key, fault, now);
         }
         let follows = announce.whole.is_some() || (pushed && !self.shared); // W31, S8
@@ -221,7 +222,7 @@ impl Follower {
         if !same || busy || key <= self.versions.newest() || key < begun {
             return Vec::new();
         }
-        self.versions.tell_those(Event::Newer, |entry| entry.phase() != Phase::Running);
+        self.versions.apply_event_where(Event::Newer, |entry| entry.phase() != Phase::Running);
         let was = (rename.was.epoch, rename.was.version);
         self.versions.rename(key, rename.metadata.clone());
         let mut effects =
@@ -273,9 +274,9 @@ impl Follower {
         segment: Arc<Segment>,
         now: Time,
     ) -> Vec<Effect> {
-        self.versions.tell(Phase::Arriving, Event::Newer);
-        self.versions.tell(Phase::Staged, Event::Newer);
-        self.versions.tell(Phase::Announced, Event::Mapped);
+        self.versions.apply_event(Phase::Arriving, Event::Newer);
+        self.versions.apply_event(Phase::Staged, Event::Newer);
+        self.versions.apply_event(Phase::Announced, Event::Mapped);
         self.forget_failure();
         let hash_chunks = if announce.hash { announce.chunk_bytes } else { 0 }; // S7
         let (model, key) = (self.model.clone(), (announce.epoch, announce.version));
@@ -297,7 +298,7 @@ impl Follower {
         now: Time,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
-        if self.versions.tell(Phase::Arriving, Event::Newer) {
+        if self.versions.apply_event(Phase::Arriving, Event::Newer) {
             effects.extend(self.change_mode(ModeEvent::Replaced, None)); // W26
         }
         let mut buffer = self.buffers.take(announce.nbytes);
@@ -403,7 +404,7 @@ impl Follower {
     fn decline(&mut self, phase: Phase, fault: Fault, now: Time) -> Vec<Effect> {
         let key = self.versions.in_phase(phase).map_or((0, 0), VersionEntry::key);
         let event = if TRANSIENT.contains(&fault.0) { Event::Failed } else { Event::Declined };
-        self.versions.tell(phase, event); // W15
+        self.versions.apply_event(phase, event); // W15
         self.fail(key, fault, now)
     }
 
@@ -538,7 +539,7 @@ impl Follower {
     /// Handles an abort: drops the version, which must not be applied.
     pub fn aborted(&mut self, abort: &Abort, now: Time) -> Vec<Effect> {
         let key = (abort.epoch, abort.version);
-        self.versions.tell_those(Event::Aborted, |entry| entry.key() == key); // W14
+        self.versions.apply_event_where(Event::Aborted, |entry| entry.key() == key); // W14
         self.planner.end_backoff(key);
         let effects = self.resume(now);
         let idle = effects.is_empty() && self.versions.in_phase(Phase::Arriving).is_none();
@@ -554,7 +555,7 @@ impl Follower {
     pub fn gone(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let arriving = self.versions.in_phase(Phase::Arriving).map(VersionEntry::key);
         self.planner.end_backoff((epoch, version));
-        self.versions.tell_those(Event::Gone, |entry| {
+        self.versions.apply_event_where(Event::Gone, |entry| {
             let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
             named && (epoch == 0 || epoch == entry.key().0) // else an older publisher's message
         });
@@ -599,12 +600,12 @@ impl Follower {
 
     /// Notes that a user's thread has begun to apply a version.
     pub fn taken(&mut self, key: Key) {
-        self.versions.tell_those(Event::Taken, |entry| entry.key() == key);
+        self.versions.apply_event_where(Event::Taken, |entry| entry.key() == key);
     }
 
     /// Notes that a user's thread could not apply a version yet.
     pub fn put_back(&mut self, key: Key) {
-        self.versions.tell_those(Event::PutBack, |entry| entry.key() == key);
+        self.versions.apply_event_where(Event::PutBack, |entry| entry.key() == key);
     }
 
     /// Handles a version that was applied and runs now. `digest` is empty if the version was not
@@ -618,10 +619,11 @@ impl Follower {
         note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        if !self.versions.tell_those(Event::Applied, |entry| entry.key() == key) {
+        if !self.versions.apply_event_where(Event::Applied, |entry| entry.key() == key) {
             return Vec::new();
         }
-        self.versions.tell_those(Event::Newer, |entry| entry.phase() == Phase::Running && entry.key() != key);
+        self.versions
+            .apply_event_where(Event::Newer, |entry| entry.phase() == Phase::Running && entry.key() != key);
         self.versions.set_patch_base(digest, base, note); // D3
         let mut effects: Vec<Effect> = self.runs(key).into_iter().collect();
         if matches!(self.leased().and_then(|transfer| transfer.builds_on()), Some(Bytes::Model(_))) {
@@ -637,11 +639,14 @@ impl Follower {
     pub fn failed(&mut self, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
         let again = !intact && self.torn_applies + 1 < APPLIES_MAX;
         let event = if again { Event::Torn } else { Event::Declined };
-        if !self.versions.tell_those(event, |entry| entry.key() == key && entry.phase() == Phase::Applying) {
+        if !self
+            .versions
+            .apply_event_where(event, |entry| entry.key() == key && entry.phase() == Phase::Applying)
+        {
             return Vec::new();
         }
         if !intact {
-            self.versions.tell(Phase::Running, Event::Torn); // W24
+            self.versions.apply_event(Phase::Running, Event::Torn); // W24
             self.network_only = key; // the next attempt gets the version over the network, verified
             self.torn_applies += 1;
             self.epoch = self.epoch.max(key.0);
@@ -693,7 +698,7 @@ impl Follower {
     /// Handles a version that was gone from shared memory before it was copied: requests the latest
     /// version.
     pub fn gone_stale(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        if !self.versions.tell_those(Event::Stale, |entry| entry.key() == key) {
+        if !self.versions.apply_event_where(Event::Stale, |entry| entry.key() == key) {
             return Vec::new();
         }
         self.network_only = key; // S5
@@ -703,7 +708,7 @@ impl Follower {
     /// Handles a version that was replaced by a newer one before it was applied.
     pub fn dropped(&mut self, key: Key, now: Time) -> Vec<Effect> {
         let replaced = |entry: &VersionEntry| entry.key() == key && AT_THE_USERS.contains(&entry.phase());
-        if self.versions.tell_those(Event::Newer, replaced) {
+        if self.versions.apply_event_where(Event::Newer, replaced) {
             self.resume(now)
         } else {
             Vec::new()
@@ -716,8 +721,9 @@ impl Follower {
             return Vec::new();
         }
         let newest = self.versions.newest();
-        self.versions
-            .tell_those(Event::Newer, |entry| entry.phase() == Phase::Announced && entry.key() <= newest);
+        self.versions.apply_event_where(Event::Newer, |entry| {
+            entry.phase() == Phase::Announced && entry.key() <= newest
+        });
         let waiting = self.versions.in_phase(Phase::Announced).filter(|entry| entry.lacks() == Lack::Buffer);
         match waiting.map(|entry| (entry.announce().clone(), entry.layout().cloned())) {
             Some((announce, Some(layout))) => {

@@ -1,9 +1,9 @@
 //! The group keys of a worker's session, which decrypt sealed messages. Messages in the clear are
 //! ignored.
 //!
-//! A session has two keys during a rotation, and forgets the older key soon after. Sealed messages
-//! other than chunks have a count under their key: a message whose count is not above the last one
-//! is a replay.
+//! A session has two keys during a rotation, and forgets the older key soon after. Each group key
+//! counts its sealed messages, without chunks, and each of these messages has its number (`count`).
+//! A message whose `count` is not above the last `count` of the key is a replay.
 
 use crate::base64;
 use crate::digest::bytes_of_hex;

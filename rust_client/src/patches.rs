@@ -134,12 +134,12 @@ impl Patches {
         }
     }
 
-    /// Fetches the whole version instead of a patch that cannot be used (D5). `version` is
-    /// the version's buffer, if the decoder has returned it. `why` is the reason.
+    /// Fetches the whole version instead of a patch that cannot be used (D5). `buffer` is the
+    /// version's buffer, if the decoder has returned it. `why` is the reason.
     pub fn give_up(
         &self,
         versions: &mut VersionStore,
-        version: Option<Buffer>,
+        buffer: Option<Buffer>,
         why: &str,
         now: Time,
     ) -> Vec<Effect> {
@@ -151,7 +151,7 @@ impl Patches {
         let text =
             format!("version {} of {} is fetched as a whole, not patched: {}", number, self.model, why);
         let mut effects = vec![Effect::Notice { code: "unpatched".to_owned(), text }];
-        if let Some(transfer) = entry.comes_whole(version, why, now) {
+        if let Some(transfer) = entry.comes_whole(buffer, why, now) {
             effects.extend(reports::fetches(transfer, now)); // D10
         }
         effects

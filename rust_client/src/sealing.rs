@@ -1,4 +1,5 @@
-//! Sealed (encrypted) payloads and messages: keys, nonces, and associated data (protocol, 14.1).
+//! Sealed (encrypted) payloads and messages: keys, nonces, and associated data
+//! (`docs/protocol/keys.md`, "Sealing").
 //! See `publisher/sealer.rs` and a worker's `keyring.rs`.
 //!
 //! ```text
@@ -114,7 +115,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the subject of an announced version.
+    /// Returns the `Subject` that identifies an announced version in keys and associated data.
     pub fn of(announce: &Announce) -> Subject {
         Subject {
             model: announce.model.clone(),

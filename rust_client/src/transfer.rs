@@ -335,11 +335,11 @@ impl Transfer {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
-    /// Returns a transfer of the whole version instead of its patch, into `version` or else the
+    /// Returns a transfer of the whole version instead of its patch, into `buffer` or else the
     /// buffer for the decoded version. Returns `None` if the decoder has that.
-    pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
-        let version = version.or_else(|| Some(self.patched?.waits?.1))?;
-        let mut whole = Transfer::new(self.announce, self.layout, version, why, now, self.timing);
+    pub fn give_up(self, buffer: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
+        let buffer = buffer.or_else(|| Some(self.patched?.waits?.1))?;
+        let mut whole = Transfer::new(self.announce, self.layout, buffer, why, now, self.timing);
         whole.pull();
         Some(whole)
     }

@@ -98,10 +98,10 @@ impl VersionEntry {
         same
     }
 
-    /// Begins the transfer of the whole version instead of a patch, into `version` if the decoder
+    /// Begins the transfer of the whole version instead of a patch, into `buffer` if the decoder
     /// had that buffer.
-    pub fn comes_whole(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
-        self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(version, why, now));
+    pub fn comes_whole(&mut self, buffer: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
+        self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(buffer, why, now));
         self.transfer.as_mut()
     }
 
@@ -190,7 +190,7 @@ impl VersionStore {
 
     /// Adds an announced version. It replaces a version that was only announced.
     pub fn expect(&mut self, announce: Announce) {
-        self.tell(Phase::Announced, Event::Newer);
+        self.apply_event(Phase::Announced, Event::Newer);
         let key = (announce.epoch, announce.version);
         self.live.push(VersionEntry {
             key,
@@ -213,7 +213,9 @@ impl VersionStore {
     /// Begins a session of this epoch: drops announced versions, and unfinished versions of other
     /// epochs. Requests missing chunks again, since earlier requests will not be answered (W28).
     pub fn reconnected(&mut self, epoch: u64, now: Time) {
-        self.tell_those(Event::Fenced, |entry| entry.phase == Phase::Announced || entry.key.0 != epoch);
+        self.apply_event_where(Event::Fenced, |entry| {
+            entry.phase == Phase::Announced || entry.key.0 != epoch
+        });
         if let Some(transfer) = self.transfer() {
             transfer.reconnected(now);
         }
@@ -238,7 +240,7 @@ impl VersionStore {
     /// Begins the transfer of the announced version. `local` is true if the version was copied from
     /// the publisher's memory, or the copy was tried.
     pub fn begun(&mut self, transfer: Transfer, local: bool) {
-        self.tell(Phase::Announced, Event::Begun);
+        self.apply_event(Phase::Announced, Event::Begun);
         if let Some(entry) = self.at_mut(Phase::Arriving) {
             (entry.transfer, entry.local) = (Some(transfer), local);
         }
@@ -246,17 +248,17 @@ impl VersionStore {
 
     /// Stages the arriving version. With `patches`, patches may build on it.
     pub fn whole(&mut self, patches: bool) {
-        self.tell(Phase::Staged, Event::Newer);
+        self.apply_event(Phase::Staged, Event::Newer);
         if let Some(entry) = self.at_mut(Phase::Arriving) {
             entry.stage(patches);
         }
-        self.tell(Phase::Arriving, Event::Whole);
+        self.apply_event(Phase::Arriving, Event::Whole);
     }
 
     /// Makes the staged version ready, and returns it.
     pub fn commit(&mut self) -> Option<StagedVersion> {
         let staged = self.at_mut(Phase::Staged).and_then(|entry| entry.staged.take());
-        self.tell(Phase::Staged, Event::Committed);
+        self.apply_event(Phase::Staged, Event::Committed);
         staged
     }
 
@@ -290,7 +292,7 @@ impl VersionStore {
 
     /// Gives the running version another key and other metadata.
     pub fn rename(&mut self, key: Key, metadata: Metadata) {
-        if self.tell(Phase::Running, Event::Renamed) {
+        if self.apply_event(Phase::Running, Event::Renamed) {
             if let Some(entry) = self.at_mut(Phase::Running) {
                 (entry.key, entry.metadata) = (key, metadata);
             }
@@ -305,16 +307,16 @@ impl VersionStore {
     }
 
     /// Applies an event to the version in a phase. Returns true if the table has this transition.
-    pub fn tell(&mut self, phase: Phase, event: Event) -> bool {
-        self.tell_those(event, |entry| entry.phase == phase)
+    pub fn apply_event(&mut self, phase: Phase, event: Event) -> bool {
+        self.apply_event_where(event, |entry| entry.phase == phase)
     }
 
-    /// Applies an event to the versions for which `whom` returns true. Returns true if the table
+    /// Applies an event to the versions for which `matches` returns true. Returns true if the table
     /// has the transition for any of them.
-    pub fn tell_those(&mut self, event: Event, whom: impl Fn(&VersionEntry) -> bool) -> bool {
+    pub fn apply_event_where(&mut self, event: Event, matches: impl Fn(&VersionEntry) -> bool) -> bool {
         let (mut moved, rejected) = (false, &mut self.rejected);
         self.live.retain_mut(|entry| {
-            if let Some(phase) = next(ARROWS, entry.phase, event).filter(|_| whom(entry)) {
+            if let Some(phase) = next(ARROWS, entry.phase, event).filter(|_| matches(entry)) {
                 entry.phase = phase;
                 moved = true;
                 if phase == Phase::Rejected {

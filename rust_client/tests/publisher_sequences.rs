@@ -148,7 +148,7 @@ impl Player {
                 ..Default::default()
             };
             let bytes = (0..number(&patch["nbytes"])).map(|at| at as u8).collect();
-            offer.by(VersionPatch::new(base, &content, bytes, Way { classes: true, work: 0.0 }));
+            offer.add_patch(VersionPatch::new(base, &content, bytes, Way { classes: true, work: 0.0 }));
         }
         self.calls += 1;
         match self.machine.publish(self.calls, model, offer, terms(call), now, now) {

@@ -77,8 +77,8 @@ func payloads(t table) error {
 	return nil
 }
 
-// counted reports which of a sequence of published messages are accepted, with their contents.
-func counted(t table) error {
+// countedMessages reports which of a sequence of published messages are accepted, with their contents.
+func countedMessages(t table) error {
 	var cases []struct {
 		Name     string
 		Keys     []string

@@ -28,7 +28,7 @@ func vectors(folder string, say func(object)) error {
 		{"casts.json", "cases", casts}, {"deltas.json", "cases", deltas}, {"patching.json", "headers", messages},
 		{"metadata.json", "messages", messages},
 		{"sealing.json", "keys", groupKeys}, {"sealing.json", "versions", versionKeys},
-		{"sealing.json", "payloads", payloads}, {"sealing.json", "messages", counted},
+		{"sealing.json", "payloads", payloads}, {"sealing.json", "messages", countedMessages},
 		{"sealing.json", "headers", messages},
 	}
 	lists := map[string]int{}

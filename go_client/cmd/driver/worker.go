@@ -188,8 +188,8 @@ func (s settings) memory() (map[string]weightbus.Tensors, error) {
 	return models, nil
 }
 
-// run receives versions, prints events, and reads registered models all the time, except with
-// --no-tensors, for measurements.
+// run receives versions and prints events. Meanwhile it reads the registered models, to find mixed
+// versions. It does not read them with --no-tensors (for measurements) or with --cast.
 func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 	var others sync.WaitGroup
 	others.Add(1)
@@ -201,15 +201,15 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 		others.Add(1)
 		go func(model string) { defer others.Done(); lookForTears(ctx, w, model) }(model)
 	}
-	told := map[string]wbp.Key{} // the last printed version, by model
+	printed := map[string]wbp.Key{} // the last printed version, by model
 	for {
-		soon, cancel := context.WithTimeout(ctx, lookEvery)
-		update, err := w.Receive(soon)
+		waitCtx, cancel := context.WithTimeout(ctx, lookEvery)
+		update, err := w.Receive(waitCtx)
 		cancel()
 		var failed *weightbus.ApplyError
 		switch {
 		case err == nil:
-			told[update.Model] = wbp.Key{Epoch: update.Epoch, Version: update.Version}
+			printed[update.Model] = wbp.Key{Epoch: update.Epoch, Version: update.Version}
 			s.applied(ctx, w, update)
 		case errors.As(err, &failed):
 			print(object{"event": "failed", "model": failed.Model, "epoch": failed.Epoch, "version": failed.Version,
@@ -219,7 +219,7 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 			others.Wait()
 			return
 		default:
-			s.look(ctx, w, told)
+			s.look(ctx, w, printed)
 		}
 	}
 }
@@ -234,11 +234,11 @@ func said(event string, of weightbus.Update) object {
 }
 
 // look prints a running version whose key is not the last printed one.
-func (s settings) look(ctx context.Context, w *weightbus.Worker, told map[string]wbp.Key) {
+func (s settings) look(ctx context.Context, w *weightbus.Worker, printed map[string]wbp.Key) {
 	for _, model := range s.models {
 		_ = w.Read(ctx, model, func(v weightbus.View) { // an error: no version runs, or the driver stops
-			if runs := (wbp.Key{Epoch: v.Epoch, Version: v.Version}); runs != told[model] {
-				told[model] = runs
+			if runs := (wbp.Key{Epoch: v.Epoch, Version: v.Version}); runs != printed[model] {
+				printed[model] = runs
 				print(said("runs", v.Update))
 			}
 		})

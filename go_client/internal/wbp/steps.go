@@ -120,8 +120,8 @@ func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
 	return to, nil
 }
 
-// golomb reads count numbers in Exp-Golomb codes of order k, and returns them in the memory of
-// `to`.
+// golomb reads `count` numbers in Exp-Golomb codes of order `k`, and returns the numbers in the
+// memory of `to`.
 func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	to, total := to[:0], 0
 	for i := 0; i < count; i++ {

@@ -77,8 +77,8 @@ type versionStore struct {
 
 // inPhase returns the version that is in this phase, or nil if there is none. If there are several,
 // inPhase returns the one that entered the phase first.
-func (h *versionStore) inPhase(phase State) *versionEntry {
-	for _, v := range h.live {
+func (s *versionStore) inPhase(phase State) *versionEntry {
+	for _, v := range s.live {
 		if v.phase == phase {
 			return v
 		}
@@ -87,10 +87,10 @@ func (h *versionStore) inPhase(phase State) *versionEntry {
 }
 
 // all returns the versions in any of these phases.
-func (h *versionStore) all(phases ...State) []*versionEntry {
+func (s *versionStore) all(phases ...State) []*versionEntry {
 	var found []*versionEntry
 	for _, phase := range phases {
-		for _, v := range h.live {
+		for _, v := range s.live {
 			if v.phase == phase {
 				found = append(found, v)
 			}
@@ -100,8 +100,8 @@ func (h *versionStore) all(phases ...State) []*versionEntry {
 }
 
 // find returns the version with this key, or nil if it is in none of these phases.
-func (h *versionStore) find(key Key, phases ...State) *versionEntry {
-	for _, v := range h.all(phases...) {
+func (s *versionStore) find(key Key, phases ...State) *versionEntry {
+	for _, v := range s.all(phases...) {
 		if v.Key == key {
 			return v
 		}
@@ -110,9 +110,9 @@ func (h *versionStore) find(key Key, phases ...State) *versionEntry {
 }
 
 // newest returns the key of the newest complete version; zero if no version is complete.
-func (h *versionStore) newest() Key {
+func (s *versionStore) newest() Key {
 	var newest Key
-	for _, v := range h.all(staged, ready, applying, running) {
+	for _, v := range s.all(staged, ready, applying, running) {
 		if v.Newer(newest) {
 			newest = v.Key
 		}
@@ -120,8 +120,8 @@ func (h *versionStore) newest() Key {
 	return newest
 }
 
-func (h *versionStore) isRejected(key Key) bool {
-	for _, known := range h.rejected {
+func (s *versionStore) isRejected(key Key) bool {
+	for _, known := range s.rejected {
 		if known == key {
 			return true
 		}
@@ -130,18 +130,18 @@ func (h *versionStore) isRejected(key Key) bool {
 }
 
 // expect adds an announced version, and drops the version that was in phase announced before.
-func (h *versionStore) expect(a *Announce) *versionEntry {
-	h.move(h.inPhase(announced), newer)
+func (s *versionStore) expect(a *Announce) *versionEntry {
+	s.move(s.inPhase(announced), newer)
 	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
-	h.live = append(h.live, v)
+	s.live = append(s.live, v)
 	return v
 }
 
 // takeMemory takes a staging buffer for a version. If all buffers are in use, it records that the
 // version waits for a buffer, and returns false.
-func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
+func (s *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	var err error
-	if v.buffer, err = h.buffers.take(v.announce.Bytes); v.buffer == nil {
+	if v.buffer, err = s.buffers.take(v.announce.Bytes); v.buffer == nil {
 		v.resolve(full)
 		return false, err
 	}
@@ -151,44 +151,44 @@ func (h *versionStore) takeMemory(v *versionEntry) (bool, error) {
 
 // reconnected prepares for a new session of an epoch. The previous session's requests will not be
 // answered, so announced versions are dropped and the arriving version is requested again. (W28)
-func (h *versionStore) reconnected(epoch int64, now time.Duration) {
-	for _, v := range h.all(announced, arriving, staged) {
+func (s *versionStore) reconnected(epoch int64, now time.Duration) {
+	for _, v := range s.all(announced, arriving, staged) {
 		if v.phase == announced || v.Epoch != epoch {
-			h.move(v, fenced)
+			s.move(v, fenced)
 		} else if v.phase == arriving {
 			v.transfer.reconnected(now)
 		}
 	}
-	h.rejected = nil
+	s.rejected = nil
 }
 
 // changeMode applies an event to the mode. It returns false if the mode has no transition for the
 // event. (W26)
-func (h *versionStore) changeMode(event Event) bool {
-	mode := modelTable[h.mode][event]
+func (s *versionStore) changeMode(event Event) bool {
+	mode := modelTable[s.mode][event]
 	if mode != "" {
-		h.mode = mode
+		s.mode = mode
 	}
 	return mode != ""
 }
 
 // rename gives the running version another key.
-func (h *versionStore) rename(v *versionEntry, key Key) {
+func (s *versionStore) rename(v *versionEntry, key Key) {
 	was := *v.running
 	now := Running{Epoch: key.Epoch, Version: key.Version, Digest: was.Digest}
-	if !h.move(v, renamed, &now) {
+	if !s.move(v, renamed, &now) {
 		return
 	}
 	v.Key = key
-	if h.base != nil && h.base.running == was {
-		h.base.running = now
+	if s.base != nil && s.base.running == was {
+		s.base.running = now
 	}
 }
 
 // move applies an event to a version. It returns false if the version's phase has no transition for
 // the event. The values in by are a new transfer, staged version or running version, which move
 // stores in the version.
-func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
+func (s *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
 	if v == nil || versionTable[v.phase][event] == "" {
 		return false
 	}
@@ -203,28 +203,28 @@ func (h *versionStore) move(v *versionEntry, event Event, by ...interface{}) boo
 			v.running = part
 		}
 	}
-	for i, known := range h.live {
+	for i, known := range s.live {
 		if known == v {
-			h.live = append(h.live[:i], h.live[i+1:]...)
+			s.live = append(s.live[:i], s.live[i+1:]...)
 		}
 	}
 	switch v.phase {
 	case rejected:
-		if h.rejected = append(h.rejected, v.Key); len(h.rejected) > rejectedKept {
-			h.rejected = h.rejected[1:]
+		if s.rejected = append(s.rejected, v.Key); len(s.rejected) > rejectedKept {
+			s.rejected = s.rejected[1:]
 		}
 	case dropped:
 	default:
-		h.live = append(h.live, v)
+		s.live = append(s.live, v)
 	}
 	if !inMemory[v.phase] {
-		h.giveBack(v)
+		s.giveBack(v)
 	}
 	return true
 }
 
 // giveBack releases a version's memory.
-func (h *versionStore) giveBack(v *versionEntry) {
+func (s *versionStore) giveBack(v *versionEntry) {
 	if v.segment != nil {
 		v.segment.Release()
 		v.segment = nil
@@ -233,8 +233,8 @@ func (h *versionStore) giveBack(v *versionEntry) {
 		return
 	}
 	if !v.transfer.revoke() { // if it was being decoded, decoded releases both
-		h.release(v.transfer)
-		h.buffers.giveBack(v.buffer)
+		s.release(v.transfer)
+		s.buffers.giveBack(v.buffer)
 	}
 	v.buffer = nil
 }
@@ -244,18 +244,18 @@ func (h *versionStore) giveBack(v *versionEntry) {
 // setPatchBase makes the bytes of a new running version the patch base instead of the previous
 // base. If v is nil, there is no base any more. While a patch needs the previous base, setPatchBase
 // changes nothing and returns false.
-func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
-	old := h.base
+func (s *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
+	old := s.base
 	if old != nil && old.users > 0 {
 		return false
 	}
-	if h.base = nil; v != nil {
-		h.base = &base{*runs, v.staged.Layout, v.buffer, 0}
+	if s.base = nil; v != nil {
+		s.base = &base{*runs, v.staged.Layout, v.buffer, 0}
 		v.buffer = nil
-		h.buffers.forget()
+		s.buffers.forget()
 	}
 	if old != nil && v != nil {
-		h.buffers.spare(old.data)
+		s.buffers.spare(old.data)
 	} else if old != nil {
 		release(old.data) // the old base served only patches
 	}
@@ -263,29 +263,29 @@ func (h *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 }
 
 // buildOn returns the base for a new patch. The patch counts as a user of the base until release.
-func (h *versionStore) buildOn() *base {
-	h.base.users++
-	return h.base
+func (s *versionStore) buildOn() *base {
+	s.base.users++
+	return s.base
 }
 
 // release ends a transfer's use of its base. If the base's version no longer runs, release drops
 // the base.
-func (h *versionStore) release(t *Transfer) {
+func (s *versionStore) release(t *Transfer) {
 	b := t.letGo()
 	if b == nil {
 		return
 	}
 	b.users--
-	if runs := h.inPhase(running); b == h.base && (runs == nil || *runs.running != b.running) {
-		h.setPatchBase(nil, nil)
+	if runs := s.inPhase(running); b == s.base && (runs == nil || *runs.running != b.running) {
+		s.setPatchBase(nil, nil)
 	}
 }
 
 // free releases all memory to the system. No version may be used afterwards.
-func (h *versionStore) free() {
-	for _, v := range h.all(arriving, staged, ready, applying) {
-		h.move(v, newer)
+func (s *versionStore) free() {
+	for _, v := range s.all(arriving, staged, ready, applying) {
+		s.move(v, newer)
 	}
-	h.setPatchBase(nil, nil)
-	h.buffers.close()
+	s.setPatchBase(nil, nil)
+	s.buffers.close()
 }

@@ -2,8 +2,9 @@
 //! bit.
 //!
 //! `docs/DELTA.md` at the root defines every byte. No byte is written before the whole patch was
-//! checked against the bytes of the base. That check decodes all changes. Decoded changes are kept
-//! for writing up to a limit of memory, and the rest is decoded again.
+//! checked against the bytes of the base. That check decodes all changes. The check keeps decoded
+//! changes up to a limit of memory. The write uses the kept changes, and decodes the others a
+//! second time.
 
 mod bits;
 mod encode;
@@ -119,7 +120,7 @@ impl<'a> Patch<'a> {
                 header.base, found
             )));
         }
-        self.put_while(data, wanted)?;
+        self.apply_unchecked_while(data, wanted)?;
         let made = of(data);
         if made != header.target {
             return Err(PatchError(format!(
@@ -131,13 +132,13 @@ impl<'a> Patch<'a> {
     }
 
     /// Changes all blocks of `data`, or none if one is malformed. Unlike `apply`, checks no digest.
-    pub fn put(&self, data: &mut [u8]) -> Result<(), PatchError> {
-        self.put_while(data, &|| true)
+    pub fn apply_unchecked(&self, data: &mut [u8]) -> Result<(), PatchError> {
+        self.apply_unchecked_while(data, &|| true)
     }
 
-    /// Does what `put` does, but returns an error before the next block once `wanted` returns
+    /// Does what `apply_unchecked` does, but returns an error before the next block once `wanted` returns
     /// false. Earlier blocks may have changed.
-    fn put_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
+    fn apply_unchecked_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let go_on = || if wanted() { Ok(()) } else { Err(PatchError("nobody wants it any more".to_owned())) };
         if data.len() as u64 != self.header.nbytes {
             let text = format!("a patch for {} bytes, not for {}", self.header.nbytes, data.len());
@@ -271,7 +272,7 @@ mod tests {
         let patch = Patch::parse(&layout, &bytes).unwrap();
         for most in 0..=2 * BLOCKS {
             let (mut data, looks) = (base.clone(), Cell::new(0));
-            let done = patch.put_while(&mut data, &|| looks.replace(looks.get() + 1) < most);
+            let done = patch.apply_unchecked_while(&mut data, &|| looks.replace(looks.get() + 1) < most);
             assert_eq!(done.is_ok(), most == 2 * BLOCKS);
             let changed = data.iter().filter(|byte| **byte == 1).count();
             assert_eq!(

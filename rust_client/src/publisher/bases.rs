@@ -119,11 +119,11 @@ impl Bases {
                 Ok(bytes) => {
                     self.took(way, nbytes, begun.elapsed());
                     if (bytes.len() as u64) < nbytes {
-                        offer.by(VersionPatch::new(running, &content, bytes, way));
+                        offer.add_patch(VersionPatch::new(running, &content, bytes, way));
                     }
                 }
                 Err(PatchError(text)) => {
-                    offer.lacks(format!("no patch on version {}: {}", running.version, text));
+                    offer.record_fault(format!("no patch on version {}: {}", running.version, text));
                 }
             }
         }

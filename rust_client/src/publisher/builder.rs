@@ -269,7 +269,7 @@ impl Restored {
                 Err(text) => {
                     let text =
                         format!("version {} of {} is not offered: {}", latest.version, latest.model, text);
-                    found.folder.lacks(text);
+                    found.folder.record_fault(text);
                 }
             }
         }

@@ -655,7 +655,7 @@ mod tests {
         const LONG_FLAG: u8 = 2;
 
         /// A client after its INITIATE, admitted or not.
-        fn came(allowed: bool) -> (ControlConnection, UnixStream, Client) {
+        fn after_initiate(allowed: bool) -> (ControlConnection, UnixStream, Client) {
             let keys = Arc::new(sodium::pair());
             let (mut connection, mut theirs) = pair(Some(keys.clone()));
             let mut client = Client::new(Arc::new(sodium::pair()), keys.public);
@@ -676,7 +676,7 @@ mod tests {
 
         #[test]
         fn who_is_allowed_speaks_under_its_key() {
-            let (mut connection, mut theirs, mut client) = came(true);
+            let (mut connection, mut theirs, mut client) = after_initiate(true);
             assert!(next(&mut theirs).starts_with(b"\x05READY"));
             assert_eq!(connection.key, zmq::z85_encode(&client.public()).unwrap());
             let mut framed = Vec::new();
@@ -701,7 +701,7 @@ mod tests {
 
         #[test]
         fn who_is_not_allowed_is_told_so_and_says_nothing_more() {
-            let (mut connection, mut theirs, mut client) = came(false);
+            let (mut connection, mut theirs, mut client) = after_initiate(false);
             let mut framed = Vec::new();
             frame(&mut framed, 0, &message(&mut client, 0, b"{}"));
             theirs.write_all(&framed).unwrap();

@@ -196,7 +196,7 @@ impl PublisherMachine {
                 Some(drawn) => drawn,
                 None => return Vec::new(),
             };
-            self.roster.give(name, token.clone());
+            self.roster.assign_token(name, token.clone());
         }
         vec![format!("{}.{}", UPSTREAM, token)]
     }

@@ -24,9 +24,10 @@ pub struct Link {
 impl Link {
     /// Returns the rate of the link in bytes per second; infinite if unknown.
     ///
-    /// A small version arrives before the worker reports twice. Then the estimate is a multiple of
-    /// the rate at which versions were applied, since most of the time may have been spent on other
-    /// work.
+    /// A rate is measured between two progress reports of one version. A small version arrives
+    /// before its second report. Without a measured rate, the estimate is a multiple of the rate at
+    /// which versions were applied: the link may be faster than that rate, since a worker may spend
+    /// most of the time from publish to `applied` on other work.
     pub fn rate(&self) -> f64 {
         if self.waited > 0.0 {
             self.carried / self.waited

@@ -36,7 +36,7 @@ pub type Clock = Box<dyn Fn() -> u64 + Send>;
 /// The last recorded state of a model at a worker: the running, arriving and failed versions.
 type Told = (Key, Option<(u64, ProgressPhase, u64)>, Option<(u64, String)>);
 
-/// Data about a worker that only observers are sent, by model.
+/// Data about a worker that only observers receive, by model.
 #[derive(Default)]
 pub struct ObserverRecord {
     /// The last applied version, and the microseconds from its publish to the report.
@@ -59,7 +59,7 @@ pub struct ModelSeen {
     targeted: BTreeMap<String, u64>,
 }
 
-/// The observers of a publisher, and the data that only observers are sent.
+/// The observers of a publisher, and the data that only observers receive.
 pub struct Observers {
     clock: Option<Clock>, // `None`: time_ms is 0
     asked: HashMap<Identity, Time>,

@@ -64,12 +64,12 @@ pub struct Offer {
 
 impl Offer {
     /// Adds a patch.
-    pub fn by(&mut self, patch: VersionPatch) {
+    pub fn add_patch(&mut self, patch: VersionPatch) {
         self.patches.push(patch);
     }
 
     /// Records why a patch could not be made.
-    pub fn lacks(&mut self, fault: String) {
+    pub fn record_fault(&mut self, fault: String) {
         self.faults.push(fault);
     }
 }

@@ -58,11 +58,11 @@ pub struct Peer {
     /// True if the current group key must still be sent to the worker.
     pub rekeyed: bool,
     pub link: Link,
-    /// Data about the worker that only observers are sent.
+    /// Data about the worker that only observers receive.
     pub seen: ObserverRecord,
     // By model, the last version of which the worker reported a wrong digest.
     different: BTreeMap<String, Key>,
-    // The roster's revision at the last change that observers are sent.
+    // The roster's revision at the last change of this worker that observers must receive.
     revision: u64,
     ticket: (String, Time), // the unredeemed ticket, and when it was made
 }
@@ -300,7 +300,8 @@ impl Roster {
         self.peers.len()
     }
 
-    /// Returns the revision of the last change that observers are sent.
+    /// Returns the current revision. Each change that observers must receive increments the
+    /// revision.
     pub fn revision(&self) -> u64 {
         self.revision
     }
@@ -311,7 +312,7 @@ impl Roster {
         self.revision
     }
 
-    /// Records that a worker has changed, so that observers are sent the change.
+    /// Records that a worker has changed, so that observers receive the change.
     pub fn touch(&mut self, name: &str) {
         if let Some(peer) = self.peers.get_mut(name) {
             self.revision += 1;
@@ -338,7 +339,7 @@ impl Roster {
     }
 
     /// Sets the token that a worker's reports on the data connection begin with.
-    pub fn give(&mut self, name: &str, token: String) {
+    pub fn assign_token(&mut self, name: &str, token: String) {
         if let Some(peer) = self.peers.get_mut(name) {
             peer.token = token.clone();
             self.by_token.insert(token, name.to_owned());
@@ -346,7 +347,7 @@ impl Roster {
     }
 
     /// Replaces a worker's unredeemed ticket with this one.
-    pub fn ticket(&mut self, name: &str, ticket: &str, now: Time) {
+    pub fn assign_ticket(&mut self, name: &str, ticket: &str, now: Time) {
         if let Some(peer) = self.peers.get_mut(name) {
             let before = std::mem::replace(&mut peer.ticket, (ticket.to_owned(), now));
             self.by_ticket.remove(&before.0);

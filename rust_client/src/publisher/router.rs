@@ -1,8 +1,8 @@
 //! The publisher's control socket: a ROUTER of our own.
 //!
-//! libzmq's ROUTER accepts peers of ZMTP 1 and 2 as workers, even a browser. It has no bound on the
-//! frames of a message or on answered ZMTP pings, and aborts the process if a ping comes at the
-//! wrong moment. This socket checks every input against a bound before it is stored, whether the
+//! libzmq's ROUTER accepts peers of ZMTP 1 and 2 as workers, and takes even a browser for such a
+//! peer. It has no bound on the frames of a message or on answered ZMTP pings, and aborts the
+//! process if a ping comes at the wrong moment. This socket checks every input against a bound before it is stored, whether the
 //! peer has a key or not.
 //!
 //! One thread owns the socket, and no call blocks.

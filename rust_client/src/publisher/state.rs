@@ -139,7 +139,7 @@ impl StateFolder {
     }
 
     /// Adds a problem to report.
-    pub fn lacks(&mut self, fault: String) {
+    pub fn record_fault(&mut self, fault: String) {
         self.faults.push(fault);
     }
 

@@ -133,7 +133,7 @@ impl PublisherMachine {
             Some(drawn) => drawn,
             None => return Vec::new(),
         };
-        self.roster.ticket(name, &ticket, now);
+        self.roster.assign_ticket(name, &ticket, now);
         vec![format!("{}.{}", TICKET, ticket)]
     }
 
