@@ -274,7 +274,7 @@ class Engine(ABC):
 
     def _has(self, path: str) -> bool:
         with contextlib.suppress(CallError):
-            return self._server.get(path, ANSWER_SECONDS).done
+            return self._server.get(path, ANSWER_SECONDS).succeeded
         return False
 
 

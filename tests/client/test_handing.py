@@ -62,7 +62,7 @@ def test_promises_of_promises_are_waited_for() -> None:
     async def see(name: str) -> None:
         seen.append(name)
 
-    keep(later(resolved([see("a"), (see("b"), later(see("c")))])), 10.0)
+    wait_for(later(resolved([see("a"), (see("b"), later(see("c")))])), 10.0)
     assert seen == ["a", "b", "c"]
 
 
