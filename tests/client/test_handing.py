@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weightbus.python_client.schemes.model import arguments, hand_over, keep
+from weightbus.python_client.schemes.model import arguments, hand_over, wait_for
 
 NAMES = "policy_or_weights", "policy_weights"
 
