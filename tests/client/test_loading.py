@@ -99,26 +99,39 @@ def test_what_is_over_is_over(bus: Bus, caplog: pytest.LogCaptureFixture) -> Non
 
 def test_nobody_but_the_function_knows_what_runs_after_it_failed(bus: Bus) -> None:
     fails: list[Exception] = []
+    engine = {"a": 0.0, "b": 0.0}
 
-    def load(_pairs: Pairs) -> None:
-        if fails:
-            raise fails.pop()
+    def two(value: float) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: arrays(value)["w"] for name in engine}
+
+    def load(pairs: Pairs) -> None:
+        error = fails.pop() if fails else None
+        for name, array in pairs.arrays():
+            if isinstance(error, UnchangedError):
+                raise error
+            engine[name] = float(array[0])
+            if error is not None:
+                raise error
 
     publisher = bus.publisher()
     subscriber = bus.subscriber(publisher, load, name="w")
-    first, _ = both(publisher, subscriber, arrays(1))
+    first, _ = both(publisher, subscriber, two(1))
     for error, runs_on in ((UnchangedError("not this one"), True), (KeyError("half-way"), False)):
         fails.append(error)
-        future = publisher.publish_async("m", arrays(2), require=0, timeout=SECONDS)
+        future = publisher.publish_async("m", two(2), require=0, timeout=SECONDS)
         with pytest.raises(ApplyError, match=str(error.args[0])) as caught:
             subscriber.receive(SECONDS)
         assert isinstance(caught.value, TornError) != runs_on
-        assert "apply" in future.result(SECONDS).workers["w"].detail
+        receipt = future.result(SECONDS)
+        assert receipt.in_state("failed") == ["w"]
+        assert str(error.args[0]) in receipt.workers["w"].detail
         assert runs(publisher) == ((first.epoch, 1) if runs_on else None)
-    future = publisher.publish_async("m", arrays(4), timeout=SECONDS)
+        assert sorted(engine.values()) == ([1, 1] if runs_on else [1, 2])
+    future = publisher.publish_async("m", two(4), timeout=SECONDS)
     while (update := subscriber.receive(SECONDS)) is not None and update.version == 3:
         pass  # which is tried again, if it comes before the next one
     assert future.result(SECONDS).in_state("applied") == ["w"]
+    assert engine == {"a": 4, "b": 4}
 
 
 def test_the_same_version_is_tried_again_over_the_network(bus: Bus) -> None:

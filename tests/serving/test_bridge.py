@@ -23,6 +23,8 @@ NO_ROOM = Fault(500, {"error": {"message": "no room"}})
 LOADS = {"sglang": "/update_weights_from_disk", "vllm": "/collective_rpc"}
 PAUSES = {"sglang": "/pause_generation", "vllm": "/pause"}
 RESUMES = {"sglang": "/continue_generation", "vllm": "/resume"}
+TRIES = 3  # of a version that may have been loaded in part
+WAIT_SECONDS = 0.3  # for what must not come
 SECONDS = 1.0  # that a server may take to load, where one takes for ever
 
 
@@ -136,10 +138,16 @@ def test_a_server_that_loads_neither_version(tmp_path: Path) -> None:
         assert told(receipt)[0] == "failed"
         stays = "it may hold parts of both, so it stays paused until it loads a version"
         assert stays in told(receipt)[1]
+        assert "publish again, or restart it" in told(receipt)[1]
         assert "no version runs until one is applied" in said
         assert engine.paused
         (text,) = stand.target.look() or []  # it tries again, and still leaves it paused
         assert stays in text
+        assert engine.paused
+        for _ in range(TRIES - 1):
+            with pytest.raises(weightbus.ApplyError, match="it stays paused"):
+                stand.worker.receive(20)
+        assert stand.worker.receive(WAIT_SECONDS) is None
         assert engine.paused
 
 
@@ -194,14 +202,23 @@ def test_who_does_not_answer_is_asked_again(tmp_path: Path, kind: str, fault: Fa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_asking_again_has_a_bound(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(503, "warming up"), "is not ready (503 warming up)"),
+        (Fault(), "broke off"),
+        (Fault(half=True), "broke off"),
+    ],
+    ids=["503", "hangs up", "breaks off"],
+)
+def test_asking_again_has_a_bound(tmp_path: Path, kind: str, fault: Fault, words: str) -> None:
     with standing(tmp_path, kind) as (stand, (engine,)):
         stand.publish(of(1))
         engine.calls.clear()
-        engine.fail(LOADS[kind], *[Fault(503, "warming up")] * 4)
+        engine.fail(LOADS[kind], *[fault] * 4)
         receipt, _ = stand.publish(of(2))
         assert told(receipt)[0] == "failed"
-        assert "is not ready (503 warming up)" in told(receipt)[1]
+        assert words in told(receipt)[1]
         assert engine.routes().count(LOADS[kind]) == 5  # four times this one, once the one before
         assert same(engine, of(1))
         assert not engine.paused
@@ -244,12 +261,14 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path) -> None:
 def test_a_server_that_was_restarted_loads_again(tmp_path: Path, kind: str) -> None:
     with standing(tmp_path, kind) as (stand, (engine,)):
         stand.publish(of(1))
-        running = engine.version
+        running, believed = engine.version, stand.publisher.workers()["bridge"].running
         engine.restart(of(0))
         assert stand.target.look() == [f"{engine.url} ran default, and has loaded {running} again"]
         assert stand.target.look() is None  # it was not yet time
         assert same(engine, of(1))
         assert engine.version == running
+        assert stand.worker.flush(20)
+        assert stand.publisher.workers()["bridge"].running == believed
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -261,6 +280,47 @@ def test_a_server_that_is_not_there(tmp_path: Path, kind: str) -> None:
         assert f"{engine.url} cannot be reached" in told(receipt)[1]
         assert "nothing was changed" in said
         assert versions(stand.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("gone", "cannot be reached"),
+        ("kind", "it is a server of sglang, by its /model_info: --kind sglang"),
+        ("route", "start it with VLLM_SERVER_DEV_MODE=1"),
+        ("key", "give its key with --token"),
+    ],
+)
+def test_of_two_servers_one_can_be_given_nothing(tmp_path: Path, wrong: str, words: str) -> None:
+    with standing(tmp_path, "vllm", count=2) as (stand, (one, two)):
+        if wrong == "gone":
+            two.close()
+        elif wrong == "kind":
+            two.kind = "sglang"
+        elif wrong == "route":
+            two.dev = False
+        else:
+            two.token = "secret"  # noqa: S105
+        receipt, _ = stand.publish(of(1))
+        assert told(receipt)[0] == "failed"
+        assert words in told(receipt)[1]
+        assert two.url in told(receipt)[1]
+        assert versions(stand.folder) == []
+        for engine in (one, two):
+            assert engine.routes() == []
+            assert same(engine, of(0))
+
+
+def test_a_load_that_fails_in_the_middle_is_taken_back(tmp_path: Path) -> None:
+    with standing(tmp_path, "sglang", unchecked=True) as (stand, (engine,)):
+        stand.publish(of(1))
+        receipt, _ = stand.publish({**of(2), "layers.2.weight": np.ones(3, np.float32)})
+        assert told(receipt)[0] == "failed"
+        assert "size mismatch for layers.2.weight" in told(receipt)[1]
+        assert "it has loaded what it had before" in told(receipt)[1]
+        assert same(engine, of(1))
+        assert not engine.paused
+        assert engine.served_broken == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -510,6 +570,8 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert "no-memory" in told(receipt)[1]
         assert "No space left on device" in said
         assert same(engine, of(1))
+        assert not engine.paused
+        assert engine.routes().count(LOADS["sglang"]) == 1
         assert len(versions(stand.folder)) == 1
         assert stand.worker.receive(20) is not None  # so it is tried again
         assert same(engine, of(2))

@@ -173,7 +173,7 @@ class Bridge:
         self.words = words(publisher.address, tmp_path / "served", engine)
         self.command = Command(*self.words)
         publisher.wait_for_workers(1, timeout=60, model="policy")
-        publisher.publish_async("policy", of(1), timeout=60)
+        self.receipt = publisher.publish_async("policy", of(1), require=0, timeout=60)
         engine.wait_called(LOADS[engine.kind])
 
 
@@ -187,6 +187,8 @@ def test_ctrl_c_while_a_server_loads(tmp_path: Path) -> None:
         assert (code, told["kind"], told["written"]) == (0, "stopped", 0)
         assert not engine.paused
         assert same(engine, of(0))  # all or nothing
+        (worker,) = bridge.receipt.result(60).workers.values()
+        assert worker.state == "left"
         assert engine.served_broken == []
 
 
@@ -204,10 +206,13 @@ def test_ctrl_c_while_a_server_is_awaited(tmp_path: Path) -> None:
 
 
 def test_a_killed_bridge_leaves_a_pause_to_the_next(tmp_path: Path) -> None:
-    with engines("vllm", of(0)) as (engine,), weightbus.Publisher() as publisher:
+    soon = weightbus.Settings(ping=0.1, lost_after=1.0)
+    with engines("vllm", of(0)) as (engine,), weightbus.Publisher(settings=soon) as publisher:
         bridge = Bridge(tmp_path, engine, publisher)
         bridge.command.process.kill()
         bridge.command.process.communicate(timeout=60)
+        (worker,) = bridge.receipt.result(60).workers.values()
+        assert worker.state == "lost"
         bridge.gate.set()
         assert engine.paused
         assert len(marks(tmp_path / "served")) == 1

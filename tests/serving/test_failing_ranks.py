@@ -17,6 +17,7 @@ from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.serving.ranks import RANKS, How, Kind, Phase, RankProcess, plain, weights
 from weightbus.tests.serving.standin import Executor, Server
 from weightbus.types import Receipt
+from weightbus.vllm import ServerError
 
 SECONDS = 20.0  # for what does not fail by its deadline
 SHORT = 1.0  # for what does
@@ -165,9 +166,16 @@ def test_a_rank_that_fails(deployment: Deployment, phase: Phase, number: int, ho
     tried = failed.value.receipt
     assert server.version == (f"{tried.epoch}.{tried.version} in part" if broken else version)
     assert not server.paused
+    if phase == "stage":
+        assert "pause keep" not in server.calls
+    if broken:
+        another = deployment.ranks[1 - number]
+        assert another.ask("sum") == another.ask("expected", value=2.0)
     if how == "stop":
         rank.go_on()
         deployment.settle()
+        if loads:
+            assert deployment.sums == deployment.expected(2.0), "it ends the load that it was at"
     if how == "die":
         rank.process.join(SECONDS)
     if not loads:
@@ -200,6 +208,8 @@ def test_a_server_that_dies_in_a_transfer_is_reached_once_it_is_back(
     transfers.send(deployment.weights(1.0))
     deployment.ranks[0].ask("fail_at", phase=phase, how="die")
     with pytest.raises(weightbus.PublishError, match="v-dp0-rank0"):
+        transfers.send(deployment.weights(2.0))
+    with pytest.raises(ServerError, match=deployment.server.url):
         transfers.send(deployment.weights(2.0))
     deployment.restart()
     receipt = transfers.send(deployment.weights(3.0))

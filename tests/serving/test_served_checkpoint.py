@@ -49,6 +49,7 @@ def test_what_does_not_fit_is_not_loaded(
         receipt, _ = stand.publish(weights)
         assert refused(receipt, words)
         assert refused(receipt, f"{engine.home}, which {engine.url} serves")
+        assert refused(receipt, "Publish it under its names, or give a checkpoint as the trainer")
         assert engine.routes() == []
         assert versions(stand.folder) == []
         assert told(stand.publish(of(3))[0])[0] == "applied"
@@ -86,6 +87,8 @@ def test_a_checkpoint_that_is_not_here(tmp_path: Path, kind: str) -> None:
             stand.target.missing()
         receipt, _ = stand.publish(of(1))
         assert refused(receipt, "cannot be known")
+        assert refused(receipt, "--like")
+        assert refused(receipt, "--unchecked")
         assert refused(receipt, "nothing was changed")
         assert made[0].routes() == []
         stand.close()
@@ -96,6 +99,24 @@ def test_a_checkpoint_that_is_not_here(tmp_path: Path, kind: str) -> None:
             assert told(stand.publish(of(number + 1))[0])[0] == "applied"
             assert same(made[0], of(number + 1))
             stand.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_was_started_again_with_a_checkpoint_that_is_not_here(
+    tmp_path: Path, kind: str
+) -> None:
+    with standing(tmp_path, kind) as (stand, (engine,)):
+        stand.publish(of(1))
+        engine.home = str(tmp_path / "elsewhere")
+        engine.restart(of(0))
+        engine.calls.clear()
+        (text,) = stand.target.look() or []
+        assert f"what fits {engine.url} cannot be known" in text
+        receipt, _ = stand.publish(of(2))
+        assert refused(receipt, "--like")
+        assert refused(receipt, "--unchecked")
+        assert engine.routes() == []
+        assert same(engine, of(0))
 
 
 @pytest.fixture(name="cached")

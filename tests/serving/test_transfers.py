@@ -194,6 +194,56 @@ def test_of_two_servers_each_says_what_its_own_ranks_run() -> None:
         bench.close()
 
 
+def test_a_rank_that_fails_in_the_pause_before_it_loads_has_the_others_release_the_version(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending = bench.transfers()
+    before = sending.send(weights(1.0))
+    server, (other_one, fails) = bench.servers[0], bench.engines[0]
+    update, holds = fails.update_weights, list[bool]()
+
+    def failing(said: dict[str, Any]) -> None:
+        if server.paused and not said["cancel"]:
+            holds.append(other_one.rank._staged is not None)  # noqa: SLF001
+            raise RuntimeError("told to fail")
+        update(said)
+
+    monkeypatch.setattr(fails, "update_weights", failing)
+    with pytest.raises(weightbus.PublishError, match=r"told to fail.*v-dp0-rank1"):
+        sending.send(weights(2.0))
+    assert holds == [True]
+    assert other_one.rank._staged is None  # noqa: SLF001
+    assert bench.runs(1.0) == [True]
+    assert server.version == f"{before.epoch}.{before.version}"
+    assert not server.paused
+    monkeypatch.undo()
+    sending.send(weights(3.0))
+    assert bench.runs(3.0) == [True]
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ({"vllm": False}, "it is no vLLM server; check the address"),
+        ({"dev": False}, "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config"),
+        ({}, "cannot be reached"),
+    ],
+    ids=["another program", "no routes", "nothing"],
+)
+def test_a_trainer_without_a_vllm_at_the_url_is_told_so(
+    bench: Bench, server: dict[str, bool], words: str
+) -> None:
+    none = Server(**server)
+    if not server:
+        none.close()
+    client = VllmServers(none.url)
+    with pytest.raises(ServerError, match=f"{none.url} .*{words}"):
+        bench.transfers(client)
+    client.close()
+    if server:
+        none.close()
+
+
 def test_a_server_that_takes_no_calls_stays_paused_and_goes_on_with_the_next_transfer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,8 +261,10 @@ def test_a_server_that_takes_no_calls_stays_paused_and_goes_on_with_the_next_tra
             pass_on(caller, body)
 
     monkeypatch.setattr(bench.proxy, "pass_on", stopped)
+    begun = time.monotonic()
     with pytest.raises(weightbus.PublishError, match="v-dp0-rank0 staged") as told:
         sending.send(weights(2.0))
+    assert time.monotonic() - begun < 4 * SHORT + SLACK < SECONDS
     assert "may still be paused, POST /resume" in "".join(told.value.__notes__)
     assert bench.servers[0].paused, "it would generate before it has heard that it is given up"
     monkeypatch.undo()
@@ -304,6 +356,7 @@ def test_a_session_that_loads_nothing_claims_no_version(bench: Bench, joined: bo
     assert len(told) == (1 if joined else 2), "of an update without a trainer, and of each finish"
     assert joined or "no trainer has joined" in told[0]
     assert server.version == said
+    assert bench.runs(1.0 if joined else 0.0) == [True]
     bench.transfers().send(weights(2.0))
     assert bench.runs(2.0) == [True]
 
@@ -390,8 +443,14 @@ def test_two_threads_that_send_at_once_each_send(bench: Bench) -> None:
     ],
 )
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("by_hand", [False, True], ids=["next trainer", "by hand"])
 def test_a_trainer_that_dies_at_a_call_leaves_whole_weights_to_the_next(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str, loads: bool, done: bool
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    loads: bool,
+    done: bool,
+    by_hand: bool,
 ) -> None:
     first = bench.transfers().send(weights(1.0))
     own, dead = getattr(bench.client, call), VllmServers(bench.proxy.url)
@@ -418,6 +477,10 @@ def test_a_trainer_that_dies_at_a_call_leaves_whole_weights_to_the_next(
     assert bench.servers[0].version == f"{first.epoch}.{first.version + new}"
     paused = (call, done) in {("pause", True), ("resume", False)} or call == "finish_weight_update"
     assert bench.servers[0].paused == paused
+    if by_hand:
+        bench.client.resume()
+        assert not bench.servers[0].paused
+        assert bench.runs(2.0 if new else 1.0) == [True]
     dead.close()
     bench.publisher.close()
     bench.publisher = weightbus.Publisher()

@@ -1,5 +1,6 @@
 """What TRL takes as `weight_transfer=`, called as TRL's trainers call it, without TRL."""
 
+import contextlib
 import inspect
 import queue
 import signal
@@ -20,10 +21,12 @@ from weightbus.bus.errors import ClosedError
 from weightbus.codecs.errors import StateError
 from weightbus.python_client.serving.server import VllmServer, VllmServers
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.serving.faulty import Proxy
 from weightbus.tests.serving.ranks import PlainEngine, weights
 from weightbus.tests.serving.standin import Local, Server, Worker
 from weightbus.trl import WeightTransfer
 from weightbus.types import Pairs
+from weightbus.vllm import ServerError
 
 SECONDS = 30.0  # far more than anything here takes
 SHORT = 1.0  # for what does not come
@@ -148,7 +151,7 @@ def test_workers_get_each_update_and_the_log_says_how_far_they_are_behind(
             assert update.metadata == {"run": "a", "step": "100"}
             for mine, theirs in zip(target.parameters(), trainer.model.parameters(), strict=True):
                 assert torch.equal(mine, theirs)
-        wait_for(lambda: publisher.workers()["w"].running["policy"][1] == 3, "it says so", SECONDS)
+        wait_for(lambda: running(publisher, "w") == 3, "it says so", SECONDS)
         trainer.sync()
         logged = trainer.logged()
     assert receipt_of(trainer).in_state("applied") == ["w"]
@@ -173,29 +176,56 @@ def test_a_worker_that_is_at_something_else_is_not_waited_for(
         apply(worker, 3)
 
 
-def test_a_worker_that_cannot_load_a_version_ends_the_training(
-    publisher: weightbus.Publisher, begun: Callable[..., Trainer]
+@pytest.mark.parametrize("options", [{}, {"require": 0}], ids=["alive", "none"])
+def test_a_worker_that_cannot_load_a_version_ends_the_training_unless_none_is_required(
+    publisher: weightbus.Publisher, begun: Callable[..., Trainer], options: dict[str, Any]
 ) -> None:
-    failed = threading.Event()
+    failed, other = threading.Event(), layers(9.0)
 
     def load(pairs: Pairs) -> None:
         if pairs.version > 1:
             raise weightbus.UnchangedError("the engine is full")
 
-    trainer = begun()
+    trainer = begun(layers(1.0), **options)
     publisher.on_worker(lambda event: failed.set() if event.kind == "failed" else None)
-    with weightbus.Subscriber(publisher.address, {"policy": load}, name="w") as worker:
-        publisher.wait_for_workers(1, SECONDS)
+    with (
+        weightbus.Subscriber(publisher.address, {"policy": load}, name="w") as worker,
+        weightbus.Subscriber(publisher.address, {"policy": other}, name="other").start() as others,
+    ):
+        publisher.wait_for_workers(2, SECONDS)
         trainer.sync()
-        assert worker.receive(SECONDS) is not None
+        apply(worker, 1)
+        trainer.model = layers(2.0)
         trainer.sync()
         with pytest.raises(weightbus.ApplyError):
             worker.receive(SECONDS)
         assert failed.wait(SECONDS)
+        assert others.wait_for_version("policy", 2, timeout=SECONDS) is not None
+        assert all(map(torch.equal, other.parameters(), layers(2.0).parameters()))
+        if options:
+            trainer.sync()
+            return
         with pytest.raises(weightbus.PublishError, match=r"w failed .*the engine is full") as told:
             trainer.sync()
     assert told.value.receipt.version == 2
     assert trainer.model_version == 2
+
+
+def test_a_worker_that_has_not_received_the_weights_in_time_ends_the_training(
+    publisher: weightbus.Publisher, begun: Callable[..., Trainer]
+) -> None:
+    trainer, target = begun(layers(1.0), timeout=SHORT), layers(9.0)
+    with (
+        weightbus.Subscriber(publisher.address, {"policy": target}, name="w") as worker,
+        contextlib.ExitStack() as ended,
+    ):
+        other = started(publisher, ended)
+        publisher.wait_for_workers(2, SECONDS)
+        other.send_signal(signal.SIGSTOP)
+        with pytest.raises(weightbus.PublishError, match="other behind: nothing heard of it yet"):
+            trainer.sync()
+        assert worker.receive(SHORT) is None
+    assert all(map(torch.equal, target.parameters(), layers(9.0).parameters()))
 
 
 def test_what_a_worker_cannot_take_is_said_at_once_and_nobody_has_changed_anything(
@@ -208,7 +238,7 @@ def test_what_a_worker_cannot_take_is_said_at_once_and_nobody_has_changed_anythi
         weightbus.Subscriber(publisher.address, {"policy": other}, name="other").start(),
     ):
         publisher.wait_for_workers(2, SECONDS)
-        with pytest.raises(weightbus.PublishError, match="other failed"):
+        with pytest.raises(weightbus.PublishError, match=r"other failed .*layers\.0\.weight"):
             trainer.sync()
     assert time.monotonic() - began < SECONDS
     assert all(map(torch.equal, fits.parameters(), layers(9.0).parameters()))
@@ -243,6 +273,19 @@ with weightbus.Subscriber(sys.argv[1], {"policy": weights}, name="other").start(
 """
 
 
+def started(publisher: weightbus.Publisher, ended: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    """Return a worker's process, which is killed at the end."""
+    command = [sys.executable, "-c", WORKER, publisher.address]
+    process = ended.enter_context(subprocess.Popen(command))  # noqa: S603 - our own
+    ended.callback(process.kill)
+    return process
+
+
+def running(publisher: weightbus.Publisher, name: str) -> int:
+    """Return which version a worker runs."""
+    return publisher.workers()[name].running.get("policy", (0, 0))[1]
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_killed_or_stopped_does_not_end_the_training(how: int) -> None:
     soon = weightbus.Settings(ping=0.05, lost_after=0.5)
@@ -250,20 +293,22 @@ def test_a_process_that_is_killed_or_stopped_does_not_end_the_training(how: int)
         trainer = Trainer(WeightTransfer(publisher, timeout=SECONDS), layers(1.0))
         trainer.weight_transfer.init_weight_transfer()
         target = layers(9.0)
-        command = [sys.executable, "-c", WORKER, publisher.address]
         with (
             weightbus.Subscriber(publisher.address, {"policy": target}, name="w") as worker,
-            subprocess.Popen(command) as other,  # noqa: S603 - our own
+            contextlib.ExitStack() as ended,
         ):
-            try:
-                publisher.wait_for_workers(2, SECONDS)
-                trainer.sync()
-                other.send_signal(how)
-                trainer.model = layers(2.0)
-                trainer.sync()
-                apply(worker, 2)
-            finally:
-                other.kill()
+            other = started(publisher, ended)
+            publisher.wait_for_workers(2, SECONDS)
+            trainer.sync()
+            other.send_signal(how)
+            trainer.model = layers(2.0)
+            trainer.sync()
+            apply(worker, 2)
+            if how == signal.SIGSTOP:
+                other.send_signal(signal.SIGCONT)
+            else:
+                started(publisher, ended)
+            wait_for(lambda: running(publisher, "other") == 2, "the newest version", SECONDS)
         assert all(map(torch.equal, target.parameters(), layers(2.0).parameters()))
         trainer.weight_transfer.destroy()
 
@@ -451,7 +496,7 @@ def test_servers_stand_still_only_while_they_load_what_they_have(
     assert logged["weightbus/lag_s_max"] > 0
 
 
-@pytest.mark.parametrize("step", ["pause", "start", "update", "load", "resume"])
+@pytest.mark.parametrize("step", ["pause", "start", "update", "load of rank 0", "load", "resume"])
 def test_servers_go_on_whatever_fails(
     step: str,
     served: Callable[..., Deployment],
@@ -472,6 +517,7 @@ def test_servers_go_on_whatever_fails(
         "pause": (VllmServer, "pause"),
         "start": (deployment.engines[1], "start_weight_update"),
         "update": (deployment.engines[1], "update_weights"),
+        "load of rank 0": (deployment.engines[0], "loaded"),
         "load": (deployment.engines[1], "loaded"),
         "resume": (VllmServer, "resume"),
     }[step]
@@ -480,11 +526,80 @@ def test_servers_go_on_whatever_fails(
         trainer.sync()
         assert deployment.run(2.0) == [True, True]
     else:
-        with pytest.raises(weightbus.WeightBusError, match="told to fail"):
+        with pytest.raises(weightbus.WeightBusError, match="told to fail") as failed:
             trainer.sync()
-        assert step == "load" or deployment.run(1.0) == [True, True]
+        assert "load" in step or deployment.run(1.0) == [True, True]
+        rank = 0 if step == "load of rank 0" else 1
+        assert f"vllm-dp0-rank{rank} " in str(failed.value)
+        assert step in ("pause", "load of rank 0") or server.url in str(failed.value)
     assert not server.paused
     assert [call for call in server.calls if call in ("pause keep", "resume")][-1] == "resume"
+
+
+def test_weights_that_do_not_fit_a_server_end_the_training_and_pause_nothing(
+    served: Callable[..., Deployment], begun: Callable[..., Trainer]
+) -> None:
+    deployment = served()
+    trainer = begun(layers(1.0), server=deployment.urls)
+    trainer.sync()
+    (server,) = deployment.servers
+    before, calls = server.version, len(server.calls)
+    trainer.model = layers(2.0)
+    trainer.model.get_submodule("layers.2").weight = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(weightbus.PublishError, match=r"vllm-dp0-rank1 .*layers\.2\.weight: shape"):
+        trainer.sync()
+    assert deployment.run(1.0) == [True, True]
+    assert "pause keep" not in server.calls[calls:]
+    assert (server.version, server.paused) == (before, False)
+
+
+def test_a_rank_that_has_not_received_the_weights_in_time_ends_the_training(
+    served: Callable[..., Deployment],
+    begun: Callable[..., Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deployment, go_on = served(), threading.Event()
+    trainer = begun(layers(1.0), server=deployment.urls, timeout=4 * SHORT)
+
+    def hang(_layout: object) -> str:
+        go_on.wait(SECONDS)
+        return ""
+
+    monkeypatch.setattr(deployment.engines[1].rank, "fault", hang)
+    with pytest.raises(weightbus.PublishError, match="vllm-dp0-rank1 behind: nothing heard"):
+        trainer.sync()
+    go_on.set()
+    assert deployment.run(0.0) == [True, True]
+    assert "pause keep" not in deployment.servers[0].calls
+
+
+def test_a_server_that_does_not_answer_its_resume_is_named_and_called_until_training_ends(
+    served: Callable[..., Deployment],
+    begun: Callable[..., Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deployment = served()
+    proxy = Proxy(deployment.urls[0])
+    trainer = begun(layers(1.0), server=proxy.url, timeout=4.0, pause_timeout=SHORT)
+    pass_on, lost = proxy.pass_on, list[str]()
+
+    def lose(caller: Any, body: bytes) -> None:
+        if caller.path == "/resume":
+            lost.append(caller.path)
+            caller.close_connection = True
+        else:
+            pass_on(caller, body)
+
+    monkeypatch.setattr(proxy, "pass_on", lose)
+    with pytest.raises(ServerError, match=f"{proxy.url} .*POST /resume"):
+        trainer.sync()
+    assert len(lost) > 1
+    assert deployment.run(1.0) == [True, True]
+    assert deployment.servers[0].paused
+    monkeypatch.undo()
+    trainer.weight_transfer.destroy()
+    assert not deployment.servers[0].paused
+    proxy.close()
 
 
 def test_a_server_that_stands_still_after_a_failure_goes_on_when_training_ends(
