@@ -206,8 +206,7 @@ def test_ctrl_c_while_a_server_is_awaited(tmp_path: Path) -> None:
 
 
 def test_a_killed_bridge_leaves_a_pause_to_the_next(tmp_path: Path) -> None:
-    soon = weightbus.Settings(ping=0.1, lost_after=1.0)
-    with engines("vllm", of(0)) as (engine,), weightbus.Publisher(settings=soon) as publisher:
+    with engines("vllm", of(0)) as (engine,), weightbus.Publisher() as publisher:
         bridge = Bridge(tmp_path, engine, publisher)
         bridge.command.process.kill()
         bridge.command.process.communicate(timeout=60)

@@ -231,7 +231,7 @@ def test_a_rank_that_fails_in_the_pause_before_it_loads_has_the_others_release_t
     ids=["another program", "no routes", "nothing"],
 )
 def test_a_trainer_without_a_vllm_at_the_url_is_told_so(
-    bench: Bench, server: dict[str, bool], words: str
+    bench: Bench, server: dict[str, Any], words: str
 ) -> None:
     none = Server(**server)
     if not server:
