@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 import weightbus
 from weightbus.python_client.serving.calls import Server
 from weightbus.tests.cli.test_cli import Command, result_of, run
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.serving.fake_engines import FakeEngine, Fault, engines
 from weightbus.tests.serving.test_bridge import LOADS, marks, of, same
 
@@ -210,8 +211,7 @@ def test_a_killed_bridge_leaves_a_pause_to_the_next(tmp_path: Path) -> None:
         bridge = Bridge(tmp_path, engine, publisher)
         bridge.command.process.kill()
         bridge.command.process.communicate(timeout=60)
-        (worker,) = bridge.receipt.result(60).workers.values()
-        assert worker.state == "lost"
+        wait_for(lambda: [w.state for w in publisher.workers().values()] == ["lost"], "lost", 60)
         bridge.gate.set()
         assert engine.paused
         assert len(marks(tmp_path / "served")) == 1
