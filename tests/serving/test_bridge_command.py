@@ -189,7 +189,9 @@ def test_ctrl_c_while_a_server_loads(tmp_path: Path) -> None:
         assert not engine.paused
         assert same(engine, of(0))  # all or nothing
         (worker,) = bridge.receipt.result(60).workers.values()
-        assert worker.state == "left"
+        assert worker.state == "failed"
+        assert "SIGINT" in worker.detail
+        wait_for(lambda: publisher.workers() == {}, "left", 60)
         assert engine.served_broken == []
 
 
