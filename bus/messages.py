@@ -77,7 +77,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """Checksum and digest of a version whose only chunk is sent in its announcement."""
+    """The checksum and digest of a version whose only chunk is sent in its announcement."""
 
     crc: Crc
     digest: Hex64

@@ -11,7 +11,7 @@ from pathlib import Path
 from . import description, document, go, python, rust, schema, typescript
 
 ROOT = Path(__file__).resolve().parent.parent
-WRITERS = (python, go, rust, typescript, document, schema)  # each has `files(protocol, root)`
+WRITERS = (python, go, rust, typescript, document, schema)  # each has `files(protocol)`
 
 
 def made(folder: Path = description.FOLDER) -> dict[str, str]:
@@ -19,13 +19,13 @@ def made(folder: Path = description.FOLDER) -> dict[str, str]:
     protocol = description.read(folder)
     found: dict[str, str] = {}
     for writer in WRITERS:
-        found |= writer.files(protocol, ROOT)
+        found |= writer.files(protocol)
     return found
 
 
-def stale() -> list[str]:
-    """Return the files that are missing, or differ from what is made."""
-    return [name for name, text in made().items() if _text(ROOT / name) != text]
+def stale() -> dict[str, str]:
+    """Return the made text of each file that is missing, or differs from that text."""
+    return {name: text for name, text in made().items() if _text(ROOT / name) != text}
 
 
 def _text(path: Path) -> str | None:
@@ -46,11 +46,10 @@ def main(words: Sequence[str]) -> int:
         for name in different:
             print(f"{name} is not what the description makes; run `make protocol`")
         return 1 if different else 0
-    for name, text in made().items():
-        if name in different:
-            (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
-            (ROOT / name).write_text(text, encoding="utf-8")
-            print(f"wrote {name}")
+    for name, text in different.items():
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / name).write_text(text, encoding="utf-8")
+        print(f"wrote {name}")
     return 0
 
 

@@ -172,13 +172,17 @@ class Message(Struct):
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit. `written` is its value as the document writes it; a sentence may define it."""
+    """A limit. `written` is the value as the document writes it.
+
+    With `sentence`, a sentence of the page defines the limit, and not a table.
+    """
 
     name: str
     value: int
     written: str
     page: str
     meaning: str
+    sentence: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,6 +266,12 @@ def read(folder: Path = FOLDER) -> Protocol:
         features=features,
         tables=_tables(Source(folder / "phases.toml")),
     )
+
+
+def plain(meaning: str) -> str:
+    """Return a meaning as the text of a comment: without links and emphasis."""
+    text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", meaning)
+    return re.sub(r"(?<![\w`*])\*(\w[^*]*)\*", r"\1", text)
 
 
 @dataclass
@@ -350,7 +360,7 @@ def power(written: str) -> int:
 def _limits(source: Source) -> dict[str, Limit]:
     found: dict[str, Limit] = {}
     for name, table in source.values.items():
-        source.checked(table, "value page meaning?", name)
+        source.checked(table, "value page meaning sentence?", name)
         source.word(name, re.compile(r"[A-Z][A-Z_]*"), "limit", name)
         written = str(table["value"])
         try:
@@ -358,7 +368,8 @@ def _limits(source: Source) -> dict[str, Limit]:
         except ValueError as error:
             raise source.fail(f"{name}: {error}", name) from None
         page = source.page(table["page"], name)
-        found[name] = Limit(name, value, written, page, table.get("meaning", ""))
+        sentence = table.get("sentence", False)
+        found[name] = Limit(name, value, written, page, table["meaning"], sentence)
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from .description import (
+    FOLDER,
     PAGES,
     REQUIRED,
     VERSION_FIELDS,
@@ -86,7 +87,7 @@ class Made:
         return all(a in (ANY, b) for a, b in zip(self.head, table.head, strict=True))
 
 
-def files(protocol: Protocol, root: Path) -> dict[str, str]:
+def files(protocol: Protocol, root: Path = FOLDER.parent) -> dict[str, str]:
     """Return the text of each page, by its path in the repository."""
     found: dict[str, str] = {}
     for page, path in PATHS.items():
@@ -120,7 +121,7 @@ def _tables_of(protocol: Protocol, page: str, text: str) -> Iterator[Made]:
     ]
     if added:
         yield Made(ADDED, added, keys=2)
-    limits = [each for each in protocol.limits.values() if each.page == page and each.meaning]
+    limits = [each for each in protocol.limits.values() if each.page == page and not each.sentence]
     if limits:
         rows = [(f"`{each.name}`", each.written, each.meaning) for each in limits]
         yield Made(LIMITS, rows, partial=page == "LIMITS")
@@ -235,14 +236,14 @@ def _check_sentences(protocol: Protocol, page: str, text: str) -> None:
     defined: set[str] = set()
     for match in IN_SENTENCE.finditer(text):
         limit = protocol.limits.get(match[2])
-        if limit is None or limit.page != page or limit.meaning or limit.name in defined:
+        if limit is None or limit.page != page or not limit.sentence or limit.name in defined:
             raise fail(f"limits.toml has no {match[2]} that is defined here", match.start())
         if int(match[1].replace(",", "")) != limit.value:
             raise fail(f"{limit.name} is {match[1]}; limits.toml: {limit.value}", match.start())
         defined.add(limit.name)
     for limit in protocol.limits.values():
-        if limit.page == page and not limit.meaning and limit.name not in defined:
-            raise fail(f"no sentence defines `{limit.name}`, and it has no meaning for a table")
+        if limit.page == page and limit.sentence and limit.name not in defined:
+            raise fail(f"no sentence defines `{limit.name}`")
     for feature in protocol.features.values():
         if feature.page == page and not re.search(rf"`{feature.name}[.`]", text):
             raise fail(f"the page does not mention the feature `{feature.name}`")

@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Final
 
 from . import description as d
@@ -30,9 +29,8 @@ WIDTH: Final = 120
 RULES: Final = r"\b[A-Z]\d+\b"
 
 
-def files(protocol: d.Protocol, root: Path) -> dict[str, str]:
+def files(protocol: d.Protocol) -> dict[str, str]:
     """Return the text of each file, by its path in the repository."""
-    del root
     texts = {
         "messages": _messages(protocol),
         "limits": _limits(protocol),
@@ -62,8 +60,7 @@ def _private(name: str) -> str:
 
 def _plain(text: str, names: Sequence[str] = ()) -> str:
     """Return Markdown as a comment: no links, no rules; names of fields as in Go."""
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "")
-    text = re.sub(rf" ?\({RULES}(?:, {RULES})*\)", "", text)
+    text = re.sub(rf" ?\({RULES}(?:, {RULES})*\)", "", d.plain(text))
     text = re.sub("`([^`]*)`", lambda m: _name(m[1]) if m[1] in names else m[1], text)
     return re.sub(r"\bnull\b", "nil", text)
 
@@ -88,8 +85,6 @@ def _summary(struct: d.Struct) -> str:
     first, rest = text.split(" ", 1)
     if first in ("A", "An", "The", "One"):
         return f"{_class(struct)} is {first.lower()} {rest}"
-    if first == "Checksum":
-        return f"{_class(struct)} is the checksum {rest}"
     rest = rest.replace(", and send ", ", and sends ")
     return f"{_class(struct)} {first.lower()}s {rest}"
 

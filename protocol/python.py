@@ -3,7 +3,6 @@
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Final
 
 from .description import (
@@ -29,6 +28,7 @@ from .description import (
     Text,
     Type,
     objects_in,
+    plain,
     type_of,
 )
 
@@ -83,9 +83,8 @@ TABLES: Final = {
 ELSEWHERE: Final = {"State": "..receipt"}  # a type that users import
 
 
-def files(protocol: Protocol, root: Path) -> dict[str, str]:
+def files(protocol: Protocol) -> dict[str, str]:
     """Return the text of each file, by its path in the repository."""
-    del root
     limits = protocol.limits.values()
     return {
         "codecs/protocol_limits.py": _limits(
@@ -117,11 +116,6 @@ def _commented(line: str, comment: str) -> str:
         return whole
     indent = line[: len(line) - len(line.lstrip())]
     return f"{_wrapped(comment, indent)}\n{line}"
-
-
-def _plain(meaning: str) -> str:
-    """Return a meaning without the links of its page, as a comment has it."""
-    return re.sub(r"\*([^*]+)\*", r"\1", re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", meaning))
 
 
 def _docstring(text: str, indent: str = "") -> str:
@@ -160,7 +154,7 @@ def _number(written: str) -> str:
 
 def _limits(subject: str, limits: list[Limit]) -> str:
     lines = [
-        _commented(f"{limit.name}: Final = {_number(limit.written)}", _plain(limit.meaning))
+        _commented(f"{limit.name}: Final = {_number(limit.written)}", plain(limit.meaning))
         for limit in limits
     ]
     head = [_docstring(f"{subject} {MADE}"), "", "from typing import Final", ""]
@@ -193,7 +187,7 @@ def _tables(protocol: Protocol, side: str, more: str) -> str:
 
 def _words(name: str, meanings: Mapping[str, str]) -> str:
     """Return a type of these words, each with its meaning."""
-    lines = [_commented(f'    "{word}",', _plain(text)) for word, text in meanings.items()]
+    lines = [_commented(f'    "{word}",', plain(text)) for word, text in meanings.items()]
     return "\n".join([f"{name} = Literal[", *lines, "]"])
 
 
@@ -221,7 +215,7 @@ def _codes(protocol: Protocol) -> str:
 
 
 def _set(name: str, codes: list[Code]) -> str:
-    lines = [_commented(f'    "{code.name}",', _plain(code.meaning)) for code in codes]
+    lines = [_commented(f'    "{code.name}",', plain(code.meaning)) for code in codes]
     return "\n".join([f"{name}: Final = {{", *lines, "}"])
 
 
@@ -392,7 +386,7 @@ class _Messages:
             f"    {each.class_name}: {each.payloads}," for each in known if each.payloads != (0, 0)
         ]
         features = [
-            _commented(f'{_constant(each.name)}: Final = "{each.name}"', _plain(each.meaning))
+            _commented(f'{_constant(each.name)}: Final = "{each.name}"', plain(each.meaning))
             for each in self._protocol.features.values()
         ]
         return "\n".join(

@@ -6,7 +6,6 @@ The texts are as rustfmt writes them, so that no formatter runs.
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from .description import (
@@ -30,6 +29,7 @@ from .description import (
     Timer,
     Type,
     objects_in,
+    plain,
 )
 
 FOLDER: Final = "rust_client/src/protocol"
@@ -69,9 +69,8 @@ TABLES: Final = {
 LOCAL_CODES: Final = {"keys": "a handshake failed because of keys; the text has the likely reason"}
 
 
-def files(protocol: Protocol, root: Path) -> dict[str, str]:
+def files(protocol: Protocol) -> dict[str, str]:
     """Return the text of each file, by its path in the repository."""
-    del root
     modules = {
         "codes": _codes(protocol),
         "limits": _limits(protocol),
@@ -93,9 +92,7 @@ def _camel(name: str) -> str:
 
 def _sentence(text: str) -> str:
     """Return Markdown as the text of a comment: without links and emphasis."""
-    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
-    text = re.sub(r"(?<![\w`*])\*([^*]+)\*", r"\1", text)
-    text = " ".join(text.split())
+    text = " ".join(plain(text).split())
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 

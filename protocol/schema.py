@@ -6,9 +6,7 @@ and how an integer is written (`1.0`).
 """
 
 import json
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from .description import (
@@ -28,6 +26,7 @@ from .description import (
     Struct,
     Text,
     Type,
+    plain,
 )
 
 PATH: Final = "docs/protocol/messages.schema.json"
@@ -37,9 +36,8 @@ SIDES: Final = ("worker", "publisher", "observer")
 Schema = dict[str, Any]
 
 
-def files(protocol: Protocol, root: Path) -> dict[str, str]:
+def files(protocol: Protocol) -> dict[str, str]:
     """Return the text of the schema, by its path in the repository."""
-    del root
     structs = (*protocol.messages.values(), *protocol.objects.values())
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -65,7 +63,7 @@ def _struct(struct: Struct) -> Schema:
         required = ["wbp", "type", *required]
     properties |= {field.name: _field(field) for field in struct.fields}
     return {
-        "description": _plain(struct.summary),
+        "description": plain(struct.summary),
         "type": "object",
         "properties": properties,
         **({"required": required} if required else {}),
@@ -74,13 +72,8 @@ def _struct(struct: Struct) -> Schema:
 
 def _field(field: Field) -> Schema:
     schema = _type(field.type)
-    schema |= {"description": _plain(field.meaning)} if field.meaning else {}
+    schema |= {"description": plain(field.meaning)} if field.meaning else {}
     return schema if field.required else {**schema, "default": field.default}
-
-
-def _plain(markdown: str) -> str:
-    """Return a text without the targets of its links."""
-    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", markdown)
 
 
 def _type(kind: Type) -> Schema:

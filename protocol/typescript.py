@@ -7,7 +7,6 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from . import description as d
@@ -23,9 +22,8 @@ LEFT_OUT: Final = {  # messages that this worker neither reads nor sends, and wh
 OTHERS: Final = ("publisher", "observing", "LIMITS")  # pages with limits of the other sides
 
 
-def files(protocol: d.Protocol, root: Path) -> dict[str, str]:
+def files(protocol: d.Protocol) -> dict[str, str]:
     """Return the text of each file, by its path in the repository."""
-    del root
     made = {
         "messages.ts": _messages(protocol),
         "protocol_limits.ts": _limits(protocol),
@@ -44,8 +42,7 @@ def _head(summary: str) -> list[str]:
 
 def _sentence(meaning: str) -> str:
     """Return a meaning without links and emphasis, as a sentence."""
-    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", meaning)
-    plain = re.sub(r"\*(\w[^*]*)\*", r"\1", plain)
+    plain = d.plain(meaning)
     first = plain[:1] if plain.startswith(("null:", "false:", "true:")) else plain[:1].upper()
     return f"{first}{plain[1:].removesuffix('.')}."
 

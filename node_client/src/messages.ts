@@ -30,7 +30,7 @@ export interface Running {
   readonly digest: string;
 }
 
-/** Checksum and digest of a version whose only chunk is sent in its announcement. */
+/** The checksum and digest of a version whose only chunk is sent in its announcement. */
 export interface Whole {
   /** The CRC of the payload. */
   readonly crc: number;

@@ -30,15 +30,27 @@ export const FEATURES_MAX = 64;
 export const TEXT_MAX = 4096;
 /** Characters of a client's or host's name. */
 export const LABEL_MAX = 256;
+/** Bytes of the JSON of a layout. */
 export const LAYOUT_BYTES_MAX = 100_000_000;
+/** Tensors of a version. */
 export const TENSORS_MAX = 1_000_000;
+/** Bytes of a tensor's name. */
 export const NAME_BYTES_MAX = 4096;
+/** Dimensions of a tensor. */
 export const RANK_MAX = 64;
+/** Applies of a model that fail half-way in a row. */
 export const APPLIES_MAX = 3;
+/** Chunks between two reports of progress. */
 export const PROGRESS_CHUNKS = 16;
+/** Seconds for which a ticket is valid. */
 export const TICKET_SECONDS = 30;
+/** Group keys of a session. */
 export const GROUP_KEYS_MAX = 2;
+/** Patches of an announcement. */
 export const PATCHES_MAX = 8;
+/** Entries of a version's metadata. */
 export const METADATA_MAX = 32;
+/** Characters of a name in metadata. */
 export const METADATA_NAME_MAX = 128;
+/** Bytes of names and texts of a version's metadata. */
 export const METADATA_BYTES_MAX = 4096;

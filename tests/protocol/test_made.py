@@ -5,4 +5,4 @@ from weightbus.protocol import __main__ as protocol
 
 def test_the_made_files_are_those_of_the_description() -> None:
     assert protocol.made()
-    assert protocol.stale() == [], "run `make protocol`"
+    assert list(protocol.stale()) == [], "run `make protocol`"

@@ -27,17 +27,29 @@ pub const FEATURES_MAX: usize = 64;
 pub const TEXT_MAX: usize = 4096;
 /// Characters of a client's or host's name.
 pub const LABEL_MAX: usize = 256;
+/// Bytes of the JSON of a layout.
 pub const LAYOUT_BYTES_MAX: u64 = 100_000_000;
+/// Tensors of a version.
 pub const TENSORS_MAX: usize = 1_000_000;
+/// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 4096;
+/// Dimensions of a tensor.
 pub const RANK_MAX: usize = 64;
+/// Applies of a model that fail half-way in a row.
 pub const APPLIES_MAX: u32 = 3;
+/// Chunks between two reports of progress.
 pub const PROGRESS_CHUNKS: usize = 16;
+/// Seconds for which a ticket is valid.
 pub const TICKET_SECONDS: u64 = 30;
+/// Group keys of a session.
 pub const GROUP_KEYS_MAX: usize = 2;
+/// Patches of an announcement.
 pub const PATCHES_MAX: usize = 8;
+/// Entries of a version's metadata.
 pub const METADATA_MAX: usize = 32;
+/// Characters of a name in metadata.
 pub const METADATA_NAME_MAX: usize = 128;
+/// Bytes of names and texts of a version's metadata.
 pub const METADATA_BYTES_MAX: usize = 4096;
 /// Chunks that a push is ahead of the greatest `progress`.
 pub const PUSH_CHUNKS: u64 = 64;
@@ -51,6 +63,7 @@ pub const EPOCH_LEAP_MAX_MS: u64 = 31_622_400_000;
 pub const EPOCH_CLOCK_MAX: u64 = 1 << 43;
 /// Longest pause between later epochs, in `lost_after`.
 pub const RENEWAL_PAUSES: u32 = 64;
+/// Observers at once.
 pub const OBSERVERS_MAX: usize = 16;
 /// Sums of one `checked`.
 pub const CHECK_NAMES_MAX: usize = 4096;

@@ -84,7 +84,7 @@ impl Running {
     }
 }
 
-/// Checksum and digest of a version whose only chunk is sent in its announcement.
+/// The checksum and digest of a version whose only chunk is sent in its announcement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Whole {
     /// The CRC of the payload.
