@@ -120,6 +120,7 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
             for model, running in peer.hello.models.items()
             if running is not None and plausible(state, model, running)
         }
+        | peer.newer_than_hello()
     )
     effects += back(state, peer, now)
     for model, running in peer.running.items():

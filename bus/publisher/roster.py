@@ -150,6 +150,24 @@ class Peer:
 
     # The session.
 
+    def newer_than_hello(self) -> dict[str, Running]:
+        """Return the known running versions that are newer than those in the latest hello.
+
+        A worker repeats its hello, and an `applied` on the data connection can arrive before the
+        repetition. A hello without a version is that of a worker that runs none any more, unless
+        it was sent before the worker applied a version of this epoch. (P12)
+        """
+
+        def late(model: str, known: Running) -> bool:
+            named = self.hello.models[model]
+            if named is None:
+                return self.hello.epoch < known.epoch
+            return (named.epoch, named.version) < (known.epoch, known.version)
+
+        return {
+            m: its for m, its in self.running.items() if m in self.hello.models and late(m, its)
+        }
+
     def begin_session(self, running: dict[str, Running]) -> None:
         """Record that the worker is welcomed, and runs these versions."""
         self.contested_at, self.unresponsive_after, self.rekeyed = None, math.inf, False

@@ -1036,6 +1036,12 @@ def _extras() -> Iterator[Case]:
     case.says("v", ONE.applied(), ends=[done(w="applied", v="applied")])
     case.says("w", hello(**upstream), welcome("w", {"m": 1}, features=[f"upstream.{token}"]))
     yield case.says("w", {"type": "bye"}).reports(token, ONE.applied(), forged=True)
+    case = Case("a hello that is older than a report on the data connection", "P12 P22")
+    case.joins(**upstream).published(ONE).published(TWO).reports(token, TWO.applied(), ends=None)
+    for late in ({}, {"models": {"m": ONE.runs()}, "epoch": 7}):
+        case.says("w", hello(**upstream, **late), status={"w": running(7, 2)}, **FREE)
+    more = hello(**upstream, epoch=7)
+    yield case.says("w", more, status={"w": running(0, 0)}, **FREE)
     case = Case("a report on the data connection of a torn model", "P22 P13")
     case.joins(**upstream).published(ONE).published(TWO).reports(token, ONE.applied(), ends=None)
     case.says("w", TWO.failed(intact=False), **FREE).reports(

@@ -112,11 +112,27 @@ impl Peer {
         self.different.insert(model.to_owned(), key) != Some(key)
     }
 
-    /// Begins a session. `running` are the versions that the worker runs now, whatever it reported
-    /// before.
+    /// Removes the known running versions that are not newer than those in the latest hello.
+    ///
+    /// A worker repeats its hello, and an `applied` on the data connection can arrive before the
+    /// repetition. A hello without a version is that of a worker that runs none any more, unless it
+    /// was sent before the worker applied a version of this epoch. (P12)
+    fn keep_newer_than_hello(&mut self) {
+        let hello = &self.hello;
+        self.running.retain(|model, known| match hello.models.get(model) {
+            None => false,
+            Some(None) => hello.epoch < known.epoch,
+            Some(Some(named)) => (named.epoch, named.version) < (known.epoch, known.version),
+        });
+    }
+
+    /// Begins a session. `running` are the versions in the hello that the worker can run.
     pub fn welcomed(&mut self, running: BTreeMap<String, Running>) {
         self.forget();
-        self.running = running;
+        self.keep_newer_than_hello();
+        for (model, named) in running {
+            self.running.entry(model).or_insert(named);
+        }
         (self.contested_at, self.told_at, self.rekeyed) = (None, None, false);
     }
 
