@@ -7,7 +7,8 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 import msgspec
 
 from ..bus.limits import WORKERS_MAX
-from ..bus.publisher.publication import CommitMode, PublishTerms
+from ..bus.publisher.publication import PublishTerms
+from ..bus.publisher.version import CommitMode
 from ..codecs.metadata import checked
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Renaming, renaming_of

@@ -16,18 +16,18 @@ from .roster import Peer
 from .state import PublisherState
 from .status import phase_of, reason_of
 from .tables import TargetEvent
-from .version import Chunked, Version, VersionPatch
+from .version import AnnouncedTerms, Chunked, Version, VersionPatch
 
 # the end of the text for an apply that failed half-way
 NOTHING_RUNS = "; it runs no version now, until one is applied"
 
 
-def undecided(state: PublisherState, version: Version) -> Publication | None:
-    """Return the open call that published a version, if it is not committed yet; else None."""
+def announced_terms(state: PublisherState, version: Version) -> AnnouncedTerms:
+    """Return what the announcement of a version asks of workers now."""
     for call in state.calls.values():
         if call.version is version and call.decision != "commit":
-            return call
-    return None
+            return call.announced
+    return version.terms
 
 
 def must_hash(state: PublisherState, model: str, version: int) -> bool:

@@ -208,7 +208,7 @@ def _prepare_message(peer: Peer, prepared: Prepare) -> list[Effect]:
 def _never_published(state: PublisherState, hello: Hello) -> str:
     """Return an error text if a hello names a version of this epoch that was never published."""
     for model, running in hello.models.items():
-        if running is None or running.epoch != state.epoch:
+        if running is None or running.epoch != state.epoch or not state.origin:
             continue
         versions = state.store.get(model)
         if versions is None or not versions.had(running.version):
@@ -231,6 +231,11 @@ def _stale_epoch_text(state: PublisherState, hello: Hello) -> str:
             f"that is more than {EPOCH_LEAP_MAX_MS // 86_400_000} days after this publisher's "
             "start by the clock of its host: set that clock if it is wrong; if not, start the "
             "workers anew"
+        )
+    if not state.origin:
+        return (
+            f"this relay has versions of epoch {state.epoch}, and {hello.name} runs weights of the "
+            f"later epoch {hello.epoch}: it is admitted once the relay has a version of that epoch"
         )
     chosen = (
         "its epoch was chosen, and stays" if state.age is None else "it did not start after that"
@@ -263,11 +268,26 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
         state.end_pushes(versions.model)
     state.renew(epoch, now)
     calls.renewed(state, epoch)
+    return effects + _require_hellos(state)
+
+
+def follow_epoch(state: PublisherState, epoch: int) -> list[Effect]:
+    """Take the later epoch of a version that a relay is about to offer; drop all older versions."""
+    effects: list[Effect] = []
+    for versions in state.store.values():
+        versions.end_epoch()
+        effects.append(Withdraw(versions.model))
+        state.end_pushes(versions.model)
+    state.take(epoch)
+    return effects + _require_hellos(state)
+
+
+def _require_hellos(state: PublisherState) -> list[Effect]:
+    """Return the pongs that make every worker send a hello, since they have a new epoch."""
     for peer in state.roster:
         peer.forget()
-    return effects + [  # workers send hello when they see a new epoch
-        Send(Pong(epoch=epoch), to=peer.identity) for peer in state.roster if not peer.lost
-    ]
+    live = (peer for peer in state.roster if not peer.lost)
+    return [Send(Pong(epoch=state.epoch), to=peer.identity) for peer in live]
 
 
 def _name_taken(peer: Peer) -> str:

@@ -225,6 +225,20 @@ class PublisherMachine:
         version, effects = publishing.offer(self.state, offered)
         return version, self._with_freed_memory(effects)
 
+    def pass_on(self, offered: VersionOffer, now: float) -> tuple[Version, list[Effect]]:
+        """Announce another publisher's version under its own epoch and number, as a relay does.
+
+        Raises:
+            ValueError: The offer has no key, or the relay has offered the same or a newer version.
+        """
+        version, effects = publishing.pass_on(self.state, offered, now)
+        return version, self._with_freed_memory(effects)
+
+    def decide(self, version: Version, *, commit: bool, why: str = "") -> list[Effect]:
+        """Commit or abort a version that was passed on, as its origin decided; `why`: the text."""
+        effects = publishing.decide(self.state, version, commit=commit, why=why)
+        return self._with_freed_memory(effects)
+
     def publish(
         self, number: int, offered: VersionOffer, terms: PublishTerms, started: float, now: float
     ) -> tuple[Publication, list[Effect]]:

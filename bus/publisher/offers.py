@@ -20,8 +20,7 @@ from .effects import (
     Release,
     SendChunk,
 )
-from .publication import Publication
-from .version import Chunked, Version, VersionOffer
+from .version import NO_TERMS, AnnouncedTerms, Chunked, Version, VersionOffer
 
 Continuation = Callable[[float], list[Effect]]  # called with the time; returns the next effects
 
@@ -29,18 +28,16 @@ SLICE_BYTES = 2**22  # bytes of a version hashed between other work, in less tha
 
 
 def announcement(
-    version: Version, publication: Publication | None, whole: Whole | None = None
+    version: Version, terms: AnnouncedTerms = NO_TERMS, whole: Whole | None = None
 ) -> Announce:
     """Return the announcement of a version.
 
     Args:
         version: The version to announce.
-        publication: The open call that published the version, if it is not committed yet. None:
-            workers apply without a commit.
+        terms: What the announcement asks of workers.
         whole: Checksum and digest of the version's bytes, if the bytes are in the same message.
     """
-    together = publication is not None and publication.terms.commit == "together"
-    staged = publication is not None and (together or publication.terms.wait == "staged")
+    commit, acknowledge, hash_ = terms
     return Announce(
         model=version.model,
         epoch=version.epoch,
@@ -49,11 +46,11 @@ def announcement(
         layout_bytes=len(version.layout.header),
         nbytes=version.layout.nbytes,
         chunk_bytes=version.plan.chunk_bytes,
-        commit="together" if together else "auto",
-        acknowledge="staged" if staged else "applied",
+        commit=commit,
+        acknowledge=acknowledge,
         encoding="raw",
         shared=version.shared,
-        hash=publication is not None and publication.terms.hash,
+        hash=hash_,
         whole=whole,
         keep=version.keep,
         patches=[patch.offered for patch in version.patches] if version.patches else [],

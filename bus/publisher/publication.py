@@ -23,10 +23,9 @@ import msgspec
 
 from ..receipt import Receipt, State, WorkerReceipt
 from .tables import DECISIONS, TARGETS, Decision, DecisionEvent, TargetEvent
-from .version import Chunked, Version
+from .version import AnnouncedTerms, Chunked, CommitMode, Version
 
 Wait = Literal["applied", "staged", "none"]
-CommitMode = Literal["auto", "together"]
 
 _FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
 _STAGED_OR_APPLIED: frozenset[State] = frozenset({"applied", "skipped", "staged"})
@@ -96,6 +95,7 @@ class Publication:
         resolved: Whether the caller has got the result.
         ended: Why the call was ended before its deadline; empty: it was not.
         targets: The workers that the version is for, by name.
+        announced: What the announcement of the version asks of workers while the call is open.
         done: The states in which a target counts as done.
         for_all: Whether the call is achieved only when all targets are done.
     """
@@ -112,6 +112,9 @@ class Publication:
         self.started, self.deadline = started, started + terms.timeout
         self.decision: Decision = "open"
         self.resolved, self.ended = False, ""
+        staged = terms.wait == "staged" or terms.commit == "together"
+        acknowledge: Literal["applied", "staged"] = "staged" if staged else "applied"
+        self.announced = AnnouncedTerms(terms.commit, acknowledge, terms.hash)
         self.done = _STAGED_OR_APPLIED if terms.wait == "staged" else _FINISHED
         self.for_all = terms.require is None and terms.commit == "auto" and terms.wait != "none"
         self.targets = dict(zip(names, map(Recipient, names), strict=True))

@@ -9,14 +9,14 @@ from ..headers import control_topic, data_topic, patch_topic
 from ..limits import CALLS_MAX
 from ..messages import DELTA, Progress, Whole
 from ..protocol_limits import WHOLE_BYTES_MAX
-from . import absent, calls
+from . import absent, calls, joining
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
-from .offers import announcement
+from .offers import abort_of, announcement, commit_of
 from .publication import Publication, PublishTerms
 from .roster import Peer
 from .state import PublisherState
 from .store import Versions
-from .version import Version, VersionOffer, VersionPatch
+from .version import AnnouncedTerms, Version, VersionOffer, VersionPatch
 
 NAME = attrgetter("name")
 
@@ -24,9 +24,52 @@ NAME = attrgetter("name")
 def offer(state: PublisherState, offered: VersionOffer) -> tuple[Version, list[Effect]]:
     """Make a version of an earlier publisher the latest version, before any worker joins."""
     versions = state.versions(offered.model)
-    version = versions.number(offered, state.epoch)
+    version = versions.add(offered, state.epoch)
     versions.settle(version, None)
     return version, [] if version.shared is None else [Stamp(version)]
+
+
+def pass_on(
+    state: PublisherState, offered: VersionOffer, now: float
+) -> tuple[Version, list[Effect]]:
+    """Announce another publisher's version under its own epoch and number, as a relay does.
+
+    If the announcement asks workers to wait for a commit, `decide` makes or drops it.
+
+    Raises:
+        ValueError: The offer has no key, or the relay has offered the same or a newer version.
+    """
+    if offered.key is None or offered.key[0] < state.epoch:
+        raise ValueError(f"a relay of epoch {state.epoch} cannot offer {offered.key}")
+    epoch, _ = offered.key
+    effects = joining.follow_epoch(state, epoch) if epoch > state.epoch else list[Effect]()
+    versions = state.versions(offered.model)
+    version = versions.add(offered, epoch, now)
+    if versions.pending is not None:
+        effects += decide(state, versions.pending, commit=False, why="a newer version is here")
+    if version.shared is not None:
+        effects.append(Stamp(version))
+    peers = state.roster.targets(offered.model, None, now + state.timing.quiet)
+    return version, effects + _release(state, versions, version, version.terms, None, peers, now)
+
+
+def decide(state: PublisherState, version: Version, *, commit: bool, why: str) -> list[Effect]:
+    """Commit or abort a relay's pending version, as its origin decided.
+
+    `why`: the text of the abort.
+    """
+    versions = state.store[version.model]
+    if version is not versions.pending:
+        return []
+    wanting = [p for p in state.roster if not p.lost and version.model in p.hello.models]
+    if not commit:
+        versions.drop(version)
+        abort = abort_of(version.model, version.epoch, version.version, why)
+        return [Send(abort, to=peer.identity) for peer in wanting]
+    version.commit()
+    versions.settle(version, None)
+    staged = [peer for peer in wanting if peer.has_staged(version.model, version.version)]
+    return [Send(commit_of(version), to=peer.identity) for peer in staged]
 
 
 def publish(
@@ -47,7 +90,7 @@ def publish(
         raise UnknownWorkerError(text)
     peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
     versions = state.store.get(offered.model) or state.versions(offered.model)
-    version = versions.number(offered, state.epoch, now)
+    version = versions.add(offered, state.epoch, now)
     names = [*map(NAME, peers)] if workers is None else workers
     call = Publication(number, version, terms, started, names)
     effects: list[Effect] = [] if version.shared is None else [Stamp(version)]
@@ -59,17 +102,9 @@ def publish(
     for peer in peers:
         if peer.phase == "lost":
             call.move(peer.name, "lost", now, "it was lost before the publish")
-            continue
-        if now < peer.unresponsive_after and not (peer.incoming and versions.serves(peer)):
-            version.read_by(peer.name)
-    if terms.commit == "together":
-        versions.await_commit(version)
-    else:
-        versions.settle(version, None if workers is None else frozenset(workers))
-        if workers is None:
-            versions.supersede(version, peers)
-            effects.append(Settled(version))
-    effects += _announce(state, versions, call, peers, now)
+    if terms.commit == "auto" and workers is None:
+        effects.append(Settled(version))
+    effects += _release(state, versions, version, call.announced, workers, peers, now)
     if terms.hash and not version.chunks.digest:  # P12: hash the version before it is gone
         effects += versions.hash(version)
     state.open(call)
@@ -78,12 +113,32 @@ def publish(
     return call, effects + calls.settle(state, call, now)
 
 
-def _announce(
-    state: PublisherState, versions: Versions, call: Publication, peers: list[Peer], now: float
+def _release(
+    state: PublisherState,
+    versions: Versions,
+    version: Version,
+    terms: AnnouncedTerms,
+    workers: Collection[str] | None,
+    peers: list[Peer],
+    now: float,
 ) -> list[Effect]:
-    """Announce a version on its topic, and on the control connections of other targets."""  # P6
-    version, effects, alone = call.version, list[Effect](), peers
-    if call.terms.workers is None:
+    """Make a version the newest, or pending, and announce it to workers that begin to receive it.
+
+    It is announced on its topic, and on the control connections of other targets. (P6)
+    """
+    for peer in peers:
+        if peer.phase == "lost" or now >= peer.unresponsive_after:
+            continue
+        if not (peer.incoming and versions.serves(peer)):
+            version.read_by(peer.name)
+    if terms.commit == "together":
+        versions.await_commit(version)
+    else:
+        versions.settle(version, None if workers is None else frozenset(workers))
+        if workers is None:
+            versions.supersede(version, peers)
+    effects, alone = list[Effect](), peers
+    if workers is None:
         alone, push, patch = list[Peer](), False, False
         for peer in peers:
             if not peer.subscribed:
@@ -94,21 +149,22 @@ def _announce(
                 patch = patch or (taken is not None and taken is version.patches[0])
         if state.pushes:
             state.end_pushes(version.model)
-        to_all = _to_all(versions, call, push=push)
+        to_all = _to_all(versions, version, terms, push=push)
         effects += [Withdraw(version.model), to_all]
         if push and not isinstance(to_all, BroadcastWhole):
             state.begin_push(version, now)
         if patch:  # D6
             state.begin_push(version.patches[0], now)
     if alone:
-        announce = announcement(version, call)
+        announce = announcement(version, terms)
         effects += [Send(announce, to=peer.identity) for peer in alone if not peer.lost]
     return effects
 
 
-def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast | BroadcastWhole:
+def _to_all(
+    versions: Versions, version: Version, terms: AnnouncedTerms, *, push: bool
+) -> Broadcast | BroadcastWhole:
     """Return the announcement to all subscribers; with the bytes, if they are few and pushed."""
-    version = call.version
     known = version.layout.id == versions.announced_layout
     if not known:
         versions.announce_layout(version.layout.id)
@@ -116,9 +172,9 @@ def _to_all(versions: Versions, call: Publication, *, push: bool) -> Broadcast |
     if push and known and small and version.chunks.whole and version.receivers:  # P7
         crc = version.chunks.crcs[0]  # most versions were hashed while they were copied
         whole = None if crc is None else Whole(crc=crc, digest=version.chunks.digest)
-        return BroadcastWhole(version, announcement(version, call, whole))
+        return BroadcastWhole(version, announcement(version, terms, whole))
     topic, header = control_topic(version.model), None if known else version.layout.header
-    return Broadcast(topic, announcement(version, call), header)
+    return Broadcast(topic, announcement(version, terms), header)
 
 
 def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:

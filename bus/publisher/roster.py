@@ -221,6 +221,11 @@ class Peer:
         running = self.running.get(model)
         return (running.epoch, running.version) if running else (0, 0)
 
+    def has_staged(self, model: str, version: int) -> bool:
+        """True if the worker reported that it has staged this version."""
+        doing = self.incoming.get(model)
+        return doing is not None and (doing.version, doing.phase) == (version, "staged")
+
     def progressed(self, report: Progress, plan: ChunkPlan | None, now: float) -> None:
         """Record a report of progress; a report that follows another one updates the link's rate.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ..effects import Notice, Send
 from ..messages import Fetch, Refuse
-from .calls import undecided
+from .calls import announced_terms
 from .effects import Effect, SendChunk
 from .offers import announcement, end_of, refusal_of
 from .roster import Peer
@@ -125,7 +125,7 @@ def describe(
     layout.
     """
     header = version.layout.header if layout else None
-    announce = announcement(version, undecided(state, version))
+    announce = announcement(version, announced_terms(state, version))
     if _counts_as_receiving(peer, version) and not state.store[version.model].serves(peer):
         version.read_by(peer.name)
     effects: list[Effect] = [Send(announce, header, to=peer.identity)]

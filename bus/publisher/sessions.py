@@ -68,7 +68,11 @@ def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
     if peer.lost:
         peer.move("spoke")
         effects.append(Notice("back", f"worker {peer.name} answers again", peer.name))
-    for version in calls.returned(state, peer, now):
+    undecided = calls.returned(state, peer, now)
+    if not state.origin:  # a relay's versions have no calls
+        wanted = [v.pending for m, v in state.store.items() if m in peer.hello.models]
+        undecided = [version for version in wanted if version is not None]
+    for version in undecided:
         effects += describe(state, peer, version)
     return effects
 

@@ -86,6 +86,8 @@ class PublisherState:
         clock: Returns the seconds since 1970, which are also sent to observers. None: unknown.
         recorded: Returns whether an epoch is recorded for later publishers; only then may it be
             taken. Must not block. None: any epoch may be taken.
+        origin: Whether the publisher names its versions. False: it is a relay, which offers
+            versions under the epochs and numbers that their origin gave.
         queue: The most chunks queued for one subscriber; further chunks are dropped.
     """
 
@@ -100,6 +102,7 @@ class PublisherState:
     clock: Callable[[], float] | None = None
     recorded: Callable[[int], bool] | None = None
     queue: int = PUSH_CHUNKS
+    origin: bool = True
 
     roster: Roster = field(init=False)
     store: dict[str, Versions] = field(init=False, default_factory=dict[str, Versions])  # by model
@@ -144,7 +147,7 @@ class PublisherState:
         """Return the `Versions` of a model; make new, empty ones for an unknown model."""
         versions = self.store.get(model)
         if versions is None:
-            versions = self.store[model] = Versions(model)
+            versions = self.store[model] = Versions(model, named_here=self.origin)
         return versions
 
     # Epochs and time.
@@ -154,7 +157,12 @@ class PublisherState:
         if self.renewed_at > -math.inf:
             longest = RENEWAL_PAUSES * self.timing.lost_after
             self.renewal_pause = min(2 * self.renewal_pause, longest)
-        self.epoch, self.renewed_at, self.view_outdated = epoch, now, True
+        self.renewed_at = now
+        self.take(epoch)
+
+    def take(self, epoch: int) -> None:
+        """Take a later epoch."""
+        self.epoch, self.view_outdated = epoch, True
         for prepared in [*self.prepared.values()]:
             self.prepare(prepared.model, prepared.nbytes, prepared.shared)
 

@@ -24,10 +24,16 @@ EVICTABLE_FOR_ALL: tuple[VersionPhase, ...] = (*EVICTABLE, "reclaimable", "lates
 
 
 class Versions:
-    """The versions of one model."""
+    """The versions of one model.
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    Args:
+        model: The model's name.
+        named_here: Whether this publisher names the versions. False: it is a relay, and a worker
+            can have versions of its epoch from elsewhere.
+    """
+
+    def __init__(self, model: str, *, named_here: bool = True) -> None:
+        self.model, self._named_here = model, named_here
         self.latest: Version | None = None  # for workers without a newer targeted version
         self.pending: Version | None = None  # the version whose commit is undecided
         self.announced_layout = ""  # the id of the layout last published on the data socket
@@ -43,15 +49,30 @@ class Versions:
     def __iter__(self) -> Iterator[Version]:
         return iter(self._versions.values())
 
-    def number(self, offer: VersionOffer, epoch: int, now: float | None = None) -> Version:
-        """Make a version with the next number from an offer; `now` is the time of the publish."""
-        self._count += 1
+    def add(self, offer: VersionOffer, epoch: int, now: float | None = None) -> Version:
+        """Make a version from an offer, with the offer's number or the next; `now`: the time.
+
+        Raises:
+            ValueError: The offer's number is not greater than all numbers of this epoch.
+        """
+        number = self._count + 1 if offer.key is None else offer.key[1]
+        if number <= self._count:
+            raise ValueError(f"version {number} of {self.model} comes after version {self._count}")
+        self._count = number
         if now is not None:
             self.times[self._count] = now
             if len(self.times) > VERSIONS_TIMED:
                 del self.times[next(iter(self.times))]
         version = self._versions[self._count] = Version(offer, epoch, self._count)
         return version
+
+    def end_epoch(self) -> None:
+        """Drop all versions, and begin anew: the next version is of a later epoch."""
+        for version in list(self):
+            self._move(version, "aborted" if version.phase == "pending" else "evicted")
+        self._digests.clear()
+        self.times.clear()
+        self._count = 0
 
     def renew(self, epoch: int) -> list[Effect]:
         """Move the needed versions to a later epoch, as if no worker had received them."""
@@ -123,8 +144,8 @@ class Versions:
         return self._count > 0
 
     def had(self, number: int) -> bool:
-        """True if a version was published under this number in this epoch."""
-        return self._first <= number <= self._count
+        """True if a version was published under this number in this epoch, as far as is known."""
+        return self._first <= number <= self._count or not self._named_here
 
     def known_digest(self, number: int) -> str | None:
         """Return the digest of a version; empty or None if it is not known.
@@ -132,15 +153,18 @@ class Versions:
         The result is None if no worker can have this version, because the version does not exist,
         or was never in shared memory and its memory was reused before its digest was sent. The
         result is empty if the version is too old to remember, or if this publisher has not hashed
-        it.
+        it, or if the publisher is a relay that does not have it.
         """
         if not self.had(number):
             return None
         version = self._versions.get(number)
         if version is not None:
-            return version.chunks.digest or ("" if _exists(version) else None)
+            may_be_elsewhere = _exists(version) or not self._named_here
+            return version.chunks.digest or ("" if may_be_elsewhere else None)
         known = self._digests.get(number)
-        return "" if known is None else known or None
+        if known is None or not self._named_here:
+            return known or ""
+        return known or None
 
     # Changing.
 

@@ -18,7 +18,7 @@ verified.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -147,6 +147,9 @@ class Received(BytesInPlace):
         """Do nothing: the bytes stay valid while they are referenced."""
 
 
+CommitMode = Literal["auto", "together"]
+
+
 class OfferedPatch(NamedTuple):
     """A patch to an offered version.
 
@@ -166,6 +169,23 @@ class OfferedPatch(NamedTuple):
     work: float = 0.0
 
 
+class AnnouncedTerms(NamedTuple):
+    """What the announcement of a version asks of workers, until the version is committed.
+
+    Attributes:
+        commit: Whether workers apply as soon as they are ready (`auto`), or after a `commit`.
+        acknowledge: The report that the publish waits for.
+        hash: Whether workers that read shared memory must hash what they read.
+    """
+
+    commit: CommitMode = "auto"
+    acknowledge: Literal["applied", "staged"] = "applied"
+    hash: bool = False
+
+
+NO_TERMS = AnnouncedTerms()
+
+
 class VersionOffer(msgspec.Struct, eq=False):
     """A version to publish.
 
@@ -181,6 +201,9 @@ class VersionOffer(msgspec.Struct, eq=False):
         patches: Patches to this version. The first patch is pushed, the others are fetched.
         count_lost: Counts the values that did not fit the dtype. Call it once all bytes are here.
         detail: A text for the receipt.
+        key: The epoch and number that the publisher of these bytes gave the version, if a relay
+            passes the version on. None: this publisher gives them.
+        terms: The terms of the announcement that a relay passes on.
     """
 
     model: str
@@ -194,6 +217,8 @@ class VersionOffer(msgspec.Struct, eq=False):
     patches: tuple[OfferedPatch, ...] = ()
     count_lost: Callable[[], LostValues] | None = None
     detail: str = ""
+    key: tuple[int, int] | None = None
+    terms: AnnouncedTerms = NO_TERMS
 
     @classmethod
     def of(
@@ -223,9 +248,16 @@ class VersionOffer(msgspec.Struct, eq=False):
         return cls(model, layout, chunks, snapshot, shared, count_lost=count_lost)
 
     @classmethod
-    def received(cls, model: str, layout: Layout, chunks: Chunks[Memory]) -> "VersionOffer":
+    def received(
+        cls,
+        model: str,
+        layout: Layout,
+        chunks: Chunks[Memory],
+        key: tuple[int, int] | None = None,
+        terms: AnnouncedTerms = NO_TERMS,
+    ) -> "VersionOffer":
         """Return an offer of a version, maybe incomplete, in a worker's staging buffer."""
-        return cls(model, layout, chunks, Received(chunks))
+        return cls(model, layout, chunks, Received(chunks), key=key, terms=terms)
 
 
 class Chunked:
@@ -264,6 +296,7 @@ class Version(Chunked):
 
     Attributes:
         receivers: Names of the workers that are receiving the version.
+        terms: The terms of the announcement, until the version is committed.
         phase: The version's phase (`phases.py`).
         hashing: Whether all chunks are being hashed, because the digest is needed.
         end_awaiters: Names of the workers to which `end` is sent once the digest is known.
@@ -283,7 +316,7 @@ class Version(Chunked):
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
-        self.detail = offer.detail
+        self.detail, self.terms = offer.detail, offer.terms
         self.patches: tuple[VersionPatch, ...] = ()
         if offer.patches:
             self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])
@@ -333,6 +366,10 @@ class Version(Chunked):
             return False
         self.patches = ()
         return True
+
+    def commit(self) -> None:
+        """Record that workers may apply the version: it is announced without terms."""
+        self.terms = NO_TERMS
 
     def unshare(self) -> None:
         """Record that workers cannot read the version in shared memory."""

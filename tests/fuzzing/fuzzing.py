@@ -324,7 +324,7 @@ def _patched(number: int, base: Running) -> VersionOffer:
 
 def _messages(version: Version, by: Chunked) -> list[list[bytes]]:
     """Return what a publisher says of a version that is sent in this way."""
-    messages = [[encode(announcement(version, None)), version.layout.header]]
+    messages = [[encode(announcement(version)), version.layout.header]]
     for index in range(by.plan.count):
         chunk, payload = chunk_of(by, index)
         messages.append([encode(chunk), bytes(payload)])

@@ -54,7 +54,7 @@ class Bench:
         return VersionOffer.of("a", layout, CHUNK, snapshot, snapshot.shared)
 
     def publish(self, nbytes: int = 20, *receivers: str, together: bool = False) -> Version:
-        version = self.versions.number(self.take(nbytes, replaces_latest=not together), 1)
+        version = self.versions.add(self.take(nbytes, replaces_latest=not together), 1)
         version.snapshot.stamp("a", *version.key)
         version.receivers = set(receivers)
         if together:
@@ -365,7 +365,7 @@ def test_what_is_lent_is_had_by_one_alone() -> None:
 
 def version_in(bench: Bench, phase: VersionPhase) -> Version:
     """Return a version in a phase. One that is not reclaimable has a receiver."""
-    version = bench.versions.number(bench.take(replaces_latest=False), 1)
+    version = bench.versions.add(bench.take(replaces_latest=False), 1)
     if phase == "pending":
         bench.versions.await_commit(version)
         return version
@@ -491,7 +491,7 @@ def test_a_trainer_that_is_faster_than_the_machine_waits_for_it() -> None:
         taking = pool.submit(bench.pool.take, 20, too_early, replaces_latest=True)
         assert asked.wait(SECONDS)
         for offer in given:
-            bench.versions.settle(bench.versions.number(offer, 1), None)
+            bench.versions.settle(bench.versions.add(offer, 1), None)
         bench.free()
         assert taking.result(SECONDS).exists
 
@@ -601,7 +601,7 @@ class Machine(threading.Thread):
         while self.work:
             offer, digest = self.work.popleft()
             versions = self.store[offer.model]
-            version = versions.number(offer, 1)
+            version = versions.add(offer, 1)
             self.expected[version] = digest
             version.receivers = {"w"} if self.rng.random() < 0.5 else set()
             versions.settle(version, None)
@@ -696,7 +696,7 @@ def test_trainers_and_the_machine_never_meet_in_memory(share: bool) -> None:
 def test_targeted_versions_are_for_their_workers_and_end_with_a_newer_one_for_all() -> None:
     bench = Bench()
     everybody = bench.publish()
-    mine = bench.versions.number(bench.take(replaces_latest=False), 1)
+    mine = bench.versions.add(bench.take(replaces_latest=False), 1)
     bench.versions.settle(mine, frozenset({"w0"}))
     bench.free()
     assert mine.phase == "targeted"

@@ -62,7 +62,7 @@ def test_here_is_what_came_and_was_verified(steps: list[str | tuple[str, int]]) 
     data = np.arange(1, NBYTES + 1, dtype=np.uint8)
     version = version_of(1, data, CHUNK, 1)
     chunks = Chunks(version.plan, np.zeros(NBYTES, np.uint8), [None] * 5, version.layout.id)
-    transfer, here = Transfer(announcement(version, None), chunks, 0.0, Timing()), dict[int, int]()
+    transfer, here = Transfer(announcement(version), chunks, 0.0, Timing()), dict[int, int]()
     for step in steps:
         if step == "start over":
             transfer.restart()

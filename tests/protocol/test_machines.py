@@ -40,9 +40,9 @@ from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
-from weightbus.bus.publisher.publication import CommitMode, Publication, PublishTerms
+from weightbus.bus.publisher.publication import Publication, PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version, VersionOffer
+from weightbus.bus.publisher.version import CommitMode, Version, VersionOffer
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine

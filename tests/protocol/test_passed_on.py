@@ -17,14 +17,26 @@ from weightbus.bus.effects import Effect as WorkerEffect
 from weightbus.bus.effects import Ready, Send
 from weightbus.bus.headers import encode
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import Announce, Bye, Chunk, End, Fetch, Hello, Ping, Welcome, Whole
+from weightbus.bus.messages import (
+    Announce,
+    Bye,
+    Chunk,
+    End,
+    Fetch,
+    Hello,
+    Ping,
+    Pong,
+    Refuse,
+    Running,
+    Welcome,
+    Whole,
+)
 from weightbus.bus.protocol_limits import FETCH_CHUNKS_MAX
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.effects import Broadcast, Effect, Hash
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.publication import PublishTerms
 from weightbus.bus.publisher.state import PublisherState
-from weightbus.bus.publisher.version import Version, VersionOffer
+from weightbus.bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report
@@ -102,7 +114,7 @@ class Chain:
         welcome = Welcome(epoch=EPOCH, data="tcp://d:1", ping_ms=1000, lost_ms=5000, models={})
         self.above.does(self.above.machine.connected(0.0), 0.0)
         self.above.hears(welcome, 0.0)
-        self.publisher = PublisherMachine(PublisherState(EPOCH, "tcp://d:2", TIMING))
+        self.publisher = PublisherMachine(PublisherState(EPOCH, "tcp://d:2", TIMING, origin=False))
         self.below = {name: Worker(name) for name in below}
         self.hashes: list[Version] = []  # which somebody wanted hashed
         self.places: list[int] = []  # of the bytes that were given out
@@ -116,7 +128,7 @@ class Chain:
 
     def begins(self, made: Version) -> Chunks[Memory]:
         """A version is announced from far up."""
-        announce = offers.announcement(made, None)
+        announce = offers.announcement(made)
         self.above.hears(announce, self.now, made.layout.header)
         return self.above.arriving
 
@@ -169,9 +181,12 @@ class Chain:
             worker.does(worker.machine.tick(self.now), self.now)
         self.does(self.publisher.tick(self.now))
 
-    def offers(self, made: Version, chunks: Chunks[Memory]) -> Version:
+    def offers(
+        self, made: Version, chunks: Chunks[Memory], terms: AnnouncedTerms = NO_TERMS
+    ) -> Version:
         """Pass a version on, as far as it is here."""
-        passed, effects = self.publisher.offer(VersionOffer.received("a", made.layout, chunks))
+        offer = VersionOffer.received("a", made.layout, chunks, made.key, terms)
+        passed, effects = self.publisher.pass_on(offer, self.now)
         self.does(effects)
         return passed
 
@@ -180,13 +195,6 @@ class Chain:
         self.does(self.publisher.arrived(passed, self.now))
         while self.publisher.ready:
             self.does(self.publisher.push(self.now))
-
-    def publish(self, made: Version, chunks: Chunks[Memory], **terms: object) -> Version:
-        offer = VersionOffer.received("a", made.layout, chunks)
-        asked = PublishTerms(require=0, **terms)  # type: ignore[arg-type]
-        call, effects = self.publisher.publish(1, offer, asked, self.now, self.now)
-        self.does(effects)
-        return call.version
 
 
 def test_what_is_here_is_given_out_and_the_rest_as_it_comes(
@@ -232,7 +240,7 @@ def test_what_came_in_one_message_is_given_out_as_well(monkeypatch: pytest.Monke
     chain = Chain("below")
     for each in (first, made):
         whole = Whole(crc=each.chunks.crcs[0] or 0, digest=each.digest)
-        announce = offers.announcement(each, None)
+        announce = offers.announcement(each)
         chain.above.hears(announce, chain.now, each.layout.header)
         payload = bytes(data_of(each.version, 12))
         told = {f: getattr(announce, f) for f in announce.__struct_fields__} | {"whole": whole}
@@ -244,8 +252,7 @@ def test_what_came_in_one_message_is_given_out_as_well(monkeypatch: pytest.Monke
     assert held.chunks is not None
     assert held.chunks.crcs == made.chunks.crcs
     assert held.chunks.memory is held.staged.data
-    for _ in (first, made):  # the numbers are as far up
-        chain.offers(made, held.chunks)
+    chain.offers(made, held.chunks)
     monkeypatch.setattr(offers, "crc32c", None)
     chain.joins("below")
     (there,) = chain.below["below"].ready
@@ -339,10 +346,10 @@ def test_a_push_goes_as_far_as_what_is_here() -> None:
     chain.joins("below", listens=True)
     chunks = chain.begins(made)
     chain.arrives(made, (0, 1, 3))
-    passed = chain.publish(made, chunks, hash=True, wait="none")
+    passed = chain.offers(made, chunks, AnnouncedTerms(hash=True))
     below = chain.below["below"]
     told = made.layout.header
-    below.hears(offers.announcement(made, None), chain.now, told)
+    below.hears(offers.announcement(made), chain.now, told)
     chain.more(passed)
     assert [i for i in range(CHUNKS) if below.arriving.has(i)] == [0, 1]
     for _ in range(4):
@@ -365,7 +372,7 @@ def test_a_version_of_one_chunk_goes_along_with_its_announcement_only_if_it_is_h
     chain.joins("below", listens=True)
     for made in (one, two):
         chunks, before = chain.begins(made), len(chain.places)
-        passed = chain.publish(made, chunks)
+        passed = chain.offers(made, chunks)
         assert len(chain.places) == before, "nothing of it is here"
         assert passed.chunks.here == 0
         chain.passes(2 * TIMING.quiet)
@@ -432,3 +439,129 @@ def test_in_any_order_and_with_any_loss_the_same_arrives_below(
         chain.passes(1.0)
     (there,) = chain.below["below"].ready
     assert (bytes(there.data), there.digest) == (bytes(data_of(1)), made.digest)
+
+
+def told(chain: Chain, *messages: Message, name: bytes = b"x") -> list[Message]:
+    """Return what the publisher answers to a worker that is not among those below."""
+    effects = [e for m in messages for e in chain.publisher.receive(name, [encode(m)], chain.now)]
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def received(number: int, epoch: int = EPOCH) -> tuple[Version, VersionOffer]:
+    """Return a version that is whole above, and an offer of it."""
+    made = version_of(number, data_of(number), CHUNK, epoch)
+    chunks: Chunks[Memory] = Chunks(made.plan, data_of(number), [None] * CHUNKS, made.layout.id)
+    chunks.fill(made.digest)
+    return made, VersionOffer.received("a", made.layout, chunks, made.key)
+
+
+def test_a_version_keeps_its_name_and_numbers_may_be_missing() -> None:
+    chain = Chain("below")
+    chain.joins("below", listens=True)
+    for number in (3, 7):
+        made = version(number)
+        chunks = chain.begins(made)
+        chain.arrives(made, range(CHUNKS))
+        chain.ends(made)
+        chain.above.ends("applied", chain.now)
+        passed = chain.offers(made, chunks)
+        chain.more(passed)
+        assert passed.key == made.key == (EPOCH, number)
+        below = chain.below["below"]
+        assert [staged.key for staged in below.ready] == [made.key]
+        below.ends("applied", chain.now)
+        below.ready.clear()
+        chain.talk()
+        assert chain.publisher.status(chain.now)[0].running == {"a": made.key}
+    (kept,) = chain.publisher.state.store["a"]
+    assert kept is passed
+
+
+@pytest.mark.parametrize("key", [None, (EPOCH, 4), (EPOCH, 5), (EPOCH - 1, 9)])
+def test_a_version_that_is_not_newer_is_not_passed_on(key: tuple[int, int] | None) -> None:
+    chain = Chain()
+    chain.publisher.pass_on(received(5)[1], chain.now)
+    _, offer = received(6)
+    offer.key = key
+    with pytest.raises(ValueError, match=r"cannot offer|comes after"):
+        chain.publisher.pass_on(offer, chain.now)
+    assert [each.key for each in chain.publisher.state.store["a"]] == [(EPOCH, 5)]
+
+
+def test_a_worker_may_run_what_it_has_from_another_relay() -> None:
+    chain = Chain()
+    chain.publisher.pass_on(received(5)[1], chain.now)
+    elsewhere, _ = received(8)
+    running = Running(*elsewhere.key, elsewhere.digest)
+    hello = Hello(name="x", instance="b" * 32, models={"a": running}, epoch=EPOCH)
+    (welcome,) = told(chain, hello)
+    assert isinstance(welcome, Welcome)
+    assert chain.publisher.status(0.0)[0].running == {"a": elsewhere.key}
+    wrong = Running(EPOCH, 5, "0" * 64)
+    told(chain, Hello(name="y", instance="c" * 32, models={"a": wrong}, epoch=EPOCH), name=b"y")
+    by_name = {status.name: status.running for status in chain.publisher.status(0.0)}
+    assert by_name == {"x": {"a": elsewhere.key}, "y": {}}, "its own it checks"
+
+
+def test_a_relay_takes_the_epoch_of_what_it_passes_on() -> None:
+    chain, later = Chain(), EPOCH + 10
+    old, effects = chain.publisher.pass_on(received(5)[1], chain.now)
+    (welcome,) = told(chain, HELLO)
+    assert isinstance(welcome, Welcome)
+    ahead = Running(later, 1, received(1, later)[0].digest)
+    hello = Hello(name="y", instance="c" * 32, models={"a": ahead}, epoch=later)
+    (refusal,) = told(chain, hello, name=b"y")
+    assert isinstance(refusal, Refuse)
+    assert (refusal.code, "this relay" in refusal.text) == ("stale-epoch", True)
+    made, offer = received(1, later)
+    passed, effects = chain.publisher.pass_on(offer, chain.now)
+    assert passed.key == made.key
+    assert old.gone
+    pongs = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Pong)]
+    assert [pong.epoch for pong in pongs] == [later], "so that the worker says hello"
+    (welcome,) = told(chain, HELLO)
+    assert isinstance(welcome, Welcome)
+    assert (welcome.epoch, welcome.models) == (later, {"a": 1})
+    (welcome,) = told(chain, hello, name=b"y")
+    assert isinstance(welcome, Welcome)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_origin_decides_for_a_relay_as_well(commit: bool) -> None:
+    chain = Chain("soon", "late")
+    chain.joins("soon", listens=True)
+    made, offer = received(5)
+    offer.terms = AnnouncedTerms("together", "staged")
+    passed, effects = chain.publisher.pass_on(offer, chain.now)
+    chain.does(effects)
+    chain.more(passed)
+    chain.passes(TIMING.ping)
+    chain.joins("late")
+    chain.passes(TIMING.ping)
+    for worker in chain.below.values():
+        assert worker.versions.in_phase["staged"] is not None, "announced to who joins as well"
+        assert worker.ready == []
+    assert passed.phase == "pending"
+    chain.does(chain.publisher.decide(passed, commit=commit, why="too few"))
+    chain.passes(TIMING.ping)
+    for worker in chain.below.values():
+        assert [staged.key for staged in worker.ready] == ([made.key] if commit else [])
+        assert worker.versions.in_phase["staged"] is None
+    assert passed.gone != commit
+    assert chain.publisher.decide(passed, commit=not commit) == [], "once"
+
+
+def test_a_newer_version_ends_one_that_is_undecided() -> None:
+    chain = Chain("below")
+    chain.joins("below", listens=True)
+    _, first = received(5)
+    first.terms = AnnouncedTerms("together", "staged")
+    pending, effects = chain.publisher.pass_on(first, chain.now)
+    chain.does(effects)
+    made, offer = received(6)
+    passed, effects = chain.publisher.pass_on(offer, chain.now)
+    chain.does(effects)
+    chain.more(passed)
+    chain.passes(TIMING.ping)
+    assert (pending.phase, passed.phase) == ("gone", "reclaimable")
+    assert [staged.key for staged in chain.below["below"].ready] == [made.key]

@@ -87,7 +87,7 @@ def numbered(chunk_bytes: int = 64) -> Version:
 
 def described(by: Sealer, version: Version) -> tuple[Announce, bytes]:
     """Return how a version is announced to one worker, with its layout."""
-    announce, layout = by.addressed(announcement(version, None), version.layout.header)
+    announce, layout = by.addressed(announcement(version), version.layout.header)
     assert isinstance(announce, Announce)
     assert layout is not None
     return announce, bytes(layout)
@@ -174,7 +174,7 @@ def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
         return seal(key, nonce, *rest)
 
     monkeypatch.setattr("weightbus.bus.sealer.seal", counting)
-    announce = announcement(version, None)
+    announce = announcement(version)
     chunk = encode_effect(BroadcastChunk(version, 0, b"m/dat"), by)
     whole = encode_effect(BroadcastWhole(version, announce), by)
     assert isinstance(chunk, Broadcast)
@@ -208,7 +208,7 @@ def test_what_there_is_no_memory_to_seal_does_not_go_out_and_ends_nothing() -> N
         Sealer(lambda: bytes(32), none),
         numbered(),
     )
-    announce = announcement(version, None)
+    announce = announcement(version)
     for effect in (SendChunk(version, 0, b"w"), BroadcastChunk(version, 0, b"m/dat")):
         assert isinstance(encode_effect(effect, by), Notice)
     assert version.digest, "for its end, after which workers ask for what they miss"
@@ -436,7 +436,7 @@ def test_what_is_announced_in_the_clear_is_not_supported_with_a_layout_neither()
     by, keyring = sealer(), Keyring()
     worker = joined(by, keyring)
     version = numbered()
-    clear = announcement(version, None)
+    clear = announcement(version)
     for encryption in (None, "aes-512"):
         said = msgspec.structs.replace(clear, encryption=encryption)
         effects = worker.receive([encode(said), version.layout.header], 0.0)
@@ -449,7 +449,7 @@ def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or
     worker = joined(by, keyring)
     version = numbered()
     for fits in (True, False):
-        said = encode_effect(BroadcastWhole(version, announcement(version, None)), by)
+        said = encode_effect(BroadcastWhole(version, announcement(version)), by)
         assert isinstance(said, Broadcast)
         frames, size = [said.topic, encode(said.message)], 40 if fits else 41
         lease = worker.place(frames, size)
@@ -465,7 +465,7 @@ def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or
 
 def transfer(version: Version, keyring: Keyring | None) -> Transfer:
     """Return a version on its way to a worker."""
-    announce, _ = sealer().addressed(announcement(version, None), None)
+    announce, _ = sealer().addressed(announcement(version), None)
     assert isinstance(announce, Announce)
     plan = version.plan
     chunks = Chunks(plan, np.zeros(40, np.uint8), [None] * plan.count, version.layout.id)

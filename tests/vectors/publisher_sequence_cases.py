@@ -1038,6 +1038,7 @@ def _extras() -> Iterator[Case]:
     yield case.says("w", {"type": "bye"}).reports(token, ONE.applied(), forged=True)
     case = Case("a hello that is older than a report on the data connection", "P12 P22")
     case.joins(**upstream).published(ONE).published(TWO).reports(token, TWO.applied(), ends=None)
+    late: Json
     for late in ({}, {"models": {"m": ONE.runs()}, "epoch": 7}):
         case.says("w", hello(**upstream, **late), status={"w": running(7, 2)}, **FREE)
     more = hello(**upstream, epoch=7)

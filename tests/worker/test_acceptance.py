@@ -26,7 +26,7 @@ from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
 def announcement(layout: Layout) -> Announce:
     offer = VersionOffer.of("m", layout, 2**20, PlainSnapshot(bytes(layout.nbytes)))
-    return offers.announcement(Version(offer, 1, 1), None)
+    return offers.announcement(Version(offer, 1, 1))
 
 
 def plan(tensors: int, first: int = 0) -> Layout:

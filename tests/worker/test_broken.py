@@ -20,7 +20,7 @@ LAYOUT = Layout.plan([("w", "U8", (4,))])
 
 def announcement(version: int) -> Announce:
     offer = VersionOffer.of("m", LAYOUT, 4, PlainSnapshot(bytes(4)))
-    return offers.announcement(Version(offer, 1, version), None)
+    return offers.announcement(Version(offer, 1, version))
 
 
 def said(effects: list[Effect], kind: type[Message]) -> list[Message]:

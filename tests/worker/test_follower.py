@@ -104,7 +104,7 @@ def version(number: int, nbytes: int = 20, epoch: int = EPOCH) -> Version:
 
 
 def announcement(v: Version, **fields: Any) -> Announce:
-    return structs.replace(offers.announcement(v, None), **fields)
+    return structs.replace(offers.announcement(v), **fields)
 
 
 def commit(v: Version, **fields: Any) -> Commit:

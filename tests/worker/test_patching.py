@@ -95,7 +95,7 @@ class Bench:
         return done(self.follower, effects, self.now, takes=self.takes)
 
     def announce(self, v: Version, *, header: bool = False, **fields: Any) -> list[Effect]:
-        told: Announce = msgspec.structs.replace(announcement(v, None), **fields)
+        told: Announce = msgspec.structs.replace(announcement(v), **fields)
         layout = v.layout.header if header else None
         return self.done(self.follower.announced(told, layout, self.now))
 

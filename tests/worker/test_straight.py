@@ -182,7 +182,7 @@ class Pair:
         data, crc = data_of(version, nbytes), whole_of(version, nbytes)
         made = version_of(version, np.frombuffer(data, np.uint8), nbytes, EPOCH)
         announce = structs.replace(
-            offers.announcement(made, None),
+            offers.announcement(made),
             commit=commit,
             acknowledge=acknowledge,
             encoding="another" if what == "strange" else "raw",

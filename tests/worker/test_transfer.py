@@ -31,7 +31,7 @@ class TransferBench:
         self.buffer = np.zeros(self.nbytes, np.uint8)
         plan = version.plan
         self.chunks = Chunks(plan, self.buffer, [None] * plan.count, version.layout.id)
-        self.transfer = Transfer(announcement(version, None), self.chunks, 0.0, TIMING)
+        self.transfer = Transfer(announcement(version), self.chunks, 0.0, TIMING)
         spans = map(version.plan.span, range(version.plan.count))
         self.pieces, self.digest = [bytes(self.data[b:e]) for b, e in spans], version.digest
 

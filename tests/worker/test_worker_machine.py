@@ -103,7 +103,7 @@ def welcome(epoch: int = EPOCH, data: str = "tcp://d:1", version: int = 0) -> We
 
 
 def announce(epoch: int = EPOCH) -> Announce:
-    return offers.announcement(version_of(1, np.frombuffer(DATA, np.uint8), 4, epoch), None)
+    return offers.announcement(version_of(1, np.frombuffer(DATA, np.uint8), 4, epoch))
 
 
 def sent(effects: list[Effect], kind: type[M]) -> list[M]:
