@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,22 +16,16 @@ from typing import Any, NoReturn, Unpack
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
 from ..bus.errors import UnknownWorkerError, WorkersMissingError
 from ..bus.event_log import RateLimitedWarning
-from ..bus.headers import TOKEN_BYTES
 from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
-from ..bus.net import endpoints
 from ..bus.net.callbacks import EventCallback, WorkerEvent
-from ..bus.net.publisher_loop import Promise, PublisherLoop, Reply
-from ..bus.net.publisher_sockets import PublisherSockets
+from ..bus.net.publisher_loop import Promise, Reply
 from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
-from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.roster import PatchCandidate
-from ..bus.publisher.state import PublisherState
 from ..bus.publisher.status import WorkerStatus
-from ..bus.publisher.version import VersionOffer
+from ..bus.publisher.version import CommitMode, VersionOffer
 from ..bus.receipt import Receipt
-from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
 from ..codecs.layout import Signature
 from ..codecs.precision import precision_of
@@ -50,8 +43,6 @@ from .files.state_folder import (
 )
 from .keys import (
     check_exposure,
-    group_keys,
-    new_sealer,
     publisher_keys,
     retire,
     watch_keys,
@@ -70,6 +61,7 @@ from .options import (
     shows_keywords_of,
 )
 from .publishing.models import PublishedModel, after, restore
+from .publishing.opening import open_loop
 from .publishing.state_writer import StateWriter
 from .settings import Settings, of_bytes, settings_of
 
@@ -80,12 +72,6 @@ CLOSE_SECONDS = 10.0  # seconds that `close` waits until the last versions are o
 _LATE = (
     "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
     "longer timeout, or prepare() the model beforehand: memory for its first version takes longest"
-)
-
-
-_LOOPBACK = (
-    "{given} is {bound} on this host (/etc/hosts often has a host's own name so), where only this "
-    "host can connect: for workers elsewhere bind tcp://0.0.0.0:PORT, or this host's address"
 )
 
 
@@ -157,27 +143,11 @@ class Publisher(InOneProcess):
                 undo.enter_context(self._folder)
             epoch = new_epoch(chosen.epoch, self._folder)
             restored = restore(self._folder, epoch, self._model) if self._folder else []
-            grants = None if keys is None else Grants(keys.grants)
-            secret = keys.secret if keys else ""
-            own = PublisherSockets(address, chosen.data, chosen.queue, secret, grants)
-            sockets = undo.enter_context(contextlib.closing(own))
-            self.address = sockets.address
-            self.data_address = sockets.data_address
-            if endpoints.is_local(self.address) and not endpoints.is_local(address):
-                log.warning("%s", _LOOPBACK.format(given=address, bound=self.address))
-            told = chosen.advertise or endpoints.advertised(self.address, self.data_address)
-            sealer = None if keys is None else new_sealer(chosen.rekey)
-            draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
-            trust = group_keys(sealer), grants
             keeper = self._keeper = _keeper_of(self._folder, undo)
-            recorded = None if keeper is None else keeper.recorded
-            about = epoch, told, chosen.timing, shared, age, draw, *trust, time.time, recorded
-            machine = PublisherMachine(PublisherState(*about, chosen.queue))
-            loop = PublisherLoop(machine, sockets, keeper, restored, sealer)
-            if keeper is not None:
-                keeper.heed(lambda: loop.busy)
-            self._loop = loop
-            end_with(self, loop)
+            stored = keeper, restored
+            self._loop = open_loop(address, chosen, keys, epoch, *stored, age=age, shared=shared)
+            self.address, self.data_address = self._loop.address, self._loop.data_address
+            end_with(self, self._loop)
             undo.pop_all()
         self._loop.start()
         if keys is not None:

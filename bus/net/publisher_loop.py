@@ -88,6 +88,7 @@ class PublisherLoop:
         sealer: Encrypts outgoing messages; None: they are not encrypted.
 
     Attributes:
+        address, data_address: The addresses of the control socket and of the data socket.
         over: An event, set once the thread has ended.
         leaving: Whether the thread has ended, or will end soon.
         known: A view of the machine for any thread; only the loop's thread reads the machine
@@ -103,6 +104,7 @@ class PublisherLoop:
         sealer: Sealer | None = None,
     ) -> None:
         self._machine, self._sockets, self.known = machine, sockets, machine.known()
+        self.address, self.data_address = sockets.address, sockets.data_address
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
         self._open: dict[int, Promise | Reply] = {}

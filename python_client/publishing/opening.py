@@ -1,0 +1,85 @@
+"""Makes a publisher's loop of its machine, its sockets and its memory."""
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+
+from ...bus.headers import TOKEN_BYTES
+from ...bus.messages import Shared
+from ...bus.net import endpoints
+from ...bus.net.publisher_loop import PublisherLoop
+from ...bus.net.publisher_sockets import PublisherSockets
+from ...bus.publisher.machine import PublisherMachine
+from ...bus.publisher.state import PublisherState
+from ...bus.publisher.version import VersionOffer
+from ...bus.trust.grants import Grants
+from ...bus.trust.keys import PublisherKeys
+from ..keys import group_keys, new_sealer
+from ..settings import Settings
+from .state_writer import StateWriter
+
+log = logging.getLogger("weightbus.publisher")
+
+_LOOPBACK = (
+    "{given} is {bound} on this host (/etc/hosts often has a host's own name so), where only this "
+    "host can connect: for workers elsewhere bind tcp://0.0.0.0:PORT, or this host's address"
+)
+
+
+def open_loop(
+    address: str,
+    settings: Settings,
+    keys: PublisherKeys | None,
+    epoch: int,
+    keeper: StateWriter | None = None,
+    restored: Collection[VersionOffer] = (),
+    *,
+    age: Callable[[], float] | None = None,
+    shared: Shared | None = None,
+    origin: bool = True,
+) -> PublisherLoop:
+    """Bind a publisher's sockets, and return its loop, which is to be started.
+
+    Args:
+        address: The address of the control socket.
+        settings: The times, the data socket's address and its queue.
+        keys: The keys; None: the publisher has none.
+        epoch, age, shared, origin: See `PublisherState`.
+        keeper: Stores versions and epochs; None: they are not stored.
+        restored: Versions of an earlier publisher, which are offered first.
+
+    Raises:
+        AddressError: An address is invalid or in use.
+        OSError: Too few file descriptors are left for sockets.
+    """
+    grants = None if keys is None else Grants(keys.grants)
+    secret = keys.secret if keys else ""
+    with contextlib.ExitStack() as undo:
+        own = PublisherSockets(address, settings.data, settings.queue, secret, grants)
+        sockets = undo.enter_context(contextlib.closing(own))
+        if endpoints.is_local(sockets.address) and not endpoints.is_local(address):
+            log.warning("%s", _LOOPBACK.format(given=address, bound=sockets.address))
+        data = settings.advertise or endpoints.advertised(sockets.address, sockets.data_address)
+        sealer = None if keys is None else new_sealer(settings.rekey)
+        state = PublisherState(
+            epoch,
+            data,
+            settings.timing,
+            shared,
+            age,
+            secret=partial(secrets.token_hex, TOKEN_BYTES // 2),
+            keys=group_keys(sealer),
+            grants=grants,
+            clock=time.time,
+            recorded=None if keeper is None else keeper.recorded,
+            queue=settings.queue,
+            origin=origin,
+        )
+        loop = PublisherLoop(PublisherMachine(state), sockets, keeper, restored, sealer)
+        undo.pop_all()
+    if keeper is not None:
+        keeper.heed(lambda: loop.busy)
+    return loop
