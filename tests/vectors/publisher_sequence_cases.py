@@ -1038,9 +1038,10 @@ def _extras() -> Iterator[Case]:
     yield case.says("w", {"type": "bye"}).reports(token, ONE.applied(), forged=True)
     case = Case("a hello that is older than a report on the data connection", "P12 P22")
     case.joins(**upstream).published(ONE).published(TWO).reports(token, TWO.applied(), ends=None)
-    late: Json
-    for late in ({}, {"models": {"m": ONE.runs()}, "epoch": 7}):
-        case.says("w", hello(**upstream, **late), status={"w": running(7, 2)}, **FREE)
+    behind: list[Json] = [{}, {"models": {"m": ONE.runs()}, "epoch": 7}]
+    for fields in behind:
+        late = hello(**upstream, **fields)
+        case.says("w", late, status={"w": running(7, 2)}, **FREE)
     more = hello(**upstream, epoch=7)
     yield case.says("w", more, status={"w": running(0, 0)}, **FREE)
     case = Case("a report on the data connection of a torn model", "P22 P13")
