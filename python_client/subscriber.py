@@ -133,7 +133,8 @@ class Subscriber(InOneProcess):
         self._calls = Calls(chosen.apply_timeout)
         self._running: dict[str, Update] = {}
         self._marks = itertools.count(1)
-        who = _identity(self.name, shared_memory=chosen.shared_memory)
+        shared = [MAPPING] if chosen.shared_memory else []
+        who = identity_of(self.name, CHECKING, RENAMING, UPSTREAM, DELTA, *shared)
         like = {model: target.expected() for model, target in self._targets.items()}
         # No object that the subscriber's thread uses may refer to `self`: see `closing`.
         ring = None if keys is None else Keyring()
@@ -603,14 +604,15 @@ def _look(calls: Calls, stall_hints: StallHints) -> None:
     stall_hints.look()
 
 
-def _identity(name: str, *, shared_memory: bool) -> Identity:
+def identity_of(name: str, *features: str) -> Identity:
+    """Return the identity of a new worker of this process that has these features."""
     return Identity(
         name=name,
         instance=secrets.token_hex(16),
         client=CLIENT,
         host=socket.gethostname(),
         pid=os.getpid(),
-        features=(CHECKING, RENAMING, UPSTREAM, DELTA, *([MAPPING] if shared_memory else [])),
+        features=features,
     )
 
 

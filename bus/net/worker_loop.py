@@ -73,6 +73,8 @@ class WorkerLoop:
         look: Called many times a second; must not block.
         on_renamed: Called when the running version is renamed and the user has no version.
         shared_memory: Whether to read the publisher's memory if it is on this host.
+        after_turn: Called after each turn of the loop's thread, which may have received chunks;
+            must not block. None: nothing is called.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class WorkerLoop:
         on_renamed: Callable[[Renamed], None] | None = None,
         *,
         shared_memory: bool = True,
+        after_turn: Callable[[], None] | None = None,
     ) -> None:
         self._machine, self._sockets, self._ready_queue = machine, sockets, ready_queue
+        self._after_turn = after_turn
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
         self._work: deque[Happening] = deque()
@@ -149,6 +153,8 @@ class WorkerLoop:
             next_tick = time.monotonic()
             while not self._stopping:
                 next_tick = self._run_once(next_tick)
+                if self._after_turn is not None:
+                    self._after_turn()
             self._do_work(time.monotonic())
             self._perform(self._machine.close)
         except BaseException as error:
@@ -161,7 +167,8 @@ class WorkerLoop:
         self._ready_queue.close(reason)
         self._copier.close()
         self._sockets.close()
-        self._at_once = self._examine = None  # they may refer to the owner of this loop
+        # These functions may refer to the owner of this loop.
+        self._at_once = self._examine = self._after_turn = None
 
     def _run_once(self, next_tick: float) -> float:
         """Run one turn: process what is ready, and tick if it is time."""

@@ -234,6 +234,12 @@ class PublisherMachine:
         version, effects = publishing.pass_on(self.state, offered, now)
         return version, self._with_freed_memory(effects)
 
+    def follow(self, epoch: int) -> list[Effect]:
+        """Take the epoch of the publisher above, as long as the relay has no version itself."""
+        if epoch <= self.state.epoch or any(versions.any for versions in self.state.store.values()):
+            return []
+        return self._with_freed_memory(joining.follow_epoch(self.state, epoch))
+
     def decide(self, version: Version, *, commit: bool, why: str = "") -> list[Effect]:
         """Commit or abort a version that was passed on, as its origin decided; `why`: the text."""
         effects = publishing.decide(self.state, version, commit=commit, why=why)

@@ -1,0 +1,223 @@
+"""`Relay` receives versions from one publisher and gives them to workers, as they arrive.
+
+A relay is a worker of the publisher above it, and a publisher for the workers below. Both share the
+memory of a version and the record of its chunks: a chunk is sent on once its CRC-32C is right.
+Versions keep the epoch, number, layout, chunks and digest that their origin gave them.
+
+The worker's thread receives, and after each of its turns passes on what is new (`_PassesOn`). The
+publisher's thread sends. The publisher's thread only reads the record of chunks, except that it
+adds missing checksums.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+from ..bus.chunks import Chunks, Memory
+from ..bus.messages import RENAMING, UPSTREAM
+from ..bus.net.control import WorkerSockets
+from ..bus.net.publisher_loop import PublisherLoop
+from ..bus.net.ready_queue import ReadyQueue
+from ..bus.net.worker_loop import WorkerLoop
+from ..bus.publisher.effects import Effect
+from ..bus.publisher.machine import PublisherMachine
+from ..bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
+from ..bus.staged import StagedVersion
+from ..bus.worker.events import Report
+from ..bus.worker.machine import WorkerMachine
+from ..bus.worker.version_store import VersionEntry, VersionStore
+from ..codecs.errors import WeightBusError
+from .applying.awaiting import in_thread
+from .checks import check_name
+from .closing import InOneProcess, end_with
+from .publishing.opening import open_loop
+from .settings import Settings
+from .subscriber import identity_of
+
+FIRST_EPOCH = 1  # until a version, or the publisher above, has a later one
+
+
+class Relay(InOneProcess):
+    """Passes the versions of some models on to workers, while they arrive from a publisher.
+
+    Args:
+        upstream: The address of the publisher, or of another relay. It may start later.
+        address: The address for workers, as a `Publisher` has it.
+        models: The ids of the models.
+        name: This relay's name, unique among the workers of the publisher above it.
+        settings: The times and sockets, as a Publisher and a Subscriber have them.
+
+    Attributes:
+        address: The address to give to workers.
+
+    Raises:
+        AddressError: An address is invalid or in use.
+        OSError: Too few file descriptors are left for sockets.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        address: str,
+        models: Iterable[str],
+        *,
+        name: str,
+        settings: Settings | None = None,
+    ) -> None:
+        """Bind the sockets, and start to receive."""
+        chosen = Settings() if settings is None else settings
+        identity = identity_of(check_name(name, "relay"), RENAMING, UPSTREAM)
+        machine = WorkerMachine(
+            identity, [*models], lambda _m, _l: "", chosen.bytes_max, chosen.timing
+        )
+        self.upstream, ready = upstream, ReadyQueue()
+        with contextlib.ExitStack() as undo:
+            self._below = open_loop(address, chosen, None, FIRST_EPOCH, origin=False)
+            undo.callback(self._below.close)
+            self.address = self._below.address
+            sockets = WorkerSockets(
+                upstream, machine.place, None, machine.awaits, any_data_host=chosen.any_data_host
+            )
+            undo.enter_context(contextlib.closing(sockets))
+            passes_on = _PassesOn(machine, ready, self._below)
+            self._above = WorkerLoop(
+                machine, sockets, ready, ready.look, shared_memory=False, after_turn=passes_on
+            )
+            passes_on.report_by(self._above.tell)
+            end_with(self, self._above)
+            end_with(self, self._below)
+            undo.pop_all()
+        self._below.start()
+        self._above.start()
+
+    def __repr__(self) -> str:
+        return f"<Relay of {self.upstream} at {self.address}>"
+
+    def close(self) -> None:
+        """Leave the publisher, end the sessions of the workers, and close the sockets."""
+        if not self._inherited:
+            self._above.close()
+            self._below.close()
+
+    async def close_awaitable(self) -> None:
+        """Close from a coroutine: a thread does the work, so the event loop is not blocked."""
+        await in_thread(self.close, "weightbus-close")
+
+
+class _Passed:
+    """A version that was passed on.
+
+    Args:
+        offer: What is offered below.
+        chunks: The chunks of the offer.
+
+    Attributes:
+        offer, chunks: As given.
+        version: What the publisher's machine made of it; None: its thread has not made it yet.
+        count: The number of chunks that were here when the publisher's thread was last told.
+        given_up: Whether the worker above dropped the version before it was whole.
+        undecided: Whether workers below wait for a commit.
+    """
+
+    def __init__(self, offer: VersionOffer, chunks: Chunks[Memory]) -> None:
+        self.offer, self.chunks = offer, chunks
+        self.version: Version | None = None
+        self.count = -1
+        self.given_up = False
+        self.undecided = offer.terms.commit == "together"
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The epoch and number."""
+        assert self.offer.key is not None  # noqa: S101 - a relay's offers have one
+        return self.offer.key
+
+    def announce(self, machine: PublisherMachine, now: float) -> list[Effect]:
+        """Offer the version below, in the publisher's thread."""
+        self.version, effects = machine.pass_on(self.offer, now)
+        return effects
+
+    def more(self, machine: PublisherMachine, now: float) -> list[Effect]:
+        """Send chunks that are new, in the publisher's thread."""
+        return [] if self.version is None else machine.arrived(self.version, now)
+
+    def commit(self, machine: PublisherMachine, _now: float) -> list[Effect]:
+        """Commit the version below, in the publisher's thread."""
+        return [] if self.version is None else machine.decide(self.version, commit=True)
+
+    def give_up(self, machine: PublisherMachine, _now: float) -> list[Effect]:
+        """Drop the version below, which will not be whole, in the publisher's thread."""
+        among = [self.offer.snapshot]
+        return machine.make_room(self.offer.model, among, replaces_latest=True)
+
+    def abort(self, machine: PublisherMachine, _now: float) -> list[Effect]:
+        """Abort the version below, in the publisher's thread."""
+        why = "its publisher has aborted it"
+        return [] if self.version is None else machine.decide(self.version, commit=False, why=why)
+
+
+class _PassesOn:
+    """Passes on what is new at the worker above, in that worker's thread, after each turn."""
+
+    def __init__(self, machine: WorkerMachine, ready: ReadyQueue, below: PublisherLoop) -> None:
+        self._machine, self._ready, self._below = machine, ready, below
+        self._passed: dict[str, _Passed] = {}
+        self._epoch = FIRST_EPOCH
+        self._tell: Callable[[Report], None] = _ignore
+
+    def report_by(self, tell: Callable[[Report], None]) -> None:
+        """Set the function that passes a report to the worker's machine."""
+        self._tell = tell
+
+    def __call__(self) -> None:
+        """Pass on announcements, chunks and decisions, and take versions that are ready."""
+        with contextlib.suppress(WeightBusError):  # refused, say: the worker's thread logs it
+            while isinstance(staged := self._ready.take(0.0), StagedVersion):
+                self._tell(Report(staged.model, staged.key, "taken"))
+                self._tell(Report(staged.model, staged.key, "applied"))
+        terms = self._machine.terms
+        if self._machine.inside and terms.epoch > self._epoch:
+            self._epoch = terms.epoch
+            self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
+        for model, follower in self._machine.followers.items():
+            self._pass_on(model, follower.versions)
+
+    def _pass_on(self, model: str, versions: VersionStore) -> None:
+        passed = self._passed.get(model)
+        here = versions.all("arriving", "staged", "ready", "applying", "running")
+        newest = max(here, key=lambda entry: entry.key, default=None)
+        if newest is not None and (passed is None or newest.key > passed.key):
+            passed = self._begin(model, newest, passed)
+        if passed is None:
+            return
+        chunks = passed.chunks
+        count = chunks.here + chunks.whole
+        if count != passed.count:
+            passed.count = count
+            self._below.decide(passed.more)
+        has = versions.has(passed.key)
+        if passed.undecided and versions.find(passed.key, "arriving", "staged") is None:
+            passed.undecided = False
+            self._below.decide(passed.commit if has else passed.abort)
+        elif not has and not chunks.whole and not passed.given_up:
+            passed.given_up = True
+            self._below.decide(passed.give_up)
+
+    def _begin(self, model: str, entry: VersionEntry, before: _Passed | None) -> _Passed | None:
+        """Offer a version that has begun to arrive, or that has got another name."""
+        announce, chunks = entry.announce, entry.chunks
+        terms = AnnouncedTerms(announce.commit, announce.acknowledge, announce.hash)
+        names = frozenset[tuple[int, int]]()
+        if chunks is None and before is not None and before.chunks.digest == entry.running.digest:
+            terms, names = NO_TERMS, frozenset({*before.offer.names, before.key})  # renamed
+            chunks = before.chunks
+        if chunks is None:
+            return before
+        offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms)
+        offer.names, offer.metadata = names, announce.metadata
+        passed = self._passed[model] = _Passed(offer, chunks)
+        self._below.decide(passed.announce)
+        return passed
+
+
+def _ignore(_report: Report) -> None:
+    """Do nothing: the worker's loop is not there yet."""
