@@ -48,8 +48,8 @@ Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
-Index = Annotated[int, msgspec.Meta(ge=0, lt=CHUNKS_MAX)]
-Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=CHUNKS_MAX - 1)]
+Crc = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]
 MetadataName = Annotated[str, msgspec.Meta(max_length=METADATA_NAME_MAX)]
 Metadata = Annotated[dict[MetadataName, Text], msgspec.Meta(max_length=METADATA_MAX)]
@@ -76,13 +76,6 @@ class Running(msgspec.Struct, frozen=True):
     digest: Digest
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """The checksum and digest of a version whose only chunk is sent in its announcement."""
-
-    crc: Crc
-    digest: Hex64
-
-
 class Shared(msgspec.Struct, frozen=True):
     """A segment of shared memory: its path, and the token that the segment must contain."""
 
@@ -96,6 +89,13 @@ class PatchId(msgspec.Struct, frozen=True):
     encoding: Name
     epoch: Count
     version: Positive
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """The checksum and digest of a version whose only chunk is sent in its announcement."""
+
+    crc: Crc
+    digest: Hex64
 
 
 class Patch(PatchId, frozen=True):

@@ -7,7 +7,7 @@ and tables of states. `README.md` explains how they are written. A mistake raise
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -91,6 +91,7 @@ class Object:
     """An object that the description has under this name."""
 
     name: str
+    class_name: str
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,6 @@ class Field:
 
     name: str
     type: Type
-    written: str  # the type, as the description writes it
     default: Any
     meaning: str
     page: str
@@ -246,6 +246,23 @@ class Protocol:
     def sent_by(self, side: str) -> list[Message]:
         """Return the messages that a worker, a publisher or an observer sends."""
         return [m for m in self.messages.values() if m.sender in (side, "either")]
+
+    def objects_in(self, structs: Iterable[Struct]) -> list[Struct]:
+        """Return the objects in some structs, each after those in it."""
+        found: dict[str, Struct] = {}
+        for each in (each for struct in structs for each in struct.fields):
+            for inner in (self.objects[name] for name in objects_in(each.type)):
+                found |= {one.name: one for one in (*self.objects_in([inner]), inner)}
+        return list(found.values())
+
+    def start_of(self, struct: Struct) -> Struct | None:
+        """Return the object whose fields a longer object begins with."""
+        fields = [(each.name, each.type) for each in struct.fields]
+        for other in self.objects.values():
+            start = [(each.name, each.type) for each in other.fields]
+            if len(start) < len(fields) and fields[: len(start)] == start:
+                return other
+        return None
 
 
 def read(folder: Path = FOLDER) -> Protocol:
@@ -417,10 +434,13 @@ def _structs(
     source: Source, limits: Mapping[str, Limit]
 ) -> tuple[dict[str, Message], dict[str, Struct]]:
     source.checked(source.values, "message object")
-    for name in source.values["object"]:
+    classes: dict[str, str] = {}
+    for name, table in source.values["object"].items():
         if name in source.values["message"]:
             raise source.fail(f"{name} is a message and an object", "object", name)
-    names = tuple(source.values["object"])
+        source.word(name, IDENTIFIER, "object", "object", name)
+        source.checked(table, "page class? summary fields", "object", name)
+        classes[name] = _class_name(name, table)
     messages: dict[str, Message] = {}
     objects: dict[str, Struct] = {}
     for name, table in source.values["message"].items():
@@ -434,7 +454,7 @@ def _structs(
         payloads = table.get("payloads", [0, 0])
         source.one_of(payloads, tuple(map(list, PAYLOADS)), "payloads", *at, "payloads")
         messages[name] = Message(
-            **_struct(source, at, table, names, limits),
+            **_struct(source, at, table, classes, limits),
             sender=source.one_of(table["from"], SENDERS, "sender", *at, "from"),
             receiver=source.one_of(table["to"], SENDERS, "receiver", *at, "to"),
             over=source.one_of(table.get("over", ""), ("", *CHANNELS), "channel", *at, "over"),
@@ -442,9 +462,7 @@ def _structs(
             payloads=(payloads[0], payloads[1]),
         )
     for name, table in source.values["object"].items():
-        source.word(name, IDENTIFIER, "object", "object", name)
-        source.checked(table, "page class? summary fields", "object", name)
-        objects[name] = Struct(**_struct(source, ("object", name), table, names, limits))
+        objects[name] = Struct(**_struct(source, ("object", name), table, classes, limits))
     _check_classes(source, [*messages.values(), *objects.values()])
     _check_spelling(source, [*messages.values(), *objects.values()])
     _check_use(source, messages, objects)
@@ -455,7 +473,7 @@ def _struct(
     source: Source,
     at: tuple[str, str],
     table: Mapping[str, Any],
-    objects: tuple[str, ...],
+    classes: Mapping[str, str],
     limits: Mapping[str, Limit],
 ) -> dict[str, Any]:
     """Return the arguments that a message and an object have in common."""
@@ -463,8 +481,7 @@ def _struct(
     fields: list[Field] = []
     if table.get("of_version"):
         for name, written in VERSION_FIELDS.items():
-            kind = type_of(written, objects, limits)
-            fields.append(Field(name, kind, written, REQUIRED, "", page))
+            fields.append(Field(name, type_of(written, classes, limits), REQUIRED, "", page))
     for name, row in table.get("fields", {}).items():
         keys = (*at, "fields", name)
         source.checked(row, "type meaning default? page? programs?", *keys)
@@ -474,7 +491,7 @@ def _struct(
         if any(each.name == name for each in fields):
             raise source.fail(f"{name!r} is a field of each version already", *keys)
         try:
-            kind = type_of(row["type"], objects, limits)
+            kind = type_of(row["type"], classes, limits)
             default = _default(kind, row)
         except ValueError as error:
             raise source.fail(f"{at[1]}.{name}: {error}", *keys) from None
@@ -482,7 +499,6 @@ def _struct(
             Field(
                 name,
                 kind,
-                row["type"],
                 default,
                 row["meaning"],
                 source.page(row.get("page", page), *keys),
@@ -492,13 +508,18 @@ def _struct(
     of_version = table.get("of_version", False)
     return {
         "name": at[1],
-        "class_name": table.get("class", at[1].title().replace("_", "")),
+        "class_name": _class_name(at[1], table),
         "page": page,
         "summary": table["summary"],
         "fields": tuple(fields),
         "of_version": bool(of_version),
         "version_meaning": of_version if isinstance(of_version, str) else "",
     }
+
+
+def _class_name(name: str, table: Mapping[str, Any]) -> str:
+    written: str = table.get("class", name.title().replace("_", ""))
+    return written
 
 
 VERSION_FIELDS: Final = {"model": "name", "epoch": "integer", "version": "1 to INTEGER_MAX"}
@@ -539,15 +560,15 @@ def fits(kind: Type, value: object) -> bool:
             return False
 
 
-def type_of(written: str, objects: tuple[str, ...], limits: Mapping[str, Limit]) -> Type:
-    """Return the type that is written in the words of the document.
+def type_of(written: str, classes: Mapping[str, str], limits: Mapping[str, Limit]) -> Type:
+    """Return the type that is written in the words of the document; objects have `classes`.
 
     Raises:
         ValueError: The words are none of a type, or a bound is unknown or reversed.
     """
 
     def inner(text: str) -> Type:
-        return type_of(text, objects, limits)
+        return type_of(text, classes, limits)
 
     def bound(text: str) -> int:
         name = re.fullmatch(r"([A-Z_]+)([+-]\d+)?", text)
@@ -591,8 +612,8 @@ def type_of(written: str, objects: tuple[str, ...], limits: Mapping[str, Limit])
         if least > most:
             raise ValueError(f"the bounds {written!r} are reversed: {least:,} is above {most:,}")
         return Integer(least, most, match[1], match[2])
-    if written in objects:
-        return Object(written)
+    if written in classes:
+        return Object(written, classes[written])
     raise ValueError(f"unknown type {written!r}; README.md lists the types")
 
 
@@ -621,30 +642,47 @@ def _check_spelling(source: Source, structs: list[Struct]) -> None:
                 )
 
 
+def inside(kind: Type) -> Iterator[Type]:
+    """Yield a type and the types in it."""
+    yield kind
+    for part in vars(kind).values():
+        if isinstance(part, Type):
+            yield from inside(part)
+
+
 def objects_in(kind: Type) -> Iterator[str]:
     """Yield the names of the objects that a type contains."""
-    match kind:
-        case Object():
-            yield kind.name
-        case Nullable():
-            yield from objects_in(kind.inner)
-        case Array():
-            yield from objects_in(kind.item)
-        case Map():
-            yield from objects_in(kind.value)
-        case _:
-            pass
+    return (each.name for each in inside(kind) if isinstance(each, Object))
+
+
+def spelled(
+    kind: Type,
+    forms: Mapping[type, str],
+    part: Callable[[Type], str],
+    bound: Callable[[str], str] = str,
+) -> str:
+    """Return a type in a language: `forms` has the text of each kind of type, with its parts.
+
+    `part` returns a type in the type, and `bound` a bound.
+    """
+    texts: dict[str, object] = {}
+    for name, value in vars(kind).items():
+        if name in ("least_name", "most_name"):
+            texts[name.removesuffix("_name")] = bound(value)
+        elif isinstance(value, Type):
+            texts[name] = part(value)
+        elif name == "words":
+            texts[name] = ", ".join(f'"{word}"' for word in value)
+        else:
+            texts.setdefault(name, value)
+    return forms[type(kind)].format(**texts)
 
 
 def _check_use(
     source: Source, messages: Mapping[str, Message], objects: Mapping[str, Struct]
 ) -> None:
-    used = {
-        name
-        for struct in (*messages.values(), *objects.values())
-        for each in struct.fields
-        for name in objects_in(each.type)
-    }
+    structs = (*messages.values(), *objects.values())
+    used = {name for struct in structs for each in struct.fields for name in objects_in(each.type)}
     for name in objects:
         if name not in used:
             raise source.fail(f"no message has the object {name!r}", "object", name)
@@ -656,11 +694,11 @@ def _check_nesting(
     source: Source, objects: Mapping[str, Struct], name: str, above: tuple[str, ...]
 ) -> None:
     for each in objects[name].fields:
-        for inside in objects_in(each.type):
-            if inside in (*above, name):
+        for inner in objects_in(each.type):
+            if inner in (*above, name):
                 at = ("object", name, "fields", each.name)
-                raise source.fail(f"the object {inside!r} contains itself", *at)
-            _check_nesting(source, objects, inside, (*above, name))
+                raise source.fail(f"the object {inner!r} contains itself", *at)
+            _check_nesting(source, objects, inner, (*above, name))
 
 
 # Tables of states.

@@ -12,31 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .description import (
-    FOLDER,
-    PAGES,
-    REQUIRED,
-    VERSION_FIELDS,
-    Array,
-    Base64,
-    DescriptionError,
-    Field,
-    Integer,
-    Limit,
-    Map,
-    Message,
-    Nullable,
-    OneOf,
-    Protocol,
-    Struct,
-    Table,
-    Text,
-    Type,
-)
+from . import description as d
 
 Row = tuple[str, ...]
 
-PATHS: Final = {page: f"docs/protocol/{page}.md" for page in PAGES} | {
+PATHS: Final = {page: f"docs/protocol/{page}.md" for page in d.PAGES} | {
     "LIMITS": "docs/LIMITS.md",
     "vectors": "tests/vectors/README.md",
 }
@@ -87,7 +67,7 @@ class Made:
         return all(a in (ANY, b) for a, b in zip(self.head, table.head, strict=True))
 
 
-def files(protocol: Protocol, root: Path = FOLDER.parent) -> dict[str, str]:
+def files(protocol: d.Protocol, root: Path = d.FOLDER.parent) -> dict[str, str]:
     """Return the text of each page, by its path in the repository."""
     found: dict[str, str] = {}
     for page, path in PATHS.items():
@@ -100,11 +80,11 @@ def files(protocol: Protocol, root: Path = FOLDER.parent) -> dict[str, str]:
 # What a page shows.
 
 
-def _tables_of(protocol: Protocol, page: str, text: str) -> Iterator[Made]:
+def _tables_of(protocol: d.Protocol, page: str, text: str) -> Iterator[Made]:
     messages = list(protocol.messages.values())
     for struct in (*messages, *protocol.objects.values()):
         if struct.page == page:
-            kind = "" if isinstance(struct, Message) else "The object "
+            kind = "" if isinstance(struct, d.Message) else "The object "
             rows = list(_field_rows(protocol, struct))
             if rows:
                 yield Made(FIELDS, rows, f"{kind}`{struct.name}`")
@@ -134,21 +114,34 @@ def _tables_of(protocol: Protocol, page: str, text: str) -> Iterator[Made]:
     yield from _phases_of([t for t in protocol.tables.values() if t.page == page], text)
 
 
-def _field_rows(protocol: Protocol, struct: Struct) -> Iterator[Row]:
+def _field_rows(protocol: d.Protocol, struct: d.Struct) -> Iterator[Row]:
     if struct.of_version:
-        names = ", ".join(f"`{name}`" for name in VERSION_FIELDS)
+        names = ", ".join(f"`{name}`" for name in d.VERSION_FIELDS)
         yield names, "", "", struct.version_meaning
-    for each in struct.fields[len(VERSION_FIELDS) if struct.of_version else 0 :]:
+    for each in struct.fields[len(d.VERSION_FIELDS) if struct.of_version else 0 :]:
         if each.page == struct.page:
             yield _cells(protocol, each)
 
 
-def _cells(protocol: Protocol, each: Field) -> Row:
-    default = "" if each.default is REQUIRED else f"`{json.dumps(each.default)}`"
-    return f"`{each.name}`", _shown(each.type, each.written, protocol.limits), default, each.meaning
+def _cells(protocol: d.Protocol, each: d.Field) -> Row:
+    default = "" if each.default is d.REQUIRED else f"`{json.dumps(each.default)}`"
+    return f"`{each.name}`", _shown(each.type, protocol.limits), default, each.meaning
 
 
-def _shown(kind: Type, written: str, limits: Mapping[str, Limit]) -> str:
+SHOWN: Final = {
+    d.Integer: "{least} to {most}",
+    d.Boolean: "boolean",
+    d.Name: "name",
+    d.Text: "at most {most} characters",
+    d.Base64: "base64 of at most {most} bytes",
+    d.Object: "{name}",
+    d.Nullable: "{inner} or null",
+    d.Array: "array, at most {most}: {item}",
+    d.Map: "object, at most {most}: {key} → {value}",
+}
+
+
+def _shown(kind: d.Type, limits: Mapping[str, d.Limit]) -> str:
     """Return a type as the document shows it: with numbers instead of limits."""
 
     def number(bound: str) -> str:
@@ -161,33 +154,24 @@ def _shown(kind: Type, written: str, limits: Mapping[str, Limit]) -> str:
         return str(limit.value + int(name[2])) if name[2] else limit.written
 
     match kind:
-        case Integer() if written != "integer":
-            return f"{number(kind.least_name)} to {number(kind.most_name)}"
-        case Text() if written != "text":
-            return f"at most {number(kind.most_name)} characters"
-        case Base64():
-            return f"base64 of at most {number(kind.most_name)} bytes"
-        case OneOf():
+        case d.Integer(least_name="0", most_name="INTEGER_MAX"):
+            return "integer"
+        case d.Text(most_name="TEXT_MAX"):
+            return "text"
+        case d.Hex():
+            return f"{kind.digits} hex digits{' or empty' if kind.empty else ''}"
+        case d.OneOf():
             return ", ".join(f"`{word}`" for word in kind.words)
-        case Nullable():
-            return _shown(kind.inner, written.removesuffix(" or null"), limits) + " or null"
-        case Array():
-            item = written.partition(": ")[2]
-            return f"array, at most {number(kind.most_name)}: {_shown(kind.item, item, limits)}"
-        case Map():
-            key, _, value = written.partition(": ")[2].partition(" -> ")
-            shown = f"{_shown(kind.key, key, limits)} → {_shown(kind.value, value, limits)}"
-            return f"object, at most {number(kind.most_name)}: {shown}"
         case _:
-            return written
+            return d.spelled(kind, SHOWN, lambda inner: _shown(inner, limits), number)
 
 
-def _overview(message: Message, *over: str) -> Row:
+def _overview(message: d.Message, *over: str) -> Row:
     link = f"[`{message.name}`](#{message.name})"
     return link, message.sender, message.receiver, *over, message.purpose
 
 
-def _code_rows(protocol: Protocol, message: str) -> Iterator[Row]:
+def _code_rows(protocol: d.Protocol, message: str) -> Iterator[Row]:
     for code in protocol.codes[message].values():
         name = code.name if " " in code.name else f"`{code.name}`"
         match message:
@@ -199,7 +183,7 @@ def _code_rows(protocol: Protocol, message: str) -> Iterator[Row]:
                 yield name, code.cells["by"], code.meaning
 
 
-def _phases_of(tables: list[Table], text: str) -> Iterator[Made]:
+def _phases_of(tables: list[d.Table], text: str) -> Iterator[Made]:
     """Yield tables of states, events and arrows.
 
     A page explains states and events in a table, or in its sentences, where each is in italics.
@@ -229,9 +213,9 @@ def _explained(tables: Iterable[Found]) -> set[str]:
 # What the sentences of a page say.
 
 
-def _check_sentences(protocol: Protocol, page: str, text: str) -> None:
-    def fail(reason: str, at: int = 0) -> DescriptionError:
-        return DescriptionError(f"{PATHS[page]}:{text.count(chr(10), 0, at) + 1}: {reason}")
+def _check_sentences(protocol: d.Protocol, page: str, text: str) -> None:
+    def fail(reason: str, at: int = 0) -> d.DescriptionError:
+        return d.DescriptionError(f"{PATHS[page]}:{text.count(chr(10), 0, at) + 1}: {reason}")
 
     defined: set[str] = set()
     for match in IN_SENTENCE.finditer(text):
@@ -291,7 +275,7 @@ def _replaced(path: str, text: str, made: list[Made]) -> str:
     for table in found:
         strange = table.head in heads or table.head[1:] == ("event", "next")
         if strange and table.line not in changed:
-            raise DescriptionError(
+            raise d.DescriptionError(
                 f"{path}:{table.line - 1}: the description has no such table for this section"
             )
     lines = text.split("\n")
@@ -313,13 +297,13 @@ def _filled(path: str, made: Made, tables: list[Found]) -> list[list[Row]]:
             if key not in wanted and not made.partial:
                 name = " ".join(key)
                 where = f"{path}:{table.line + number + 1}"
-                raise DescriptionError(f"{where}: the description has no row {name}; delete it")
+                raise d.DescriptionError(f"{where}: the description has no row {name}; delete it")
             rows.append(wanted.get(key, row))
         filled.append(rows)
     shown = [row[: made.keys] for rows in filled for row in rows]
     for key in shown:
         if shown.count(key) > 1:
-            raise DescriptionError(f"{path}: {' '.join(key)} has two rows")
+            raise d.DescriptionError(f"{path}: {' '.join(key)} has two rows")
     before: Row = ()
     for key, row in wanted.items():
         if key not in shown:
@@ -327,7 +311,7 @@ def _filled(path: str, made: Made, tables: list[Found]) -> list[list[Row]]:
             if place is None and (not tables or made.partial):
                 head = " | ".join(made.head)
                 where = f"section {made.section!r}: " if made.section else ""
-                raise DescriptionError(
+                raise d.DescriptionError(
                     f"{path}: {where}no table | {head} | shows {' '.join(key)}; add the table"
                 )
             place = filled[0] if place is None else place

@@ -1,12 +1,9 @@
-"""Make the Go worker's messages, limits, codes and tables of states from the description.
+"""Make the Go worker's messages, limits, codes and tables of states from the description."""
 
-The text equals what gofmt would make of it, so that no Go is needed here.
-"""
-
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Final
 
 from . import description as d
@@ -22,7 +19,6 @@ LEVELS: Final = ("index", "worker", "shared-memory")
 EXTRAS: Final = ("keys", "patches", "extras")  # what the Go worker takes besides; no `checking`
 INITIALISMS: Final = {"crc": "CRC", "id": "ID", "ms": "MS", "pid": "PID", "us": "US"}
 NAMES: Final = {"nbytes": "Bytes", "PatchId": "PatchID", "Patch": "PatchOffer"}  # Patch: decoded
-EMBEDDED: Final = {"patch": "patchid"}  # an object that begins with the fields of another
 PREFIXES: Final = {"announced": "a"}  # of states that have names as variables have
 IN_VECTORS: Final = {"session": "worker"}  # a table, as the vectors name it
 WIDTH: Final = 120
@@ -40,7 +36,7 @@ def files(protocol: d.Protocol) -> dict[str, str]:
     return {f"{FOLDER}/{name}.go": HEAD + "".join(parts) for name, parts in texts.items()}
 
 
-# Names, comments, and the alignment of gofmt.
+# Names and comments.
 
 
 def _name(name: str) -> str:
@@ -50,7 +46,7 @@ def _name(name: str) -> str:
     )
 
 
-def _class(struct: d.Struct) -> str:
+def _class(struct: d.Struct | d.Object) -> str:
     return NAMES.get(struct.class_name, struct.class_name)
 
 
@@ -89,27 +85,13 @@ def _summary(struct: d.Struct) -> str:
     return f"{_class(struct)} {first.lower()}s {rest}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], indent: str = "\t") -> Iterator[str]:
-    """Yield lines whose cells stand in columns, each as wide as the rows next to it need."""
-    for number, row in enumerate(rows):
-        line = indent
-        for column, cell in enumerate(row[:-1]):
-            first, last = number, number
-            while first and len(rows[first - 1]) > column + 1:
-                first -= 1
-            while last + 1 < len(rows) and len(rows[last + 1]) > column + 1:
-                last += 1
-            width = max(len(each[column]) for each in rows[first : last + 1])
-            line += cell.ljust(width + 1 if width else 0)
-        yield line + row[-1] + "\n"
-
-
 def _commented(rows: Sequence[tuple[str, ...]], meanings: Sequence[tuple[str, ...]]) -> str:
     """Return rows, each with what of its meaning fits behind it."""
-    room = WIDTH - 4 - sum(max(len(row[i]) + 1 for row in rows) for i in range(len(rows[0]))) - 3
+    room = WIDTH - 7 - sum(max(map(len, column)) + 1 for column in zip(*rows, strict=True))
     remarks = [_remark(meaning, room, names) for meaning, *names in meanings]
     return "".join(
-        _aligned([(*r, f"// {note}") if note else r for r, note in zip(rows, remarks, strict=True)])
+        " ".join(row) + (f" // {note}\n" if note else "\n")
+        for row, note in zip(rows, remarks, strict=True)
     )
 
 
@@ -119,51 +101,34 @@ def _commented(rows: Sequence[tuple[str, ...]], meanings: Sequence[tuple[str, ..
 def _messages(protocol: d.Protocol) -> Iterator[str]:
     messages = [m for m in protocol.messages.values() if m.page in LEVELS + EXTRAS]
     received = [m for m in messages if m.sender != "worker"]
-    used = set(_reached(messages, protocol))
-    objects = [each for name, each in protocol.objects.items() if name in used]
-    for struct in (*objects, *messages):
+    for struct in (*protocol.objects_in(messages), *messages):
         yield from _struct(struct, protocol)
-    rows = [(m.name, "read{}, {}, {}".format(_class(m), *m.payloads)) for m in received]
     yield "\n// fromPublisher has the messages that a publisher sends.\n"
     yield "var fromPublisher = map[string]incoming{\n"
-    yield from _aligned([(f'"{name}":', f"{{{values}}},") for name, values in rows])
+    for message in received:
+        least, most = message.payloads
+        yield f'"{message.name}": {{read{_class(message)}, {least}, {most}}},\n'
     yield "}\n"
-    read = set(_reached(received, protocol))
-    for struct in (*(each for each in objects if each.name in read), *received):
+    for struct in (*protocol.objects_in(received), *received):
         yield from _reader(struct, protocol)
 
 
-def _reached(structs: Sequence[d.Struct], protocol: d.Protocol) -> Iterator[str]:
-    """Yield the objects in messages, and those in these."""
-    for struct in structs:
-        for name in (name for each in struct.fields for name in d.objects_in(each.type)):
-            yield name
-            yield from _reached([protocol.objects[name]], protocol)
-        if struct.name in EMBEDDED and not isinstance(struct, d.Message):
-            yield EMBEDDED[struct.name]
-
-
-def _own(struct: d.Struct, protocol: d.Protocol) -> tuple[str, list[d.Field]]:
+def _own(struct: d.Struct, protocol: d.Protocol) -> tuple[str, Sequence[d.Field]]:
     """Return the class that a struct embeds, if any, and its other fields."""
-    if isinstance(struct, d.Message) or struct.name not in EMBEDDED:
-        return "", list(struct.fields)
-    inner = protocol.objects[EMBEDDED[struct.name]]
-    names = {each.name for each in inner.fields}
-    return _class(inner), [each for each in struct.fields if each.name not in names]
+    inner = None if isinstance(struct, d.Message) else protocol.start_of(struct)
+    return (_class(inner), struct.fields[len(inner.fields) :]) if inner else ("", struct.fields)
 
 
 def _struct(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
     inner, own = _own(struct, protocol)
     yield "\n" + _comment(_summary(struct))
-    if not struct.fields:
-        yield f"type {_class(struct)} struct{{}}\n"
-    else:
-        yield f"type {_class(struct)} struct {{\n"
-        yield f"\t{inner}\n" if inner else ""
-        rows = [(_name(e.name), _type(struct, e, protocol), _tag(struct, e)) for e in own]
+    yield f"type {_class(struct)} struct{{"
+    if own:
+        rows = [(_name(each.name), _type(struct, each), _tag(struct, each)) for each in own]
         names = [each.name for each in own]
+        yield f"{inner}\n"
         yield _commented(rows, [("" if _trite(each) else each.meaning, *names) for each in own])
-        yield "}\n"
+    yield "}\n"
     if isinstance(struct, d.Message):
         yield "\n// Kind returns the type of the message, as in its header.\n"
         yield f'func (*{_class(struct)}) Kind() string {{ return "{struct.name}" }}\n'
@@ -196,8 +161,8 @@ def _is_pointer(struct: d.Struct, each: d.Field) -> bool:
     return sender == "worker"
 
 
-def _type(struct: d.Struct, each: d.Field, protocol: d.Protocol) -> str:
-    name = "Code" if _is_code(each) else _go_type(each.type, protocol)
+def _type(struct: d.Struct, each: d.Field) -> str:
+    name = "Code" if _is_code(each) else _go_type(each.type)
     return f"*{name}" if _is_pointer(struct, each) else name
 
 
@@ -205,97 +170,73 @@ def _is_code(each: d.Field) -> bool:
     return each.name == "code" and isinstance(each.type, d.Name)
 
 
-def _is_crc(kind: d.Integer) -> bool:
-    return (kind.least, kind.most) == (0, 2**32 - 1)
+def _is_crc(kind: d.Type) -> bool:
+    return isinstance(kind, d.Integer) and (kind.least, kind.most) == (0, 2**32 - 1)
 
 
-def _go_type(kind: d.Type, protocol: d.Protocol) -> str:
+TYPES: Final = {
+    **dict.fromkeys((d.Name, d.Hex, d.Text, d.OneOf), "string"),
+    d.Integer: "int64",
+    d.Boolean: "bool",
+    d.Base64: "[]byte",
+    d.Nullable: "*{inner}",
+    d.Array: "[]{item}",
+    d.Map: "map[string]{value}",
+}
+READERS: Final = {  # the functions of headers.go
+    d.Integer: "integer({least}, {most})",
+    d.Boolean: "boolean",
+    d.Name: "name",
+    d.Hex: "digits({digits})",
+    d.Text: "text({most})",
+    d.Base64: "base64Of({most})",
+    d.OneOf: "oneOf({words})",
+    d.Nullable: "nullable({inner})",
+    d.Array: "arrayOf({most}, {item})",
+}
+KEYS: Final = {d.Name: "IsName", d.Text: "shortTo({most})"}  # those that check a key of an object
+
+
+def _go_type(kind: d.Type) -> str:
+    if isinstance(kind, d.Object):
+        return _class(kind)
+    return "uint32" if _is_crc(kind) else d.spelled(kind, TYPES, _go_type)
+
+
+def _read(kind: d.Type) -> str:
+    """Return the function in Go that reads a type."""
     match kind:
-        case d.Integer():
-            return "uint32" if _is_crc(kind) else "int64"
-        case d.Boolean():
-            return "bool"
-        case d.Base64():
-            return "[]byte"
         case d.Object():
-            return _class(protocol.objects[kind.name])
-        case d.Nullable():
-            return "*" + _go_type(kind.inner, protocol)
-        case d.Array():
-            return "[]" + _go_type(kind.item, protocol)
+            return f"objectOf(read{_class(kind)})"
+        case d.Integer() if _is_crc(kind):
+            return "crc"
+        case d.Hex(empty=True):
+            return f"digitsOrEmpty({kind.digits})"
         case d.Map():
-            return f"map[string]{_go_type(kind.value, protocol)}"
+            key = d.spelled(kind.key, KEYS, _read, _number)
+            return f"mapOf({_number(kind.most_name)}, {key}, {_read(kind.value)})"
         case _:
-            return "string"
+            return d.spelled(kind, READERS, _read, _number)
 
 
 def _reader(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
-    name, message = _class(struct), isinstance(struct, d.Message)
+    name, pointer = _class(struct), isinstance(struct, d.Message)
     inner, own = _own(struct, protocol)
-    yield f"\nfunc read{name}(f *fields) {'Message' if message else name} {{\n"
-    yield f"\treturn {'&' if message else ''}{name}{{\n"
-    rows = [(f"{inner}:", f"read{inner}(f),")] if inner else []
+    yield f"\nfunc read{name}(f *fields) {'Message' if pointer else name} {{\n"
+    yield f"return {'&' if pointer else ''}{name}{{\n"
+    yield f"{inner}: read{inner}(f),\n" if inner else ""
     for each in own:
-        kind = _read(each.type, protocol)
-        if each.required:
-            call = f'required(f, "{each.name}", {kind})'
-        else:
-            call = f'optional(f, "{each.name}", {_literal(each.default)}, {kind})'
-        rows.append((f"{_name(each.name)}:", f"Code({call})," if _is_code(each) else f"{call},"))
-    yield from _aligned(rows, "\t\t")
-    yield "\t}\n}\n"
+        default = "" if each.required else f" {_literal(each.default)},"
+        how = "required" if each.required else "optional"
+        call = f'{how}(f, "{each.name}",{default} {_read(each.type)})'
+        yield f"{_name(each.name)}: {f'Code({call})' if _is_code(each) else call},\n"
+    yield "}\n}\n"
 
 
 def _literal(default: object) -> str:
-    match default:
-        case None | [] | {}:
-            return "nil"
-        case bool():
-            return str(default).lower()
-        case str():
-            return f'"{default}"'
-        case _:
-            return _number(str(default))
-
-
-def _read(kind: d.Type, protocol: d.Protocol) -> str:
-    """Return the function in Go that reads a type."""
-    match kind:
-        case d.Integer():
-            bounds = f"{_number(kind.least_name)}, {_number(kind.most_name)}"
-            return "crc" if _is_crc(kind) else f"integer({bounds})"
-        case d.Boolean():
-            return "boolean"
-        case d.Name():
-            return "name"
-        case d.Hex():
-            return f"digitsOrEmpty({kind.digits})" if kind.empty else f"digits({kind.digits})"
-        case d.Text():
-            return f"text({_number(kind.most_name)})"
-        case d.Base64():
-            return f"base64Of({_number(kind.most_name)})"
-        case d.OneOf():
-            return "oneOf({})".format(", ".join(f'"{word}"' for word in kind.words))
-        case d.Object():
-            return f"objectOf(read{_class(protocol.objects[kind.name])})"
-        case d.Nullable():
-            return f"nullable({_read(kind.inner, protocol)})"
-        case d.Array():
-            return f"arrayOf({_number(kind.most_name)}, {_read(kind.item, protocol)})"
-        case d.Map():
-            value = _read(kind.value, protocol)
-            return f"mapOf({_number(kind.most_name)}, {_key(kind.key)}, {value})"
-
-
-def _key(kind: d.Type) -> str:
-    """Return the function in Go that checks a key of an object."""
-    match kind:
-        case d.Name():
-            return "IsName"
-        case d.Text():
-            return f"shortTo({_number(kind.most_name)})"
-        case _:
-            raise NotImplementedError(kind)
+    if default in (None, [], {}):
+        return "nil"
+    return _number(str(default)) if type(default) is int else json.dumps(default)
 
 
 def _number(written: str) -> str:
@@ -312,18 +253,12 @@ def _number(written: str) -> str:
 
 def _limits(protocol: d.Protocol) -> Iterator[str]:
     limits = [each for each in protocol.limits.values() if each.page in LEVELS + EXTRAS]
-    rows = [(_name(each.name.lower()), f"= {_spaced(_number(each.written))}") for each in limits]
+    rows = [(_name(each.name.lower()), f"= {_number(each.written)}") for each in limits]
     yield "\n" + _comment(
         "Limits of the protocol. A peer may send anything: these limits bound the memory that its "
         "messages can use here."
     )
     yield "const (\n" + _commented(rows, [(each.meaning,) for each in limits]) + ")\n"
-
-
-def _spaced(sum_or_power: str) -> str:
-    """Return `1<<26` and `1<<53-1` as gofmt writes them where they stand alone."""
-    inner = "-" if "-" in sum_or_power else "<<"
-    return sum_or_power.replace(inner, f" {inner} ")
 
 
 def _codes(protocol: d.Protocol) -> Iterator[str]:
@@ -345,7 +280,7 @@ def _codes(protocol: d.Protocol) -> Iterator[str]:
         ("triedAgain", "failures that may not recur", again),
     ):
         yield f"\n// {name} has the codes of {has}.\nvar {name} = map[Code]bool{{\n"
-        yield from _aligned([(f"Code{_name(each)}:", "true,") for each in those])
+        yield from (f"Code{_name(each)}: true,\n" for each in those)
         yield "}\n"
 
 
@@ -363,19 +298,11 @@ def _tables(protocol: d.Protocol) -> Iterator[str]:
         rows = [(_private(name), "Event", f'= "{name}"') for name in new]
         yield _commented(rows, [(meaning,) for meaning in new.values()]) + ")\n"
         yield f"\nvar {table.name}Table = Table{{\n"
-        for bare, group in groupby(table.arrows.items(), lambda item: not item[1]):
-            if bare:
-                yield from _aligned([(f"{states[state]}:", "{},") for state, _ in group])
-                continue
-            for state, arrows in group:
-                yield f"\t{states[state]}: {{\n"
-                yield from _aligned(
-                    [(f"{_private(event)}:", f"{states[to]},") for event, to in arrows.items()],
-                    "\t\t",
-                )
-                yield "\t},\n"
+        for state, arrows in table.arrows.items():
+            yield f"{states[state]}: {{"
+            yield from (f"\n{_private(event)}: {states[to]}," for event, to in arrows.items())
+            yield "\n},\n" if arrows else "},\n"
         yield "}\n"
     yield "\n// Tables has all tables by name, for tests.\nvar Tables = map[string]Table{\n"
-    named = [(f'"{IN_VECTORS.get(t.name, t.name)}":', f"{t.name}Table,") for t in tables]
-    yield from _aligned(named)
+    yield from (f'"{IN_VECTORS.get(t.name, t.name)}": {t.name}Table,\n' for t in tables)
     yield "}\n"

@@ -1,36 +1,12 @@
 """Make Python's messages, limits and tables of states from the description."""
 
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .description import (
-    VERSION_FIELDS,
-    Array,
-    Base64,
-    Boolean,
-    Code,
-    DescriptionError,
-    Field,
-    Hex,
-    Integer,
-    Limit,
-    Map,
-    Message,
-    Name,
-    Nullable,
-    Object,
-    OneOf,
-    Protocol,
-    Struct,
-    Table,
-    Text,
-    Type,
-    objects_in,
-    plain,
-    type_of,
-)
+from . import description as d
 
 WIDTH: Final = 100
 MADE: Final = "Made by `make protocol`; do not edit."
@@ -80,10 +56,23 @@ TABLES: Final = {
     "publisher.decision": ("Decision", "DecisionEvent", "DECISIONS"),
     "publisher.version": ("VersionPhase", "VersionEvent", "VERSIONS"),
 }
+FORMS: Final = {
+    d.Integer: "Annotated[int, msgspec.Meta(ge={least}, le={most})]",
+    d.Boolean: "bool",
+    d.Name: "Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]",
+    d.Hex: r'Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{{{digits}}}\Z")]',
+    d.Text: "Annotated[str, msgspec.Meta(max_length={most})]",
+    d.Base64: "Annotated[bytes, msgspec.Meta(max_length={most})]",
+    d.OneOf: "Literal[{words}]",
+    d.Object: "{class_name}",
+    d.Nullable: "{inner} | None",
+    d.Array: "Annotated[list[{item}], msgspec.Meta(max_length={most})]",
+    d.Map: "Annotated[dict[{key}, {value}], msgspec.Meta(max_length={most})]",
+}
 ELSEWHERE: Final = {"State": "..receipt"}  # a type that users import
 
 
-def files(protocol: Protocol) -> dict[str, str]:
+def files(protocol: d.Protocol) -> dict[str, str]:
     """Return the text of each file, by its path in the repository."""
     limits = protocol.limits.values()
     return {
@@ -126,21 +115,19 @@ def _docstring(text: str, indent: str = "") -> str:
     return f'{indent}"""{first}.\n\n{_wrapped(rest, indent, "")}\n{indent}"""'
 
 
+def _fitted(start: str, rest: str) -> str:
+    """Return a line; in parentheses what does not fit, as the formatter does not remove them."""
+    return f"{start} {rest}" if len(start) + 1 + len(rest) <= WIDTH else f"{start} ({rest})"
+
+
 def _import(module: str, names: Iterable[str]) -> str:
     """Return the import of some names, or nothing if there are none."""
     found = sorted(names, key=lambda name: (not name.isupper(), name.replace("_", " ")))
-    one = f"from {module} import {', '.join(found)}\n"
-    if not found or len(one) <= WIDTH + 1:
-        return one if found else ""
-    return f"from {module} import (\n" + "".join(f"    {name},\n" for name in found) + ")\n"
+    return _fitted(f"from {module} import", ", ".join(found)) + "\n" if found else ""
 
 
 def _union(name: str, members: list[str]) -> str:
-    one = f"{name} = {' | '.join(members)}"
-    if len(one) <= WIDTH:
-        return one
-    lines = [f"    {'| ' if number else ''}{each}" for number, each in enumerate(members)]
-    return "\n".join([f"{name} = (", *lines, ")"])
+    return _fitted(f"{name} =", " | ".join(members))
 
 
 def _number(written: str) -> str:
@@ -152,9 +139,9 @@ def _number(written: str) -> str:
 # Limits.
 
 
-def _limits(subject: str, limits: list[Limit]) -> str:
+def _limits(subject: str, limits: list[d.Limit]) -> str:
     lines = [
-        _commented(f"{limit.name}: Final = {_number(limit.written)}", plain(limit.meaning))
+        _commented(f"{limit.name}: Final = {_number(limit.written)}", d.plain(limit.meaning))
         for limit in limits
     ]
     head = [_docstring(f"{subject} {MADE}"), "", "from typing import Final", ""]
@@ -164,7 +151,7 @@ def _limits(subject: str, limits: list[Limit]) -> str:
 # Tables of states.
 
 
-def _tables(protocol: Protocol, side: str, more: str) -> str:
+def _tables(protocol: d.Protocol, side: str, more: str) -> str:
     """Return the module with the tables of a side."""
     named = [
         (protocol.tables[key], *names)
@@ -187,23 +174,17 @@ def _tables(protocol: Protocol, side: str, more: str) -> str:
 
 def _words(name: str, meanings: Mapping[str, str]) -> str:
     """Return a type of these words, each with its meaning."""
-    lines = [_commented(f'    "{word}",', plain(text)) for word, text in meanings.items()]
+    lines = [_commented(f'    "{word}",', d.plain(text)) for word, text in meanings.items()]
     return "\n".join([f"{name} = Literal[", *lines, "]"])
 
 
-def _arrows(table: Table, state: str, event: str, name: str) -> str:
+def _arrows(table: d.Table, state: str, event: str, name: str) -> str:
     lines = [f"{name}: dict[{state}, dict[{event}, {state}]] = {{"]
-    for word, after in table.arrows.items():
-        pairs = [f'"{event}": "{target}"' for event, target in after.items()]
-        one = f'    "{word}": {{{", ".join(pairs)}}},'
-        if len(one) <= WIDTH:
-            lines.append(one)
-        else:
-            lines += [f'    "{word}": {{', *(f"        {pair}," for pair in pairs), "    },"]
+    lines += [f'"{word}": {json.dumps(after)},' for word, after in table.arrows.items()]
     return "\n".join([*lines, "}"])
 
 
-def _codes(protocol: Protocol) -> str:
+def _codes(protocol: d.Protocol) -> str:
     """Return the codes of `refuse` and `failed` that a worker treats otherwise than the rest."""
     ends = [c for c in protocol.codes["refuse"].values() if c.cells["effect"] == "ends"]
     again = [c for c in protocol.codes["failed"].values() if c.cells["again"]]
@@ -214,8 +195,8 @@ def _codes(protocol: Protocol) -> str:
     return f"{refused}\n\n{failed}"
 
 
-def _set(name: str, codes: list[Code]) -> str:
-    lines = [_commented(f'    "{code.name}",', plain(code.meaning)) for code in codes]
+def _set(name: str, codes: list[d.Code]) -> str:
+    lines = [_commented(f'    "{code.name}",', d.plain(code.meaning)) for code in codes]
     return "\n".join([f"{name}: Final = {{", *lines, "}"])
 
 
@@ -225,10 +206,11 @@ def _set(name: str, codes: list[Code]) -> str:
 class _Messages:
     """The module of the messages, and the objects in them."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(self, protocol: d.Protocol) -> None:
         self._protocol = protocol
-        names, limits = tuple(protocol.objects), protocol.limits
-        self._aliases = {type_of(text, names, limits): name for name, text in ALIASES.items()}
+        self._aliases = {
+            d.type_of(text, {}, protocol.limits): name for name, text in ALIASES.items()
+        }
         self._used: set[str] = set()
 
     def text(self) -> str:
@@ -240,7 +222,7 @@ class _Messages:
             self._alias_lines(),
             VERSIONED,
             "# Objects in messages.",
-            *map(self._struct, self._objects()),
+            *map(self._struct, self._protocol.objects_in(known)),
             "# Worker to publisher.",
             *(self._struct(message) for message in first if message.sender == "worker"),
             "# Both ways.",
@@ -275,30 +257,16 @@ class _Messages:
         lines += [f"{name} = {self._spelled(kind)}" for kind, name in self._aliases.items()]
         return "\n".join(lines)
 
-    def _objects(self) -> list[Struct]:
-        """Return the objects, each after those in it."""
-        found: dict[str, Struct] = {}
-
-        def add(struct: Struct) -> None:
-            for each in struct.fields:
-                for name in objects_in(each.type):
-                    add(self._protocol.objects[name])
-            found[struct.name] = struct
-
-        for struct in self._protocol.objects.values():
-            add(struct)
-        return list(found.values())
-
-    def _struct(self, struct: Struct) -> str:
+    def _struct(self, struct: d.Struct) -> str:
         """Return the class of a message or an object."""
         base, options, fields = "msgspec.Struct", ["frozen=True"], struct.fields
-        if isinstance(struct, Message):
+        if isinstance(struct, d.Message):
             base = "Versioned" if struct.of_version else "Message"
             options = [f'tag="{struct.name}"', "frozen=True", "kw_only=True"]
-            fields = fields[len(VERSION_FIELDS) if struct.of_version else 0 :]
-        elif start := self._start_of(struct):
+            fields = fields[len(d.VERSION_FIELDS) if struct.of_version else 0 :]
+        elif start := self._protocol.start_of(struct):
             base, fields = start.class_name, fields[len(start.fields) :]
-        if not (isinstance(struct, Message) or all(each.required for each in fields)):
+        if not (isinstance(struct, d.Message) or all(each.required for each in fields)):
             options.append("omit_defaults=True")
         bases = [base, "SanitizedText"] if _sanitized(struct) else [base]
         if len(bases) > 1 and base == "msgspec.Struct":
@@ -310,74 +278,30 @@ class _Messages:
             lines += ["", *(self._field(struct, each) for each in ordered)]
         return "\n".join(lines)
 
-    def _start_of(self, struct: Struct) -> Struct | None:
-        """Return the object whose fields a longer object begins with."""
-        for other in self._protocol.objects.values():
-            count = len(other.fields)
-            begins = [(each.name, each.type) for each in struct.fields[:count]]
-            same = begins == [(each.name, each.type) for each in other.fields]
-            if same and count < len(struct.fields):
-                return other
-        return None
-
-    def _field(self, struct: Struct, each: Field) -> str:
+    def _field(self, struct: d.Struct, each: d.Field) -> str:
         kind, default = self._named(each.type), ""
         if not each.required:
             text = isinstance(each.default, str)
             default = f' = "{each.default}"' if text else f" = {each.default!r}"
         line = f"    {each.name}: {kind}{default}"
-        if len(line) > WIDTH:  # as ruff formats an array of arrays, or the like
-            inner, _, meta = kind[len("Annotated[") : -1].rpartition(", ")
-            line = f"    {each.name}: Annotated[\n        {inner},\n        {meta},\n    ]{default}"
         return _commented(line, PRINTABLE_WHERE_USED.get((struct.name, each.name), ""))
 
-    def _named(self, kind: Type) -> str:
+    def _named(self, kind: d.Type) -> str:
         """Return a type by its name, if it has one, else spelled out."""
         name = self._aliases.get(kind, "")
         self._used.add(name)
         return name or self._spelled(kind)
 
-    def _spelled(self, kind: Type) -> str:
-        match kind:
-            case Integer():
-                most = kind.most_name.removesuffix("-1")
-                bound = "le" if most == kind.most_name else "lt"
-                least = _number(kind.least_name)
-                return f"Annotated[int, msgspec.Meta(ge={least}, {bound}={_number(most)})]"
-            case Boolean():
-                return "bool"
-            case Name():
-                return "Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]"
-            case Hex():
-                digits = f"[0-9a-f]{{{kind.digits}}}"
-                pattern = f"({digits})?" if kind.empty else digits
-                return rf'Annotated[str, msgspec.Meta(pattern=r"^{pattern}\Z")]'
-            case Text():
-                return self._bounded("str", kind.most_name)
-            case Base64():
-                return self._bounded("bytes", kind.most_name)
-            case OneOf():
-                words = ", ".join(f'"{word}"' for word in kind.words)
-                return f"Literal[{words}]"
-            case Object():
-                return self._protocol.objects[kind.name].class_name
-            case Nullable():
-                return f"{self._named(kind.inner)} | None"
-            case Array():
-                return self._bounded(f"list[{self._named(kind.item)}]", kind.most_name)
-            case Map():
-                inner = f"{self._named(kind.key)}, {self._named(kind.value)}"
-                return self._bounded(f"dict[{inner}]", kind.most_name)
+    def _spelled(self, kind: d.Type) -> str:
+        if isinstance(kind, d.Hex) and kind.empty:
+            return rf'Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{{{kind.digits}}})?\Z")]'
+        return d.spelled(kind, FORMS, self._named, _number)
 
-    @staticmethod
-    def _bounded(kind: str, most: str) -> str:
-        return f"Annotated[{kind}, msgspec.Meta(max_length={_number(most)})]"
-
-    def _unions(self, first: list[Message], last: list[Message]) -> str:
-        def classes(messages: list[Message], side: str) -> list[str]:
+    def _unions(self, first: list[d.Message], last: list[d.Message]) -> str:
+        def classes(messages: list[d.Message], side: str) -> list[str]:
             return [each.class_name for each in messages if each.sender in (side, "either")]
 
-        def to(messages: list[Message], side: str) -> list[str]:
+        def to(messages: list[d.Message], side: str) -> list[str]:
             return [each.class_name for each in messages if each.receiver == side]
 
         known = self._protocol.messages.values()
@@ -386,7 +310,7 @@ class _Messages:
             f"    {each.class_name}: {each.payloads}," for each in known if each.payloads != (0, 0)
         ]
         features = [
-            _commented(f'{_constant(each.name)}: Final = "{each.name}"', plain(each.meaning))
+            _commented(f'{_constant(each.name)}: Final = "{each.name}"', d.plain(each.meaning))
             for each in self._protocol.features.values()
         ]
         return "\n".join(
@@ -413,14 +337,14 @@ def _constant(feature: str) -> str:
     return re.sub(r"-\d+$", "", feature).upper().replace("-", "_")
 
 
-def _sanitized(struct: Struct) -> bool:
+def _sanitized(struct: d.Struct) -> bool:
     """Return whether a struct has texts for people, which are made printable."""
-    texts = [each for each in struct.fields if isinstance(each.type, Text)]
+    texts = [each for each in struct.fields if isinstance(each.type, d.Text)]
     people = [each for each in texts if not each.programs]
     people = [each for each in people if (struct.name, each.name) not in PRINTABLE_WHERE_USED]
     if people and len(people) < len(texts):
         text = f"{struct.name}: Python makes all texts of a message printable, or none"
-        raise DescriptionError(f"messages.toml: {text}")
+        raise d.DescriptionError(f"messages.toml: {text}")
     return bool(people)
 
 

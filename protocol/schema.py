@@ -9,25 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
-from .description import (
-    Array,
-    Base64,
-    Boolean,
-    Field,
-    Hex,
-    Integer,
-    Map,
-    Message,
-    Name,
-    Nullable,
-    Object,
-    OneOf,
-    Protocol,
-    Struct,
-    Text,
-    Type,
-    plain,
-)
+from . import description as d
 
 PATH: Final = "docs/protocol/messages.schema.json"
 WBP: Final = 1
@@ -36,7 +18,7 @@ SIDES: Final = ("worker", "publisher", "observer")
 Schema = dict[str, Any]
 
 
-def files(protocol: Protocol) -> dict[str, str]:
+def files(protocol: d.Protocol) -> dict[str, str]:
     """Return the text of the schema, by its path in the repository."""
     structs = (*protocol.messages.values(), *protocol.objects.values())
     schema = {
@@ -55,55 +37,55 @@ def _one_of(messages: Iterable[str]) -> Schema:
     return {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in messages]}
 
 
-def _struct(struct: Struct) -> Schema:
+def _struct(struct: d.Struct) -> Schema:
     properties: Schema = {}
     required = [field.name for field in struct.fields if field.required]
-    if isinstance(struct, Message):
+    if isinstance(struct, d.Message):
         properties = {"wbp": {"const": WBP}, "type": {"const": struct.name}}
         required = ["wbp", "type", *required]
     properties |= {field.name: _field(field) for field in struct.fields}
     return {
-        "description": plain(struct.summary),
+        "description": d.plain(struct.summary),
         "type": "object",
         "properties": properties,
         **({"required": required} if required else {}),
     }
 
 
-def _field(field: Field) -> Schema:
+def _field(field: d.Field) -> Schema:
     schema = _type(field.type)
-    schema |= {"description": plain(field.meaning)} if field.meaning else {}
+    schema |= {"description": d.plain(field.meaning)} if field.meaning else {}
     return schema if field.required else {**schema, "default": field.default}
 
 
-def _type(kind: Type) -> Schema:
+def _type(kind: d.Type) -> Schema:
     match kind:
-        case Integer():
+        case d.Integer():
             return {"type": "integer", "minimum": kind.least, "maximum": kind.most}
-        case Boolean():
+        case d.Boolean():
             return {"type": "boolean"}
-        case Name():
+        case d.Name():
             return _string(r"[A-Za-z0-9._-]{1,128}")
-        case Hex():
+        case d.Hex():
             digits = rf"[0-9a-f]{{{kind.digits}}}"
             return _string(rf"({digits})?" if kind.empty else digits)
-        case Text():
+        case d.Text():
             return {"type": "string", "maxLength": kind.most}
-        case Base64():
+        case d.Base64():
             return {
                 **_string(r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"),
                 "contentEncoding": "base64",
                 "maxLength": (kind.most + 2) // 3 * 4,
             }
-        case OneOf():
+        case d.OneOf():
             return {"enum": [*kind.words]}
-        case Object():
+        case d.Object():
             return {"$ref": f"#/$defs/{kind.name}"}
-        case Nullable():
+        case d.Nullable():
             return {"anyOf": [_type(kind.inner), {"type": "null"}]}
-        case Array():
+        case d.Array():
             return {"type": "array", "maxItems": kind.most, "items": _type(kind.item)}
-        case Map():
+        case d.Map():
             return {
                 "type": "object",
                 "maxProperties": kind.most,

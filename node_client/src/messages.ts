@@ -20,24 +20,6 @@ import {
   TEXT_MAX,
 } from "./protocol_limits.js";
 
-/** A version that a worker runs. `digest` is empty if the worker did not hash the version. */
-export interface Running {
-  /** The epoch of the version. */
-  readonly epoch: number;
-  /** Its number. */
-  readonly version: number;
-  /** The digest that the worker reported in `applied`. */
-  readonly digest: string;
-}
-
-/** The checksum and digest of a version whose only chunk is sent in its announcement. */
-export interface Whole {
-  /** The CRC of the payload. */
-  readonly crc: number;
-  /** The digest of the version. */
-  readonly digest: string;
-}
-
 /** A segment of shared memory: its path, and the token that the segment must contain. */
 export interface Shared {
   /** The path to open. A path that S4 does not permit is not malformed. */
@@ -46,14 +28,12 @@ export interface Shared {
   readonly token: string;
 }
 
-/** The id of a patch to a version: its encoding, and the base that it builds on. */
-export interface PatchId {
-  /** `delta-1`. */
-  readonly encoding: string;
-  /** The epoch of the base. */
-  readonly epoch: number;
-  /** The number of the base. */
-  readonly version: number;
+/** The checksum and digest of a version whose only chunk is sent in its announcement. */
+export interface Whole {
+  /** The CRC of the payload. */
+  readonly crc: number;
+  /** The digest of the version. */
+  readonly digest: string;
 }
 
 /** A patch that a publisher offers: its id, the digest of its base, and its size. */
@@ -68,6 +48,26 @@ export interface Patch {
   readonly digest: string;
   /** Bytes of the patch, which is cut into chunks of `chunk_bytes`. */
   readonly nbytes: number;
+}
+
+/** The id of a patch to a version: its encoding, and the base that it builds on. */
+export interface PatchId {
+  /** `delta-1`. */
+  readonly encoding: string;
+  /** The epoch of the base. */
+  readonly epoch: number;
+  /** The number of the base. */
+  readonly version: number;
+}
+
+/** A version that a worker runs. `digest` is empty if the worker did not hash the version. */
+export interface Running {
+  /** The epoch of the version. */
+  readonly epoch: number;
+  /** Its number. */
+  readonly version: number;
+  /** The digest that the worker reported in `applied`. */
+  readonly digest: string;
 }
 
 /** Admit a worker, and send the data endpoint, and the latest version of each model. */
@@ -455,23 +455,13 @@ export type WorkerMessage =
 
 // How the fields of a publisher's messages are read.
 
-const running: f.Field<Running> = f.object({
-  epoch: f.count,
-  version: f.positive,
-  digest: f.hexOrEmpty(64),
-});
-const whole: f.Field<Whole> = f.object({
-  crc: f.integer(0, 2 ** 32 - 1),
-  digest: f.hex(64),
-});
 const shared: f.Field<Shared> = f.object({
   path: f.text(TEXT_MAX),
   token: f.hex(32),
 });
-const patchId: f.Field<PatchId> = f.object({
-  encoding: f.name,
-  epoch: f.count,
-  version: f.positive,
+const whole: f.Field<Whole> = f.object({
+  crc: f.integer(0, 2 ** 32 - 1),
+  digest: f.hex(64),
 });
 const patch: f.Field<Patch> = f.object({
   encoding: f.name,
@@ -479,6 +469,16 @@ const patch: f.Field<Patch> = f.object({
   version: f.positive,
   digest: f.hex(64),
   nbytes: f.positive,
+});
+const patchId: f.Field<PatchId> = f.object({
+  encoding: f.name,
+  epoch: f.count,
+  version: f.positive,
+});
+const running: f.Field<Running> = f.object({
+  epoch: f.count,
+  version: f.positive,
+  digest: f.hexOrEmpty(64),
 });
 
 /** The messages of a publisher and their fields. */

@@ -41,7 +41,8 @@ export type VersionState =
  * - `put-back`: the user does not apply it now, but will later.
  * - `applied`: applying has succeeded, the user's part included (W16).
  * - `declined`: the version fails with a code that is not tried again (W6, W24).
- * - `failed`: the version fails with a code that is tried again (W6, W13), also when it is applied.
+ * - `failed`: the version fails with a code that is tried again (W6, W13), also when it is
+ *   applied.
  * - `torn`: an apply failed half-way (W24).
  * - `stale`: its segment holds another version (S5).
  * - `renamed`: a newer version has its bytes (W25).

@@ -10,12 +10,6 @@ type Running struct {
 	Digest  string `json:"digest"` // the digest that the worker reported in applied
 }
 
-// Whole is the checksum and digest of a version whose only chunk is sent in its announcement.
-type Whole struct {
-	CRC    uint32 `json:"crc"`    // the CRC of the payload
-	Digest string `json:"digest"` // the digest of the version
-}
-
 // Shared is a segment of shared memory: its path, and the token that the segment must contain.
 type Shared struct {
 	Path  string `json:"path"`
@@ -27,6 +21,12 @@ type PatchID struct {
 	Encoding string `json:"encoding"` // delta-1
 	Epoch    int64  `json:"epoch"`    // the epoch of the base
 	Version  int64  `json:"version"`  // the number of the base
+}
+
+// Whole is the checksum and digest of a version whose only chunk is sent in its announcement.
+type Whole struct {
+	CRC    uint32 `json:"crc"`    // the CRC of the payload
+	Digest string `json:"digest"` // the digest of the version
 }
 
 // PatchOffer is a patch that a publisher offers: its id, the digest of its base, and its size.
@@ -333,11 +333,10 @@ var fromPublisher = map[string]incoming{
 	"rename":         {readRename, 0, 0},
 }
 
-func readRunning(f *fields) Running {
-	return Running{
-		Epoch:   required(f, "epoch", integer(0, IntegerMax)),
-		Version: required(f, "version", integer(1, IntegerMax)),
-		Digest:  required(f, "digest", digitsOrEmpty(64)),
+func readShared(f *fields) Shared {
+	return Shared{
+		Path:  required(f, "path", text(TextMax)),
+		Token: required(f, "token", digits(32)),
 	}
 }
 
@@ -348,10 +347,11 @@ func readWhole(f *fields) Whole {
 	}
 }
 
-func readShared(f *fields) Shared {
-	return Shared{
-		Path:  required(f, "path", text(TextMax)),
-		Token: required(f, "token", digits(32)),
+func readPatchOffer(f *fields) PatchOffer {
+	return PatchOffer{
+		PatchID: readPatchID(f),
+		Digest:  required(f, "digest", digits(64)),
+		Bytes:   required(f, "nbytes", integer(1, IntegerMax)),
 	}
 }
 
@@ -363,11 +363,11 @@ func readPatchID(f *fields) PatchID {
 	}
 }
 
-func readPatchOffer(f *fields) PatchOffer {
-	return PatchOffer{
-		PatchID: readPatchID(f),
-		Digest:  required(f, "digest", digits(64)),
-		Bytes:   required(f, "nbytes", integer(1, IntegerMax)),
+func readRunning(f *fields) Running {
+	return Running{
+		Epoch:   required(f, "epoch", integer(0, IntegerMax)),
+		Version: required(f, "version", integer(1, IntegerMax)),
+		Digest:  required(f, "digest", digitsOrEmpty(64)),
 	}
 }
 

@@ -1,16 +1,9 @@
 // Made by `make protocol`; do not edit.
 //! The messages of WBP/1, and the objects in them: structs, and their readers.
 
-use crate::fields::{
-    array, base64, boolean, count, hex, hex_or_empty, is_default, map, name, nullable, object, positive,
-    text, uint32, within, word, Fault, Fields,
-};
+use crate::fields::*;
 use crate::messages::Received;
-use crate::protocol::limits::{
-    CHECK_NAMES_MAX, CHUNKS_MAX, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, FEATURES_MAX, FETCH_CHUNKS_MAX,
-    GROUP_KEYS_MAX, HEADER_BYTES_MAX, LABEL_MAX, LAYOUT_BYTES_MAX, METADATA_MAX, METADATA_NAME_MAX,
-    MODELS_MAX, PATCHES_MAX, TEXT_MAX,
-};
+use crate::protocol::limits::*;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
