@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from ..bus.effects import Renamed
 from ..bus.errors import ApplyError, ClosedError
-from ..bus.messages import CHECKING, DELTA, MAPPING, RENAMING, UPSTREAM
+from ..bus.messages import CHECKING, DELTA, MAPPING, RENAMING, UPSTREAM, Hello
 from ..bus.net.control import WorkerSockets
 from ..bus.net.ready_queue import ReadyQueue
 from ..bus.net.worker_loop import WorkerLoop
@@ -27,7 +27,6 @@ from ..bus.trust.keys import WorkerKeys
 from ..bus.worker.events import Flush
 from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
-from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
 from ..codecs.protocol_limits import INTEGER_MAX
 from ..codecs.renaming import Rename, renaming_of
@@ -604,15 +603,16 @@ def _look(calls: Calls, stall_hints: StallHints) -> None:
     stall_hints.look()
 
 
-def identity_of(name: str, *features: str) -> Identity:
+def identity_of(name: str, *features: str) -> Hello:
     """Return the identity of a new worker of this process that has these features."""
-    return Identity(
+    return Hello(
         name=name,
         instance=secrets.token_hex(16),
         client=CLIENT,
         host=socket.gethostname(),
         pid=os.getpid(),
-        features=features,
+        features=[*features],
+        models={},
     )
 
 

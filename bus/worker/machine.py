@@ -44,6 +44,7 @@ from ..messages import (
     Chunk,
     Commit,
     End,
+    Hello,
     Ping,
     Pong,
     Prepare,
@@ -64,7 +65,6 @@ from .events import Examined, Flush, Happening, Opened, Report, Wanted
 from .follower import Follower, applied
 from .keyring import Keyring
 from .layouts import Accepts, Expected
-from .reports import Identity
 from .tables import SESSIONS, TURNED_AWAY, Change, Session
 from .transfer import place_for
 
@@ -100,7 +100,7 @@ class WorkerMachine:
     """The state machine of one worker.
 
     Args:
-        identity: The worker's name, instance and features.
+        identity: The worker's hello, without models.
         models: The models that the worker subscribes to.
         accepts: Returns why a layout cannot be applied, or an empty string if it can.
         bytes_max: The largest version to stage, in bytes.
@@ -112,7 +112,7 @@ class WorkerMachine:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: Hello,
         models: Iterable[str],
         accepts: Accepts,
         bytes_max: int = STAGING_BYTES_MAX,
@@ -364,7 +364,8 @@ class WorkerMachine:
         if self._unanswered_since is None:
             self._unanswered_since = now
         epoch, running = self.applied_epoch, {m: s.running for m, s in self.followers.items()}
-        return [Send(self.identity.hello(running, epoch, self._ages.of(epoch, now)))]
+        age_ms = self._ages.of(epoch, now)
+        return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
 
     def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
         if welcome.epoch < self.applied_epoch:  # W2

@@ -1,48 +1,14 @@
-"""Builds a worker's messages: hello, and the reports sent at once and with every ping. (W17)"""
+"""Builds a worker's messages: fetches, and reports sent at once and with every ping. (W17)"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from ..effects import Effect, Notice, Send
-from ..messages import Failed, Fetch, Hello, Ping, Progress, Running, Staged
+from ..messages import Failed, Fetch, Ping, Progress, Staged
 from .transfer import Transfer
 from .version_store import VersionEntry
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The identity of a worker.
-
-    Attributes:
-        name: The worker's name; a publisher accepts one live worker of each name.
-        instance: 32 random hexadecimal digits, new at each start.
-        client, host, pid: The worker's library, host and process, which operators see.
-        features: The worker's optional capabilities.
-    """
-
-    name: str
-    instance: str
-    client: str = ""
-    host: str = ""
-    pid: int = 0
-    features: tuple[str, ...] = ()
-
-    def hello(self, models: dict[str, Running | None], epoch: int, age_ms: int) -> Hello:
-        """Return a hello with the running versions; `epoch` began `age_ms` milliseconds ago."""
-        return Hello(
-            name=self.name,
-            instance=self.instance,
-            models=models,
-            epoch=epoch,
-            age_ms=age_ms,
-            client=self.client,
-            host=self.host,
-            pid=self.pid,
-            features=list(self.features),
-        )
 
 
 def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effect]:

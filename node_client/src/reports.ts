@@ -2,20 +2,12 @@
 
 import { type Effect, send } from "./effects.js";
 import { DELTA } from "./headers.js";
-import type { Failed, Running } from "./messages.js";
+import type { Failed, Hello, Running } from "./messages.js";
 import type { Transfer } from "./transfer.js";
 import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** The fields of `hello` that identify a worker. */
-export interface Identity {
-  /** Unique among the connected workers of a publisher. */
-  readonly name: string;
-  /** 32 random hexadecimal digits, new at each start. */
-  readonly instance: string;
-  readonly client: string;
-  readonly host: string;
-  readonly pid: number;
-}
+export type Identity = Pick<Hello, "name" | "instance" | "client" | "host" | "pid">;
 
 const FEATURES = ["renaming"]; // W25; neither W34 nor W35
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4

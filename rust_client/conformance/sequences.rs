@@ -11,8 +11,7 @@ use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, BYTES_MAX};
 use weightbus::machine::{Wanted, WorkerMachine};
-use weightbus::messages::{encode, FromPublisher, FromWorker, Pong};
-use weightbus::reports::Identity;
+use weightbus::messages::{encode, FromPublisher, FromWorker, Hello, Pong};
 use weightbus::staging::StagedVersion;
 use weightbus::zmtp::{Published, PublishedPayload};
 use weightbus::{Dtype, Model, Tensor};
@@ -50,13 +49,7 @@ impl Player {
         let models =
             case["models"].as_array().ok_or_else(|| broken("models"))?.iter().filter_map(Value::as_str);
         let wanted: Vec<Wanted> = models.map(|model| Wanted { model: model.to_owned(), nbytes: 0 }).collect();
-        let identity = Identity {
-            name: "w".to_owned(),
-            instance: "0".repeat(32),
-            client: String::new(),
-            host: String::new(),
-            pid: 0,
-        };
+        let identity = Hello { name: "w".to_owned(), instance: "0".repeat(32), ..Hello::default() };
         let bytes_max = case["bytes_max"].as_u64().unwrap_or(BYTES_MAX);
         let applies = case["applies"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let memory = Arc::new(Memory(memory(&case["in_place"])?));

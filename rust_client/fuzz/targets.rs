@@ -15,12 +15,11 @@ use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, WINDOW_CHUNKS};
 use weightbus::machine::{Ticket, Wanted, WorkerMachine};
-use weightbus::messages::{encode, from_publisher, from_worker, FromWorker};
+use weightbus::messages::{encode, from_publisher, from_worker, FromWorker, Hello};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect as PublisherEffect;
 use weightbus::publisher::machine::{Age, Draw, PublisherMachine};
 use weightbus::publisher::publication::PublishTerms;
-use weightbus::reports::Identity;
 use weightbus::staging::StagedVersion;
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload, Stream};
 use weightbus::{Dtype, TensorView};
@@ -389,13 +388,7 @@ const BYTES_MAX: u64 = 1 << 16;
 
 impl Worker {
     fn new() -> Worker {
-        let identity = Identity {
-            name: "w".to_owned(),
-            instance: "0".repeat(32),
-            client: String::new(),
-            host: String::new(),
-            pid: 0,
-        };
+        let identity = Hello { name: "w".to_owned(), instance: "0".repeat(32), ..Hello::default() };
         let wanted = ["m", "n", "policy"].map(|model| Wanted { model: model.to_owned(), nbytes: 0 });
         let machine =
             WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), BYTES_MAX, Timing::default());

@@ -13,7 +13,7 @@ use crate::limits::{Timing, BYTES_MAX};
 use crate::messages::*;
 use crate::patching::{Base, Patching};
 use crate::phases::{next, Change, Session, SESSIONS};
-use crate::reports::{self, Identity};
+use crate::reports;
 use crate::sealing::{Opening, AES_256_GCM};
 use crate::transfer::{Key, Payload, Piece, Proof, Time};
 use crate::words::escaped;
@@ -59,7 +59,7 @@ pub struct WorkerMachine {
     malformed: u64, // malformed messages that were dropped
     shared: bool,   // the publisher is on this host, and its memory can be read
     session: Session,
-    identity: Identity,
+    identity: Hello,
     followers: Vec<(Follower, u64)>, // with the expected bytes
     host: Arc<dyn Host>,
     keyring: Option<Keyring>, // opens sealed versions; None: versions come in the clear
@@ -78,7 +78,7 @@ pub struct WorkerMachine {
 impl WorkerMachine {
     /// Makes a worker of some models that accepts versions of at most `bytes_max` bytes.
     pub fn new(
-        identity: Identity,
+        identity: Hello,
         models: &[Wanted],
         host: Arc<dyn Host>,
         bytes_max: u64,
@@ -413,7 +413,7 @@ impl WorkerMachine {
             self.followers.iter().map(|(follower, _)| (follower.model().to_owned(), follower.running()));
         let patches = self.followers.iter().any(|(follower, _)| follower.takes_patches());
         let epoch = self.applied_epoch();
-        vec![self.identity.hello(running.collect(), epoch, self.ages.of(epoch, now), patches)]
+        vec![reports::hello(&self.identity, running.collect(), epoch, self.ages.of(epoch, now), patches)]
     }
 
     fn welcome(&mut self, welcome: Welcome, now: Time) -> Vec<Effect> {
@@ -737,13 +737,7 @@ mod tests {
     use crate::tests::AnyLayout;
 
     fn machine() -> WorkerMachine {
-        let identity = Identity {
-            name: "w".to_owned(),
-            instance: "0".repeat(32),
-            client: String::new(),
-            host: String::new(),
-            pid: 0,
-        };
+        let identity = Hello { name: "w".to_owned(), instance: "0".repeat(32), ..Hello::default() };
         let wanted = [Wanted { model: "m".to_owned(), nbytes: 0 }];
         WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default())
     }

@@ -13,45 +13,18 @@ use std::collections::BTreeMap;
 /// Phases of versions that are complete, and not applied yet.
 pub const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Staged];
 
-/// Identity of a worker.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// Name of the worker; a publisher has one living worker of each name.
-    pub name: String,
-    /// 32 hexadecimal digits, random at each start.
-    pub instance: String,
-    /// Client name, for operators.
-    pub client: String,
-    /// Host name, for operators.
-    pub host: String,
-    /// Process id, for operators.
-    pub pid: u64,
-}
-
-impl Identity {
-    /// Returns a hello. `models` has the running versions. `epoch` is the greatest epoch of applied
-    /// versions, and `age_ms` the time since the publisher of that epoch started.
-    pub fn hello(
-        &self,
-        models: BTreeMap<String, Option<Running>>,
-        epoch: u64,
-        age_ms: u64,
-        patches: bool,
-    ) -> Effect {
-        let features = ["renaming"].into_iter().chain(patches.then_some(DELTA)); // W25, D4; not W34
-        Effect::Send(FromWorker::Hello(Hello {
-            name: self.name.clone(),
-            instance: self.instance.clone(),
-            models,
-            epoch,
-            age_ms,
-            features: features.map(str::to_owned).collect(),
-            client: self.client.clone(),
-            host: self.host.clone(),
-            pid: self.pid,
-            ..Default::default()
-        }))
-    }
+/// Returns a hello. `identity` has the fields that stay the same, and `models` the running versions.
+/// `age_ms` is the time since the publisher of `epoch` started.
+pub fn hello(
+    identity: &Hello,
+    models: BTreeMap<String, Option<Running>>,
+    epoch: u64,
+    age_ms: u64,
+    patches: bool,
+) -> Effect {
+    let features = ["renaming"].into_iter().chain(patches.then_some(DELTA)); // W25, D4; not W34
+    let features = features.map(str::to_owned).collect();
+    Effect::Send(FromWorker::Hello(Hello { models, epoch, age_ms, features, ..identity.clone() }))
 }
 
 /// Returns all current reports on a model, including `failure`, the report of the last failure.

@@ -12,13 +12,12 @@ use crate::keys::WorkerKeys;
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
 use crate::machine::{State, Wanted, WorkerMachine};
-use crate::messages::{self, Metadata};
+use crate::messages::{self, Hello, Metadata};
 use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
 use crate::protocol::codes::Code;
 use crate::raw::os::check_descriptors;
 use crate::ready_queue::{Next, ReadyQueue};
-use crate::reports::Identity;
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
@@ -291,12 +290,13 @@ impl Builder {
             let what = format!("worker {:?} cannot start: {}", name, what);
             move |error| Error::Io { what, error }
         };
-        let identity = Identity {
+        let identity = Hello {
             name: name.clone(),
             instance: random_digits(16).map_err(broken("no random numbers"))?,
             client: self.client.chars().take(LABEL_MAX).collect(),
             host: host_name(),
             pid: std::process::id().into(),
+            ..Hello::default()
         };
         let targets = Arc::new(self.targets);
         let (partial, cast) = (self.partial, self.cast);

@@ -7,10 +7,10 @@ from typing import Any
 from weightbus.bus.effects import Effect, Ready, Renamed, Send
 from weightbus.bus.headers import encode
 from weightbus.bus.limits import STAGING_BYTES_MAX
+from weightbus.bus.messages import Hello
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.layout import Layout, difference
 from weightbus.tests.simulation.performing import done
 
@@ -32,7 +32,7 @@ class Player:
     def __init__(self, case: Case) -> None:
         self._in_place: Case = case.get("in_place", {})
         self._machine = WorkerMachine(
-            Identity("w", "0" * 32),
+            Hello(name="w", instance="0" * 32, models={}),
             case["models"],
             self._fault,
             case.get("bytes_max", STAGING_BYTES_MAX),

@@ -23,7 +23,6 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.version import BytesInPlace
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker.layouts import Expected
-from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import NOT_YET, VersionEntry, VersionStore
 from weightbus.codecs.layout import Layout
@@ -31,7 +30,7 @@ from weightbus.codecs.layout import Layout
 # What never changes once it is made.
 FIXED = (
     *(type(None), bool, int, float, str, bytes, memoryview, type, FunctionType),
-    *(Layout, Timing, ChunkPlan, Expected, Identity),
+    *(Layout, Timing, ChunkPlan, Expected),
 )
 # Frozen as well, but of moments, or of memory that is used again.
 MOVING = {"StagedVersion", "_Terms", "_Exact", "_Backoff"}

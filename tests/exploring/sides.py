@@ -36,7 +36,6 @@ from weightbus.bus.publisher.version import OfferedPatch, Version, VersionOffer
 from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.events import Decoded, Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.version_store import IN_MEMORY
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.layout import Layout
@@ -116,7 +115,7 @@ class WorkerSide:
 
     def __init__(self, name: str, incarnation: int, *, renaming: bool, patched: bool) -> None:
         features = (RENAMING,) * renaming + (DELTA,) * patched
-        identity = Identity(name, f"{incarnation:032x}", features=features)
+        identity = Hello(name=name, instance=f"{incarnation:032x}", models={}, features=[*features])
         self.machine = WorkerMachine(identity, [MODEL], takes_all, timing=TIMING)
         self.machine._whole = bytearray()  # noqa: SLF001 # pyright: ignore - for leases alone
         self.label = NOTHING  # of what lies in the model

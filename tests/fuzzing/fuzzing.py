@@ -48,7 +48,6 @@ from weightbus.bus.publisher.version import Chunked, OfferedPatch, Version, Vers
 from weightbus.bus.staged import StagedVersion, StaleError
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.delta.patch import Delta
 from weightbus.codecs.errors import LayoutError, PatchError
@@ -211,7 +210,7 @@ class _Clock:
 def _machine(*features: str) -> WorkerMachine:
     """A worker's machine that is about to be in a session."""
     nbytes = min(NBYTES_MAX, STAGING_BYTES_MAX)
-    identity = Identity("w0", "0" * 32, features=features)
+    identity = Hello(name="w0", instance="0" * 32, models={}, features=[*features])
     return WorkerMachine(identity, ["policy"], lambda _m, _l: "", nbytes)
 
 

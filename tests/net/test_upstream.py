@@ -30,7 +30,6 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.test_pub_socket import Bench
@@ -153,7 +152,9 @@ def test_what_it_overtakes_on_the_way_says_nothing_new(late: Progress | Staged) 
 
 
 def test_a_worker_says_what_is_new_upstream_and_repeats_it_on_the_control_channel() -> None:
-    machine = WorkerMachine(Identity("w", "0" * 32), ["a"], lambda _model, _layout: "")
+    machine = WorkerMachine(
+        Hello(name="w", instance="0" * 32, models={}), ["a"], lambda _model, _layout: ""
+    )
     token = "5" * TOKEN_BYTES
 
     def welcomed(*features: str) -> str:

@@ -46,7 +46,6 @@ from weightbus.bus.publisher.version import CommitMode, Version, VersionOffer
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.version_store import IN_MEMORY
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
@@ -311,7 +310,11 @@ class Student:
 
     def __init__(self) -> None:
         self.machine = WorkerMachine(
-            Identity("w0", "0" * 32), ["a", "b"], self.accepts, BYTES_MAX, Timing()
+            Hello(name="w0", instance="0" * 32, models={}),
+            ["a", "b"],
+            self.accepts,
+            BYTES_MAX,
+            Timing(),
         )
         self.now = 0.0
         self.accepted: set[int] = set()
@@ -430,6 +433,6 @@ def test_random_bytes_are_refused_and_dropped(frames: list[bytes]) -> None:
     assert isinstance(answer, Send)
     assert isinstance(answer.message, Refuse)
     assert publisher.state.malformed == 1
-    worker = WorkerMachine(Identity("w0", "0" * 32), ["a"], lambda _m, _l: "")
+    worker = WorkerMachine(Hello(name="w0", instance="0" * 32, models={}), ["a"], lambda _m, _l: "")
     assert worker.receive(frames, 0.0) == []
     assert worker.malformed == 1

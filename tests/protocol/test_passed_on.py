@@ -41,7 +41,6 @@ from weightbus.bus.staged import StagedVersion
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest
 from weightbus.tests.simulation.performing import done
 from weightbus.tests.simulation.virtual_shell import perform, version_of
@@ -73,7 +72,9 @@ class Worker:
     """A worker's machine, and what it has ready for its user."""
 
     def __init__(self, name: str) -> None:
-        identity = Identity(name, "a" * 32, "client", "host", 5)
+        identity = Hello(
+            name=name, instance="a" * 32, models={}, client="client", host="host", pid=5
+        )
         self.machine = WorkerMachine(identity, ["a"], lambda _m, _l: "", 2**20, TIMING)
         self.versions = self.machine.followers["a"].versions
         self.ready: list[StagedVersion] = []

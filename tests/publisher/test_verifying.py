@@ -25,6 +25,7 @@ from weightbus.bus.messages import (
     Bye,
     Check,
     Checked,
+    Hello,
     Refuse,
     Verified,
     Verify,
@@ -35,7 +36,6 @@ from weightbus.bus.publisher.effects import Effect
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker.events import Examined
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs import apply
 from weightbus.codecs.apply import summing
 from weightbus.codecs.layout import Layout
@@ -296,7 +296,9 @@ class Asked:
     """A worker that is asked again and again."""
 
     def __init__(self) -> None:
-        self.machine = WorkerMachine(Identity("w", "a" * 32), ["a"], lambda _m, _l: "")
+        self.machine = WorkerMachine(
+            Hello(name="w", instance="a" * 32, models={}), ["a"], lambda _m, _l: ""
+        )
         self.now = 100.0
         self.machine.connected(self.now)
         self.machine.receive([encode(welcome())], self.now)

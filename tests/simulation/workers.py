@@ -34,7 +34,6 @@ from weightbus.bus.staged import Copying, OverwrittenError, Patching, StagedVers
 from weightbus.bus.worker.events import Copied, Decoded, Outcome, Report, Wanted
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
 
@@ -74,7 +73,7 @@ class Worker:
         instance = f"{self.sim.rng.getrandbits(128):032x}"
         features: tuple[str, ...] = (RENAMING, UPSTREAM) if self.name != "w1" else ()
         features += (DELTA,) if self.sim.patched and self.name != "w2" else ()
-        identity = Identity(self.name, instance, features=features)
+        identity = Hello(name=self.name, instance=instance, models={}, features=[*features])
         models = ["a", "b"] if self.name == "w0" else ["a"]
         keyring = Keyring() if self.sim.sealed else None
         self.machine = Watched(

@@ -52,7 +52,6 @@ from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
 from weightbus.bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, file_name, generate
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.python_client.cli.keygen import keygen
 from weightbus.python_client.cli.outcome import UsageError
 from weightbus.python_client.cli.screen import Screen
@@ -484,7 +483,10 @@ def test_an_epoch_that_no_clock_can_have_is_not_taken_over() -> None:
 
 def test_a_worker_dials_again_after_a_refusal_for_want_of_keys() -> None:
     machine = WorkerMachine(
-        Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", timing=QUICK.timing
+        Hello(name="w", instance="0" * 32, models={}),
+        ["m"],
+        lambda _model, _layout: "",
+        timing=QUICK.timing,
     )
     [refused] = machine.handshake_refused("why", 5.0)
     assert (refused.code, refused.text) == ("keys", "why")  # type: ignore[union-attr]

@@ -45,7 +45,6 @@ from weightbus.bus.sealer import Sealer
 from weightbus.bus.sealer import subject_of as subject_of_announced
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs import sealing
 from weightbus.codecs.errors import SealError
@@ -326,7 +325,9 @@ def test_of_two_keys_of_a_welcome_the_older_one_counts_for_a_while() -> None:
 
 def joined(by: Sealer, keyring: Keyring | None, version: int = 0) -> WorkerMachine:
     """Return a worker in a session, which was told the keys if it takes some."""
-    worker = WorkerMachine(Identity("w", "0" * 32), ["a"], lambda *_: "", keyring=keyring)
+    worker = WorkerMachine(
+        Hello(name="w", instance="0" * 32, models={}), ["a"], lambda *_: "", keyring=keyring
+    )
     models = {"a": version} if version else {}
     told = Welcome(
         epoch=7, data="tcp://h:1", ping_ms=1000, lost_ms=5000, models=models, keys=by.keys

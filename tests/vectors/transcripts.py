@@ -29,7 +29,7 @@ import zmq
 from weightbus.bus.effects import Copy, Decode, Effect, Examine, Ready, Send, Subscribe
 from weightbus.bus.headers import Buffer, control_topic, encode
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import Checked, Chunk, Observe, Running, Shared, Verify
+from weightbus.bus.messages import Checked, Chunk, Hello, Observe, Running, Shared, Verify
 from weightbus.bus.net.copier import copying, decoded
 from weightbus.bus.publisher.effects import Broadcast
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
@@ -43,7 +43,6 @@ from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Copied, Decoded, Examined, Report
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.layout import Layout
@@ -285,7 +284,7 @@ class Pupil:
         refuses: Callable[[Layout], str] = lambda _: "",
     ) -> None:
         self.scene, self.label, self.local = scene, f"{label} " if label else "", local
-        identity = Identity(name, f"{name[-1] * 32}", features=features)
+        identity = Hello(name=name, instance=f"{name[-1] * 32}", models={}, features=[*features])
         self.keyring = Keyring() if sealed else None
         self.machine = WorkerMachine(
             identity, [MODEL], lambda _model, layout: refuses(layout), keyring=self.keyring

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from weightbus.bus.effects import Reserve, Send
 from weightbus.bus.headers import encode
 from weightbus.bus.limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY
-from weightbus.bus.messages import Abort, Announce, Failed, Welcome
+from weightbus.bus.messages import Abort, Announce, Failed, Hello, Welcome
 from weightbus.bus.protocol_limits import WINDOW_CHUNKS
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Version, VersionOffer
@@ -15,7 +15,6 @@ from weightbus.bus.worker import layouts as acceptance
 from weightbus.bus.worker.events import Granted
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance, Expected
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs import layout as layouts
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
@@ -103,7 +102,9 @@ def test_a_layout_out_of_proportion_is_refused_before_it_is_read(
 
 def test_what_a_worker_waits_for_is_bounded_by_what_it_takes() -> None:
     """A window of the version that arrives, and a layout."""
-    machine = WorkerMachine(Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", 2**22)
+    machine = WorkerMachine(
+        Hello(name="w", instance="0" * 32, models={}), ["m"], lambda _model, _layout: "", 2**22
+    )
     assert machine.awaits() == LAYOUT_BYTES_FREE
     machine.receive(
         [encode(Welcome(epoch=1, data="tcp://*:1", ping_ms=1, lost_ms=2, models={}))], 0
@@ -119,7 +120,9 @@ def test_what_a_worker_waits_for_is_bounded_by_what_it_takes() -> None:
 
 
 def test_a_layout_that_is_not_taken_has_no_place() -> None:
-    machine = WorkerMachine(Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", 2**10)
+    machine = WorkerMachine(
+        Hello(name="w", instance="0" * 32, models={}), ["m"], lambda _model, _layout: "", 2**10
+    )
     machine.receive(
         [encode(Welcome(epoch=1, data="tcp://*:1", ping_ms=1, lost_ms=2, models={}))], 0
     )

@@ -5,13 +5,12 @@ from msgspec.structs import replace
 
 from weightbus.bus.effects import Effect, Ready, Rejected, Send
 from weightbus.bus.headers import encode
-from weightbus.bus.messages import Announce, Applied, Failed, Welcome
+from weightbus.bus.messages import Announce, Applied, Failed, Hello, Welcome
 from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Granted, Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.layout import Layout
 from weightbus.tests.simulation.virtual_shell import PlainSnapshot
 
@@ -28,7 +27,9 @@ def said(effects: list[Effect], kind: type[Message]) -> list[Message]:
 
 
 def joined() -> WorkerMachine:
-    machine = WorkerMachine(Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", 2**20)
+    machine = WorkerMachine(
+        Hello(name="w", instance="0" * 32, models={}), ["m"], lambda _model, _layout: "", 2**20
+    )
     welcome = Welcome(epoch=1, data="tcp://*:1", ping_ms=1000, lost_ms=5000, models={})
     machine.receive([encode(welcome)], 0.0)
     assert machine.inside

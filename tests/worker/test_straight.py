@@ -23,6 +23,7 @@ from weightbus.bus.messages import (
     Chunk,
     Commit,
     End,
+    Hello,
     Ping,
     Refuse,
     Rename,
@@ -35,7 +36,6 @@ from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report, Wanted
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -77,7 +77,9 @@ class Side:
     """One of the two workers, and the versions that were ready there."""
 
     def __init__(self) -> None:
-        identity = Identity("w", "a" * 32, "client", "host", 5)
+        identity = Hello(
+            name="w", instance="a" * 32, models={}, client="client", host="host", pid=5
+        )
         self.machine = WorkerMachine(identity, [MODEL], lambda _m, _l: "", 100, Timing())
         self.ready: list[tuple[int, int]] = []
         self.does(self.machine.connected(0.0), 0.0)

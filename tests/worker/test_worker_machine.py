@@ -49,7 +49,6 @@ from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Flush, Opened, Outcome, Report
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.tables import Event
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
@@ -72,7 +71,7 @@ class Bench:
 
     def __init__(self, *, inside: bool = True, opens: Opens = another_host) -> None:
         self.machine = WorkerMachine(
-            Identity("w", "a" * 32, "client", "host", 5),
+            Hello(name="w", instance="a" * 32, models={}, client="client", host="host", pid=5),
             ["a", "b"],
             lambda _m, _l: "",
             100,

@@ -6,7 +6,7 @@ use weightbus::effects::Host;
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, BYTES_MAX};
 use weightbus::machine::{Wanted, WorkerMachine};
-use weightbus::reports::Identity;
+use weightbus::messages::Hello;
 
 pub struct AnyLayout;
 
@@ -18,8 +18,7 @@ impl Host for AnyLayout {
 
 /// `instance` is 32 hexadecimal digits.
 pub fn worker(name: &str, instance: String, host: Arc<dyn Host>) -> WorkerMachine {
-    let (name, client) = (name.to_owned(), String::new());
-    let identity = Identity { name, instance, client, host: String::new(), pid: 0 };
+    let identity = Hello { name: name.to_owned(), instance, ..Hello::default() };
     let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
     WorkerMachine::new(identity, &wanted, host, BYTES_MAX, Timing::default())
 }
