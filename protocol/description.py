@@ -214,6 +214,11 @@ class Feature:
     page: str
     meaning: str
 
+    @property
+    def constant(self) -> str:
+        """Return the name of the feature's constant: `delta-1` is DELTA."""
+        return self.name.partition("-")[0].upper()
+
 
 @dataclass(frozen=True)
 class Table:

@@ -254,11 +254,15 @@ def _number(written: str) -> str:
 def _limits(protocol: d.Protocol) -> Iterator[str]:
     limits = [each for each in protocol.limits.values() if each.page in LEVELS + EXTRAS]
     rows = [(_name(each.name.lower()), f"= {_number(each.written)}") for each in limits]
-    yield "\n" + _comment(
+    yield '\nimport "time"\n\n' + _comment(
         "Limits of the protocol. A peer may send anything: these limits bound the memory that its "
         "messages can use here."
     )
     yield "const (\n" + _commented(rows, [(each.meaning,) for each in limits]) + ")\n"
+    times = [each for each in protocol.timers.values() if each.side != "publisher"]
+    yield "\n// Timing has the intervals and timeouts of a worker.\ntype Timing struct {\n"
+    rows = [(_name(each.name), "time.Duration") for each in times]
+    yield _commented(rows, [(each.meaning,) for each in times]) + "}\n"
 
 
 def _codes(protocol: d.Protocol) -> Iterator[str]:
@@ -275,6 +279,9 @@ def _codes(protocol: d.Protocol) -> Iterator[str]:
         yield f"\n// {title}.\nconst (\n"
         rows = [(f"Code{_name(name)}", "Code", f'= "{name}"') for name in codes]
         yield _commented(rows, [(code.meaning,) for code in codes.values()]) + ")\n"
+    yield "\n// Optional features.\nconst (\n"
+    rows = [(e.constant.title(), f'= "{e.name}"') for e in protocol.features.values()]
+    yield _commented(rows, [(e.meaning,) for e in protocol.features.values()]) + ")\n"
     for name, has, those in (
         ("endsSession", "refusals that end a session", ends),
         ("triedAgain", "failures that may not recur", again),

@@ -310,7 +310,7 @@ class _Messages:
             f"    {each.class_name}: {each.payloads}," for each in known if each.payloads != (0, 0)
         ]
         features = [
-            _commented(f'{_constant(each.name)}: Final = "{each.name}"', d.plain(each.meaning))
+            _commented(f'{each.constant}: Final = "{each.name}"', d.plain(each.meaning))
             for each in self._protocol.features.values()
         ]
         return "\n".join(
@@ -330,11 +330,6 @@ class _Messages:
                 *features,
             ]
         )
-
-
-def _constant(feature: str) -> str:
-    """Return the name of a feature's constant: `delta-1` is DELTA."""
-    return re.sub(r"-\d+$", "", feature).upper().replace("-", "_")
 
 
 def _sanitized(struct: d.Struct) -> bool:

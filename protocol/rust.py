@@ -81,7 +81,7 @@ def _impl(head: str, signature: str, body: str, comment: str = "") -> str:
     return f"\nimpl {head} {{\n{_comment(comment)}{signature} {{\n{body}\n}}\n}}\n"
 
 
-# Limits and timers.
+# Limits and times.
 
 
 def _limits(protocol: d.Protocol) -> str:
@@ -111,14 +111,23 @@ def _number(written: str) -> str:
 
 
 def _timers(timers: Mapping[str, d.Timer]) -> str:
-    def const(timer: d.Timer) -> str:
-        whole = timer.default == int(timer.default)
-        value = f"secs({int(timer.default)})" if whole else f"millis({round(timer.default * 1000)})"
-        comment = _comment(timer.meaning)
-        return f"{comment}pub const {timer.name.upper()}: Duration = Duration::from_{value};\n"
+    times = [each for each in timers.values() if each.side != "publisher" and each.name != "report"]
+    fields = (f"{_comment(each.meaning)}pub {each.name}: Duration,\n" for each in times)
+    values = (f"{each.name}: Duration::from_{_seconds(each.default)}" for each in times)
+    return (
+        "//! The times of the protocol.\n\nuse std::time::Duration;\n\n"
+        "/// The intervals and timeouts of a worker.\n#[derive(Clone, Copy, Debug)]\n"
+        f"pub struct Timing {{\n{''.join(fields)}}}\n"
+        + _impl(
+            "Default for Timing",
+            "fn default() -> Timing",
+            f"Timing {{ {', '.join(values)} }}",
+        )
+    )
 
-    head = "//! The default times of the protocol.\n\nuse std::time::Duration;\n\n"
-    return head + "".join(map(const, timers.values()))
+
+def _seconds(time: float) -> str:
+    return f"secs({time:g})" if time == int(time) else f"millis({round(time * 1000)})"
 
 
 # Codes.
@@ -267,12 +276,16 @@ class Messages:
         words = self._words(structs[::-1])  # a field of a message names its words
         body = "".join(map(self._struct, structs))
         enums = "".join(self._messages(name) for name in ENUMS)
+        features = "".join(
+            f'{_comment(each.meaning)}pub const {each.constant}: &str = "{each.name}";\n'
+            for each in self.protocol.features.values()
+        )
         return (
             "//! The messages of WBP/1, and the objects in them: structs, and their readers.\n\n"
             "use crate::fields::*;\nuse crate::messages::Received;\n"
             "use crate::protocol::limits::*;\nuse serde::{Deserialize, Serialize};\n"
             "use std::collections::BTreeMap;\nuse std::ops::RangeInclusive;\n"
-            f"{words}{body}{enums}{''.join(self.tests)}"
+            f"{words}{body}{enums}{''.join(self.tests)}\n{features}"
         )
 
     def _sent(self, enum: str) -> list[d.Message]:

@@ -118,6 +118,8 @@ def _messages(protocol: d.Protocol) -> list[str]:
         "export const PAYLOADS: {",
         '  readonly [T in PublisherMessage["type"]]?: readonly [least: number, most: number];',
         f"}} = {{ {', '.join(payloads)} }};",
+        *("", "// Optional features."),
+        *(f'export const {e.constant} = "{e.name}";' for e in protocol.features.values()),
     ]
 
 
@@ -203,12 +205,18 @@ def _readers(struct: d.Struct) -> Iterator[str]:
 
 
 def _limits(protocol: d.Protocol) -> list[str]:
-    lines = _head("The limits of WBP/1 that a worker keeps.")
+    lines = _head("The limits of WBP/1 that a worker keeps, and its times.")
     for limit in protocol.limits.values():
         if limit.page not in OTHERS:
             lines += _comment(_sentence(limit.meaning)) if limit.meaning else []
             lines.append(f"export const {limit.name} = {_bound(limit.written)};")
-    return lines
+    lines += ["", *_comment("The times of a worker, in milliseconds."), "export interface Timing {"]
+    for timer in protocol.timers.values():
+        if timer.side != "publisher":
+            first, *words = timer.name.split("_")
+            name = first + "".join(map(str.title, words))
+            lines += [*_comment(_sentence(timer.meaning)), f"readonly {name}: number;"]
+    return [*lines, "}"]
 
 
 def _codes(protocol: d.Protocol) -> list[str]:

@@ -14,14 +14,13 @@ import {
   FROM_PUBLISHER,
   PAYLOADS,
   type PublisherMessage,
+  TICKET,
   type Welcome,
   type WorkerMessage,
 } from "./messages.js";
 
 const WBP = 1;
-/** The name of the feature and of the encoding of patches. */
-export const DELTA = "delta-1";
-const TICKET = /^ticket\.([0-9a-f]{32})$/; // a feature with a ticket
+const WITH_TICKET = new RegExp(`^${TICKET}\\.([0-9a-f]{32})$`);
 
 /** Return the header of a message as JSON. */
 export function encode(message: WorkerMessage): string {
@@ -111,7 +110,7 @@ function show(value: unknown): string {
 
 /** Return the ticket of a welcome; empty if the welcome has no ticket. */
 export function ticketOf({ features }: Welcome): string {
-  return features.map((feature) => TICKET.exec(feature)?.[1] ?? "").find(Boolean) ?? "";
+  return features.map((feature) => WITH_TICKET.exec(feature)?.[1] ?? "").find(Boolean) ?? "";
 }
 
 export function controlTopic(model: string): string {

@@ -4,6 +4,8 @@
  * A peer may send anything: these limits bound the memory that its messages can use here.
  */
 
+import type { Timing } from "./protocol_limits.js";
+
 export * from "./protocol_limits.js";
 
 /** Layouts up to this size are always accepted: some 10,000 tensors; their names take 10 MB. */
@@ -34,25 +36,6 @@ export const APPLY_MS_MAX = 86_400_000; // one day: a longer call is presumed to
 export const SLICE_MS = 2; // of work on large memory before the event loop runs
 export const BUFFERS_MAX = 2; // per model: one complete, one arriving; not counting a patch base
 export const STAGING_BYTES_MAX = 2 ** 36; // of one version, by default
-
-/** The timing of a worker, in milliseconds (section 11 of the protocol). */
-export interface Timing {
-  /** Between two pings, and between repetitions of a report. */
-  readonly ping: number;
-  /** Time without a message after which the publisher is lost. */
-  readonly lostAfter: number;
-  /** Time without a control message after which the publisher is lost. */
-  readonly deafAfter: number;
-  /** Between two unanswered hellos. */
-  readonly helloRetry: number;
-  /** Time without a chunk after which missing chunks are fetched instead of awaited. */
-  readonly quiet: number;
-  /** Between two reports of progress when chunks arrive slowly. */
-  readonly report: number;
-  /** Time without a chunk after which a fetch is repeated; doubles up to `patienceMax`. */
-  readonly patience: number;
-  readonly patienceMax: number;
-}
 
 export function timing(ping = 1000, lostAfter = 5 * ping): Timing {
   if (!(ping > 0 && lostAfter >= 2 * ping)) {

@@ -601,3 +601,11 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
 export const PAYLOADS: {
   readonly [T in PublisherMessage["type"]]?: readonly [least: number, most: number];
 } = { announce: [0, 1], chunk: [1, 1], sealed_chunk: [1, 1], sealed_message: [0, 1] };
+
+// Optional features.
+export const MAPPING = "mapping";
+export const RENAMING = "renaming";
+export const DELTA = "delta-1";
+export const UPSTREAM = "upstream";
+export const TICKET = "ticket";
+export const CHECKING = "checking";

@@ -8,10 +8,10 @@
  */
 
 import type { Effect } from "./effects.js";
-import { asText, DELTA, dataTopic, patchTopic } from "./headers.js";
+import { asText, dataTopic, patchTopic } from "./headers.js";
 import type { Keyring } from "./keyring.js";
 import { LABEL_MAX, type Timing } from "./limits.js";
-import type { Patch, Refuse, Running } from "./messages.js";
+import { DELTA, type Patch, type Refuse, type Running } from "./messages.js";
 import * as reports from "./reports.js";
 import type { Base } from "./staging.js";
 import { Transfer } from "./transfer.js";

@@ -1,5 +1,5 @@
 /**
- * The limits of WBP/1 that a worker keeps.
+ * The limits of WBP/1 that a worker keeps, and its times.
  *
  * Made by `make protocol`; do not edit.
  */
@@ -54,3 +54,23 @@ export const METADATA_MAX = 32;
 export const METADATA_NAME_MAX = 128;
 /** Bytes of names and texts of a version's metadata. */
 export const METADATA_BYTES_MAX = 4096;
+
+/** The times of a worker, in milliseconds. */
+export interface Timing {
+  /** Between two hellos. */
+  readonly helloRetry: number;
+  /** Between two pings. */
+  readonly ping: number;
+  /** Silence after which the other side is lost. */
+  readonly lostAfter: number;
+  /** Silence of the control channel after which the publisher is lost. */
+  readonly deafAfter: number;
+  /** Between two fetches of version 0 (W4); silence after which a push counts as ended. */
+  readonly quiet: number;
+  /** Silence after which a fetch is repeated. */
+  readonly patience: number;
+  /** The longest such silence. */
+  readonly patienceMax: number;
+  /** Between two `progress` of a slow push; less than `quiet`. */
+  readonly report: number;
+}

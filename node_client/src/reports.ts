@@ -1,15 +1,14 @@
 /** Builds the worker's messages: hello, fetches, and the reports that each ping repeats. (W17) */
 
 import { type Effect, send } from "./effects.js";
-import { DELTA } from "./headers.js";
-import type { Failed, Hello, Running } from "./messages.js";
+import { DELTA, type Failed, type Hello, RENAMING, type Running } from "./messages.js";
 import type { Transfer } from "./transfer.js";
 import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** The fields of `hello` that identify a worker. */
 export type Identity = Pick<Hello, "name" | "instance" | "client" | "host" | "pid">;
 
-const FEATURES = ["renaming"]; // W25; neither W34 nor W35
+const FEATURES = [RENAMING]; // W25; neither W34 nor W35
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 
 /**

@@ -2,9 +2,9 @@
 
 import { crc32c, digest } from "../src/checksum.js";
 import { ChunkPlan } from "../src/chunks.js";
-import { DELTA } from "../src/headers.js";
 import { Layout } from "../src/layout.js";
 import type { Patch, PatchId } from "../src/messages.js";
+import { DELTA } from "../src/messages.js";
 
 export type Frames = Uint8Array[];
 

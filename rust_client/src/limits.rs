@@ -1,7 +1,7 @@
 //! The limits and times of the protocol, and the local choices of each side.
 
 pub use crate::protocol::limits::*;
-use crate::protocol::timers;
+pub use crate::protocol::timers::Timing;
 use std::time::Duration;
 
 pub const NAME_MAX: usize = 128; // characters of a name
@@ -30,43 +30,10 @@ pub const LAYOUT_MEMORY: u64 = 16;
 /// models, with a tensor for each expert, have half as many.
 pub const TENSORS_UNKNOWN_MAX: usize = 1 << 18;
 
-/// The intervals and timeouts of a worker.
-#[derive(Clone, Copy, Debug)]
-pub struct Timing {
-    /// Interval of pings, and of repeated reports.
-    pub ping: Duration,
-    /// The publisher is lost after this long without a message.
-    pub lost_after: Duration,
-    /// The publisher is lost after this long without a message on the control channel.
-    pub deaf_after: Duration,
-    /// Interval between two hellos.
-    pub hello_retry: Duration,
-    /// A worker fetches missing chunks after this long without pushed data.
-    pub quiet: Duration,
-    /// A fetch is repeated after this long without data. The time doubles with each repetition.
-    pub patience: Duration,
-    /// Upper bound of `patience`.
-    pub patience_max: Duration,
-}
-
 impl Timing {
     /// Returns the interval of progress reports while chunks arrive slowly.
     pub(crate) fn report(&self) -> Duration {
         self.quiet / 5 * 2
-    }
-}
-
-impl Default for Timing {
-    fn default() -> Timing {
-        Timing {
-            ping: timers::PING,
-            lost_after: timers::LOST_AFTER,
-            deaf_after: timers::DEAF_AFTER,
-            hello_retry: timers::HELLO_RETRY,
-            quiet: timers::QUIET,
-            patience: timers::PATIENCE,
-            patience_max: timers::PATIENCE_MAX,
-        }
     }
 }
 

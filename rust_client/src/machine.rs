@@ -427,7 +427,7 @@ impl WorkerMachine {
             return vec![Effect::Refused { code: "stale-epoch".to_owned(), text }];
         }
         self.ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch(), now);
-        let ticket = token_of(&welcome.features, "ticket").to_owned();
+        let ticket = token_of(&welcome.features, TICKET).to_owned();
         if self.inside() && welcome.epoch == self.epoch {
             return self.welcome_again(welcome, ticket, now);
         }

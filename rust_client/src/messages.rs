@@ -25,12 +25,6 @@ use std::ops::RangeInclusive;
 /// The version of the protocol.
 pub const WBP: u64 = 1;
 
-/// Name of the feature and of the encoding of patches.
-pub const DELTA: &str = "delta-1";
-
-/// The feature of a worker that answers `check`.
-pub const CHECKING: &str = "checking";
-
 /// Metadata of a version: a map from names to texts.
 pub type Metadata = BTreeMap<String, String>;
 

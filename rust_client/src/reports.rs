@@ -3,7 +3,8 @@
 
 use crate::effects::Effect;
 use crate::messages::{
-    Applied, Failed, Fetch, FromWorker, Hello, PatchId, Ping, Progress, ProgressPhase, Running, Staged, DELTA,
+    Applied, Failed, Fetch, FromWorker, Hello, PatchId, Ping, Progress, ProgressPhase, Running, Staged,
+    DELTA, RENAMING,
 };
 use crate::phases::Phase;
 use crate::transfer::{Key, Time, Transfer, Want};
@@ -22,7 +23,7 @@ pub fn hello(
     age_ms: u64,
     patches: bool,
 ) -> Effect {
-    let features = ["renaming"].into_iter().chain(patches.then_some(DELTA)); // W25, D4; not W34
+    let features = [RENAMING].into_iter().chain(patches.then_some(DELTA)); // W25, D4; not W34
     let features = features.map(str::to_owned).collect();
     Effect::Send(FromWorker::Hello(Hello { models, epoch, age_ms, features, ..identity.clone() }))
 }

@@ -32,6 +32,16 @@ const (
 	CodeApply          Code = "apply"           // the user rejected the version, or applying it failed
 )
 
+// Optional features.
+const (
+	Mapping  = "mapping"  // takes prepare, and maps a segment before its first version
+	Renaming = "renaming" // takes rename
+	Delta    = "delta-1"  // decodes patches of this encoding
+	Upstream = "upstream" // sends applied on its data connection; of a publisher: upstream.TOKEN, the token for it
+	Ticket   = "ticket"   // ticket.TOKEN, the ticket for a data connection
+	Checking = "checking" // answers check
+)
+
 // endsSession has the codes of refusals that end a session.
 var endsSession = map[Code]bool{
 	CodeNameTaken:       true,

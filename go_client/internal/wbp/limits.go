@@ -3,6 +3,8 @@
 
 package wbp
 
+import "time"
+
 // Limits of the protocol. A peer may send anything: these limits bound the memory that its messages
 // can use here.
 const (
@@ -32,3 +34,15 @@ const (
 	MetadataNameMax  = 128         // characters of a name in metadata
 	MetadataBytesMax = 4096        // bytes of names and texts of a version's metadata
 )
+
+// Timing has the intervals and timeouts of a worker.
+type Timing struct {
+	HelloRetry  time.Duration // between two hellos
+	Ping        time.Duration // between two pings
+	LostAfter   time.Duration // silence after which the other side is lost
+	DeafAfter   time.Duration // silence of the control channel after which the publisher is lost
+	Quiet       time.Duration // between two fetches of version 0; silence after which a push counts as ended
+	Patience    time.Duration // silence after which a fetch is repeated
+	PatienceMax time.Duration // the longest such silence
+	Report      time.Duration // between two progress of a slow push; less than quiet
+}

@@ -422,9 +422,8 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 
 // ticketOf returns the ticket of a welcome; "" if the welcome has no ticket.
 func ticketOf(w *Welcome) string {
-	const prefix = "ticket."
 	for _, feature := range w.Features {
-		if digits := strings.TrimPrefix(feature, prefix); digits != feature && isHex(digits, 32) {
+		if digits := strings.TrimPrefix(feature, Ticket+"."); digits != feature && isHex(digits, 32) {
 			return digits
 		}
 	}

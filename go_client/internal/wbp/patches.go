@@ -6,9 +6,6 @@ import (
 	"time"
 )
 
-// Delta names the encoding and the feature of patches (section 19 of the protocol).
-const Delta = "delta-1"
-
 // Patches chooses the patch by which a version of one model is received, if one fits, and falls
 // back to the whole version.
 //

@@ -18,9 +18,9 @@ type Identity struct {
 // hello returns a hello. models has the running versions. epoch is the latest applied epoch, and
 // ageMS the age of its publisher. maps is true if the worker can map shared memory.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
-	features := []string{"renaming"} // W25; neither W34 nor W35
+	features := []string{Renaming} // W25; neither W34 nor W35
 	if maps {
-		features = append(features, "mapping") // S11
+		features = append(features, Mapping) // S11
 	}
 	if id.Patches {
 		features = append(features, Delta) // D4

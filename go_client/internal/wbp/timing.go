@@ -16,25 +16,14 @@ const (
 	BuffersMax      = 2       // staging buffers of a model: one complete, one arriving
 )
 
-// Timing has the intervals and timeouts of a worker (section 11 of the protocol).
-type Timing struct {
-	Ping        time.Duration // between two pings, and between repetitions of a report
-	LostAfter   time.Duration // without a message, after which the publisher is lost
-	DeafAfter   time.Duration // without a control message, after which the publisher is lost
-	HelloRetry  time.Duration // between two hellos
-	Quiet       time.Duration // without a chunk, after which missing chunks are fetched instead of awaited
-	Report      time.Duration // between two reports of progress when chunks arrive slowly
-	Patience    time.Duration // without a chunk, after which a fetch is repeated; doubles each time
-	PatienceMax time.Duration // limit of Patience
-}
-
 // TimingOf returns the Timing for a ping interval; the default is TimingOf(1 s, 5 s).
 func TimingOf(ping, lostAfter time.Duration) Timing {
 	quick := 250 * time.Millisecond
 	if ping < quick {
 		quick = ping
 	}
-	return Timing{ping, lostAfter, 6 * lostAfter, quick, quick, quick * 2 / 5, ping, 16 * ping}
+	return Timing{Ping: ping, LostAfter: lostAfter, DeafAfter: 6 * lostAfter, HelloRetry: quick, Quiet: quick,
+		Report: quick * 2 / 5, Patience: ping, PatienceMax: 16 * ping}
 }
 
 // never is a time long before the start of any clock.

@@ -1260,3 +1260,16 @@ fn is_default_failed_intact(value: &bool) -> bool {
 fn is_default_observe_pages(value: &u64) -> bool {
     *value == 1
 }
+
+/// Takes `prepare`, and maps a segment before its first version.
+pub const MAPPING: &str = "mapping";
+/// Takes `rename`.
+pub const RENAMING: &str = "renaming";
+/// Decodes patches of this encoding.
+pub const DELTA: &str = "delta-1";
+/// Sends `applied` on its data connection; of a publisher: `upstream.TOKEN`, the token for it.
+pub const UPSTREAM: &str = "upstream";
+/// `ticket.TOKEN`, the ticket for a data connection.
+pub const TICKET: &str = "ticket";
+/// Answers `check`.
+pub const CHECKING: &str = "checking";

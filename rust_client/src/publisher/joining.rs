@@ -15,8 +15,6 @@ use std::time::Duration;
 // The most seconds on one host's clock per second on another's. Real clocks are off by a tenth of
 // that.
 const DRIFT: f64 = 1.001;
-const RENAMING: &str = "renaming";
-const UPSTREAM: &str = "upstream";
 
 impl PublisherMachine {
     /// Handles a hello (P3).

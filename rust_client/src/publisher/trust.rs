@@ -9,7 +9,6 @@ use crate::messages::*;
 use crate::transfer::Time;
 use std::time::Duration;
 
-const TICKET: &str = "ticket";
 const TICKET_LIFE: Duration = Duration::from_secs(TICKET_SECONDS);
 const REVOKED: &str = "this publisher does not allow the key any more: ask whoever keeps its folder of keys";
 
