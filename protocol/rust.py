@@ -317,7 +317,7 @@ class Messages:
             default = next(iter(defaults), listed[0])
             text += (
                 f"\n/// The words of the field `{first.name}`.\n"
-                "#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]\n"
+                "#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]\n"
                 f'#[serde(rename_all = "kebab-case")]\npub enum {name} {{\n'
                 f"{_variants(dict.fromkeys(listed, ''), default)}}}\n"
             )

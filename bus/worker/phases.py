@@ -16,25 +16,7 @@ is `turned away` warns its user and keeps sending hello, since the reason may pa
 
 from typing import Literal
 
-from ..effects import (
-    Connect,
-    Copy,
-    Decode,
-    Effect,
-    Joined,
-    Open,
-    Ready,
-    Redial,
-    Refused,
-    Rejected,
-    Renamed,
-    Reserve,
-    Subscribe,
-    WholeStaged,
-)
-from ..messages import Applied, Failed, Staged
-from ..structs import Message
-from .tables import Change, Event, LackEvent, ModeEvent, Way
+from .tables import Event
 
 # The events of a version that arrives whole with its announcement, if nothing delays it.
 STRAIGHT: tuple[Event, ...] = ("begun", "whole", "committed")
@@ -49,32 +31,4 @@ Time = Literal["in-time", "overdue"]
 TIMES: dict[Time, dict[Literal["late"], Time]] = {
     "in-time": {"late": "overdue"},
     "overdue": {},
-}
-
-# The messages and effects that each event causes. Requests and repeated reports need no event.
-EMITS: dict[
-    Event | LackEvent | Way | Literal["late"] | ModeEvent | Change,
-    tuple[type[Effect | Message], ...],
-] = {
-    "known": (Reserve,),
-    "located": (Open,),
-    "opened": (Reserve,),
-    "freed": (Reserve,),
-    "begun": (Subscribe,),  # to patches, or back to versions
-    "mapped": (Ready,),
-    "copy-started": (Copy,),
-    "patched": (Decode,),
-    "whole": (Staged, WholeStaged),
-    "committed": (Ready,),
-    "applied": (Applied,),
-    "late": (Failed,),
-    "declined": (Failed, Rejected),
-    "failed": (Failed, Rejected),
-    "torn": (Failed,),
-    "renamed": (Renamed, Applied),
-    "replaced": (Subscribe,),
-    "completed": (Subscribe,),
-    "welcomed": (Joined, Connect, Subscribe, Reserve, Staged),
-    "refused": (Refused,),
-    "silent": (Redial,),
 }

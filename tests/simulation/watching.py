@@ -5,24 +5,58 @@ from typing import Any
 
 from weightbus.bus.effects import (
     Connect,
+    Copy,
+    Decode,
     Effect,
     Examine,
     Flushed,
+    Joined,
     Notice,
+    Open,
     Prefault,
+    Ready,
     Redial,
     Refused,
     Rejected,
+    Renamed,
+    Reserve,
     Send,
+    Subscribe,
     WholeStaged,
 )
 from weightbus.bus.headers import Buffer
 from weightbus.bus.lease import Lease
 from weightbus.bus.messages import Applied, Bye, Failed, Fetch, Hello, Ping, Pong, Progress, Staged
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Happening
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.phases import EMITS, TIMES
+from weightbus.bus.worker.phases import TIMES
 from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS
+
+# The messages and effects that each event causes. Requests and repeated reports need no event.
+EMITS: dict[str, tuple[type[Effect | Message], ...]] = {
+    "known": (Reserve,),
+    "located": (Open,),
+    "opened": (Reserve,),
+    "freed": (Reserve,),
+    "begun": (Subscribe,),  # to patches, or back to versions
+    "mapped": (Ready,),
+    "copy-started": (Copy,),
+    "patched": (Decode,),
+    "whole": (Staged, WholeStaged),
+    "committed": (Ready,),
+    "applied": (Applied,),
+    "late": (Failed,),
+    "declined": (Failed, Rejected),
+    "failed": (Failed, Rejected),
+    "torn": (Failed,),
+    "renamed": (Renamed, Applied),
+    "replaced": (Subscribe,),
+    "completed": (Subscribe,),
+    "welcomed": (Joined, Connect, Subscribe, Reserve, Staged),
+    "refused": (Refused,),
+    "silent": (Redial,),
+}
 
 # What needs no arrow: what is asked for, or for some while again; and answers.
 ASKED: set[type] = {Fetch, Hello, Ping, Pong, Notice, Flushed, Examine, Prefault}

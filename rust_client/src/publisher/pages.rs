@@ -3,12 +3,11 @@
 use super::effects::WorkerEvent;
 use super::observers::ModelSeen;
 use super::roster::Peer;
-use super::status::{count_of, is_stuck};
+use super::status::{count_of, state_of};
 use super::store::Store;
 use crate::limits::{Timing, ERROR_MAX, HEADER_BYTES_MAX, LABEL_MAX, PAGE_ROWS_MAX, VERSIONS_TOLD};
 use crate::messages::{
     encode, Doing, Happened, ModelRow, Published, RosterPage, ToObserver, WorkerRow, WorkerRowRoad,
-    WorkerRowState,
 };
 use crate::transfer::Time;
 use crate::words::printable;
@@ -134,11 +133,7 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
     let standing = |model: &String| (model.clone(), standing_of(peer, model, error_max, store, now));
     WorkerRow {
         name: peer.hello.name.clone(),
-        state: match (peer.lost(), is_stuck(peer, timing, now)) {
-            (true, _) => WorkerRowState::Lost,
-            (false, true) => WorkerRowState::Stuck,
-            (false, false) => WorkerRowState::Live,
-        },
+        state: state_of(peer, timing, now),
         road: if peer.subscribed { WorkerRowRoad::Pushed } else { WorkerRowRoad::Pulled },
         heard_ms: millis(now, peer.heard_at),
         models: peer.hello.models.keys().map(standing).collect(),

@@ -5,22 +5,16 @@ use super::roster::{Delivery, Peer};
 use super::store::Store;
 use crate::limits::{Timing, LABEL_MAX};
 use crate::messages::ProgressPhase;
+pub use crate::messages::WorkerRowState as WorkerState;
 use crate::transfer::{Key, Time};
 use crate::words::printable;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkerState {
-    Live,
-    /// The worker answers, but makes no progress.
-    Stuck,
-    Lost,
-}
-
 /// The status of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
+    /// A stuck worker answers, but makes no progress.
     pub state: WorkerState,
     /// True if broadcasts reach the worker; otherwise the worker fetches everything.
     pub pushed: bool,
@@ -39,14 +33,9 @@ pub struct WorkerStatus {
 impl WorkerStatus {
     pub(super) fn of(peer: &Peer, store: &Store, timing: &Timing, now: Time) -> WorkerStatus {
         let runs = |model: &String| Some(peer.runs(model)).filter(|&key| key > (0, 0));
-        let stuck = is_stuck(peer, timing, now);
         let doing = |(m, i): (&String, &Delivery)| (m.clone(), phase_of(m, i, store, timing, now));
         WorkerStatus {
-            state: match (peer.lost(), stuck) {
-                (true, _) => WorkerState::Lost,
-                (false, true) => WorkerState::Stuck,
-                (false, false) => WorkerState::Live,
-            },
+            state: state_of(peer, timing, now),
             pushed: peer.subscribed,
             models: peer.hello.models.keys().map(|model| (model.clone(), runs(model))).collect(),
             doing: peer.incoming.iter().map(doing).collect(),
@@ -55,6 +44,14 @@ impl WorkerStatus {
             host: peer.hello.host.clone(),
             pid: peer.hello.pid,
         }
+    }
+}
+
+pub(super) fn state_of(peer: &Peer, timing: &Timing, now: Time) -> WorkerState {
+    match (peer.lost(), is_stuck(peer, timing, now)) {
+        (true, _) => WorkerState::Lost,
+        (false, true) => WorkerState::Stuck,
+        (false, false) => WorkerState::Live,
     }
 }
 
