@@ -31,7 +31,7 @@ ROWS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {
     "small": (SMALL, RECEIVED + BACKGROUND, (4,)),
     "many": (MANY, RECEIVED, (1,)),
 }
-BOUND = 1.03  # of the lower quartile: so much slower is no accident
+BOUND = 1.03  # of the lower quartile: so much slower is not an accident
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def imported_from(checkout: Path) -> Generator[dict[str, str]]:
     """Yield the environment in which `weightbus` is this checkout, whatever else is installed.
 
     Raises:
-        ProcessError: It is no checkout, or its helper in C was built in another way than ours.
+        ProcessError: It is not a checkout, or its helper in C was built in another way than ours.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = checkout.resolve() / "src"
@@ -59,7 +59,7 @@ def imported_from(checkout: Path) -> Generator[dict[str, str]]:
         environment = {"PYTHONPATH": str(path)}
         file, helper = _asked(environment, checkout)
         if not Path(file).is_relative_to(path):
-            raise ProcessError(f"{checkout} is no checkout of weightbus: {file} is imported")
+            raise ProcessError(f"{checkout} is not a checkout of weightbus: {file} is imported")
         mine = _asked({}, ROOT)[1]
         if helper != mine:
             raise ProcessError(

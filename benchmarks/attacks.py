@@ -559,9 +559,9 @@ class Flood:
         return {"sent": self.sent + alive, "dialled": self.dialled}
 
 
-def come_in(attack: Inside, there: dict[str, Any]) -> dict[str, int]:
+def come_in(attack: Inside, addresses: dict[str, Any]) -> dict[str, int]:
     """Act until the standard input ends; return what was done, as bytes and connections."""
-    insider = Insider(there)
+    insider = Insider(addresses)
     for seconds in attack.act(insider):
         if select.select([0], [], [], seconds)[0]:
             break
@@ -573,11 +573,11 @@ def _waited() -> float:
     return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
-def main(name: str, there: str, nice: str) -> None:
+def main(name: str, addresses_json: str, nice: str) -> None:
     """Say that it begins, attack until the parent closes our standard input, tell what was done."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2**16)), hard))
-    attack, addresses = ATTACKS[name], json.loads(there)
+    attack, addresses = ATTACKS[name], json.loads(addresses_json)
     if isinstance(attack, Strangers) and not attack.rate:
         os.nice(int(nice))
         if attack.opening is not None:

@@ -41,7 +41,7 @@ SIZES = {"4 KiB": 2**12, "four chunks": CHUNKS * CHUNK_BYTES}
 TRANSPORTS = ("network", "shared")
 CASES = tuple(f"{size}, {transport}" for size in SIZES for transport in TRANSPORTS)
 VERSIONS, LIMIT_SECONDS = 41, 45.0  # counted of each case, but for no longer
-# So much more is no rise. How chunks share wake-ups is chance: hardly two versions are alike.
+# So much more is not a rise. How chunks share wake-ups is chance: hardly two versions are alike.
 SLACK = {case: 1.08 if case == "four chunks, network" else 1.01 for case in CASES}
 WARM_SECONDS = 1.5  # more than a ping: only an answer to one proves that publishing reaches it
 SETTLED = 0.002  # in which nobody calls anything

@@ -133,8 +133,8 @@ class Elsewhere(Here):
         self.employ(self.flooded.address)
 
         def missing(known: Mapping[str, WorkerStatus]) -> str:
-            there = [w for w in known.values() if w.road == "pushed"]
-            here = len(there)
+            pushed = [w for w in known.values() if w.road == "pushed"]
+            here = len(pushed)
             return "" if here == self._workers else f"{here} of {self._workers} workers are there"
 
         self.flooded.wait_until(missing, START_SECONDS)
@@ -202,8 +202,8 @@ class Flooded:
     def addresses(self) -> Answer:
         """Tell where to attack, and whom to look at."""
         bus, publisher = self._bus, self._bus.flooded
-        there = {"control": publisher.address, "data": publisher.data_address, "page": bus.page}
-        return {**there, "pid": bus.pid}
+        addresses = {"control": publisher.address, "data": publisher.data_address, "page": bus.page}
+        return {**addresses, "pid": bus.pid}
 
     def seconds(self) -> Answer:
         """Tell how publishes went since this was asked last.

@@ -104,10 +104,10 @@ def flood(victim: Victim, name: str, calm_seconds: float, seconds: float, nice: 
 
 def _attack(victim: Victim, outcome: Outcome, seconds: float, nice: int) -> None:
     attack, pid = ATTACKS[outcome.name], victim.pid
-    there = json.dumps(victim.addresses)
+    addresses = json.dumps(victim.addresses)
     with (
         Pongs(victim.addresses["control"]) as pongs,
-        Process(outcome.name, "attacks", outcome.name, there, str(nice)) as attacker,
+        Process(outcome.name, "attacks", outcome.name, addresses, str(nice)) as attacker,
     ):
         attacker.answer(START_SECONDS)
         cpu = _cpu_seconds(pid)

@@ -29,7 +29,7 @@ class Line:
     Attributes:
         row: The row of the table that it belongs to.
         what: What was measured.
-        workers: To how many workers; 0 where that is no question.
+        workers: To how many workers; 0 where that is not a question.
         measured: Median and quartiles, over rounds or starts.
         must, reach: The bounds; None where there is no such bound.
         better: Whether less or more is better.

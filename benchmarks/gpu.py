@@ -85,8 +85,8 @@ def weights_of(nbytes: int, tensors: int, device: str = "cuda") -> dict[str, tor
 def crossing(nbytes: int, direction: str) -> Timed:
     """Return one copy of pinned memory."""
     here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-    to, from_ = (here, there) if direction == "out" else (there, here)
+    on_device = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    to, from_ = (here, on_device) if direction == "out" else (on_device, here)
     return lambda: timed(lambda: to.copy_(from_, non_blocking=True))
 
 

@@ -37,13 +37,13 @@ class Insider:
     """The attacker, who counts what it says.
 
     Args:
-        there: Where the publisher's sockets are, and its `pid`.
+        addresses: Where the publisher's sockets are, and its `pid`.
     """
 
-    def __init__(self, there: dict[str, Any]) -> None:
-        self.control: str = there["control"]
-        self.data: str = there["data"]
-        self.pid: int = there["pid"]
+    def __init__(self, addresses: dict[str, Any]) -> None:
+        self.control: str = addresses["control"]
+        self.data: str = addresses["data"]
+        self.pid: int = addresses["pid"]
         self._dealers: list[Dealer] = []
         self.dialled = 0
 

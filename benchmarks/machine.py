@@ -38,8 +38,8 @@ def _processor() -> str:
 
 def _instructions() -> str:
     """Return those of the processor's features that the helper in C may use."""
-    there = {*_of_the_processor("flags").split(), *_of_the_processor("Features").split()}
-    return " ".join(name for name in FEATURES if name in there) or "none that are used"
+    features = {*_of_the_processor("flags").split(), *_of_the_processor("Features").split()}
+    return " ".join(name for name in FEATURES if name in features) or "none that are used"
 
 
 def _of_the_processor(field: str) -> str:

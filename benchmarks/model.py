@@ -42,7 +42,7 @@ class Shape:
         """
         match = _SHAPE.match(text)
         if match is None:
-            raise ValueError(f"{text!r} is no model size; write it like 256KiB/20 or 200MiB/100")
+            raise ValueError(f"{text!r} is not a model size; write it like 256KiB/20 or 200MiB/100")
         nbytes, tensors = int(match["count"]) * UNITS[match["unit"]], int(match["tensors"])
         if not 1 <= tensors <= nbytes // ITEM:
             raise ValueError(f"{text!r}: give it 1 to {nbytes // ITEM} tensors")

@@ -48,10 +48,10 @@ STYLES = {
 def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw what a file of results holds; return the files that were written."""
     folder.mkdir(parents=True, exist_ok=True)
-    there = [c for c in comparisons if not c["left_out"]]
-    there = [c for c in there if c["pause"] == there[0]["pause"]]  # a curve is of one kind
-    by_count = [c for c in there if c["bytes"] == COUNTED]
-    sizes = [c for c in there if c["bytes"] != COUNTED] or there
+    kept = [c for c in comparisons if not c["left_out"]]
+    kept = [c for c in kept if c["pause"] == kept[0]["pause"]]  # a curve is of one kind
+    by_count = [c for c in kept if c["bytes"] == COUNTED]
+    sizes = [c for c in kept if c["bytes"] != COUNTED] or kept
     workers = min(c["workers"] for c in sizes)
     largest = max(c["bytes"] for c in sizes if c["workers"] == max(d["workers"] for d in sizes))
     pictures: list[tuple[str, str, str, list[dict[str, Any]], Where]] = [

@@ -20,7 +20,7 @@ from .protocol_limits import HEADER_BYTES_MAX, MODELS_MAX, TEXT_MAX
 from .structs import Message
 
 WBP: Final = 1
-PAYLOAD: Final = 2  # index of a published message's payload, after topic and header
+PAYLOAD_INDEX: Final = 2  # index of a published message's payload, after topic and header
 TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of an upstream token
 
 Buffer = bytes | bytearray | memoryview

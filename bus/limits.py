@@ -51,7 +51,7 @@ ACCEPTS = Rate(512, 200)  # new data connections; a worker without one fetches m
 # Bytes of a layout that a worker always accepts: some 10,000 tensors. A larger layout must not
 # exceed its data by more than this, nor a fraction of `bytes_max`, since parsing and storing a
 # layout takes many times its bytes.
-LAYOUT_BYTES_FREE = 2**20
+LAYOUT_BYTES_GUARANTEED = 2**20
 LAYOUT_MEMORY = 16
 # Tensors of a model whose names the worker does not know in advance: two seconds of work, in which
 # the worker does not answer. The largest models, with a tensor for each expert, have half as many.
@@ -125,6 +125,6 @@ class Timing:
     def hint_after(self) -> float:
         """Seconds for which a likely mistake must last until a hint is logged.
 
-        This time is no part of the protocol.
+        This time is not part of the protocol.
         """
         return min(HINT_SECONDS, 0.6 * self.lost_after)

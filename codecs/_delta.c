@@ -332,7 +332,7 @@ static void place(struct reader *reader, const struct body *body, const uint32_t
     for (int c = 0; c < CLASSES; begin += counts[c++])
         if (counts[c]) counters[used++] = (struct counter){c, gaps[begin], gaps + begin, gaps + begin + counts[c], steps + begin};
     if (level->find(body->base, body->elements, body->kind, counters, used, body->positions, found) != total)
-        reader->fault = "a gap leads past the elements of a class; is this the base?";
+        reader->fault = "the patch refers past the last element of a class: is it applied to the wrong base?";
 }
 
 /* Read a body; return its number of steps, or set a fault and return -1. */
@@ -350,7 +350,7 @@ static Py_ssize_t read_body(struct reader *reader, const struct body *body, size
     if (!reader->fault) place(reader, body, counts, gaps, steps, total, found);
     for (size_t i = 0; i < total && !reader->fault; i++) {
         int32_t placed = key(load16(body->base + 2 * body->positions[i])) + found[i];
-        if (placed < 0 || placed > 0xFFFF) reader->fault = "a step leads beyond the numbers of 16 bits; is this the base?";
+        if (placed < 0 || placed > 0xFFFF) reader->fault = "a step leads beyond 16 bits: is the patch applied to the wrong base?";
         body->values[i] = element_of(placed);
     }
     free(memory);

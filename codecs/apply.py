@@ -295,12 +295,12 @@ class Reader:
 
     def _source(self, spec: TensorSpec, leaf: Leaf) -> Leaf:
         """Return the published tensor to copy to a target's tensor `leaf`."""
-        there = self._in_second(spec)
-        return self.section.like(spec.name, leaf) if there is None else there
+        tensor = self._in_second(spec)
+        return self.section.like(spec.name, leaf) if tensor is None else tensor
 
     def _value(self, spec: TensorSpec) -> "torch.Tensor":
-        there = self._in_second(spec)
-        return self.section.tensors[spec.name].clone() if there is None else there.cpu()
+        tensor = self._in_second(spec)
+        return self.section.tensors[spec.name].clone() if tensor is None else tensor.cpu()
 
     def _equal(self, a: TensorSpec, b: TensorSpec) -> bool:
         if self._from_second and self._second is not None and self._second[2] is not None:

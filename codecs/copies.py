@@ -214,17 +214,17 @@ class Differences:
         if not (to and from_) or destination.dtype != source.dtype:
             raise ValueError("a tensor is not plain memory, or is converted")
         width = math.gcd(*to, from_[0], 8)  # bytes of a word: wide words are compared faster
-        there, new = (native.bytes_at(*each).view(f"u{width}") for each in (to, from_))
-        at = self._where(there, new)
+        target, new = (native.bytes_at(*each).view(f"u{width}") for each in (to, from_))
+        at = self._where(target, new)
         if at.size:
-            self._found.append((there, at, new[at]))
+            self._found.append((target, at, new[at]))
 
-    def _where(self, there: Words, new: Words) -> NDArray[np.intp]:
+    def _where(self, target: Words, new: Words) -> NDArray[np.intp]:
         found: list[NDArray[np.intp]] = []
-        for begin in range(0, there.size, SCAN_WORDS):
+        for begin in range(0, target.size, SCAN_WORDS):
             end = begin + SCAN_WORDS
-            at = np.flatnonzero(there[begin:end] != new[begin:end])
-            self._room -= at.size * there.itemsize
+            at = np.flatnonzero(target[begin:end] != new[begin:end])
+            self._room -= at.size * target.itemsize
             if self._room < 0:
                 raise ValueError(f"more than one word in {SPARSE} differs")
             found.append(at + begin)
@@ -233,8 +233,8 @@ class Differences:
     def write(self) -> None:
         """Write the differing elements, and copy the small tensors."""
         destinations, sources = self._pairs
-        for there, at, values in self._found:
-            there[at] = values
+        for target, at, values in self._found:
+            target[at] = values
         large = _some(destinations, self._large)
         tensors = [leaf for leaf in large if not isinstance(leaf, np.ndarray)]
         if tensors:

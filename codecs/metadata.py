@@ -62,7 +62,7 @@ def _fault(name: str, text: str) -> str:
     try:
         (name + text).encode()
     except UnicodeEncodeError as error:
-        return f"{name!r:.80} is no text that UTF-8 can carry: {error}"
+        return f"{name!r:.80} is not text that UTF-8 can carry: {error}"
     return f"{name!r:.80} holds a NUL; text has none" if "\0" in name + text else ""
 
 

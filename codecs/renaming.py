@@ -144,7 +144,7 @@ def _check(became: Mapping[str, str]) -> None:
     """
     for name, other in became.items():
         if not isinstance(other, str):  # pyright: ignore
-            raise StateError(f"rename: {name!r} becomes {other!r}, which is no text")
+            raise StateError(f"rename: {name!r} becomes {other!r}, which is not text")
         if not other or other == METADATA or other.startswith(DOT):
             raise StateError(f"rename: {name!r} becomes {other!r}, which cannot name a tensor")
     if len({*became.values()}) < len(became):

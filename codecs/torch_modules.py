@@ -83,7 +83,7 @@ def parts_of(module: nn.Module) -> ModuleParts:
     loading = loading_of(module)
     if faults := offload_faults(module, loaded=loading is not None):
         return ModuleParts({}, {}, faults)
-    there, _ = offloaded(module)
+    found, _ = offloaded(module)
     extra = with_extra(module, "set_extra_state")
     owned = {_address(tensor) for _, _, tensor in _slots(module)} | {0}
     tensors: Tensors = {}
@@ -97,8 +97,8 @@ def parts_of(module: nn.Module) -> ModuleParts:
             continue
         if not isinstance(value, torch.Tensor):
             faults.append(f"{name}: a {type(value).__name__} that only set_extra_state could take")
-        elif name in there:
-            tensors[name] = there[name]
+        elif name in found:
+            tensors[name] = found[name]
         elif _address(value) in owned or (loading is not None and loading.makes(name)):
             tensors[name] = value
         else:
@@ -116,13 +116,13 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
     loading = loading_of(module)
     if faults := offload_faults(module, loaded=loading is not None):
         return ModuleParts({}, {}, faults)
-    there, _ = offloaded(module)
+    found, _ = offloaded(module)
     optional = frozenset(
         f"{path}.{name}".lstrip(".")
         for path, part in _modules(module)
         for name in vars(part)["_non_persistent_buffers_set"]
     )
-    everything, extra = _tensors(module) | there, with_extra(module, "get_extra_state")
+    everything, extra = _tensors(module) | found, with_extra(module, "get_extra_state")
     if names == "tensordict":
         faults = _placeholders(module, everything.values()) + _left_on_meta(module, loading)
         return ModuleParts(everything, extra, faults, optional, loading)
@@ -223,17 +223,17 @@ def _state_dict(module: nn.Module) -> dict[str, Any]:
 
 def _offloaded(module: nn.Module) -> Tensors:
     """Return a module's offloaded tensors; StateError if some are not in memory."""
-    there, gone = offloaded(module)
+    found, gone = offloaded(module)
     if gone:
         raise StateError(f"{gone[0]}: {OFFLOADED}{PUBLISH}")
-    return there
+    return found
 
 
 def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the tensors that a module computes with as its parameters, offloaded ones included."""
-    there, _ = offloaded(module)
+    found, _ = offloaded(module)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield there.get(name, parameter)
+        yield found.get(name, parameter)
 
 
 def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:

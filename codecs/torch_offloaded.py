@@ -55,9 +55,9 @@ def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
 
     `loaded` is True if a copy into the module's tensors is not enough (`torch_loading`).
     """
-    there, gone = offloaded(module)
-    if there and loaded:
-        return [f"{next(iter(there))}: {MADE}"]
+    found, gone = offloaded(module)
+    if found and loaded:
+        return [f"{next(iter(found))}: {MADE}"]
     return [f"{name}: {OFFLOADED}{LOAD}" for name in gone]
 
 
@@ -90,7 +90,7 @@ def quantised_fault(module: nn.Module) -> str | None:
         weight: Any = vars(part)["_parameters"].get("weight") if home else None
         if weight is not None and weight.dtype in (torch.int8, torch.uint8):
             return (
-                f"{path or 'the module'}: quantised by bitsandbytes, whose scales are no tensors "
+                f"{path or 'the module'}: quantised by bitsandbytes, whose scales are not tensors "
                 "of the module: publish a module that is not quantised, or its state_dict(), and "
                 "give a worker a function that loads a version and quantises it"
             )

@@ -93,7 +93,7 @@ def memory_fault(tensor: torch.Tensor) -> str | None:
     """Return an error text with advice if some elements of a tensor are not in memory; else None.
 
     A copy of such a tensor would read at address null, or beyond the tensor's memory, and crash. A
-    tensor on the meta device has no memory by design, which is no fault. Tensors that are not
+    tensor on the meta device has no memory by design, which is not a fault. Tensors that are not
     strided are not checked.
     """
     if type(tensor) not in PLAIN and _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):

@@ -389,10 +389,10 @@ func TestLayoutsThatAreTooLarge(t *testing.T) {
 		has    string
 		says   string
 	}{
-		{"of 50 MB", manyTensors(840_000), "", `too-large\): a layout of \d+ bytes; this worker takes at most 1048576: raise its BytesMax`},
+		{"of 50 MB", manyTensors(840_000), "", `too-large\): a layout of \d+ bytes; this worker accepts at most 1048576: raise its BytesMax`},
 		{"of many names", manyTexts(90_000), "", `too-large\): a layout of more names .* 16384: raise its BytesMax`},
 		{"of 50 MB, for memory of 16 bytes", manyTensors(840_000), "w",
-			`too-large\): a layout of \d+ bytes; of this worker's model none has more than \d+: are its names others`},
+			`too-large\): a layout of \d+ bytes; of this worker's model none has more than \d+: do the names of its tensors differ`},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			h := newHostile(t, "")

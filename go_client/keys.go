@@ -58,10 +58,10 @@ func ReadKeys(path, name string) (*Keys, error) {
 	}
 	keys := &Keys{}
 	if err := json.Unmarshal(text, keys); err != nil {
-		return nil, optionErrorf("%s is no file of keys: %v; see weightbus keygen --help", path, err)
+		return nil, optionErrorf("%s is not a key file: %v; see weightbus keygen --help", path, err)
 	}
 	if _, err := keys.pair(); err != nil {
-		return nil, optionErrorf("%s is no file of keys: %v; see weightbus keygen --help", path, err)
+		return nil, optionErrorf("%s is not a key file: %v; see weightbus keygen --help", path, err)
 	}
 	return keys, nil
 }
@@ -164,7 +164,7 @@ func (k *Keys) pair() (*zmtp.Keys, error) {
 		to         *[32]byte
 	}{{"public", k.Public, &keys.Public}, {"secret", k.Secret, &keys.Secret}, {"publisher", k.Publisher, &keys.Server}} {
 		if !fromZ85(one.to, one.text) {
-			return nil, fmt.Errorf("%s is no key of 40 characters of Z85", one.what)
+			return nil, fmt.Errorf("%s is not a key of 40 characters of Z85", one.what)
 		}
 	}
 	var public [32]byte

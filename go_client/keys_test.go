@@ -52,14 +52,14 @@ func TestKeysOfAFile(t *testing.T) {
 		"everybody may read":   {good, 0o604, "chmod 600"},
 		"fields of later":      {object{"name": "w", "public": samplePublic, "secret": sampleSecret, "publisher": samplePublic, "x": 1}, 0o600, ""},
 		"another pair":         {with(func(k *Keys) { k.Secret = strings.Repeat("0", 40) }), 0o600, "do not belong together"},
-		"a key too short":      {with(func(k *Keys) { k.Public = samplePublic[1:] }), 0o600, "public is no key"},
-		"a key of other signs": {with(func(k *Keys) { k.Publisher = strings.Repeat("~", 40) }), 0o600, "publisher is no key"},
-		"a key too large":      {with(func(k *Keys) { k.Publisher = strings.Repeat("#", 40) }), 0o600, "publisher is no key"},
+		"a key too short":      {with(func(k *Keys) { k.Public = samplePublic[1:] }), 0o600, "public is not a key"},
+		"a key of other signs": {with(func(k *Keys) { k.Publisher = strings.Repeat("~", 40) }), 0o600, "publisher is not a key"},
+		"a key too large":      {with(func(k *Keys) { k.Publisher = strings.Repeat("#", 40) }), 0o600, "publisher is not a key"},
 		"two stars":            {with(func(k *Keys) { k.Name = "a*b*" }), 0o600, "at most one *"},
 		"no name":              {with(func(k *Keys) { k.Name = "" }), 0o600, "at most one *"},
-		"no keys":              {object{"name": "w"}, 0o600, "public is no key"},
-		"a list":               {[]int{}, 0o600, "no file of keys"},
-		"too long":             {object{"name": "w", "x": strings.Repeat("x", keysBytesMax)}, 0o600, "no file of keys"},
+		"no keys":              {object{"name": "w"}, 0o600, "public is not a key"},
+		"a list":               {[]int{}, 0o600, "is not a key file"},
+		"too long":             {object{"name": "w", "x": strings.Repeat("x", keysBytesMax)}, 0o600, "is not a key file"},
 	} {
 		path := write(t, c.what, c.mode)
 		keys, err := ReadKeys(path, "")

@@ -79,7 +79,7 @@ func Bits(dtype string, bytes []byte, shape ...int) Tensor {
 	size, ok := wbp.TensorBytes(dtype, t.shape)
 	switch {
 	case !ok:
-		t.fault = fmt.Sprintf("%s is no dtype and shape of a tensor", t)
+		t.fault = fmt.Sprintf("%s is not a dtype and shape of a tensor", t)
 	case size != int64(len(bytes)):
 		t.fault = fmt.Sprintf("%s needs %d bytes, the slice has %d", t, size, len(bytes))
 	}
@@ -103,7 +103,7 @@ func tensorOf[T any](dtype string, values []T, shape []int) Tensor {
 	size, ok := wbp.TensorBytes(dtype, t.shape)
 	switch {
 	case !ok:
-		t.fault = fmt.Sprintf("%s is no shape of a tensor", t)
+		t.fault = fmt.Sprintf("%s is not a shape of a tensor", t)
 	case size != int64(len(t.bytes)):
 		t.fault = fmt.Sprintf("%s needs %d elements, the slice has %d", t, size/width, len(values))
 	}

@@ -154,7 +154,7 @@ def _names(workers: Iterable[str]) -> tuple[str, ...]:
 
 
 def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] | None:
-    """Return the names in `require`; None if `require` is no collection of names."""
+    """Return the names in `require`; None if `require` is not a collection of names."""
     if isinstance(require, str | int) or not isinstance(require, Collection):
         return None
     named = frozenset(check_name(name, "worker") for name in cast("Collection[str]", require))

@@ -2,7 +2,7 @@
 
 TensorPipe moves tensors apart from the pickled call, each to memory that it allocates at the
 receiver. Between processes of one host the receiver would read the sender's memory by itself
-(`process_vm_readv`), which is no measure of TCP: so here it has the channels alone that it has
+(`process_vm_readv`), which is not a measure of TCP: so here it has the channels alone that it has
 between hosts. `torch_rpc_local.py` leaves it the choice. Each worker gets the model in a call of
 its own.
 """

@@ -194,11 +194,11 @@ class MappedSegment(StampedMemory):
 
     def __init__(self, shared: Shared, nbytes: int) -> None:
         if _PATH.match(shared.path) is None:  # S4
-            raise OSError(f"{shared.path!r} is no path of a segment")
+            raise OSError(f"{shared.path!r} is not a path of a segment")
         self._fd = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size != HEADER_BYTES + nbytes:
-            raise OSError(f"{shared.path} is no segment of {nbytes} bytes")
+            raise OSError(f"{shared.path} is not a segment of {nbytes} bytes")
         if not fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise OSError(f"{shared.path} could be cut short while it is read")
         size = HEADER_BYTES + nbytes

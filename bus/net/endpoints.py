@@ -31,8 +31,8 @@ def check(endpoint: str) -> str:
     if (match is None and _IPC.match(text) is None) or len(text) > TEXT_MAX:
         spaces = "without spaces and " * any(map(str.isspace, text))
         raise AddressError(
-            f"{repr(endpoint)[:200]} is no address of this bus; write tcp://HOST:PORT (port 0: any "
-            f"free one) or ipc://PATH, {spaces}in at most {TEXT_MAX} characters"
+            f"{repr(endpoint)[:200]} is not an address of this bus; write tcp://HOST:PORT (port 0: "
+            f"any free one) or ipc://PATH, {spaces}in at most {TEXT_MAX} characters"
         )
     path = ipc_path(text) or ""
     nbytes = len(os.fsencode(path))

@@ -172,7 +172,7 @@ class Listener:
     def __init__(self, endpoint: str) -> None:
         path = endpoints.ipc_path(endpoint)
         # a path to remove at close, if it is still the file with this id
-        self._path, self._file = "", (0, 0)
+        self._path, self._file_id = "", (0, 0)
         self._folder = ""  # a folder that was created here, to be removed at close
         if path is None:
             self.socket = _listening_tcp(endpoint)
@@ -190,7 +190,7 @@ class Listener:
             if is_stale_socket(path):
                 _remove(path)
             self.socket = _listening_at(path)
-            self._path, self._file = path, _identity(path)
+            self._path, self._file_id = path, _identity(path)
 
     def close(self) -> None:
         """Close the socket and remove its path; may be called twice."""
@@ -198,7 +198,7 @@ class Listener:
         path, self._path = self._path, ""
         if path:
             with contextlib.suppress(OSError), _locked_folder(path):
-                if _identity(path) == self._file:  # otherwise the path is another socket's
+                if _identity(path) == self._file_id:  # otherwise the path is another socket's
                     os.unlink(path)
         if self._folder:
             with contextlib.suppress(OSError):
@@ -217,7 +217,7 @@ def _locked_folder(path: str) -> Generator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    break  # the holder is no publisher, but perhaps another user
+                    break  # the holder is not a publisher, but perhaps another user
                 time.sleep(LOOK_SECONDS)
         yield
     finally:

@@ -194,7 +194,7 @@ class ControlConnection:
             return None
         size = int.from_bytes(unparsed[1:head], "big")
         if size > CONTROL_BYTES_MAX:
-            raise ZmtpError(f"a frame of {size} bytes")
+            raise ZmtpError(f"a frame of {size} bytes; at most {CONTROL_BYTES_MAX} are allowed")
         if len(unparsed) < head + size:
             return None
         body = bytes(memoryview(unparsed)[head : head + size])

@@ -216,7 +216,7 @@ class PubSocket:
         self.asking: dict[SubscriberConnection, None] = {}
         self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
-        self._accept_at = 0.0  # the time at which to accept again; 0: now
+        self._paused_until = 0.0  # the time at which to accept again; 0: now
 
     def bind(self, endpoint: str, parameter: str, patience: float | None = None) -> str:
         """Listen at an endpoint; return the endpoint with the actual port.
@@ -258,8 +258,8 @@ class PubSocket:
 
     def tick(self, now: float) -> None:
         """Do what is due: accept, ping, close. Call this at the time `due`."""
-        if self._listener is not None and self._accept_at and now >= self._accept_at:
-            self._accept_at = 0.0
+        if self._listener is not None and self._paused_until and now >= self._paused_until:
+            self._paused_until = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
         if now >= self._hold_at:
             self._hold_at = now + HOLD_SECONDS
@@ -271,7 +271,7 @@ class PubSocket:
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
             self._look_after(now)
-        self.due = min(self._hold_at, self._ping_at, self._accept_at or self._ping_at)
+        self.due = min(self._hold_at, self._ping_at, self._paused_until or self._ping_at)
 
     def receive_input(self) -> SubscriberInput | None:
         """Return the new input of one subscriber, each topic once; None if there is no input."""
@@ -368,7 +368,7 @@ class PubSocket:
     def close(self, linger: float) -> None:
         """Close all connections; queued messages get `linger` seconds to be sent."""
         if self._listener is not None:
-            if not self._accept_at:
+            if not self._paused_until:
                 self._selector.unregister(self._listener.socket)
             self._listener.close()
             self._listener = None
@@ -424,8 +424,8 @@ class PubSocket:
 
     def _pause(self, listener: socket.socket, now: float) -> None:
         """Leave new connections in the kernel's backlog for a while."""
-        self._accept_at = now + ACCEPT_SECONDS
-        self.due = min(self.due, self._accept_at)
+        self._paused_until = now + ACCEPT_SECONDS
+        self.due = min(self.due, self._paused_until)
         self._selector.unregister(listener)
 
     def _write(self, subscriber: SubscriberConnection, now: float) -> None:

@@ -109,7 +109,7 @@ class PublisherLoop:
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
         self._open: dict[int, Promise | Reply] = {}
         self._count = 0  # number of publishes so far
-        self._unhurried = BackgroundHasher()
+        self._hash_queue = BackgroundHasher()
         self._full, self._events = RateLimitedWarning(log, "%s"), EventLog(log)
         self._unclaimed_failures = RateLimitedWarning(
             log, "a publish failed, and nobody asked for its result: %s"
@@ -358,11 +358,14 @@ class PublisherLoop:
         self._sockets.close()
 
     def _run_once(self, next_tick: float) -> float:
-        """Run one turn: process what is ready, push what may be pushed, and tick if it is time."""
+        """Run one turn: process what is ready, push what may be pushed, and tick if it is time.
+
+        Return the time of the next tick.
+        """
         if self._work:  # first, since a caller waits for it
             self._do_work(time.monotonic())
         pushes = self._machine.state.pushes
-        busy = self._work or self._unhurried.waiting or (pushes and self._with_room())
+        busy = self._work or self._hash_queue.waiting or (pushes and self._topics_with_room())
         wait = 0.0 if busy else next_tick - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
@@ -374,12 +377,14 @@ class PublisherLoop:
             self._process_input(now)
         if pushes:
             self._push(now)
-        if self._unhurried.waiting:
+        if self._hash_queue.waiting:
             self._hash_more(now)
         if now >= next_tick:
             grace = min(self._machine.state.timing.ping, LATE_TICK_SECONDS)
             self._delayed = now - next_tick >= grace and not self._delayed
-            if self._delayed:  # the host may have been suspended: judge silence later
+            if (
+                self._delayed
+            ):  # the host may have been suspended: check later which peers are silent
                 return now + grace
             self._tick(now)
             return now + TICK
@@ -411,7 +416,7 @@ class PublisherLoop:
 
     def _push(self, now: float) -> None:
         """Push a burst of chunks, if connections have room and no work waits."""
-        topics = [] if self._work else self._with_room()
+        topics = [] if self._work else self._topics_with_room()
         if topics:
             try:
                 effects = self._machine.push(now, topics)
@@ -424,14 +429,14 @@ class PublisherLoop:
     def _hash_more(self, now: float) -> None:
         """Hash or compare one more piece of a version."""
         try:
-            effects = self._unhurried.go_on(now)
+            effects = self._hash_queue.go_on(now)
         except Exception as error:
             self._warn("reading a version, whose publish fails,", error, now)
-            self._failure_actions.append(self._unhurried.give_up())
+            self._failure_actions.append(self._hash_queue.give_up())
         else:
             self._perform(effects, now)
 
-    def _with_room(self) -> list[bytes]:
+    def _topics_with_room(self) -> list[bytes]:
         """Return the topics being pushed for which some connection has room."""
         has_room = self._sockets.data.has_room
         try:
@@ -552,10 +557,10 @@ class PublisherLoop:
                     case Hash(version):
                         done = partial(self._machine.hashed, version)
                         failed = partial(self._machine.give_up, version, UNREADABLE)
-                        self._unhurried.add(version, hash_all(version), done, failed)
+                        self._hash_queue.add(version, hash_all(version), done, failed)
                     case Compare(comparison):
                         done = partial(self._machine.compared, comparison)
-                        self._unhurried.add(comparison.version, comparison.steps(), done, done)
+                        self._hash_queue.add(comparison.version, comparison.steps(), done, done)
                     case MakeReclaimable(version):
                         version.snapshot.make_reclaimable()
                     case Release(version):

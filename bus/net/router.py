@@ -121,7 +121,7 @@ class Router:
         self._not_accepted = RateLimitedWarning(
             log, "cannot accept a connection, will try again: %s"
         )
-        self._accept_at = 0.0  # the time at which to accept again; 0: now
+        self._paused_until = 0.0  # the time at which to accept again; 0: now
         self._tick_at = self._search_at = self.due = math.inf
         self.gone: list[ControlConnection] = []
         self.ending_at = math.inf
@@ -265,8 +265,8 @@ class Router:
 
     def _look_after(self, now: float) -> None:
         # Accept again, and close connections that are overdue.
-        if self._listener is not None and self._accept_at and now >= self._accept_at:
-            self._accept_at = 0.0
+        if self._listener is not None and self._paused_until and now >= self._paused_until:
+            self._paused_until = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
         for peer in list(self._unproven):
             if now - peer.since < HANDSHAKE_SECONDS:
@@ -369,7 +369,7 @@ class Router:
                 del self._by_host[peer.host]
 
     def _pause(self, listener: socket.socket, now: float) -> None:
-        self._accept_at = now + ACCEPT_SECONDS
+        self._paused_until = now + ACCEPT_SECONDS
         self._selector.unregister(listener)
 
     def _close_when_drained(self, peer: ControlConnection) -> None:
@@ -399,7 +399,7 @@ class Router:
     def close(self, linger: float) -> None:
         """Close all connections; queued messages get `linger` seconds to be sent."""
         if self._listener is not None:
-            if not self._accept_at:
+            if not self._paused_until:
                 self._selector.unregister(self._listener.socket)
             self._listener.close()
             self._listener = None

@@ -48,7 +48,7 @@ from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
 from ..messages import Check
 from ..staged import StagedVersion
-from ..worker.events import Copied, Decoded, Granted, Happening, Opened, Report
+from ..worker.events import Copied, Decoded, Granted, LoopEvent, Opened, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
@@ -92,7 +92,7 @@ class WorkerLoop:
         self._after_turn = after_turn
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
-        self._work: deque[Happening] = deque()
+        self._work: deque[LoopEvent] = deque()
         # not `tell`, which refers to the loop
         self._copier = Copier(partial(_enqueue, self._work, sockets))
         self._stopping, self._refused = False, ""
@@ -124,11 +124,11 @@ class WorkerLoop:
         """Set the function for `Examine`, which must not block and later calls `tell(Examined)`."""
         self._examine = examine
 
-    def tell(self, event: Happening) -> None:
-        """Pass an event to the machine, which processes it soon."""
+    def tell(self, event: LoopEvent) -> None:
+        """Queue an event for the machine, and wake the thread unless the event can wait."""
         self._work.append(event)
-        unhurried = isinstance(event, Report) and event.what in ("taken", "put-back")
-        if not unhurried and threading.get_ident() != self._ident:
+        can_wait = isinstance(event, Report) and event.what in ("taken", "put-back")
+        if not can_wait and threading.get_ident() != self._ident:
             self._sockets.wake()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -338,7 +338,7 @@ class WorkerLoop:
         if older is not None and older.key != staged.key:
             self._done(Report(older.model, older.key, "newer"))
 
-    def _done(self, event: Happening) -> None:
+    def _done(self, event: LoopEvent) -> None:
         self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
@@ -369,7 +369,7 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
-def _failure_event(effect: Effect, why: str) -> Happening | None:
+def _failure_event(effect: Effect, why: str) -> LoopEvent | None:
     """Return the event for a failed effect; None if the machine waits for no event."""
     match effect:
         case Ready(staged):
@@ -386,7 +386,7 @@ def _failure_event(effect: Effect, why: str) -> Happening | None:
             return None
 
 
-def _enqueue(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:
+def _enqueue(work: deque[LoopEvent], sockets: WorkerSockets, event: LoopEvent) -> None:
     """Pass an event to the worker's thread from another thread."""
     work.append(event)
     sockets.wake()

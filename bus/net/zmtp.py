@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
-from ..headers import PAYLOAD, Buffer
+from ..headers import PAYLOAD_INDEX, Buffer
 from ..lease import Lease
 from ..protocol_limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 
@@ -51,7 +51,7 @@ class Stream:
             the payload is read and discarded, and the message has an empty payload.
         kind: This side's socket type. (The greeting is of ZMTP 3.0, where subscriptions are
             messages.)
-        frame_max: The most bytes of a frame that is no payload.
+        frame_max: The most bytes of a frame that is not a payload.
         frames_max: The most frames of a message.
     """
 
@@ -155,9 +155,9 @@ class Stream:
                 self._frame(flags, bytes(scratch[body:end]), messages)
                 at = end
                 continue
-            payload = not flags & COMMAND and len(self._frames) >= PAYLOAD
+            payload = not flags & COMMAND and len(self._frames) >= PAYLOAD_INDEX
             if not payload and size > self._frame_max:
-                raise ZmtpError(f"a frame of {size} bytes")
+                raise ZmtpError(f"a frame of {size} bytes; at most {self._frame_max} are allowed")
             if not payload and end - at <= SCRATCH_BYTES:
                 break
             # earlier messages may decide where the payload goes
@@ -178,19 +178,19 @@ class Stream:
         self._send(b"\x05READY" + kind, COMMAND)
         return len(GREETING)
 
-    def _begin(self, flags: int, size: int, begun: memoryview, *, payload: bool) -> None:
-        """Get memory for a frame that exceeds the scratch, and copy its first bytes there."""
+    def _begin(self, flags: int, size: int, first_bytes: memoryview, *, payload: bool) -> None:
+        """Get memory for a frame that does not fit into the scratch; copy its first bytes there."""
         if payload and size > MESSAGE_BYTES_MAX:
-            raise ZmtpError(f"a frame of {size} bytes")
+            raise ZmtpError(f"a frame of {size} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
         lease: Lease | None = None
         if not payload:
             lease = Lease(memoryview(bytearray(size)), hashed=False)
-        elif len(self._frames) == PAYLOAD:
+        elif len(self._frames) == PAYLOAD_INDEX:
             lease = self._place(self._frames, size)
-        self._body, self.missing = (flags, lease), size - len(begun)
+        self._body, self.missing = (flags, lease), size - len(first_bytes)
         if lease is not None:
-            lease.view[: len(begun)] = begun
-            lease.received(len(begun))
+            lease.view[: len(first_bytes)] = first_bytes
+            lease.received(len(first_bytes))
 
     def _whole(self, flags: int, lease: Lease | None, messages: list[Arrived]) -> None:
         """Process a frame that did not fit into the scratch."""

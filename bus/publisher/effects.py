@@ -102,16 +102,16 @@ class Resolve(msgspec.Struct, frozen=True):
     @property
     def shortfall(self) -> str:
         """An error text: how many workers are done, and the state of each other worker."""
-        receipt, there = self.receipt, self.receipt.in_state(*self.done)
+        receipt, finished = self.receipt, self.receipt.in_state(*self.done)
         known = receipt.workers
         if self.named is None:
             left = receipt.in_state("left")
-            others = [str(w) for name, w in known.items() if name not in (*there, *left)]
+            others = [str(w) for name, w in known.items() if name not in (*finished, *left)]
             total = len(known) - len(left) + self.missing
             required = "" if self.required is None else f" ({self.required} are required)"
-            by = f"{len(there)} of {total} workers{required}"
+            by = f"{len(finished)} of {total} workers{required}"
         else:
-            lacking = sorted(self.named.difference(there))
+            lacking = sorted(self.named.difference(finished))
             others = [str(known[n]) if n in known else f"{n} is not there" for n in lacking]
             named = len(self.named)
             by = f"{named - len(lacking)} of the {named} workers that are required"

@@ -104,7 +104,7 @@ class PublisherKeys:
         folder = _path(path)
         if not folder.is_dir():
             raise KeysError(
-                f"{folder} is no folder: a publisher's keys= is one that holds {PUBLISHER} and "
+                f"{folder} is not a folder: a publisher's keys= is one that holds {PUBLISHER} and "
                 f"{ALLOWED}/; make it with: weightbus keygen {folder} NAME..."
             )
         own = _read(folder / PUBLISHER, _PublisherFile, secret=True)
@@ -361,7 +361,9 @@ def _may_exist(file: Path) -> bool:
 
 def _path(given: str | Path) -> Path:
     if str(given).lstrip().startswith("{"):  # the error must not quote the text, which has a secret
-        raise KeysError("keys= is no path, but JSON (not shown): give the path of a file with that")
+        raise KeysError(
+            "keys= is not a path, but JSON (not shown): give the path of a file with that"
+        )
     return Path(given)
 
 
@@ -384,9 +386,7 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
         wrong: type[KeysError] = KeysError if gone else UnreadableError
         raise wrong(f"{file} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise KeysError(
-            f"{file} is no file of keys: {error}; see weightbus keygen --help"
-        ) from None
+        raise KeysError(f"{file} is not a key file: {error}; see weightbus keygen --help") from None
 
 
 def _check_keys(*keys: str) -> None:

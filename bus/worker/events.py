@@ -116,4 +116,4 @@ class Flush(msgspec.Struct, frozen=True):
 
 
 OfModel = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # these have a `model`
-Happening = OfModel | Examined | Flush
+LoopEvent = OfModel | Examined | Flush

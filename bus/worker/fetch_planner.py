@@ -108,7 +108,7 @@ class FetchPlanner:
             for late in self._versions.all("announced", "arriving"):
                 if self.outdated(late.key):  # it was fetched although a newer version is here
                     self._versions.move(late, "newer")
-            return self.hear_of(*self._versions.heard, now)
+            return self.hear_of(*self._versions.newest_known, now)
         if key != self._exact.key:
             self._exact = _Exact(key)
         if self._exact.gone:
@@ -130,9 +130,9 @@ class FetchPlanner:
             return []
         if running is not None and running.key > only:
             return self.forgo(f"version {running.key[1]} of epoch {running.key[0]} runs here")
-        if versions.heard[0] > only[0]:
+        if versions.newest_known[0] > only[0]:
             return self.forgo(f"the publisher is of epoch {versions.heard[0]} now")
-        if versions.heard < only or only in versions.rejected or versions.has(only):
+        if versions.newest_known < only or only in versions.rejected or versions.has(only):
             return []
         if only == self._backoff.key and now < self._backoff.until:  # W36
             return []

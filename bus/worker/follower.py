@@ -353,7 +353,7 @@ class Follower:
     def _recheck_misfit(self, now: float) -> list[Effect]:
         """Fetch the rejected version again, if it fits now that the user has changed the model."""
         misfit, self._recheck_at = self._misfit, now + self.timing.ping
-        if misfit is None or misfit.epoch != self.versions.heard[0]:
+        if misfit is None or misfit.epoch != self.versions.newest_known[0]:
             self._misfit, self._recheck_at = None, math.inf
             return []
         if self._acceptance.fault(misfit) is not None:
@@ -366,7 +366,7 @@ class Follower:
 
     def reads(self, announce: Announce) -> bool:
         """Return whether to receive the layout that comes with an announcement."""
-        return self._acceptance.oversize(announce) is None
+        return self._acceptance.size_fault(announce) is None
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Return a lease of the memory for a chunk's payload; None: the chunk is not needed."""
@@ -527,7 +527,7 @@ class Follower:
                 return self._decoded(event, now)
             case Wanted():
                 said = self.planner.want(event.key, now)
-                return said if event.key else said + self._go_on(self.versions.heard[0], now)
+                return said if event.key else said + self._go_on(self.versions.newest_known[0], now)
             case Waits():
                 return self._waits(self.versions.find(event.key, "ready", "applying"), event.text)
 

@@ -9,7 +9,7 @@ from ...codecs.layout import PREFIX_BYTES, Layout
 from ...codecs.protocol_limits import CHUNKS_MAX, LAYOUT_BYTES_MAX, TENSORS_MAX
 from ...codecs.sealing import AES_256_GCM
 from ..headers import Buffer
-from ..limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX
+from ..limits import LAYOUT_BYTES_GUARANTEED, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX
 from ..messages import Announce
 from .keyring import Keyring
 
@@ -55,7 +55,7 @@ class Acceptance:
         bytes_max: int,
         expected: Expected = Expected(),  # noqa: B008 - it cannot change
     ) -> None:
-        room = max(LAYOUT_BYTES_FREE, bytes_max // LAYOUT_MEMORY)
+        room = max(LAYOUT_BYTES_GUARANTEED, bytes_max // LAYOUT_MEMORY)
         self.layout_bytes_max = min(expected.layout_bytes, room)
         known = expected.layout_bytes < Expected().layout_bytes
         self._tensors_max = TENSORS_MAX if known else TENSORS_UNKNOWN_MAX
@@ -72,11 +72,11 @@ class Acceptance:
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
         """Parse and keep the layout of an announcement; return its fault, None if it has none."""
-        fault = self.oversize(announce)  # checked before the layout is parsed
+        fault = self.size_fault(announce)  # checked before the layout is parsed
         if fault is not None:
             return fault
         if len(header) != announce.layout_bytes:
-            text = f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
+            text = f"the layout has {len(header)} bytes, but {announce.layout_bytes} were announced"
             return "layout-invalid", text
         try:
             layout = Layout.parse(bytes(header), tensors_max=self._tensors_max)
@@ -85,7 +85,7 @@ class Acceptance:
         except LayoutError as error:
             return "layout-invalid", str(error)
         if layout.id != announce.layout:
-            text = f"the layout hashes to {layout.id}, announced was {announce.layout}"
+            text = f"the layout hashes to {layout.id}, but {announce.layout} was announced"
             return "layout-invalid", text
         self._known.setdefault(layout.id, (layout, False))  # layouts are compared by identity
         while self._too_many():
@@ -98,16 +98,17 @@ class Acceptance:
         count = len(self._known)
         return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
 
-    def oversize(self, announce: Announce) -> Fault | None:
-        """Return a fault if a layout exceeds this worker's limit, or the limit for its data."""
-        nbytes, most = announce.layout_bytes, self.layout_bytes_max
-        if nbytes > most:
-            text = f"a layout of {nbytes} bytes; this worker takes at most {most} for its model"
-            return "too-large", f"{text}: are its names others, or is its bytes_max too low?"
-        most = LAYOUT_BYTES_FREE + announce.nbytes
-        if nbytes > most:
+    def size_fault(self, announce: Announce) -> Fault | None:
+        """Return a fault if a layout is too large for this worker, or for the version's data."""
+        nbytes, limit = announce.layout_bytes, self.layout_bytes_max
+        if nbytes > limit:
+            text = f"a layout of {nbytes} bytes; this worker accepts at most {limit} for its model"
+            cause = "do the names of its tensors differ, or is the worker's bytes_max too low?"
+            return "too-large", f"{text}: {cause}"
+        limit = LAYOUT_BYTES_GUARANTEED + announce.nbytes
+        if nbytes > limit:
             text = f"a layout of {nbytes} bytes for {announce.nbytes} bytes of weights; at most"
-            return "too-large", f"{text} {most} are taken"
+            return "too-large", f"{text} {limit} are allowed"
         return None
 
     def doubt(self, layout_id: str) -> None:
@@ -123,9 +124,9 @@ class Acceptance:
             what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
             return "unsupported", f"{what}; this worker takes 'raw' and {self._encryption!r}"
         if announce.nbytes > self.bytes_max:
-            text = f"{announce.nbytes} bytes; this worker takes at most {self.bytes_max}"
+            text = f"{announce.nbytes} bytes; this worker accepts at most {self.bytes_max}"
             return "too-large", f"{text}: raise its bytes_max if that is meant"
-        if (fault := self.oversize(announce)) is not None:
+        if (fault := self.size_fault(announce)) is not None:
             return fault
         if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
             text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
@@ -135,7 +136,7 @@ class Acceptance:
             return None
         layout, fits = known
         if layout.nbytes != announce.nbytes:
-            text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
+            text = f"{announce.nbytes} bytes were announced, but the layout holds {layout.nbytes}"
             return "layout-invalid", text
         if not fits:
             problem = self._accepts(self._model, layout)

@@ -61,7 +61,7 @@ from ..protocol_limits import WHOLE_BYTES_MAX
 from ..staged import SharedMemory
 from ..token_bucket import TokenBucket
 from . import reports
-from .events import Examined, Flush, Happening, Opened, Report, Wanted
+from .events import Examined, Flush, LoopEvent, Opened, Report, Wanted
 from .follower import Follower, applied
 from .keyring import Keyring
 from .layouts import Accepts, Expected
@@ -472,7 +472,7 @@ class WorkerMachine:
 
     # Events that are not messages.
 
-    def happened(self, event: Happening, now: float) -> list[Effect]:
+    def happened(self, event: LoopEvent, now: float) -> list[Effect]:
         """Process the result of an effect, or the outcome of a version that was ready."""
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.inside else []
@@ -490,7 +490,7 @@ class WorkerMachine:
             return [effect for effect in effects if not isinstance(effect, Send)]
         return effects
 
-    def broken(self, why: str, now: float, event: Happening | None = None) -> list[Effect]:
+    def broken(self, why: str, now: float, event: LoopEvent | None = None) -> list[Effect]:
         """Recover from an exception that interrupted the handling of a message, event or tick.
 
         Complete versions stay. Everything else may be inconsistent: it is dropped, as after a

@@ -108,7 +108,7 @@ class VersionStore:
 
     def __init__(self) -> None:
         self.mode: Mode = "following"
-        self.heard: Key = (0, 0)  # the newest known version
+        self.newest_known: Key = (0, 0)
         self._free: list[Memory] = []
         # the bytes of each free buffer: the size of the version that was begun last
         self._nbytes = 0
@@ -144,7 +144,7 @@ class VersionStore:
 
     def hear(self, key: Key) -> bool:
         """Record that a version exists; return whether it is new and was not rejected."""
-        self.heard = max(self.heard, key)
+        self.newest_known = max(self.newest_known, key)
         return key > self.newest and key not in self.rejected
 
     def forgive(self, key: Key) -> None:
@@ -166,15 +166,18 @@ class VersionStore:
         return entry
 
     def reconnected(self, epoch: int, now: float) -> None:
-        """Begin a session of this epoch: earlier requests will not be answered. (W28)"""
+        """Begin a session of this epoch: drop what it does not continue, and request again. (W28)
+
+        Announced versions, and all of other epochs, are dropped. Earlier requests are not answered.
+        """
         for entry in self.all("announced", "arriving", "staged"):
             if entry.phase == "announced" or entry.key[0] != epoch:
                 self.move(entry, "fenced")
             elif entry.phase == "arriving":
                 entry.transfer.reconnected(now)
         self.rejected.clear()
-        if self.heard[0] != epoch:  # this epoch may be lower than the last one
-            self.heard = (0, 0)
+        if self.newest_known[0] != epoch:  # this epoch may be lower than the last one
+            self.newest_known = (0, 0)
 
     # Memory.
 

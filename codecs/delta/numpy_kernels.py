@@ -178,7 +178,7 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Counts, Ele
     where = np.concatenate(at)
     placed = keys(old[where]) + np.concatenate(steps)
     if ((placed < 0) | (placed > STEP_MAX)).any():
-        raise PatchError("a step leads beyond the numbers of 16 bits; is this the base?")
+        raise PatchError("a step leads beyond 16 bits: is the patch applied to the wrong base?")
     return where.astype(np.uint32), elements_of(placed.astype(np.int32))
 
 
@@ -202,12 +202,12 @@ def _read_class(
     return ranks, np.where(negative, -sizes, sizes)
 
 
-def _select(classes: NDArray[np.uint8], number: int, ranks: bits.Values) -> bits.Values:
+def _select(classes: NDArray[np.uint8], class_id: int, ranks: bits.Values) -> bits.Values:
     """Return the positions of the elements that have these ranks within a class."""
-    there = np.flatnonzero(classes == number) if len(ranks) else ranks
-    if len(ranks) and ranks[-1] >= len(there):
+    positions = np.flatnonzero(classes == class_id) if len(ranks) else ranks
+    if len(ranks) and ranks[-1] >= len(positions):
         raise PatchError(
-            f"a gap leads to element {ranks[-1]} of the {len(there)} in class {number}; is this "
-            "the base?"
+            f"the patch refers to element {ranks[-1]} of class {class_id}, which has "
+            f"{len(positions)}: is it applied to the wrong base?"
         )
-    return there[ranks]
+    return positions[ranks]

@@ -66,6 +66,6 @@ def from_line(line: bytes) -> Episode:
     """Return the episode of a line.
 
     Raises:
-        msgspec.DecodeError: The line is no episode.
+        msgspec.DecodeError: The line is not an episode.
     """
     return _decoder.decode(line)

@@ -62,7 +62,7 @@ class Screen:
     """Shows a run.
 
     Args:
-        console: Where; if it is no terminal, plain lines are printed.
+        console: Where; if it is not a terminal, plain lines are printed.
     """
 
     def __init__(self, console: Console) -> None:

@@ -35,7 +35,7 @@ export function checkAddress(address: string): string {
   const port = Number(TCP.exec(address)?.[2] ?? 1);
   if (port >= 1 && port <= 65_535 && (TCP.test(address) || IPC.test(address))) return address;
   throw new AddressError(
-    `${JSON.stringify(address)} is no address of a publisher; write tcp://HOST:PORT or ipc://PATH`,
+    `${JSON.stringify(address)} is not an address of a publisher; write tcp://HOST:PORT or ipc://PATH`,
   );
 }
 
@@ -94,7 +94,7 @@ function checkData(data: string): string {
     return checkAddress(data);
   } catch {
     const text = printable(data, SHOWN_MAX);
-    throw new AddressError(`the publisher's data is at ${text}, which is no address`);
+    throw new AddressError(`the publisher's data is at ${text}, which is not an address`);
   }
 }
 

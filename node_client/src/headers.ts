@@ -68,9 +68,9 @@ function parse(header: Uint8Array): Record<string, unknown> {
   try {
     value = JSON.parse(UTF8.decode(header)); // V8's parser does not recurse: deep nesting is safe
   } catch (error) {
-    throw new ProtocolError(`a header that is no JSON: ${(error as Error).message}`);
+    throw new ProtocolError(`a header that is not valid JSON: ${(error as Error).message}`);
   }
-  if (!f.isObject(value)) throw new ProtocolError("a header that is no JSON object");
+  if (!f.isObject(value)) throw new ProtocolError("a header that is not a JSON object");
   return value;
 }
 

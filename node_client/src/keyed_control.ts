@@ -10,7 +10,7 @@ import type { WorkerKeys } from "./keys.js";
 import {
   CONNECT_MS,
   HEADER_BYTES_MAX,
-  LAYOUT_BYTES_FREE,
+  LAYOUT_BYTES_GUARANTEED,
   LINGER_MS,
   MESSAGE_BYTES_MAX,
   SLICE_MS,
@@ -53,7 +53,7 @@ function checkDescriptors(address: string): void {
 
 function dealer(address: string, bytesMax: number): Dealer {
   checkDescriptors(address);
-  const payload = Math.max(bytesMax, LAYOUT_BYTES_FREE);
+  const payload = Math.max(bytesMax, LAYOUT_BYTES_GUARANTEED);
   return new Dealer({
     immediate: true, // queue nothing while disconnected: hellos would pile up
     sendTimeout: 0, // drop a message that cannot be sent now: the machine repeats it

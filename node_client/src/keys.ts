@@ -68,7 +68,7 @@ export function workerKeys(
  */
 export function readWorkerKeys(path: string, name?: string): WorkerKeys {
   if (path.trimStart().startsWith("{")) {
-    const what = "`keys` is no path, but JSON (not shown): give the path of a file with that";
+    const what = "`keys` is not a path, but JSON (not shown): give the path of a file with that";
     throw new KeysError(what);
   }
   const found = isFolder(path) ? fileOf(join(path, WORKERS), name) : path;
@@ -94,7 +94,7 @@ function parsed(text: string, path: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
-    throw new KeysError(`${path} is no file of keys: it is no JSON; ${HELP}`); // not shown: secret
+    throw new KeysError(`${path} is not a key file: it is not valid JSON; ${HELP}`); // not shown: secret
   }
 }
 

@@ -134,7 +134,7 @@ function check(name: string, { dtype, shape, begin, end }: Entry): TensorSpec {
   if (nbytes !== end - begin) {
     throw new LayoutError(
       `tensor ${show(name)}: bytes ${begin} to ${end} are not what ${dtype} [${shape}] fills` +
-        (Number.isNaN(nbytes) ? ", which is no number of bytes below 2^53 bits" : ""),
+        (Number.isNaN(nbytes) ? ", which is not a number of bytes below 2^53 bits" : ""),
     );
   }
   return { name, dtype, shape, begin, end };

@@ -5,12 +5,12 @@ import { LayoutError, TooManyNamesError } from "./errors.js";
 import { Layout, PREFIX_BYTES } from "./layout.js";
 import {
   CHUNKS_MAX,
-  LAYOUT_BYTES_FREE,
+  LAYOUT_BYTES_GUARANTEED,
   LAYOUT_BYTES_MAX,
   LAYOUTS_BYTES_KEPT,
   LAYOUTS_KEPT,
   NAME_COST,
-  NAMES_FREE,
+  NAMES_GUARANTEED,
 } from "./limits.js";
 import type { Announce } from "./messages.js";
 
@@ -50,13 +50,13 @@ export class Acceptance {
   /** Parse and store an announced layout. Return a fault if the layout is invalid, else null. */
   learn(announce: Announce, bytes: Uint8Array): Fault | null {
     if (bytes.length !== announce.layout_bytes) {
-      const text = `the layout has ${bytes.length} bytes, announced were ${announce.layout_bytes}`;
+      const text = `the layout has ${bytes.length} bytes, but ${announce.layout_bytes} were announced`;
       return ["layout-invalid", text];
     }
     try {
       const layout = Layout.parse(bytes, this.#namesMax);
       if (layout.id !== announce.layout) {
-        const text = `the layout hashes to ${layout.id}, announced was ${announce.layout}`;
+        const text = `the layout hashes to ${layout.id}, but ${announce.layout} was announced`;
         return ["layout-invalid", text];
       }
       this.#keep(layout, bytes.length);
@@ -70,7 +70,7 @@ export class Acceptance {
 
   /** The largest number of names in a layout, in proportion to `bytesMax`: names need memory. */
   get #namesMax(): number {
-    return Math.max(NAMES_FREE, Math.floor(this.most.bytesMax / NAME_COST));
+    return Math.max(NAMES_GUARANTEED, Math.floor(this.most.bytesMax / NAME_COST));
   }
 
   #keep(layout: Layout, bytes: number): void {
@@ -90,17 +90,17 @@ export class Acceptance {
   excess({ nbytes, layout_bytes }: Announce): Fault | null {
     const { bytesMax, layoutBytesMax = LAYOUT_BYTES_MAX } = this.most;
     if (nbytes > bytesMax) {
-      const text = `${nbytes} bytes; this worker takes at most ${bytesMax}`;
+      const text = `${nbytes} bytes; this worker accepts at most ${bytesMax}`;
       return ["too-large", `${text}: ${RAISE}`];
     }
     const text = `a layout of ${layout_bytes} bytes`;
-    const room = Math.max(bytesMax, LAYOUT_BYTES_FREE);
+    const room = Math.max(bytesMax, LAYOUT_BYTES_GUARANTEED);
     if (layout_bytes > PREFIX_BYTES + room) {
-      return ["too-large", `${text}; this worker takes at most ${room}: ${RAISE}`];
+      return ["too-large", `${text}; this worker accepts at most ${room}: ${RAISE}`];
     }
     if (layout_bytes <= PREFIX_BYTES + layoutBytesMax) return null;
     const here = `of this worker's model none has more than ${layoutBytesMax}`;
-    return ["too-large", `${text}; ${here}: are its names others?`];
+    return ["too-large", `${text}; ${here}: do the names of its tensors differ?`];
   }
 
   /** Return a fault if a version cannot be accepted; null if no reason is known yet. */
@@ -122,7 +122,7 @@ export class Acceptance {
 
   #mismatch(announce: Announce, layout: Layout): Fault | null {
     if (layout.nbytes !== announce.nbytes) {
-      const text = `announced are ${announce.nbytes} bytes, the layout holds ${layout.nbytes}`;
+      const text = `${announce.nbytes} bytes were announced, but the layout holds ${layout.nbytes}`;
       return ["layout-invalid", text];
     }
     if (this.#accepted.has(layout.id)) return null;

@@ -9,9 +9,9 @@ import type { Timing } from "./protocol_limits.js";
 export * from "./protocol_limits.js";
 
 /** Layouts up to this size are always accepted: some 10,000 tensors; their names take 10 MB. */
-export const LAYOUT_BYTES_FREE = 2 ** 20;
+export const LAYOUT_BYTES_GUARANTEED = 2 ** 20;
 /** This many names of a layout and its metadata are always read: some 10 MB. */
-export const NAMES_FREE = 2 ** 14;
+export const NAMES_GUARANTEED = 2 ** 14;
 /** Bytes of memory that one name of a layout counts as, with all data stored for it. */
 export const NAME_COST = 512;
 export const LAYOUTS_KEPT = 4; // per model, so that alternating layouts are not sent again

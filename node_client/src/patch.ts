@@ -102,7 +102,7 @@ export class Patch {
   /**
    * Read the header of a patch.
    *
-   * @throws PatchError - if the bytes are no patch, or a patch for another layout.
+   * @throws PatchError - if the bytes are not a patch, or a patch for another layout.
    */
   constructor(
     readonly layout: Layout,
@@ -113,7 +113,7 @@ export class Patch {
     if (data.length < HEADER_BYTES || data.toString("latin1", 0, 8) !== MAGIC) {
       const seen = data.subarray(0, 8).toString("hex");
       throw new PatchError(
-        `${data.length} bytes that begin with ${seen} are no patch, which has ${HEADER_BYTES} ` +
+        `${data.length} bytes that begin with ${seen} are not a patch, which has ${HEADER_BYTES} ` +
           `at least, and begins with ${MAGIC}`,
       );
     }

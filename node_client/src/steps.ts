@@ -102,7 +102,7 @@ export class Changes {
   put(block: Uint8Array, at: number, step: number): void {
     const place = placeOf((block[2 * at] as number) | ((block[2 * at + 1] as number) << 8)) + step;
     if (place < 0 || place > 0xffff) {
-      throw new PatchError("a step leads beyond 16 bits; is this the base?");
+      throw new PatchError("a step leads beyond 16 bits: is the patch applied to the wrong base?");
     }
     this.at[this.count] = at;
     this.values[this.count] = place & 0x8000 ? place & 0x7fff : 0xffff - place;
@@ -226,7 +226,7 @@ export class StepReader {
       yield;
     }
     if (changes.count < wanted) {
-      throw new PatchError("a gap leads past the elements of a class; is this the base?");
+      throw new PatchError("the patch refers past the last element of a class: is it applied to the wrong base?");
     }
   }
 

@@ -201,8 +201,9 @@ export class Stream {
     const flags = head[0] as number;
     const size = headBytes === 2 ? (head[1] as number) : Number(head.readBigUInt64BE(1));
     const payload = !(flags & COMMAND) && this.#frames.length >= this.kind.payload;
-    if (size > (payload ? MESSAGE_BYTES_MAX : HEADER_BYTES_MAX)) {
-      throw new ZmtpError(`a frame of ${size} bytes`);
+    const limit = payload ? MESSAGE_BYTES_MAX : HEADER_BYTES_MAX;
+    if (size > limit) {
+      throw new ZmtpError(`a frame of ${size} bytes; at most ${limit} are allowed`);
     }
     if (!(flags & COMMAND)) this.#checkMessage();
     const memory = payload ? null : Buffer.allocUnsafe(size);

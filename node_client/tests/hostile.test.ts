@@ -11,7 +11,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 import { Worker } from "../src/index.js";
-import { LAYOUT_BYTES_FREE, NAMES_FREE } from "../src/limits.js";
+import { LAYOUT_BYTES_GUARANTEED, NAMES_GUARANTEED } from "../src/limits.js";
 import { EPOCH, endless, Hostile, Port, pings } from "./hostile.js";
 import { layoutOf, Published } from "./published.js";
 import { frame, GREETING, message, READY } from "./streams.js";
@@ -105,19 +105,19 @@ const LAYOUTS: [what: string, layout: Uint8Array, options: object, words: RegExp
     "of 50 MB",
     layoutOf(tensors(840_000)),
     { bytesMax: BYTES_MAX },
-    /a layout of \d+ bytes; this worker takes at most 1048576: raise its bytesMax/,
+    /a layout of \d+ bytes; this worker accepts at most 1048576: raise its bytesMax/,
   ],
   [
     "of many names of metadata",
     layoutOf(texts(90_000)),
     { bytesMax: BYTES_MAX },
-    new RegExp(`a layout of more than ${NAMES_FREE} names .*raise its bytesMax`),
+    new RegExp(`a layout of more than ${NAMES_GUARANTEED} names .*raise its bytesMax`),
   ],
   [
     "of 50 MB, for memory of 16 bytes",
     layoutOf(tensors(840_000)),
     { small: true },
-    /a layout of \d+ bytes; of this worker's model none has more than \d+: are its names others/,
+    /a layout of \d+ bytes; of this worker's model none has more than \d+: do the names of its tensors differ/,
   ],
 ];
 for (const [what, layout, options, words] of LAYOUTS) {
@@ -134,8 +134,8 @@ for (const [what, layout, options, words] of LAYOUTS) {
 
 test("a layout that is free is taken, however little a version may be", measured, async () => {
   await using both = await joined(undefined, { bytesMax: 0 });
-  const layout = layoutOf(tensors(NAMES_FREE));
-  assert.ok(layout.length < LAYOUT_BYTES_FREE);
+  const layout = layoutOf(tensors(NAMES_GUARANTEED));
+  assert.ok(layout.length < LAYOUT_BYTES_GUARANTEED);
   const { hostile, victim } = both;
   hostile.say(announce(layout), layout);
   await hostile.control.hears('"type":"fetch"');

@@ -33,7 +33,7 @@ function folder(...names: string[]) {
   return { path, files, [Symbol.dispose]: () => rmSync(path, { recursive: true }) };
 }
 
-test("a file of keys is read, and one in a folder by the worker's name", () => {
+test("a key file is read, and one in a folder by the worker's name", () => {
   using keys = folder("w", "gpu-*", "gpu-0");
   for (const [name, file] of Object.entries(keys.files)) {
     assert.equal(readWorkerKeys(file).name, name);
@@ -82,7 +82,7 @@ test("what makes no sense is an error that names the file and shows no secret", 
       () => workerKeys(text),
       (error) => {
         assert.ok(error instanceof KeysError && !error.message.includes(good.secret));
-        return /is no path, but JSON/.test(error.message);
+        return /is not a path, but JSON/.test(error.message);
       },
     );
   }

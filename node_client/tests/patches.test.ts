@@ -258,7 +258,7 @@ test("a patch that leads elsewhere, or is none, is given up", () => {
   const faults: [RegExp, PublishedPatch, string][] = [
     [/it leads to/, good, "0".repeat(64)],
     [/the patch leads to/, new PublishedPatch(ONE, TWO, spoilt), TWO.digest],
-    [/are no patch/, new PublishedPatch(ONE, TWO, Buffer.from("no patch")), TWO.digest],
+    [/are not a patch/, new PublishedPatch(ONE, TWO, Buffer.from("no patch")), TWO.digest],
     [
       /follow behind/,
       new PublishedPatch(ONE, TWO, Buffer.concat([good.data, Buffer.from("x")])),

@@ -35,7 +35,7 @@ const { $defs } = JSON.parse(
   readFileSync(`${FOLDER}../../docs/protocol/messages.schema.json`, "utf8"),
 ) as { $defs: Record<string, Schema> };
 
-/** Return a message with the fields that it leaves out; a value that is no message as it is. */
+/** Return a message with the fields that it leaves out; a value that is not a message as it is. */
 function filled(message: Row | undefined): Row | undefined {
   return message && (fill($defs[String(message.type)], message) as Row);
 }

@@ -19,7 +19,7 @@ from ...bus.net.ready_queue import ReadyQueue
 from ...bus.protocol_limits import LABEL_MAX
 from ...bus.staged import OverwrittenError, StagedVersion, StaleError
 from ...bus.units import span
-from ...bus.worker.events import Happening, Outcome, Report, Waits, Wanted
+from ...bus.worker.events import LoopEvent, Outcome, Report, Waits, Wanted
 from ...codecs.apply import as_arrays
 from ...codecs.checksum import digest_of
 from ...codecs.errors import StateError
@@ -235,7 +235,7 @@ class Applier:
         targets: Mapping[str, Target],
         ready_queue: ReadyQueue,
         runs: dict[str, Update],
-        tell: Callable[[Happening], None],
+        tell: Callable[[LoopEvent], None],
         calls: Calls,
         before_apply: Callable[[Offer], object] | None,
         on_commit: Callable[[Update], object] | None,

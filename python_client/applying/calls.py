@@ -71,7 +71,7 @@ class Calls:
         Raises:
             LateError: `work` returned, or raised an Exception, after the deadline.
             BaseException: `work` raised it before the deadline; or, at any time, `work` raised an
-                error that is no Exception.
+                error that is not an Exception.
         """
         with self._turn:
             return self._make(_Call(time.monotonic() + self.seconds, give_up), work)

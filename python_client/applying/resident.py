@@ -176,8 +176,8 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
         StateError: The tensors do not fit, or an object cannot be moved to other memory.
     """
     leaves = named_leaves(model, in_place=True)
-    whose = _one_for_one(layout, leaves)
-    if whose is None or not layout.aligned:
+    by_name = _identity_by_name(layout, leaves)
+    if by_name is None or not layout.aligned:
         raise StateError("only a model of exactly the published tensors can be resident")
     objects: dict[Hashable, list[torch.Tensor]] = {}
     for leaf in _outline(model).leaves:
@@ -185,15 +185,15 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
             raise StateError("only torch tensors can be resident; numpy arrays are copied to")
         objects.setdefault(identity(leaf), []).append(leaf)
     tied = [
-        _Tied(spec, objects.pop(whose[spec.name], [])) for spec in layout.tensors if spec.nbytes
+        _Tied(spec, objects.pop(by_name[spec.name], [])) for spec in layout.tensors if spec.nbytes
     ]
     others = (tensor for each in objects.values() for tensor in each)
     _check(tied, others, _storage_of(model))
     return tied
 
 
-def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashable] | None:
-    """Return the identity of the model's tensor, by the name of the tensor in the layout.
+def _identity_by_name(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashable] | None:
+    """Return a dict from the name of each tensor in the layout to its identity in the model.
 
     Return None if the tensors of layout and model do not correspond one to one.
     """
@@ -207,9 +207,9 @@ def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashab
             found[spec.name].add(identity(leaves[name]))
     if any(len(each) != 1 for each in found.values()):
         return None
-    whose = {name: next(iter(each)) for name, each in found.items()}
+    by_name = {name: next(iter(each)) for name, each in found.items()}
     held = {identity(leaf) for leaf in leaves.values()} - {None}
-    return whose if held == set(whose.values()) and len(held) == len(whose) else None
+    return by_name if held == set(by_name.values()) and len(held) == len(by_name) else None
 
 
 def _storage_of(model: object) -> int | None:

@@ -271,11 +271,13 @@ def by_id(models: object) -> Mapping[str, object]:
     """Return `models`, checked: it maps model ids to targets, and is not itself a target.
 
     Raises:
-        ValueError: `models` is no such mapping, or has no valid ids.
+        ValueError: `models` is not such a mapping, or has no valid ids.
     """
     outer = 'write Subscriber(address, {"policy": ...}), with the id that publish() is given'
     if is_tensordict(models) or not isinstance(models, Mapping):
-        raise ValueError(f"models={_shown(models)} is no mapping of targets by model id: {outer}")
+        raise ValueError(
+            f"models={_shown(models)} is not a mapping of targets by model id: {outer}"
+        )
     named = cast("Mapping[str, object]", models)
     if named and all(map(_is_tensor, named.values())):
         what = f"models= has tensors by name ({next(iter(named))!r}, ...), not targets by model id"
@@ -335,7 +337,7 @@ def targets_of(
             in_memory[model] = named_leaves(named)
         except StateError as error:
             text = f"models={{{model!r}: ...}}: {error}; or a path, or a function"
-            raise ValueError(text.replace("cannot travel", "is no target")) from None
+            raise ValueError(text.replace("cannot travel", "is not a target")) from None
         copying = MemoryTarget(named, strict=strict, cast=cast, sole_writer=sole_writer)
         return copying if keep is None else keep(named, copying)
 

@@ -233,7 +233,7 @@ def open_checkpoint(
 def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
     # Open one file: check its header, then map or read its data.
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is no file that could be mapped; give a {SUFFIX} file")
+        raise CheckpointError(f"{path} is not a file that can be mapped; give a {SUFFIX} file")
     part = part_of(path)
     if part:
         raise CheckpointError(f"{path} is {part}")
@@ -265,8 +265,8 @@ def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
         if other:
             raise CheckpointError(f"{path} is {other}")
         raise CheckpointError(
-            f"{path} is no safetensors file: its first 8 bytes would announce a header of {length} "
-            f"bytes, and at most {LAYOUT_BYTES_MAX} are allowed"
+            f"{path} is not a safetensors file: its first 8 bytes would announce a header of "
+            f"{length} bytes, and at most {LAYOUT_BYTES_MAX} are allowed"
         )
     header = prefix + file.read(length)
     if len(header) < PREFIX_BYTES + length:

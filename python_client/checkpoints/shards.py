@@ -139,8 +139,8 @@ def read_index(path: Path) -> Index:
         weight_map = msgspec.convert(read, _Index).weight_map
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is no index of shards, or is damaged: {error}; it must be a JSON object whose "
-            "weight_map gives a file name for every tensor"
+            f"{path} is not an index of shards, or is damaged: {error}; it must be a JSON object "
+            "whose weight_map gives a file name for every tensor"
         ) from None
     for name, file in weight_map.items():
         if Path(file).name != file or not file.endswith(SUFFIX):

@@ -40,8 +40,8 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
             raise UsageError(str(error)) from None
     found, reached = examine(), True
     if address is not None:
-        there, reached = _look(address, timeout, keys)
-        found += there
+        more, reached = _look(address, timeout, keys)
+        found += more
     order: list[Severity] = ["problem", "note", "well"]
     found.sort(key=lambda finding: order.index(finding.state))
     screen.show(_rows(found))

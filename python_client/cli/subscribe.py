@@ -127,8 +127,8 @@ def _receive(
         unknown = ""
         while deadline is None or time.monotonic() < deadline:
             try:
-                there = subscriber.wait_joined(0)
-                what = f"a version of {wanted.model}" if there else "a publisher"
+                joined = subscriber.wait_joined(0)
+                what = f"a version of {wanted.model}" if joined else "a publisher"
                 waiting.say(f"waiting for {what} at {wanted.address}")
                 update = subscriber.receive(LOOK_SECONDS)
             except AddressError as error:  # the host's name may become resolvable later
@@ -141,10 +141,10 @@ def _receive(
                 return update
             look()
     try:
-        there = subscriber.wait_joined(0)
+        joined = subscriber.wait_joined(0)
     except AddressError as error:
         raise NothingCameError(str(error)) from None
-    if there:
+    if joined:
         text = f"no version of {wanted.model!r} came from {wanted.address}"
     else:
         text = f"no publisher answered at {wanted.address}"

@@ -99,11 +99,11 @@ class FileTarget(Target):
         with file:
             head = file.read(PREFIX_BYTES)
             head += file.read(min(int.from_bytes(head, "little"), LAYOUT_BYTES_MAX))
-            there = Layout.parse(head)
+            filed = Layout.parse(head)
             for name in names:
                 total: int | None = None
-                if there.signatures.get(name) == layout.signatures[name]:
-                    spec, total = there.by_name(name), 0
+                if filed.signatures.get(name) == layout.signatures[name]:
+                    spec, total = filed.by_name(name), 0
                     for begin in range(spec.begin, spec.end, STEP_BYTES):
                         count = min(STEP_BYTES, spec.end - begin)
                         piece = os.pread(file.fileno(), count, len(head) + begin)
@@ -167,14 +167,14 @@ class FileTarget(Target):
         layout = staged.layout
         known, texts = self._known, staged.metadata
         if known is None or known[0] is not layout or known[1] != texts:
-            there = layout.filed({**texts, **FORMAT}, untied=self._untied)
-            known = self._known = layout, texts, there
-        there = known[2]
-        file.write(there.header)
-        if there.nbytes == layout.nbytes:
+            filed = layout.filed({**texts, **FORMAT}, untied=self._untied)
+            known = self._known = layout, texts, filed
+        filed = known[2]
+        file.write(filed.header)
+        if filed.nbytes == layout.nbytes:
             file.write(staged.data.data)
             return
-        for spec in map(layout.by_name, (each.name for each in there.tensors)):
+        for spec in map(layout.by_name, (each.name for each in filed.tensors)):
             file.write(staged.data[spec.begin : spec.end].data)
 
     def _explained(self, error: OSError) -> OSError:

@@ -125,7 +125,7 @@ def open_plain(name: str, flags: int, folder: int, mode: int = 0o600) -> int:
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
-    raise OSError(errno.EINVAL, "it is no file: remove it", name)
+    raise OSError(errno.EINVAL, "it is not a file: remove it", name)
 
 
 def open_lock(name: str, folder: int, mode: int = 0o600) -> int:

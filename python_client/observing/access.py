@@ -58,7 +58,7 @@ class Http:
     def _parts(self) -> tuple[str, int]:
         host, colon, port = self.address.rpartition(":")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
-            raise AddressError(f"{self.address!r} is no HOST:PORT, such as 127.0.0.1:8080")
+            raise AddressError(f"{self.address!r} is not a HOST:PORT, such as 127.0.0.1:8080")
         return host.strip("[]"), int(port)
 
     def knows(self, host: str) -> bool:

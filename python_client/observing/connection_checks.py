@@ -312,7 +312,7 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
             f"{address} speaks ZMTP {heard[MAJOR] if len(heard) > MAJOR else 1}, which is too old"
         )
         return [
-            Finding("protocol", "problem", text, "it is no publisher, or a proxy is in between")
+            Finding("protocol", "problem", text, "it is not a publisher, or a proxy is in between")
         ]
     theirs = heard[MECHANISM].rstrip(b"\0").decode("ascii", "replace")
     if theirs != mechanism.decode():
@@ -324,7 +324,7 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
     kind = _socket_type(connection, until)
     if kind not in (b"ROUTER", b""):
         shown = printable(kind.decode("ascii", "replace"))
-        text = f"{address} is no control socket: a {shown} socket answers there"
+        text = f"{address} is not a control socket: a {shown} socket answers there"
         advice = (
             f"a publisher's data is one port above its address{_below(address)}: give the address "
             "that it calls its own"

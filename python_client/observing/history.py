@@ -26,7 +26,7 @@ class Moment(msgspec.Struct, array_like=True):
     """The data of one model in `MOMENT_SECONDS`, encoded as a list of these fields.
 
     Attributes:
-        at: The number of the moment: the monotonic time, divided by `MOMENT_SECONDS`.
+        at: The index of the moment: the monotonic time, divided by `MOMENT_SECONDS`.
         version: The latest version in this moment.
         publishes: The number of publishes that ended.
         short: The number of these publishes that reached fewer workers than required.
@@ -101,32 +101,35 @@ class History:
                 _note(self._moment(name, now), row.version, mine)
                 took = [s.took_s for s in mine if s.version == row.version and s.lag == 0]
                 then = self._models[name] if age is not None else ()
-                for moment in (m for m in then if m.at == number_of(now - (age or 0.0))):
+                for moment in (m for m in then if m.at == moment_index(now - (age or 0.0))):
                     if _applied(moment, took):
                         moment.changed = self._changes
 
-    def moments(self, since: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
-        """Return the change count, and by model the moments that changed after count `since`."""
+    def moments(self, after_change: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
+        """Return the change count, and each model's moments that changed after `after_change`."""
         with self._lock:
             found = {
-                name: [msgspec.structs.replace(m) for m in there]
-                for name, there in self._recent(now, since).items()
+                name: [msgspec.structs.replace(m) for m in moments]
+                for name, moments in self._recent(now, after_change).items()
             }
             return self._changes, found
 
     def short(self, now: float) -> list[tuple[Shortfall, int]]:
         """Return each model's last publish that fell short, and the number of such publishes."""
         with self._lock:
-            counts = {n: sum(m.short for m in there) for n, there in self._recent(now, 0).items()}
+            counts = {
+                name: sum(moment.short for moment in moments)
+                for name, moments in self._recent(now, 0).items()
+            }
             return [(self._short[name], count) for name, count in counts.items() if count]
 
-    def _recent(self, now: float, since: int) -> dict[str, list[Moment]]:
-        """Return by model its moments that changed after count `since` and are not too old."""
-        first = number_of(now) - MOMENTS_MAX + 1
+    def _recent(self, now: float, after_change: int) -> dict[str, list[Moment]]:
+        """Return each model's moments that are not too old and changed after `after_change`."""
+        first = moment_index(now) - MOMENTS_MAX + 1
         return {
-            name: there
+            name: recent
             for name, moments in self._models.items()
-            if (there := [m for m in moments if m.changed > since and m.at >= first])
+            if (recent := [m for m in moments if m.changed > after_change and m.at >= first])
         }
 
     def _moment(self, model: str, now: float) -> Moment:
@@ -136,14 +139,14 @@ class History:
         while len(self._models) > MODELS_MAX:
             gone, _ = self._models.popitem(last=False)
             self._short.pop(gone, None)
-        if not moments or moments[-1].at < number_of(now):
-            moments.append(Moment(number_of(now), moments[-1].version if moments else 0))
+        if not moments or moments[-1].at < moment_index(now):
+            moments.append(Moment(moment_index(now), moments[-1].version if moments else 0))
         moments[-1].changed = self._changes
         return moments[-1]
 
 
-def number_of(now: float) -> int:
-    """Return the number of the moment that contains the monotonic time `now`."""
+def moment_index(now: float) -> int:
+    """Return the index of the moment that contains the monotonic time `now`."""
     return int(now // MOMENT_SECONDS)
 
 

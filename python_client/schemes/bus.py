@@ -105,9 +105,9 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     def init_on_sender(
         self, model_id: str | None = None, context: Any = None, **kwargs: Any
     ) -> None:
-        """Become the sender, and bind the address. Arguments are those of `Scheme`.
+        """Become the sender, and bind the address; the arguments are those of `Scheme`'s method.
 
-        Schemes for one host reject the combinations of arguments that TorchRL's schemes reject.
+        Single-host schemes reject the combinations of arguments that TorchRL's schemes reject.
         """
         if self._one_host:
             _check_sources(model_id, context, kwargs, self.num_workers)
@@ -365,9 +365,9 @@ class _BusSender(Transport):
         deadline = time.monotonic() + timeout
         self._model = model = _bus_name(weights.model_id)
         ids = [*self.workers()] if workers is None else [*workers]
-        there = self._await_joined(ids, deadline - timeout * MARGIN)
+        connected = self._await_joined(ids, deadline - timeout * MARGIN)
         names = self._names(ids)
-        reached = None if workers is None else [n for n in names.values() if n in there]
+        reached = None if workers is None else [n for n in names.values() if n in connected]
         with self._order:
             for worker, name in names.items():
                 if reached is None or name in reached:
@@ -397,14 +397,14 @@ class _BusSender(Transport):
         while True:
             # read before `there`, which lacks workers that join and leave
             before = frozenset(self._seen)
-            there = frozenset(self._publisher.workers())
-            self._note(there)
-            all_came = (before | there).issuperset(self._names(ids).values())
+            connected = frozenset(self._publisher.workers())
+            self._note(connected)
+            all_came = (before | connected).issuperset(self._names(ids).values())
             if all_came or time.monotonic() >= deadline or self._closed.wait(LOOK_SECONDS):
-                return there
+                return connected
 
-    def _note(self, there: Iterable[str]) -> None:
-        self._seen.update(there)
+    def _note(self, connected: Iterable[str]) -> None:
+        self._seen.update(connected)
         if self._count is not None and str(self._count) in self._seen:
             self._first = 1
 
@@ -444,10 +444,10 @@ class _BusSender(Transport):
     def _greet_each(self, share: float) -> None:
         """Publish each worker's first weights when it joins, if no send replaced them."""
         while self._firsts and not self._closed.wait(LOOK_SECONDS):
-            there = self._publisher.workers().keys()
+            connected = self._publisher.workers().keys()
             for worker, name in self._names([*self._firsts]).items():
                 with self._order:
-                    own = self._firsts.pop(worker, None) if name in there else None
+                    own = self._firsts.pop(worker, None) if name in connected else None
                     if own is None:
                         continue
                     self._model = model = _bus_name(own.model_id)

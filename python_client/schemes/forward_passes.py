@@ -69,8 +69,8 @@ class ForwardPasses:
     def guard(self, model: object) -> None:
         """Register hooks on a module, remove the previous hooks, and wait for running passes.
 
-        Without TorchRL, or if the model is no module, no hooks are registered: then only the user's
-            own code calls the model, and that code can use `reading()`.
+        Without TorchRL, or if the model is not a module, no hooks are registered: then only the
+            user's own code calls the model, and that code can use `reading()`.
         """
         with self._turn:
             guarded = is_module(model) and "torchrl" in sys.modules

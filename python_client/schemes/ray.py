@@ -172,7 +172,7 @@ class RayActorTransport(RayTransport):
     Args:
         actor_ref: The actor, or an object that has it as `_actor`.
         update_method: "tensordict" or "state_dict": the form in which the actor's own method gets
-            the weights, if the actor is no receiver.
+            the weights, if the actor is not a receiver.
         scheme: Provides the strategy that extracts weights from models, and the timeout.
     """
 

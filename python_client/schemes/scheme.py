@@ -141,7 +141,7 @@ class Scheme:
             else:
                 sending.send_async(self, weights, worker_ids, timeout, after=True)
         except NothingToSendError as error:
-            # As in TorchRL's schemes, a collector without a policy in this process is no error.
+            # As in TorchRL's schemes, a collector without a policy in this process is not an error.
             if weights is not None or not is_torchrl(self.context):
                 raise
             log.warning("nothing was sent: %s", error)
@@ -181,11 +181,11 @@ class Scheme:
         if (side := self._role.sender) is None:
             return {}
         made = self._role.transports  # the same ones each time, since a send may be pending
-        there = [*side.transport.workers()]
-        for worker in there:
+        workers = [*side.transport.workers()]
+        for worker in workers:
             if worker not in made:
                 made[worker] = WorkerTransport(self, side.transport, worker)
-        return {worker: made[worker] for worker in there}
+        return {worker: made[worker] for worker in workers}
 
     # Preparing weights.
 

@@ -289,7 +289,7 @@ def check_weights(given: object, model_id: str) -> None:
     """Raise TypeError unless `given` is a module, a mapping or a TensorDict."""
     if not is_module(given) and not has_names(given):
         raise TypeError(
-            f"a {type(given).__name__} is no weights of {model_id!r}: give an nn.Module, a "
+            f"a {type(given).__name__} is not weights of {model_id!r}: give an nn.Module, a "
             "TensorDict, or a dict of tensors by name, such as model.state_dict()"
         )
 

@@ -62,7 +62,7 @@ class HttpAnswer:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of the answer's JSON object; empty if the answer is no such object."""
+        """The fields of the answer's JSON object; empty if the answer is not such an object."""
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(self.text)
             if isinstance(found, dict):
@@ -105,7 +105,7 @@ class Server:
         self._httpx = _httpx()
         parts = self._httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise ValueError(f"{url!r} is no server's URL: give one such as http://gpu-1:8000")
+            raise ValueError(f"{url!r} is not a server's URL: give one such as http://gpu-1:8000")
         auth = (parts.username, parts.password) if parts.userinfo else None
         url = str(parts.copy_with(username="", password="")) if auth else url
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
@@ -173,7 +173,7 @@ class Server:
                 if len(got) > ANSWER_BYTES_MAX:
                     raise CallError(
                         f"{self.url} answers {method} {path} with more than {ANSWER_BYTES_MAX} "
-                        "bytes: it is no server of that kind"
+                        "bytes: it is not a server of that kind"
                     )
                 if time.monotonic() > end:
                     raise self._httpx.ReadTimeout("its answer did not end")

@@ -270,7 +270,7 @@ class Engine(ABC):
         """Return advice on whether the server is of `kind`, whose servers have the route `path`."""
         if self._has(path):
             return f"it is a server of {kind}, by its {path}: --kind {kind}"
-        return f"it is no server of {self.kind}: check its URL and --kind"
+        return f"it is not a server of {self.kind}: check its URL and --kind"
 
     def _has(self, path: str) -> bool:
         with contextlib.suppress(CallError):

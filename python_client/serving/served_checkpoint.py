@@ -71,8 +71,8 @@ class ServedCheckpoint:
         if not found:
             return ""
         return (
-            f"it is no version of the model in {self.where}: {found}. Publish it under its names, "
-            "or give a checkpoint as the trainer writes it as --like"
+            f"it is not a version of the model in {self.where}: {found}. Publish it under its "
+            "names, or give a checkpoint as the trainer writes it as --like"
         )
 
 
@@ -116,23 +116,23 @@ def _folder(name: str) -> Path:
     """
     if (folder := Path(name)).is_absolute() or folder.exists():
         if not folder.is_dir():
-            raise NotADirectoryError(f"{folder} is no folder on this host")
+            raise NotADirectoryError(f"{folder} is not a folder on this host")
         return folder
     try:
         hub: Any = import_module("huggingface_hub")
     except ModuleNotFoundError:
-        text = "it is no folder; for a model in the hub's cache, pip install huggingface_hub"
+        text = "it is not a folder; for a model in the hub's cache, pip install huggingface_hub"
         raise FileNotFoundError(text) from None
     return Path(hub.snapshot_download(name, local_files_only=True))
 
 
 def _difference(name: str, layout: Layout, known: Layout) -> str:
     """Return how the tensor `name` differs between version and checkpoint, or "" if it fits."""
-    here, there = layout.by_name(name), known.by_name(name)
-    if here.shape != there.shape:
-        return f"{name} is {list(here.shape)}, not {list(there.shape)}"
-    if here.dtype != there.dtype and not {here.dtype, there.dtype} <= CONVERTED:
-        return f"{name} is {here.dtype}, not {there.dtype}"
+    new, old = layout.by_name(name), known.by_name(name)
+    if new.shape != old.shape:
+        return f"{name} is {list(new.shape)}, not {list(old.shape)}"
+    if new.dtype != old.dtype and not {new.dtype, old.dtype} <= CONVERTED:
+        return f"{name} is {new.dtype}, not {old.dtype}"
     return ""
 
 

@@ -258,20 +258,20 @@ class ServedTarget(Target):
 
         def mend(engine: Engine) -> None:
             engine.resume()
-            there, partial = self._old(engine), engine.partial
+            old, partial = self._old(engine), engine.partial
             new = ServedWeights(f"{self._server_path}/{self._runs}", self._runs, self._adapter)
             if not self._runs:
-                if not partial or there is None:
+                if not partial or old is None:
                     return
-                new = there
-            elif not partial and there is not None and self._is(there, new):
+                new = old
+            elif not partial and old is not None and self._is_same(old, new):
                 return
             elif fault := self._fault_at(engine):
                 raise CallError(f"{engine.url} is not given {self._runs} again: {fault}")
-            done = swap({engine: there}, new)
+            done = swap({engine: old}, new)
             if wrong := [*done.failed.values(), *done.paused.values()]:
                 raise wrong[0]
-            ran = "nothing" if there is None else there.version or there.folder
+            ran = "nothing" if old is None else old.version or old.folder
             ran = "parts of two versions" if partial else ran
             told.append(f"{engine.url} ran {ran}, and has loaded {new.version or new.folder} again")
 
@@ -284,8 +284,8 @@ class ServedTarget(Target):
         self._learn(engine)
         return "" if self._layout is None else self.fault(self._layout)
 
-    def _is(self, there: ServedWeights, new: ServedWeights) -> bool:
-        return there.folder == new.folder if self._adapter else there == new
+    def _is_same(self, old: ServedWeights, new: ServedWeights) -> bool:
+        return old.folder == new.folder if self._adapter else old == new
 
     def missing(self) -> str:
         """Resume servers that were left paused; return which servers do not answer, or "".
@@ -350,7 +350,7 @@ def _no_adapter(layout: Layout) -> str:
         wrong = named
     some = served_checkpoint.some("", wrong or names)
     return (
-        f"it is no LoRA adapter as PEFT writes them ({some}): publish "
+        f"it is not a LoRA adapter as PEFT writes them ({some}): publish "
         "peft.get_peft_model_state_dict(model)"
     )
 
@@ -368,7 +368,9 @@ def _check_config(path: Path) -> None:
     try:
         found: Any = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ServersError(f"{what} has an {CONFIG} that is no JSON ({error}): {with_it}") from None
+        raise ServersError(
+            f"{what} has an {CONFIG} that is not valid JSON ({error}): {with_it}"
+        ) from None
     config = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
-        raise ServersError(f"{what} has an {CONFIG} that is no LoRA's: {with_it}")
+        raise ServersError(f"{what} has an {CONFIG} that is not a LoRA's: {with_it}")

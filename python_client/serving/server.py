@@ -53,7 +53,7 @@ class VllmServer:
         """Return the number of ranks; without `include_dp`, that of one data-parallel replica."""
         said = self._get(f"/get_world_size?include_dp={str(include_dp).lower()}").get("world_size")
         if not isinstance(said, int) or said < 1:
-            raise ServerError(f"{self.url} says world_size={said!r}: it is no vLLM server")
+            raise ServerError(f"{self.url} says world_size={said!r}: it is not a vLLM server")
         return said
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
@@ -140,7 +140,7 @@ class VllmServer:
         answer = self._server.get("/version", min(self._timeout, CONNECT_SECONDS))
         version = answer.fields.get("version") if answer.succeeded else None
         if version is None:
-            return "it is no vLLM server; check the address"
+            return "it is not a vLLM server; check the address"
         return f"it is vLLM {version} without the routes of a weight transfer; {START}"
 
     def __repr__(self) -> str:

@@ -393,7 +393,7 @@ class Transfers:
 
         Raises:
             PublishError: Some ranks do not run it; the message has the reasons and the `error`.
-            BaseException: The `error`, if it is no Exception: a KeyboardInterrupt, for example.
+            BaseException: The `error`, if it is not an Exception: a KeyboardInterrupt, for example.
         """
         why, clients = " ".join(_words(error).split())[:WORDS_MAX], self._clients()
         halfway = time.monotonic() + max(1.0, (end - time.monotonic()) / 2)

@@ -193,7 +193,7 @@ class WeightTransfer:
         A busy worker applies the last update after its batch. So this waits, at most `linger`
         seconds, until each live worker has applied the update; the log names the other workers.
         """
-        for end in (self._await_last, self._settle, self.resume):
+        for end in (self._drain, self._settle, self.resume):
             try:
                 end()
             except Exception as error:
@@ -256,12 +256,14 @@ class WeightTransfer:
             lags += _lags(self.receipt)
         return lags
 
-    def _await_last(self) -> None:
-        """Wait at most `linger` seconds until all updates are applied; then cancel the rest."""
+    def _drain(self) -> None:
+        """Wait `linger` seconds for the open updates to be applied, then cancel the rest."""
         late = wait(self._open, self._linger).not_done
         if late and self.publisher is not None:
             for future in late:
-                self.publisher.give_up(future, f"the training is over, for {self._linger:g} s")
+                self.publisher.give_up(
+                    future, f"not applied within {self._linger:g} s of the end of training"
+                )
             wait(late, ANSWER_SECONDS)
 
     def _behind(self, publisher: Publisher) -> list[int]:

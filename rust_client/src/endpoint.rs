@@ -17,7 +17,7 @@ impl Endpoint {
     pub fn parse(address: &str) -> Result<Endpoint, Error> {
         let odd = || Error::Address {
             address: address.to_owned(),
-            text: "this is no address to connect to; write tcp://HOST:PORT or ipc://PATH".to_owned(),
+            text: "this is not an address to connect to; write tcp://HOST:PORT or ipc://PATH".to_owned(),
         };
         if let Some(path) = address.strip_prefix("ipc://") {
             let plain = !path.is_empty() && !path.contains(char::is_whitespace);

@@ -102,7 +102,7 @@ pub fn text(most: usize) -> impl Fn(&Value) -> Result<String, Fault> {
 }
 
 pub fn name(value: &Value) -> Result<String, Fault> {
-    string_that(value, is_name, || "is no name".to_owned())
+    string_that(value, is_name, || "is not a name".to_owned())
 }
 
 pub fn hex(digits: usize) -> impl Fn(&Value) -> Result<String, Fault> {

@@ -122,7 +122,7 @@ pub(crate) fn object_of<T>(
     fields_of: impl FnOnce(&Fields) -> Result<T, Fault>,
 ) -> Result<T, Error> {
     let odd = |text: &str| {
-        Error::Keys(format!("{} is no file of keys: {}; see weightbus keygen --help", whose, text))
+        Error::Keys(format!("{} is not a key file: {}; see weightbus keygen --help", whose, text))
     };
     match serde_json::from_slice(json) {
         Ok(Value::Object(object)) => fields_of(&Fields(&object)).map_err(|fault| odd(&fault)),
@@ -144,7 +144,7 @@ pub(crate) fn name_in(fields: &Fields) -> Result<String, Fault> {
     if is_form(&name) {
         Ok(name)
     } else {
-        Err("\"name\" is no name, in which one * may stand".to_owned())
+        Err("\"name\" is not a name, in which one * may stand".to_owned())
     }
 }
 
@@ -282,10 +282,10 @@ mod tests {
             ("hID\"", "hI\"", "40 characters"),
             ("hID\"", "hI~\"", "40 characters"),
             ("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", &"#".repeat(40), "40 characters"),
-            ("\"w\"", "\"a*b*\"", "is no name"),
+            ("\"w\"", "\"a*b*\"", "is not a name"),
             ("\"publisher\"", "\"public\"", "stands twice"),
             ("\"publisher\"", "\"else\"", "is missing"),
-            ("{", "[", "no file of keys"),
+            ("{", "[", "is not a key file"),
         ] {
             let told = words(WorkerKeys::from_json(&GOOD.replacen(from, to, 1)));
             assert!(told.contains(why), "{}", told);

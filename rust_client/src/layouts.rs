@@ -3,7 +3,7 @@
 use crate::effects::Host;
 use crate::layout::Layout;
 use crate::limits::{
-    CHUNKS_MAX, LAYOUTS_KEPT, LAYOUT_BYTES_FREE, LAYOUT_BYTES_MAX, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX,
+    CHUNKS_MAX, LAYOUTS_KEPT, LAYOUT_BYTES_GUARANTEED, LAYOUT_BYTES_MAX, LAYOUT_MEMORY, TENSORS_UNKNOWN_MAX,
 };
 use crate::messages::Announce;
 use crate::sealing::AES_256_GCM;
@@ -51,21 +51,20 @@ impl Acceptance {
 
     /// Returns the size in bytes of the largest layout to accept.
     pub fn layout_bytes_max(&self) -> u64 {
-        (self.bytes_max / LAYOUT_MEMORY).clamp(LAYOUT_BYTES_FREE, LAYOUT_BYTES_MAX + 8)
+        (self.bytes_max / LAYOUT_MEMORY).clamp(LAYOUT_BYTES_GUARANTEED, LAYOUT_BYTES_MAX + 8)
     }
 
-    /// Returns a fault if the announced layout exceeds this worker's limit, or is larger than the
-    /// version's data allow.
-    fn oversize(&self, announce: &Announce) -> Option<Fault> {
+    /// Returns a fault if a layout is too large for this worker, or for the version's data.
+    fn size_fault(&self, announce: &Announce) -> Option<Fault> {
         let (nbytes, most) = (announce.layout_bytes, self.layout_bytes_max());
         if nbytes > most {
-            let text = format!("a layout of {} bytes; this worker takes at most {}", nbytes, most);
+            let text = format!("a layout of {} bytes; this worker accepts at most {}", nbytes, most);
             return Some(("too-large", text + ": raise its bytes_max if that is meant"));
         }
-        let most = LAYOUT_BYTES_FREE + announce.nbytes;
+        let most = LAYOUT_BYTES_GUARANTEED + announce.nbytes;
         (nbytes > most).then(|| {
             let text = format!("a layout of {} bytes for {} bytes of weights", nbytes, announce.nbytes);
-            ("too-large", format!("{}; at most {} are taken", text, most))
+            ("too-large", format!("{}; at most {} are allowed", text, most))
         })
     }
 
@@ -83,24 +82,24 @@ impl Acceptance {
     /// Adds a layout that came with an announcement. Returns a fault if the layout is not accepted.
     pub fn learn(&mut self, announce: &Announce, header: &[u8]) -> Result<(), Fault> {
         let invalid = |text| ("layout-invalid", text);
-        if let Some(fault) = self.oversize(announce) {
+        if let Some(fault) = self.size_fault(announce) {
             return Err(fault); // before the layout is parsed
         }
         if header.len() as u64 != announce.layout_bytes {
             let (found, said) = (header.len(), announce.layout_bytes);
-            return Err(invalid(format!("the layout has {} bytes, announced were {}", found, said)));
+            return Err(invalid(format!("the layout has {} bytes, but {} were announced", found, said)));
         }
         let layout = Layout::parse(header).map_err(|error| invalid(error.to_string()))?;
         if layout.tensors.len() > self.tensors_max && layout.id == announce.layout {
             let text =
-                format!("{} tensors; this worker takes at most {}", layout.tensors.len(), self.tensors_max);
+                format!("{} tensors; this worker accepts at most {}", layout.tensors.len(), self.tensors_max);
             self.unfit.truncate(LAYOUTS_KEPT - 1);
             self.unfit.push_front((layout.id, ("too-large", text.clone())));
             return Err(("too-large", text));
         }
         if layout.id != announce.layout {
             let (found, said) = (layout.id, &announce.layout);
-            return Err(invalid(format!("the layout hashes to {}, announced was {}", found, said)));
+            return Err(invalid(format!("the layout hashes to {}, but {} was announced", found, said)));
         }
         if self.layout(announce).is_none() {
             self.known.truncate(LAYOUTS_KEPT - 1);
@@ -119,10 +118,10 @@ impl Acceptance {
             return Some(("unsupported", what + &taken));
         }
         if nbytes > self.bytes_max {
-            let text = format!("{} bytes; this worker takes at most {}", nbytes, self.bytes_max);
+            let text = format!("{} bytes; this worker accepts at most {}", nbytes, self.bytes_max);
             return Some(("too-large", text + ": raise its bytes_max if that is meant"));
         }
-        if let Some(fault) = self.oversize(announce) {
+        if let Some(fault) = self.size_fault(announce) {
             return Some(fault);
         }
         if let Some((_, fault)) = self.unfit.iter().find(|(id, _)| *id == announce.layout) {
@@ -143,7 +142,7 @@ impl Known {
     fn fault(&mut self, announce: &Announce, host: &dyn Host) -> Option<Fault> {
         let (said, found) = (announce.nbytes, self.layout.nbytes);
         if found != said {
-            let text = format!("announced are {} bytes, the layout holds {}", said, found);
+            let text = format!("{} bytes were announced, but the layout holds {}", said, found);
             return Some(("layout-invalid", text));
         }
         if !self.accepted {

@@ -24,7 +24,7 @@ pub const UNREAD_BYTES_MAX: usize = 1 << 16; // queued answers that the publishe
 /// Size of a layout that a worker always accepts, enough for some 10,000 tensors. A larger layout
 /// may exceed the size of its data by at most this, and must not exceed `bytes_max /
 /// LAYOUT_MEMORY`: a parsed layout takes several times the memory of its bytes.
-pub const LAYOUT_BYTES_FREE: u64 = 1 << 20;
+pub const LAYOUT_BYTES_GUARANTEED: u64 = 1 << 20;
 pub const LAYOUT_MEMORY: u64 = 16;
 /// Number of tensors that any worker accepts. A worker with a large model accepts more. The largest
 /// models, with a tensor for each expert, have half as many.

@@ -775,7 +775,7 @@ mod tests {
         assert!(machine.tick(seconds(200.0)).is_empty(), "nobody was there to say hello to");
         machine.connected(seconds(200.0));
         assert!(machine.tick(seconds(204.9)).is_empty());
-        machine.connected(seconds(204.9)); // a repetition is no answer
+        machine.connected(seconds(204.9)); // a repetition is not an answer
         let effects = machine.tick(seconds(205.0));
         assert!(matches!(effects[..], [Effect::Redial]), "{:?}", effects);
         assert!(machine.tick(seconds(211.0)).is_empty(), "the new connection is not there yet");

@@ -263,7 +263,7 @@ impl<T: Copy> Stream<T> {
         let payload = flags & COMMAND == 0 && self.frames.len() >= PAYLOAD;
         let bound = if payload { MESSAGE_BYTES_MAX } else { HEADER_BYTES_MAX as u64 };
         if size > bound {
-            return Err(ZmtpError(format!("a frame of {} bytes; {} are allowed", size, bound)));
+            return Err(ZmtpError(format!("a frame of {} bytes; at most {} are allowed", size, bound)));
         }
         let size = size as usize;
         let here = bytes.len() - head;

@@ -247,7 +247,7 @@ fn the_header_of_a_sealed_chunk_is_neither_news_nor_a_sign_of_life() {
     let mut session = Session::new(true);
     let said = SealedChunk { model, epoch: 1, version: 1, index: 0, key, tag, ..Default::default() };
     session.control((encode(&FromPublisher::SealedChunk(said)), vec![vec![0; 16]]));
-    assert!(matches!(session.sent[..], [FromWorker::Fetch(_)]), "what the publisher itself says is no news");
+    assert!(matches!(session.sent[..], [FromWorker::Fetch(_)]), "what the publisher itself says is not news");
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn each_ticket_is_for_one_connection() {
             .unwrap_or_default()
     };
     assert_eq!(dials(&mut session, "a"), "a".repeat(32));
-    assert_eq!(dials(&mut session, "g"), "", "that is no ticket");
+    assert_eq!(dials(&mut session, "g"), "", "that is not a ticket");
     session.now += Duration::from_secs(1);
     let (now, before) = (session.now, session.hellos());
     let effects = session.machine.without_ticket(now);

@@ -291,7 +291,7 @@ impl Player {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{} is no number", value))
+    value.as_u64().unwrap_or_else(|| panic!("{} is not a number", value))
 }
 
 /// True if a chunk comes right after the last one.

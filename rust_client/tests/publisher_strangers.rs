@@ -1,4 +1,4 @@
-//! Whoever says what is no use to a publisher, or never comes to an end, is hung up on; and workers are served.
+//! Whoever says what is of no use to a publisher, or never comes to an end, is hung up on; and workers are served.
 
 #[path = "publisher/dice.rs"]
 mod dice;

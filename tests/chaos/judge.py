@@ -104,7 +104,7 @@ class Judge:
             if expected(model, serial, self.kind).crcs == event["tensors"]
         }
         if not fits:
-            yield f"{key} is no version that was published: {self._parts(event)}"
+            yield f"{key} is not a version that was published: {self._parts(event)}"
             return
         yield from self._narrow(key, fits, driver.name)
         if key in self.aborted:

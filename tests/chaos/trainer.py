@@ -42,7 +42,7 @@ LIFE = 1000  # serials of one life
 TAKES_ALL = re.compile(
     r"worker (\S+) takes all of version (\d+) of (\S+), for which there was a patch: (.*)"
 )
-IN_USE = "another process listens there"  # in words, where an error is no exception of ours
+IN_USE = "another process listens there"  # in words, where an error is not an exception of ours
 
 
 @dataclass(frozen=True, slots=True)

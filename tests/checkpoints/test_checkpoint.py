@@ -217,7 +217,7 @@ def test_a_damaged_file(tmp_path: Path, damage: Callable[[Path], None], words: s
         ({"c": "model-3.safetensors"}, r"model-3\.safetensors .*missing, with c"),
         ({"c": "../x.safetensors"}, r"'c' is said to be in '\.\./x\.safetensors'"),
         ({"c": "x.bin"}, r"'c' is said to be in 'x\.bin'"),
-        ({"c": 3}, r"index\.json is no index of shards"),
+        ({"c": 3}, r"index\.json is not an index of shards"),
     ],
 )
 def test_an_index_that_contradicts_its_shards(
@@ -243,7 +243,7 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
 def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
     folder = write_shards(tmp_path)
     (folder / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(CheckpointError, match="is no index of shards"):
+    with pytest.raises(CheckpointError, match="is not an index of shards"):
         open_checkpoint(folder)
 
 

@@ -213,7 +213,7 @@ def test_of_two_entries_of_one_name_none_is_chosen(tmp_path: Path, text: str) ->
     assert isinstance(raised.value.__cause__, LimitError)
 
 
-# What is no safetensors file at all.
+# What is not a safetensors file at all.
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 
@@ -228,7 +228,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsiz
         (b"<!doctype html>\n<html>", "is a web page: download the file itself"),
         (b"\x93NUMPY\x01\x00v\x00", "is a numpy array"),
         (b"/annex/objects/SHA256E-s1--0", "is a git-annex pointer"),
-        (b"\xff" * 100, "is no safetensors file: its first 8 bytes would announce a header of"),
+        (b"\xff" * 100, "is not a safetensors file: its first 8 bytes would announce a header of"),
     ],
 )
 def test_a_file_that_is_something_else_is_named(

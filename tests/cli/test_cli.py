@@ -360,7 +360,7 @@ def test_an_address_in_use(small: Path) -> None:
     [
         ({"path": "nowhere.safetensors"}, "nowhere.safetensors does not exist"),
         ({"--model": "a model"}, "model 'a model': a name is"),
-        ({"--bind": "127.0.0.1:5555"}, "'127.0.0.1:5555' is no address"),
+        ({"--bind": "127.0.0.1:5555"}, "'127.0.0.1:5555' is not an address"),
         ({"--expect": "0"}, "--expect 1 or more"),
     ],
 )
@@ -380,7 +380,7 @@ def test_what_can_never_be_published(small: Path, changes: dict[str, str], words
         ({"--out": "."}, "is a folder"),
         ({"--model": ""}, "model '': a name is"),
         ({"--name": "a b"}, "worker 'a b': a name is"),
-        ({"address": "tcp://host"}, "'tcp://host' is no address"),
+        ({"address": "tcp://host"}, "'tcp://host' is not an address"),
     ],
 )
 def test_what_can_never_be_received(tmp_path: Path, changes: dict[str, str], words: str) -> None:

@@ -76,7 +76,7 @@ def test_a_closed_port_is_found() -> None:
 def test_the_data_port_is_told_from_the_control_port(publisher: Publisher) -> None:
     code, found = findings(publisher.data_address)
     assert code == 2
-    assert "is no control socket: a " in found["protocol"][0]["text"]
+    assert "is not a control socket: a " in found["protocol"][0]["text"]
 
 
 @contextmanager

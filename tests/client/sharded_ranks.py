@@ -3,7 +3,7 @@
     python sharded_ranks.py RANK FOLDER
 
 Rank 0 prints a JSON object of what it saw. A rank that is not part of something waits for a key of
-the store, which is no collective: so whatever would wait for it is seen to wait.
+the store, which is not a collective: so whatever would wait for it is seen to wait.
 """
 
 import json

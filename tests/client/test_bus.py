@@ -37,7 +37,7 @@ from weightbus.bus.net.copier import AT_ONCE_BYTES
 from weightbus.bus.net.worker_loop import WorkerLoop
 from weightbus.bus.publisher import offers
 from weightbus.bus.staged import Copying
-from weightbus.bus.worker.events import Happening, Report
+from weightbus.bus.worker.events import LoopEvent, Report
 from weightbus.codecs import native
 from weightbus.python_client.options import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
@@ -573,7 +573,7 @@ def test_what_the_publisher_is_told_can_be_seen_here_before(
 ) -> None:
     tell, seen = WorkerLoop.tell, list[int]()
 
-    def told(loop: WorkerLoop, event: Happening) -> None:
+    def told(loop: WorkerLoop, event: LoopEvent) -> None:
         if isinstance(event, Report) and event.what == "applied":
             seen.append(subscriber.version("m"))
         tell(loop, event)

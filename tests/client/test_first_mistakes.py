@@ -183,7 +183,7 @@ TABLE = [
     ),
     Row(nobody_takes_it, {PUBLISHER: ["version 1 of policy", NOT_APPLIED]}),
     Row(wrong_port, {WORKER: ["worker lost has found no publisher", LISTENS]}),
-    Row(data_port, {WORKER: ["is no control socket", "one port above", "perhaps tcp://127."]}),
+    Row(data_port, {WORKER: ["is not a control socket", "one port above", "perhaps tcp://127."]}),
     Row(something_else, {WORKER: ["speaks another protocol: a web server"]}),
     Row(bound_to_this_host_alone, {WORKER: [LISTENS, "(127.0.0.1 can be reached from"]}),
     Row(nobody_joined, {PUBLISHER: [NOBODY, "publish(expect=N)", "connect to tcp://127.0.0.1:"]}),

@@ -53,7 +53,7 @@ def test_one_rank_alone_is_told_at_once_and_all_ranks_publish_as_in_the_guide(
     saw = seen(tmp_path)
     for place, text in saw["FSDP1"].items():
         if place == "target in a mapping":
-            assert "in a mapping is no target; give it by itself" in text
+            assert "in a mapping is not a target; give it by itself" in text
             continue
         assert "sharded by FullyShardedDataParallel" in text, (place, text)
         assert EVERY_RANK in text, (place, text)

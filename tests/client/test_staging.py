@@ -20,7 +20,7 @@ from weightbus import (
     UnchangedError,
 )
 from weightbus.bus.limits import BUFFERS_MAX
-from weightbus.bus.worker.events import Happening, Wanted
+from weightbus.bus.worker.events import LoopEvent, Wanted
 from weightbus.codecs import device_memory
 from weightbus.codecs.layout import Layout
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
@@ -138,7 +138,7 @@ def test_the_end_of_one_does_not_end_what_is_staged_next(
     applier = worker._applier  # noqa: SLF001 # pyright: ignore
     tell = applier._tell  # noqa: SLF001 # pyright: ignore
 
-    def telling(event: Happening) -> None:
+    def telling(event: LoopEvent) -> None:
         if isinstance(event, Wanted):
             told.append(event.key)
             with pytest.raises(RuntimeError, match="release it first"):

@@ -71,7 +71,7 @@ def test_a_file_that_is_mounted_by_itself_is_refused_at_the_start(tmp_path: Path
     )
     assert "it is mounted by itself, so no new file can take its place" in done.stdout, done.stderr
     assert "mount its folder instead" in done.stdout
-    assert python("-c", MOUNTED, file).stdout == "", "where it is not mounted it is no matter"
+    assert python("-c", MOUNTED, file).stdout == "", "where it is not mounted it is not a matter"
 
 
 def test_top_without_a_terminal_shows_it_once_and_says_so() -> None:
@@ -299,7 +299,7 @@ def test_a_part_that_is_published_into_a_whole_is_told_the_two_ways(
             publisher.publish("m", {"head": whole["head"]}, timeout=SECONDS)
         wait_for(lambda: "weightbus.subscriber" in names(caplog), "it is told", SECONDS)
         wrong = {"w": arrays(4)["w"], "b": arrays()["w"]}
-        with pytest.raises(PublishError) as caught:  # another shape: that is no matter of parts
+        with pytest.raises(PublishError) as caught:  # another shape: that is not a matter of parts
             publisher.publish("m", {"head": wrong}, timeout=SECONDS)
     assert "tensors are published, and they fit" not in str(caught.value)
     assert {"weightbus.subscriber", "weightbus.worker"} <= names(caplog)

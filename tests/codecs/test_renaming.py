@@ -80,7 +80,7 @@ def test_what_names_become() -> None:
         (lambda name: name[2:], "'n' becomes '', which cannot name a tensor"),
         (lambda name: name.removeprefix("m"), "'m.a' becomes '.a', which cannot name"),
         (lambda _: "__metadata__", "'m.a' becomes '__metadata__', which cannot name a tensor"),
-        (lambda _: None, "'m.a' becomes None, which is no text"),
+        (lambda _: None, "'m.a' becomes None, which is not text"),
     ],
 )
 def test_what_cannot_be_renamed_is_named(given: Any, text: str) -> None:

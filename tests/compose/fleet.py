@@ -17,7 +17,7 @@ HOST = "127.77.0.1"  # where this run publishes its ports, lest another one has 
 KEYS = "keys"  # the service that makes them, and has ended by the time that the others begin
 RUST = "rust"
 PROFILE = "rust-trainer"  # brings the second trainer and its workers, of images that the first have
-BUILD_SECONDS = 1800.0  # most of it is packages: a slow mirror is no failure
+BUILD_SECONDS = 1800.0  # most of it is packages: a slow mirror is not a failure
 
 Row = dict[str, Any]
 

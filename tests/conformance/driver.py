@@ -285,4 +285,4 @@ def vectors(command: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in done.stdout.splitlines()]
     except ValueError as error:
-        raise Fault(f"the driver writes what is no JSON: {error}") from None
+        raise Fault(f"the driver writes what is not valid JSON: {error}") from None

@@ -43,7 +43,7 @@ class Rules:
         free: Whether clocks, users and trainers act while messages are on their way.
         talk: In a free world, messages of a worker on their way at which its clock stands still.
         queue: Published messages on their way to a worker at which more are dropped; and two more
-            where there are patches, since a version that is no patch has another chunk.
+            where there are patches, since a version that is not a patch has another chunk.
     """
 
     publishes: tuple[tuple[str, str], ...] = (("auto", "applied"), ("auto", "applied"))

@@ -408,7 +408,7 @@ FAMILIES: tuple[Callable[[], Iterator[Case]], ...] = (
 
 @functools.cache
 def plain(seed: int) -> tuple[Case, ...]:
-    """Return every case that is no mutation: one of each kind, then a second one of each, ..."""
+    """Return every case that is not a mutation: one of each kind, then a second one of each, ..."""
     kinds: dict[str, list[Case]] = {}
     for family in FAMILIES:
         for each in family():

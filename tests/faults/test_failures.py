@@ -199,7 +199,7 @@ def test_a_worker_killed_in_the_middle_costs_nobody_else(scene: Scene) -> None:
     assert receipt.in_state("applied") == sorted(receipt.workers) == ["w0", "w2"]
 
 
-PATIENT = Settings(ping=SECONDS, lost_after=2 * SECONDS)  # so that silence is no reason
+PATIENT = Settings(ping=SECONDS, lost_after=2 * SECONDS)  # so that silence is not a reason
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "ipc"])

@@ -81,7 +81,7 @@ def test_the_roster_is_what_receipts_say(publisher: ProcessPublisher, keys: Path
         status, told = command("status", publisher, keys)
         assert (status, told["achieved"]) == (0, True)
         assert [row["version"] for row in told["workers"]] == [2]
-        assert set(publisher.workers()) == {"w"}, "an observer is no worker"
+        assert set(publisher.workers()) == {"w"}, "an observer is not a worker"
         subscriber.close()
         wait_for(lambda: observer.look(1) and not observer.view.workers, "it has left", SECONDS)
 

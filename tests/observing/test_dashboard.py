@@ -225,7 +225,7 @@ def test_elsewhere_it_takes_a_token_or_a_word() -> None:
 
 @pytest.mark.parametrize("address", ["", "8080", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(AddressError, match=r"is no HOST:PORT, such as 127\.0\.0\.1:8080"):
+    with pytest.raises(AddressError, match=r"is not a HOST:PORT, such as 127\.0\.0\.1:8080"):
         Http(address)
 
 

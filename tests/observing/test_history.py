@@ -142,7 +142,7 @@ def test_a_version_that_is_applied_late_counts_where_it_was_published() -> None:
     bench.look(view)
     kept.looked(view, view.standings(bench.now), bench.now)
     first, last = moments(kept, bench.now, told)
-    assert first.at == history.number_of(published)
+    assert first.at == history.moment_index(published)
     assert first.applied_s == pytest.approx(3 * MOMENT_SECONDS, rel=0.1)
     assert last.applied_s == 0.0
 

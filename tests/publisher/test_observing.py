@@ -454,7 +454,7 @@ def test_observers_see_what_receipts_say(publisher: Publisher) -> None:
                 (standing,) = observer.view.standings(0)
                 assert standing.version == receipt.version
                 assert (standing.verdict, standing.language) == ("current", "Python")
-        assert set(publisher.workers()) == {"w"}, "an observer is no worker"
+        assert set(publisher.workers()) == {"w"}, "an observer is not a worker"
         subscriber.close()
         wait_for(lambda: first.look(1) and not first.view.workers, "it has left", SECONDS)
 

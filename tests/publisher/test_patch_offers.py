@@ -355,7 +355,7 @@ def test_a_link_is_learned_from_versions_that_are_too_small_for_words_on_their_w
     made, _ = bench.publish()
     bench.now += 1e-3
     bench.applied("p0", made, on(base))
-    assert rate() < 10 * made.layout.nbytes, "a patch is no version"
+    assert rate() < 10 * made.layout.nbytes, "a patch is not a version"
     known = rate()
     made, _ = bench.publish(chunk_bytes=2**20)
     bench.now += 10.0

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     },
 }
 
-# But for the one that starts an example, which is no part of the library.
+# But for the one that starts an example, which is not part of the library.
 MAY_IMPORT_TOO = {("python_client/cli/commands.py", "weightbus.examples.demo.course.run_demo")}
 
 # What only some modules may import. Everything else in the package must do without.

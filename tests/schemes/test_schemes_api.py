@@ -363,7 +363,7 @@ class Context:
         self._fallback_policy = nn.Linear(3, 3)
 
     def get_model(self, model_id: str) -> nn.Module:
-        """Return a model that is no attribute."""
+        """Return a model that is not an attribute."""
         return {"hidden": self.other}[model_id]
 
 

@@ -482,7 +482,7 @@ NO_WEIGHTS = {
 def test_what_is_no_weights_is_refused_and_takes_no_number() -> None:
     with one_process(1, strict=False) as (sender, net, _, nets):
         for version, (kind, make) in enumerate(NO_WEIGHTS.items(), start=2):
-            given, refused = make(net), rf"a {kind} is no weights of 'policy': give an nn"
+            given, refused = make(net), rf"a {kind} is not weights of 'policy': give an nn"
             for send in (
                 sender.send,
                 sender.send_async,

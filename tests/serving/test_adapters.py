@@ -132,15 +132,15 @@ def test_a_server_that_was_restarted_loads_its_adapter_again(tmp_path: Path, kin
 @pytest.mark.parametrize(
     ("weights", "metadata", "words"),
     [
-        (of(1), said(), "it is no LoRA adapter as PEFT writes them (layers.0.weight"),
+        (of(1), said(), "it is not a LoRA adapter as PEFT writes them (layers.0.weight"),
         (
             {name.replace("_A.", "_A.default."): array for name, array in adapter(1).items()},
             said(),
             "publish peft.get_peft_model_state_dict(model)",
         ),
         (adapter(1), {}, "the version has no adapter_config.json: publish it with metadata="),
-        (adapter(1), {"adapter_config.json": "{"}, "that is no JSON"),
-        (adapter(1), said(peft_type="IA3"), "that is no LoRA's"),
+        (adapter(1), {"adapter_config.json": "{"}, "that is not valid JSON"),
+        (adapter(1), said(peft_type="IA3"), "that is not a LoRA's"),
     ],
     ids=["the base", "names of a module", "no configuration", "no JSON", "another method"],
 )

@@ -482,8 +482,8 @@ def test_tied_tensors_fit_a_checkpoint_with_one_of_them(tmp_path: Path) -> None:
         ("vllm", "sglang", "it is a server of sglang, by its /model_info: --kind sglang"),
         ("sglang", "vllm", "it is a server of vllm, by its /version: --kind vllm"),
         ("vllm", "vllm", "start it with VLLM_SERVER_DEV_MODE=1"),
-        ("vllm", "other", "it is no server of vllm"),
-        ("sglang", "other", "it is no server of sglang"),
+        ("vllm", "other", "it is not a server of vllm"),
+        ("sglang", "other", "it is not a server of sglang"),
     ],
 )
 def test_a_server_of_another_kind(tmp_path: Path, asked: str, is_really: str, words: str) -> None:

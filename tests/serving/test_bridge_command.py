@@ -67,7 +67,7 @@ def test_a_refusal_ends_it_with_the_engines_words(tmp_path: Path) -> None:
     [
         ({"kind": "triton"}, "--kind triton: give sglang or vllm"),
         ({"pause": "keep"}, "--pause keep: a sglang server has retract, abort, in_place, none"),
-        ({"server": "gpu-1:8000"}, "'gpu-1:8000' is no server's URL"),
+        ({"server": "gpu-1:8000"}, "'gpu-1:8000' is not a server's URL"),
         ({"lora": ""}, "--lora: give the name"),
         ({"folder": "/proc/no/such"}, "--folder /proc/no/such"),
         ({"model": "no good"}, "model"),

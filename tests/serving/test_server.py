@@ -56,7 +56,7 @@ def test_they_resume_whatever_happens(server: Server) -> None:
 
 def test_a_server_that_is_no_vllm_is_said_so() -> None:
     server = Server(vllm=False)
-    with pytest.raises(ServerError, match="it is no vLLM server; check the address"):
+    with pytest.raises(ServerError, match="it is not a vLLM server; check the address"):
         VllmServers(server.url, 5.0).ranks("v")
     server.close()
 

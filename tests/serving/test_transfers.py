@@ -67,7 +67,7 @@ def _bench() -> Iterator[Bench]:
 
 
 def other(bench: Bench, name: str = "evaluator") -> weightbus.Subscriber:
-    """Return a worker that wants the same model, applies all at once, and is no rank."""
+    """Return a worker that wants the same model, applies all at once, and is not a rank."""
     target = {n: np.zeros_like(t) for n, t in weights(0.0).items()}
     return weightbus.Subscriber(bench.publisher.address, {"policy": target}, name=name).start()
 
@@ -224,7 +224,7 @@ def test_a_rank_that_fails_in_the_pause_before_it_loads_has_the_others_release_t
 @pytest.mark.parametrize(
     ("server", "words"),
     [
-        ({"vllm": False}, "it is no vLLM server; check the address"),
+        ({"vllm": False}, "it is not a vLLM server; check the address"),
         ({"dev": False}, "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config"),
         ({}, "cannot be reached"),
     ],

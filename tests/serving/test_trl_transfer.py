@@ -419,7 +419,7 @@ def test_a_worker_that_never_comes_back_from_a_batch_is_named_when_training_ends
         transfer.destroy()
         assert SHORT <= time.monotonic() - began < SECONDS
         assert "w staged" in caplog.text
-        assert "the training is over" in caplog.text
+        assert "of the end of training" in caplog.text
         apply(worker, 1)  # what it has staged it takes although the trainer is gone
     assert all(map(torch.equal, target.parameters(), layers(1.0).parameters()))
 
@@ -693,5 +693,5 @@ def test_a_server_that_hangs_is_given_up_by_the_deadline_and_goes_on(
 def test_what_makes_no_sense_with_servers_is_refused() -> None:
     with pytest.raises(TypeError, match="leave out require"):
         WeightTransfer("tcp://127.0.0.1:0", server="http://127.0.0.1:1", require=1)
-    with pytest.raises(ValueError, match="is no server's URL"):
+    with pytest.raises(ValueError, match="is not a server's URL"):
         WeightTransfer("tcp://127.0.0.1:0", server="gpu-1:8000")

@@ -16,7 +16,7 @@ from weightbus.bus.effects import (
     Send,
 )
 from weightbus.bus.errors import ProtocolError
-from weightbus.bus.headers import PAYLOAD, Buffer, encode, from_publisher, from_worker
+from weightbus.bus.headers import PAYLOAD_INDEX, Buffer, encode, from_publisher, from_worker
 from weightbus.bus.lease import Lease
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Chunk, End, SealedChunk
@@ -247,7 +247,12 @@ class Simulation:
             return
         if self.trace:
             print(f"{self.now:8.3f} publisher -> {worker.process} {bytes(frames[pushed][:160])!r}")
-        if pushed and len(frames) > PAYLOAD and not worker.receiving and self.rng.random() < 0.7:
+        if (
+            pushed
+            and len(frames) > PAYLOAD_INDEX
+            and not worker.receiving
+            and self.rng.random() < 0.7
+        ):
             self._lend(worker, frames)
             return
         receive = worker.machine.receive_published if pushed else worker.machine.receive
@@ -255,9 +260,9 @@ class Simulation:
 
     def _lend(self, worker: Worker, frames: Frames) -> None:
         """Let a payload arrive straight in its place, the beginning now and the rest later."""
-        machine, payload = worker.machine, bytes(frames[PAYLOAD])
+        machine, payload = worker.machine, bytes(frames[PAYLOAD_INDEX])
         worker.receiving = True  # a connection carries one message at a time
-        lease = machine.place(frames[:PAYLOAD], len(payload))
+        lease = machine.place(frames[:PAYLOAD_INDEX], len(payload))
         count = self.rng.randrange(len(payload) + 1)
         if lease is not None:
             lease.view[lease.count :][:count] = payload[:count]
@@ -283,10 +288,10 @@ class Simulation:
                 lease.cancel()
             return
         if lease is not None and lease.live:
-            rest = bytes(frames[PAYLOAD])[count:]
+            rest = bytes(frames[PAYLOAD_INDEX])[count:]
             lease.view[lease.count :][: len(rest)] = rest
             lease.received(len(rest))
-        nowhere = [*map(bytes, frames[:PAYLOAD]), b""]
+        nowhere = [*map(bytes, frames[:PAYLOAD_INDEX]), b""]
         worker.perform(machine.receive_published(lease or nowhere, self.now))
 
     def subscribed(self, worker: Worker, topic: bytes) -> None:

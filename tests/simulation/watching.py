@@ -28,7 +28,7 @@ from weightbus.bus.headers import Buffer
 from weightbus.bus.lease import Lease
 from weightbus.bus.messages import Applied, Bye, Failed, Fetch, Hello, Ping, Pong, Progress, Staged
 from weightbus.bus.structs import Message
-from weightbus.bus.worker.events import Happening
+from weightbus.bus.worker.events import LoopEvent
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.phases import TIMES
 from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS
@@ -99,7 +99,7 @@ class Watched(WorkerMachine):
     def receive_published(self, arrived: Sequence[Buffer] | Lease, now: float) -> list[Effect]:
         return _seen(super().receive_published(arrived, now), HEARD)
 
-    def happened(self, event: Happening, now: float) -> list[Effect]:
+    def happened(self, event: LoopEvent, now: float) -> list[Effect]:
         return _seen(super().happened(event, now), DONE)
 
     def tick(self, now: float) -> list[Effect]:

@@ -103,7 +103,7 @@ class Worker:
         return self.views[shared.token]
 
     def objection(self, _model: str, layout: Layout) -> str:
-        return "one byte is no model" if self.picky and layout.nbytes == 1 else ""
+        return "one byte is not a model" if self.picky and layout.nbytes == 1 else ""
 
     def takes(self, layout: Layout) -> bool:
         return layout.nbytes <= self.bytes_max and not self.objection("", layout)
@@ -239,7 +239,7 @@ class Worker:
     def want(self) -> None:
         """The user wants one version and no other, for a while: a new one or an old one."""
         model = self.sim.rng.choice([*self.machine.followers])
-        heard = self.machine.followers[model].versions.heard
+        heard = self.machine.followers[model].versions.newest_known
         if model not in self.only and heard[1]:
             key = (heard[0], max(1, heard[1] + self.sim.rng.choice([-2, -1, 0, 0, 1, 1])))
             self.only[model] = key

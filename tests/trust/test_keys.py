@@ -110,12 +110,15 @@ def test_what_makes_no_sense_is_an_error_that_names_the_file(folder: Path) -> No
     good = json.loads(file.read_text())
     for bad, why in (
         ({**good, "secret": WorkerKeys.read(folder, "eye").secret}, "do not belong together"),
-        ({**good, "public": good["public"][:-1]}, "no file of keys"),
-        ({**good, "name": "a*b*"}, "no file of keys"),
-        ({"name": "w"}, "no file of keys"),
-        ([], "no file of keys"),
-        *(({**good, of: "#" * 40}, "no file of keys") for of in ("public", "secret", "publisher")),
-        ({**good, "publisher": "%nSc1" + good["publisher"][5:]}, "no file of keys"),  # 2^32
+        ({**good, "public": good["public"][:-1]}, "is not a key file"),
+        ({**good, "name": "a*b*"}, "is not a key file"),
+        ({"name": "w"}, "is not a key file"),
+        ([], "is not a key file"),
+        *(
+            ({**good, of: "#" * 40}, "is not a key file")
+            for of in ("public", "secret", "publisher")
+        ),
+        ({**good, "publisher": "%nSc1" + good["publisher"][5:]}, "is not a key file"),  # 2^32
     ):
         file.write_text(json.dumps(bad))
         with pytest.raises(KeysError, match=why) as error:

@@ -289,7 +289,7 @@ def test_two_keys_are_held_for_a_change_and_the_older_one_not_for_long() -> None
     assert not opened(keyring, old[1])
     assert opened(keyring, new[2])
     keyring.begin(by.keys)
-    assert not opened(keyring, new[2]), "a new session is no way to play it again"
+    assert not opened(keyring, new[2]), "a new session is not a way to play it again"
     assert opened(keyring, new[3])
 
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from weightbus.bus.effects import Reserve, Send
 from weightbus.bus.headers import encode
-from weightbus.bus.limits import LAYOUT_BYTES_FREE, LAYOUT_MEMORY
+from weightbus.bus.limits import LAYOUT_BYTES_GUARANTEED, LAYOUT_MEMORY
 from weightbus.bus.messages import Abort, Announce, Failed, Hello, Welcome
 from weightbus.bus.protocol_limits import WINDOW_CHUNKS
 from weightbus.bus.publisher import offers
@@ -75,7 +75,7 @@ def test_a_layout_out_of_proportion_is_refused_before_it_is_read(
 ) -> None:
     """To its data, to what the worker takes, or to the work that it is."""
     huge, small = Layout.plan([(f"t{n}", "F32", (0,)) for n in range(25_000)]), plan(4)
-    assert len(huge.header) > LAYOUT_BYTES_FREE > len(small.header)
+    assert len(huge.header) > LAYOUT_BYTES_GUARANTEED > len(small.header)
     told, parse = announcement(huge), Layout.parse
     monkeypatch.setattr(Layout, "parse", None)  # it is not called
     for bytes_max in (1, 2**30):  # of no data; and it is more than this worker takes
@@ -85,10 +85,10 @@ def test_a_layout_out_of_proportion_is_refused_before_it_is_read(
             assert fault[0] == "too-large"
     large = replace(told, nbytes=2**26)
     accepting = Acceptance("m", lambda _model, _layout: "", 2**26)
-    assert len(huge.header) <= LAYOUT_BYTES_FREE + 2**26
+    assert len(huge.header) <= LAYOUT_BYTES_GUARANTEED + 2**26
     assert accepting.layout_bytes_max == 2**26 // LAYOUT_MEMORY
-    assert accepting.oversize(large) is None
-    assert accepting.oversize(replace(large, layout_bytes=2**26 // LAYOUT_MEMORY + 1))
+    assert accepting.size_fault(large) is None
+    assert accepting.size_fault(replace(large, layout_bytes=2**26 // LAYOUT_MEMORY + 1))
     monkeypatch.setattr(Layout, "parse", parse)
     monkeypatch.setattr(acceptance, "TENSORS_UNKNOWN_MAX", 4)
     accepting = Acceptance("m", lambda _model, _layout: "", 2**30)
@@ -105,7 +105,7 @@ def test_what_a_worker_waits_for_is_bounded_by_what_it_takes() -> None:
     machine = WorkerMachine(
         Hello(name="w", instance="0" * 32, models={}), ["m"], lambda _model, _layout: "", 2**22
     )
-    assert machine.awaits() == LAYOUT_BYTES_FREE
+    assert machine.awaits() == LAYOUT_BYTES_GUARANTEED
     machine.receive(
         [encode(Welcome(epoch=1, data="tcp://*:1", ping_ms=1, lost_ms=2, models={}))], 0
     )
@@ -114,9 +114,11 @@ def test_what_a_worker_waits_for_is_bounded_by_what_it_takes() -> None:
     [reserve] = machine.receive([encode(told), layout.header], 0.0)
     assert isinstance(reserve, Reserve)
     machine.happened(Granted("m", (1, 1), np.zeros(2**22, np.uint8)), 0.0)
-    assert machine.awaits() == LAYOUT_BYTES_FREE + WINDOW_CHUNKS * 2**16
+    assert machine.awaits() == LAYOUT_BYTES_GUARANTEED + WINDOW_CHUNKS * 2**16
     machine.receive([encode(Abort(model="m", epoch=1, version=1))], 0.0)
-    assert machine.awaits() == LAYOUT_BYTES_FREE + WINDOW_CHUNKS * 2**16, "it may be on its way"
+    assert machine.awaits() == LAYOUT_BYTES_GUARANTEED + WINDOW_CHUNKS * 2**16, (
+        "it may be on its way"
+    )
 
 
 def test_a_layout_that_is_not_taken_has_no_place() -> None:
@@ -126,7 +128,7 @@ def test_a_layout_that_is_not_taken_has_no_place() -> None:
     machine.receive(
         [encode(Welcome(epoch=1, data="tcp://*:1", ping_ms=1, lost_ms=2, models={}))], 0
     )
-    told = replace(announcement(plan(4)), layout_bytes=LAYOUT_BYTES_FREE + 2**20)
+    told = replace(announcement(plan(4)), layout_bytes=LAYOUT_BYTES_GUARANTEED + 2**20)
     assert machine.place([b"m/ctl", encode(told)], told.layout_bytes) is None
     effects = machine.receive_published([b"m/ctl", encode(told), b""], 0.0)
     failed = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Failed)]

@@ -703,7 +703,7 @@ class Worker {
       } catch (const std::exception& error) {
         return turn_down(error.what());
       } catch (...) {
-        return turn_down("it threw something that is no std::exception");
+        return turn_down("it threw something that is not a std::exception");
       }
     }
 

@@ -179,7 +179,7 @@ func (s settings) memory() (map[string]weightbus.Tensors, error) {
 		for name, spec := range specs {
 			size, ok := wbp.TensorBytes(spec.DType, spec.signature().Shape)
 			if !ok {
-				return nil, fmt.Errorf("%s of %s: %s %v is no tensor", name, model, spec.DType, spec.Shape)
+				return nil, fmt.Errorf("%s of %s: %s %v is not a tensor", name, model, spec.DType, spec.Shape)
 			}
 			tensors[name] = weightbus.Bits(spec.DType, make([]byte, size), spec.Shape...)
 		}

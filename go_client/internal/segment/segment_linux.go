@@ -104,7 +104,7 @@ func (v *view) mapped(shared *wbp.Shared, size int64) error {
 		return err
 	}
 	if !info.Mode().IsRegular() || size > wbp.IntegerMax-headerBytes || info.Size() != headerBytes+size {
-		return fmt.Errorf("%s is no segment of %d bytes", shared.Path, size)
+		return fmt.Errorf("%s is not a segment of %d bytes", shared.Path, size)
 	}
 	if seals, err := sealsOf(v.file.Fd()); err != nil || seals&sealShrink == 0 {
 		return fmt.Errorf("%s could be cut short while it is read", shared.Path)

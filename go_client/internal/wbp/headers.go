@@ -129,7 +129,7 @@ func (f *fields) protocol() (string, error) {
 	}
 	for _, c := range digits {
 		if c < '0' || c > '9' {
-			return "", errors.New("wbp is no integer")
+			return "", errors.New("wbp is not an integer")
 		}
 	}
 	return string(raw), nil
@@ -306,7 +306,7 @@ func mapOf[T any](most int, isKey func(string) bool, read func([]byte) (T, error
 		values := make(map[string]T, len(f.raw))
 		for key := range f.raw {
 			if !isKey(key) {
-				f.failf("%.40q is no valid key", key)
+				f.failf("%.40q is not a valid key", key)
 			}
 			values[key] = required(f, key, read)
 		}

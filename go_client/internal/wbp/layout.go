@@ -201,7 +201,7 @@ func (l *Layout) place() error {
 		spec := &l.Tensors[i]
 		size, ok := TensorBytes(spec.DType, spec.Shape)
 		if !ok { // L5, L6
-			return fmt.Errorf("tensor %.40q: %.40q %s is no dtype and shape of a layout", spec.Name, spec.DType,
+			return fmt.Errorf("tensor %.40q: %.40q %s is not a dtype and shape of a layout", spec.Name, spec.DType,
 				ShapeText(spec.Shape))
 		}
 		if spec.Begin != l.Bytes || spec.End-spec.Begin != size { // L7, L8

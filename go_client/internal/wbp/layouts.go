@@ -36,7 +36,7 @@ func (c *acceptance) layout(a *Announce) *Layout {
 // reason.
 func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	if int64(len(bytes)) != a.LayoutBytes {
-		return CodeLayoutInvalid, fmt.Sprintf("the layout has %d bytes, announced were %d", len(bytes), a.LayoutBytes)
+		return CodeLayoutInvalid, fmt.Sprintf("the layout has %d bytes, but %d were announced", len(bytes), a.LayoutBytes)
 	}
 	layout, err := parseLayout(bytes, c.namesMax())
 	switch {
@@ -45,7 +45,7 @@ func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	case err != nil:
 		return CodeLayoutInvalid, err.Error()
 	case layout.ID != a.Layout:
-		return CodeLayoutInvalid, fmt.Sprintf("the layout hashes to %s, announced was %s", layout.ID, a.Layout)
+		return CodeLayoutInvalid, fmt.Sprintf("the layout hashes to %s, but %s was announced", layout.ID, a.Layout)
 	case c.layout(a) == nil:
 		c.keep(layout)
 	}
@@ -55,10 +55,10 @@ func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 // namesMax returns the number of names that a layout may have. The limit is proportional to
 // bytesMax, since names need memory.
 func (c *acceptance) namesMax() int64 {
-	if names := c.bytesMax / NameCost; names > NamesFree {
+	if names := c.bytesMax / NameCost; names > NamesGuaranteed {
 		return names
 	}
-	return NamesFree
+	return NamesGuaranteed
 }
 
 // keep stores a layout, and drops the oldest layouts beyond the limits.
@@ -79,16 +79,16 @@ func (c *acceptance) keep(layout *Layout) {
 // sizes.
 func (c *acceptance) excess(a *Announce) string {
 	room := c.bytesMax
-	if room < LayoutBytesFree {
-		room = LayoutBytesFree
+	if room < LayoutBytesGuaranteed {
+		room = LayoutBytesGuaranteed
 	}
 	switch {
 	case a.Bytes > c.bytesMax:
-		return fmt.Sprintf("%d bytes; this worker takes at most %d: %s", a.Bytes, c.bytesMax, raise)
+		return fmt.Sprintf("%d bytes; this worker accepts at most %d: %s", a.Bytes, c.bytesMax, raise)
 	case a.LayoutBytes > prefixBytes+room:
-		return fmt.Sprintf("a layout of %d bytes; this worker takes at most %d: %s", a.LayoutBytes, room, raise)
+		return fmt.Sprintf("a layout of %d bytes; this worker accepts at most %d: %s", a.LayoutBytes, room, raise)
 	case c.longest > 0 && a.LayoutBytes > prefixBytes+c.longest:
-		return fmt.Sprintf("a layout of %d bytes; of this worker's model none has more than %d: are its names others?",
+		return fmt.Sprintf("a layout of %d bytes; of this worker's model none has more than %d: do the names of its tensors differ?",
 			a.LayoutBytes, c.longest)
 	}
 	return ""
@@ -123,7 +123,7 @@ func (c *acceptance) fault(a *Announce) (code Code, text string) {
 	case layout == nil:
 		return "", ""
 	case layout.Bytes != a.Bytes:
-		return CodeLayoutInvalid, fmt.Sprintf("announced are %d bytes, the layout holds %d", a.Bytes, layout.Bytes)
+		return CodeLayoutInvalid, fmt.Sprintf("%d bytes were announced, but the layout holds %d", a.Bytes, layout.Bytes)
 	case c.accepted[layout.ID]:
 		return "", ""
 	}

@@ -62,8 +62,8 @@ func TestNamesThatAreRead(t *testing.T) {
 		names    int
 		fits     bool
 	}{
-		{0, NamesFree, true}, {0, NamesFree + 1, false}, {NameCost * NamesFree * 2, 2 * NamesFree, true},
-		{NameCost * NamesFree * 2, 2*NamesFree + 1, false},
+		{0, NamesGuaranteed, true}, {0, NamesGuaranteed + 1, false}, {NameCost * NamesGuaranteed * 2, 2 * NamesGuaranteed, true},
+		{NameCost * NamesGuaranteed * 2, 2*NamesGuaranteed + 1, false},
 	} {
 		entries := repeated(c.names-2, func(i int) string { return fmt.Sprintf(`"%d":""`, i) })
 		for _, text := range []string{`{"__metadata__":{` + entries + `},"t":` + emptyTensor + `}`,
@@ -81,7 +81,7 @@ func TestNamesThatAreRead(t *testing.T) {
 // A layout that was declined for too many names is not parsed again.
 func TestTooManyNamesAreDeclinedForGood(t *testing.T) {
 	m := fuzzedMachine(false)
-	layout := layoutOfText(`{` + repeated(NamesFree+1, func(i int) string { return fmt.Sprintf(`"t%d":`, i) + emptyTensor }) + `}`)
+	layout := layoutOfText(`{` + repeated(NamesGuaranteed+1, func(i int) string { return fmt.Sprintf(`"t%d":`, i) + emptyTensor }) + `}`)
 	header := Encode(announcementOf(layout))
 	m.followers["m"].acceptance.bytesMax = int64(len(layout))
 	for round, expected := range []int{2, 0} {

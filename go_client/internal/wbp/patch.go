@@ -94,7 +94,7 @@ func ParsePatch(layout *Layout, data []byte) (*Patch, error) {
 
 func parsePatchHeader(data []byte) (*Patch, error) {
 	if len(data) < patchHeaderBytes || string(data[:8]) != patchMagic {
-		return nil, fmt.Errorf("%d bytes that begin with %.8q are no patch; one has at least %d that begin with %q",
+		return nil, fmt.Errorf("%d bytes that begin with %.8q are not a patch; one has at least %d that begin with %q",
 			len(data), data, patchHeaderBytes, patchMagic)
 	}
 	flags, chunk := binary.LittleEndian.Uint32(data[8:]), binary.LittleEndian.Uint32(data[12:])

@@ -330,7 +330,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 			p.patches[0] = rawPatch(layout, k.versions().base.data, patchedVersion(2, 9).data, patchChunk)
 		}, "announced is"},
 		"it leads elsewhere": {func(_ *taker, p *published) { p.patches[0][len(p.patches[0])-2] ^= 1 }, "leads to"},
-		"it is none":         {func(_ *taker, p *published) { p.patches[0][0] = 'w' }, "are no patch"},
+		"it is none":         {func(_ *taker, p *published) { p.patches[0][0] = 'w' }, "are not a patch"},
 		"it has a byte too little": {func(_ *taker, p *published) {
 			p.patches[0] = p.patches[0][:len(p.patches[0])-1]
 			p.announce.Patches[0].Bytes--

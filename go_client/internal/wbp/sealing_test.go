@@ -376,7 +376,7 @@ func TestTheHeaderOfASealedChunkIsNeitherNewsNorASignOfLife(t *testing.T) {
 	}
 	said := &SealedChunk{Model: "m", Epoch: 7, Version: 1, Key: k.vault.group().ID, Tag: strings.Repeat("0", 32)}
 	if got := kinds(k.control(said, make([]byte, 16))); got != "fetch" {
-		t.Fatalf("what the publisher itself says is no news: %q", got)
+		t.Fatalf("what the publisher itself says is not news: %q", got)
 	}
 }
 

@@ -330,7 +330,7 @@ func (c *changes) put(base []byte, at uint32, step int32) error {
 	}
 	place += step
 	if place < 0 || place > 0xffff {
-		return errors.New("a step leads beyond 16 bits; is this the base?")
+		return errors.New("a step leads beyond 16 bits: is the patch applied to the wrong base?")
 	}
 	if place&0x8000 != 0 {
 		place &= 0x7fff
@@ -411,7 +411,7 @@ func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *chan
 	}
 	for i := range cursors {
 		if cursors[i].next < cursors[i].end {
-			return errors.New("a gap leads past the elements of a class; is this the base?")
+			return errors.New("the patch refers past the last element of a class: is it applied to the wrong base?")
 		}
 	}
 	return nil

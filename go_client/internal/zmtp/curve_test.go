@@ -114,7 +114,7 @@ func (s *server) opened(t testing.TB, frame []byte) string {
 	s.count(t, frame[8:])
 	plain, ok := secretbox.Open(nil, frame[16:], shortNonce("CurveZMQMESSAGEC", s.heard), &s.shared)
 	if !ok || string(frame[:8]) != messageName {
-		t.Fatalf("%q is no MESSAGE", frame)
+		t.Fatalf("%q is not a MESSAGE", frame)
 	}
 	return string(plain)
 }

@@ -109,7 +109,7 @@ type Stream struct {
 type body struct {
 	flags   byte
 	missing int    // bytes still to receive
-	own     []byte // memory of a frame that is no payload
+	own     []byte // memory of a frame that is not a payload
 	have    int    // bytes in own
 	place   Place  // of a payload; nil to discard it
 }
@@ -313,7 +313,7 @@ func (s *Stream) size(flags byte, digits []byte) (int, error) {
 		most += overheadBytes
 	}
 	if size > uint64(most) {
-		return 0, Error(fmt.Sprintf("a frame of %d bytes; at most %d are taken", size, most))
+		return 0, Error(fmt.Sprintf("a frame of %d bytes; at most %d are allowed", size, most))
 	}
 	return int(size), nil
 }

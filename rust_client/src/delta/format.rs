@@ -41,7 +41,7 @@ impl Header {
         let head = patch.get(..HEADER_BYTES).unwrap_or_default();
         if !head.starts_with(MAGIC) {
             return Err(PatchError(format!(
-                "{} bytes that begin with {:02x?} are no patch; it has at least {} that begin with {:02x?}",
+                "{} bytes that begin with {:02x?} are not a patch; it has at least {} that begin with {:02x?}",
                 patch.len(),
                 &patch[..patch.len().min(MAGIC.len())],
                 HEADER_BYTES,

@@ -62,7 +62,7 @@ pub fn read(
     changes.values.reserve(scratch.ranks.len());
     let mut put = |at: u32, step: i32| -> Result<(), Fault> {
         let place = place_of(element(&block[2 * at as usize..])) + step;
-        let place = u16::try_from(place).map_err(|_| "a step leads beyond 16 bits; is this the base?")?;
+        let place = u16::try_from(place).map_err(|_| "a step leads beyond 16 bits: is the patch applied to the wrong base?")?;
         changes.at.push(at);
         changes.values.push(if place & 0x8000 == 0 { !place } else { place & 0x7fff });
         Ok(())
@@ -266,7 +266,7 @@ fn find(
     if cursors.iter().all(|cursor| cursor.next == cursor.end) {
         Ok(())
     } else {
-        Err("a gap leads past the elements of a class; is this the base?")
+        Err("the patch refers past the last element of a class: is it applied to the wrong base?")
     }
 }
 

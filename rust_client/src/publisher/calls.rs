@@ -267,7 +267,7 @@ impl PublisherMachine {
         });
     }
 
-    /// Returns, for each absent worker that subscribes to the model and is no target, a text with
+    /// Returns, for each absent worker that subscribes to the model and is not a target, a text with
     /// the reason of its absence.
     fn away(&self, call: &Publication) -> Vec<String> {
         let lost = self.roster.iter().filter(|peer| peer.lost() && peer.wants(&call.model));

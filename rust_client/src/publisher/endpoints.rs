@@ -20,7 +20,7 @@ impl ListenAddress {
         let odd = || Error::Address {
             address: address.chars().take(200).collect(),
             text:
-                "this is no address to listen at; write tcp://HOST:PORT (port 0: any free one) or ipc://PATH"
+                "this is not an address to listen at; write tcp://HOST:PORT (port 0: any free one) or ipc://PATH"
                     .to_owned(),
         };
         if let Some(path) = address.strip_prefix("ipc://") {

@@ -45,7 +45,7 @@ impl PublisherKeys {
         check_path(folder)?;
         if !folder.is_dir() {
             return Err(Error::Keys(format!(
-                "{0} is no folder: a publisher's keys are one that holds {1} and {2}/; make it with: \
+                "{0} is not a folder: a publisher's keys are one that holds {1} and {2}/; make it with: \
                  weightbus keygen {0} NAME...",
                 folder.display(),
                 PUBLISHER,
@@ -243,7 +243,7 @@ mod tests {
         folder.allow("b.json", "b", 0, "");
         assert!(folder.error().contains("same key"));
         folder.allow("b.json", "b c", 1, "");
-        assert!(folder.error().contains("is no name"));
+        assert!(folder.error().contains("is not a name"));
         folder.allow("b.json", "b", 1, r#", "role": "king""#);
         assert!(folder.error().contains("role"));
         fs::remove_file(folder.0.join("allowed/b.json")).unwrap();
@@ -254,7 +254,7 @@ mod tests {
         fs::remove_file(folder.0.join(PUBLISHER)).unwrap();
         assert!(folder.error().contains("cannot be read"));
         let none = PublisherKeys::read(&folder.0.join("none")).unwrap_err().to_string();
-        assert!(none.contains("is no folder"), "{}", none);
+        assert!(none.contains("is not a folder"), "{}", none);
         let json = PublisherKeys::read(Path::new("{secret}")).unwrap_err().to_string();
         assert!(!json.contains("secret}"), "{}", json);
     }

@@ -28,14 +28,14 @@ impl Drop for Locked {
 }
 
 /// Removes the socket at `path`, if there is one. Fails if a process listens there, or if the file
-/// is no socket. The caller must keep the returned lock until the path is bound.
+/// is not a socket. The caller must keep the returned lock until the path is bound.
 pub fn free_path(path: &Path) -> io::Result<Locked> {
     let folder = lock_folder(path)?;
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
         Ok(found) if !found.file_type().is_socket() => {
-            let text = "something is there which is no socket, and stays; move it away, or take another path";
+            let text = "something is there which is not a socket, and stays; move it away, or take another path";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         Ok(_) if is_bound(path)? => return Err(io::ErrorKind::AddrInUse.into()),

@@ -180,7 +180,7 @@ impl Publication {
     }
 
     /// Applies an event to the target `name`. Returns true if the table has this transition; false
-    /// also for a worker that is no target.
+    /// also for a worker that is not a target.
     pub fn take(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
         let target = match self.targets.get_mut(name) {
             Some(target) => target,

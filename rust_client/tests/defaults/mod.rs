@@ -11,7 +11,7 @@ impl Defaults {
         Defaults(serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap())
     }
 
-    /// Returns a message with all its fields; a value that is no message as it is.
+    /// Returns a message with all its fields; a value that is not a message as it is.
     pub fn filled(&self, mut message: Value) -> Value {
         if let Some(kind) = message["type"].as_str() {
             let schema = &self.0["$defs"][kind];

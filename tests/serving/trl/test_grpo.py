@@ -239,7 +239,7 @@ def test_the_training_waits_for_a_worker_that_is_at_a_batch_when_it_ends(
         assert transfer.receipt is not None
         applied = transfer.receipt.version == 5 and transfer.receipt.in_state("applied") == ["w"]
         assert applied == waited
-        assert ("w staged" in caplog.text and "the training is over" in caplog.text) != waited
+        assert ("w staged" in caplog.text and "of the end of training" in caplog.text) != waited
         batch_is_over.set()
         generates.join(SECONDS)
     assert equal()

@@ -6,7 +6,7 @@ import java.nio.ByteBuffer;
 final class Floats {
   private Floats() {}
 
-  /** Returns the size of a value in bytes; 0 if the dtype is no float. */
+  /** Returns the size of a value in bytes; 0 if the dtype is not a float. */
   static int width(String dtype) {
     switch (dtype) {
       case "F64":
