@@ -49,8 +49,8 @@ class EventLog:
         """Return a worker's bucket; None if `WORKER_BUCKETS_MAX` other workers have used theirs."""
         found = self._workers.get(worker)
         if found is None and len(self._workers) >= WORKER_BUCKETS_MAX:
-            each = self._workers.items()
-            self._workers = {name: bucket for name, bucket in each if not bucket.is_full(now)}
+            buckets = self._workers.items()
+            self._workers = {name: bucket for name, bucket in buckets if not bucket.is_full(now)}
         if found is None and len(self._workers) < WORKER_BUCKETS_MAX:
             found = self._workers[worker] = TokenBucket(WORKER_RATE, now)
         return found

@@ -137,11 +137,11 @@ class Layout:
             (name, spec.dtype, spec.shape) for spec in self.tensors for name in names[spec.name]
         ]
         aliases = {} if untied else dict(self.aliases)
-        said = {
+        metadata = {
             key: text for key, text in (dict(texts) | kept).items() if text not in self._by_name
         }
         order = _order(rows, aliases, self.names()) if ORDER in self.metadata else ""
-        return Layout.parse(_encode(rows, said | aliases, order))
+        return Layout.parse(_encode(rows, metadata | aliases, order))
 
     def renamed(self, names: Mapping[str, str]) -> "Layout":
         """Return the layout of the same tensors at the same positions, under other names.

@@ -61,15 +61,15 @@ def explanation(published: Collection[str], own: Collection[str]) -> str | None:
         return quantised
     if not (theirs and ours):
         return None
-    for longer, shorter, whose in ((ours, theirs, "the target's"), (theirs, ours, "the published")):
+    for longer, shorter, side in ((ours, theirs, "the target's"), (theirs, ours, "the published")):
         if prefix := _prefix(longer, shorter):
-            return _said(whose, "begin with", prefix, f"{prefix!r}", f"{{'': {prefix!r}}}")
+            return _advice(side, "begin with", prefix, f"{prefix!r}", f"{{'': {prefix!r}}}")
         if suffix := _suffix(longer, shorter):
             less = f"lambda name: name.removesuffix({suffix!r})"
-            return _said(whose, "end with", suffix, less, f"lambda name: name + {suffix!r}")
+            return _advice(side, "end with", suffix, less, f"lambda name: name + {suffix!r}")
         if inside := _inside(longer, shorter):
             less = f"lambda name: name.replace({inside!r}, '')"
-            return _said(whose, "have in them", inside, less, "a mapping of names")
+            return _advice(side, "have in them", inside, less, "a mapping of names")
     return None
 
 
@@ -125,11 +125,11 @@ def _inside(longer: set[str], shorter: set[str]) -> str:
     return next(iter(found), "") if _enough(len(bare), longer, shorter) else ""
 
 
-def _said(whose: str, how: str, part: str, less: str, more: str) -> str:
+def _advice(side: str, how: str, part: str, less: str, more: str) -> str:
     """Return an error message: which side has longer names, and what to pass to fix that.
 
     Args:
-        whose: The side with longer names: `the target's` or `the published`.
+        side: The side with longer names: `the target's` or `the published`.
         how: The verb of the message before `part`, such as `begin with`.
         part: The text that only the longer names contain.
         less, more: The values of `rename=` that make names shorter and longer, as source code.
@@ -140,24 +140,24 @@ def _said(whose: str, how: str, part: str, less: str, more: str) -> str:
     if part in COMPUTED:
         by, undo = COMPUTED[part]
         who, instead = f" ({by})", f"make it one tensor there first, with {undo}"
-    elif whose == "the target's":
+    elif side == "the target's":
         instead = f"give {inner} as the target, or rename={printable(more)} at this worker"
     else:
         instead = f"publish {inner}, or rename={printable(less)} at the trainer or this worker"
-    others = "those of the target" if whose == "the published" else "the published ones"
-    return f"{whose} names {how} {printable(part, SHOWN)!r} and {others} do not{who}: {instead}"
+    others = "those of the target" if side == "the published" else "the published ones"
+    return f"{side} names {how} {printable(part, SHOWN)!r} and {others} do not{who}: {instead}"
 
 
 def _quantised(theirs: Iterable[str], ours: Iterable[str]) -> str | None:
     # Return an explanation if only one side has been quantised.
     found: Mapping[str, set[str]] = {
-        whose: {by for name in names for end, by in QUANTISED.items() if name.endswith(end)}
-        for whose, names in (("the published model", theirs), ("the target", ours))
+        side: {by for name in names for end, by in QUANTISED.items() if name.endswith(end)}
+        for side, names in (("the published model", theirs), ("the target", ours))
     }
-    for whose, by in found.items():
+    for side, by in found.items():
         if by:
             return (
-                f"{whose} is quantised ({', '.join(sorted(by))}) and the other one is not, or in "
+                f"{side} is quantised ({', '.join(sorted(by))}) and the other one is not, or in "
                 "another way: publish what was quantised as the target is, or load into a module "
                 "of the published dtypes and quantise that"
             )

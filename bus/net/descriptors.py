@@ -43,13 +43,13 @@ def check_left() -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        whose = (
+        count = (
             f"{len(taken)} of this process's {limit:,} descriptors are left"
             if error.errno == errno.EMFILE
             else f"{len(taken)} descriptors are left on this host"
         )
         raise OSError(
-            error.errno, f"{whose}, and sockets need {DESCRIPTORS_TAKEN}: close files, or {RAISE}"
+            error.errno, f"{count}, and sockets need {DESCRIPTORS_TAKEN}: close files, or {RAISE}"
         ) from None
     finally:
         for descriptor in taken:

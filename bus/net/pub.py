@@ -97,7 +97,7 @@ class SubscriberConnection:
         self.owner: tuple[str, str] | None = None  # (name, key) of the worker that owns the ticket
         self.admitted, self.since = not ticketed, now
         self.ticket = ""  # the ticket that the subscriber sent, until `admit`
-        self.said: list[bytes] = []  # reports that `receive_input` has not returned yet
+        self.reports: list[bytes] = []  # reports that `receive_input` has not returned yet
         self.invalid_frames = 0  # invalid reports that the rate limit has not counted yet
         self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
@@ -130,12 +130,12 @@ class SubscriberConnection:
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it asks for more than anybody needs")
         others, self.invalid_frames = (
-            self._stream.frames - before - len(self.said) + self.invalid_frames,
+            self._stream.frames - before - len(self.reports) + self.invalid_frames,
             0,
         )
         if others and not self._bucket.take(others, now):
             raise ZmtpError("it asks more often than anybody needs to")
-        return bool(self.asked or self.said or self.ticket)
+        return bool(self.asked or self.reports or self.ticket)
 
     def _take(self, body: bytes) -> None:
         # Handle a frame: a subscription, a report, or a ticket.
@@ -146,7 +146,7 @@ class SubscriberConnection:
             self.ticket = topic.decode("latin1")
             return
         if on == WORD:
-            self.said.append(topic)
+            self.reports.append(topic)
             return
         if on not in (OFF, ON) or len(topic) > TOPIC_BYTES_MAX:
             raise ZmtpError("it sent something else than subscriptions to topics of ours")
@@ -243,7 +243,11 @@ class PubSocket:
                 continue
             try:
                 # Read only after earlier reports are taken: this limits the memory for input.
-                if events & selectors.EVENT_READ and not subscriber.said and subscriber.read(now):
+                if (
+                    events & selectors.EVENT_READ
+                    and not subscriber.reports
+                    and subscriber.read(now)
+                ):
                     self.asking[subscriber] = None
                 if subscriber.changed:
                     subscriber.changed = False
@@ -279,8 +283,8 @@ class PubSocket:
             return None
         subscriber = next(iter(self.asking))
         del self.asking[subscriber]
-        heard = SubscriberInput(subscriber, subscriber.asked, subscriber.said, subscriber.ticket)
-        subscriber.asked, subscriber.said = {}, []
+        heard = SubscriberInput(subscriber, subscriber.asked, subscriber.reports, subscriber.ticket)
+        subscriber.asked, subscriber.reports = {}, []
         return heard
 
     def admit(self, subscriber: SubscriberConnection, owner: tuple[str, str] | None) -> bool:

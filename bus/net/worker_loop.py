@@ -319,14 +319,14 @@ class WorkerLoop:
 
     def _refuse(self, code: str, text: str) -> None:
         """Report a refusal to the user; log it once, though the worker repeats its hello."""
-        said = (
+        reason = (
             f"the publisher at {self._sockets.address} refuses worker "
             f"{self._machine.identity.name!r} ({code}): {text}"
         )
-        if said != self._refused:
-            self._refused = said
+        if reason != self._refused:
+            self._refused = reason
             self._log("refused", f"refused ({code}): {text}", warning=True)
-        self._ready_queue.refuse(RefusedError(said, code))
+        self._ready_queue.refuse(RefusedError(reason, code))
 
     def _deliver(self, staged: StagedVersion) -> None:
         small = staged.data.nbytes <= AT_ONCE_BYTES

@@ -131,7 +131,7 @@ class FetchPlanner:
         if running is not None and running.key > only:
             return self.forgo(f"version {running.key[1]} of epoch {running.key[0]} runs here")
         if versions.newest_known[0] > only[0]:
-            return self.forgo(f"the publisher is of epoch {versions.heard[0]} now")
+            return self.forgo(f"the publisher is of epoch {versions.newest_known[0]} now")
         if versions.newest_known < only or only in versions.rejected or versions.has(only):
             return []
         if only == self._backoff.key and now < self._backoff.until:  # W36

@@ -180,11 +180,11 @@ class Follower:
             versions.move(older, "newer")
         running = Running(*key, rename.was.digest)
         versions.rename(entry, running)
-        said = self.runs(entry, running)
+        report = self.runs(entry, running)
         self._forget_failure()
         return [
             Renamed(self.model, *key, rename.metadata),
-            said,
+            report,
             *self._change_mode("completed", now),
         ]
 
@@ -384,11 +384,11 @@ class Follower:
             return self._stray(chunk.epoch, chunk.version, now)
         transfer = entry.transfer
         due = transfer.take(chunk, payload, now, pushed=pushed)
-        said = [reports.progress(entry)] if due else []
+        effects = [reports.progress(entry)] if due else []
         if transfer.chunks.here == transfer.chunks.plan.count:
-            return said + self._advance(entry, now)
+            return effects + self._advance(entry, now)
         wanted = transfer.wants(now)
-        return said + reports.fetches(transfer, wanted) if wanted else said
+        return effects + reports.fetches(transfer, wanted) if wanted else effects
 
     def end(self, end: End, now: float) -> list[Effect]:
         """Process the end of a version: its digest, which is sent after all of its chunks."""
@@ -526,8 +526,12 @@ class Follower:
             case Decoded():
                 return self._decoded(event, now)
             case Wanted():
-                said = self.planner.want(event.key, now)
-                return said if event.key else said + self._go_on(self.versions.newest_known[0], now)
+                effects = self.planner.want(event.key, now)
+                return (
+                    effects
+                    if event.key
+                    else effects + self._go_on(self.versions.newest_known[0], now)
+                )
             case Waits():
                 return self._waits(self.versions.find(event.key, "ready", "applying"), event.text)
 
@@ -547,28 +551,28 @@ class Follower:
             versions.move(entry, "taken")
         if report.kept:
             versions.let_go(entry)
-        said: list[Effect] = []
+        effects: list[Effect] = []
         if entry.time == "overdue":
             versions.move(entry, entry.deferred_outcome)
         elif what == "applied":
-            said.append(self._applied(entry, report))
+            effects.append(self._applied(entry, report))
         elif what == "torn":
-            said = self._torn(entry, report, now)
+            effects = self._torn(entry, report, now)
         elif what == "declined":
-            said = self._failed(entry, report, "declined", now)
+            effects = self._failed(entry, report, "declined", now)
         else:
             versions.move(entry, what)
             if what == "failed":
-                said = self.fail(entry.key, "no-memory", report.text, now)[:1]
+                effects = self.fail(entry.key, "no-memory", report.text, now)[:1]
             elif what == "stale":
                 self.network_only = entry.key
         if what in ("taken", "put-back"):
-            return said
+            return effects
         if what == "stale":
-            return said + self.planner.latest(entry.key[0], now, at_once=True)
+            return effects + self.planner.latest(entry.key[0], now, at_once=True)
         if versions.in_phase["announced"] is not None:  # a buffer for this version may be free now
-            return said + self._resume(now)
-        return said
+            return effects + self._resume(now)
+        return effects
 
     def _applied(self, entry: VersionEntry, report: Report) -> Effect:
         # Record that a version was applied; return the report of it.
@@ -726,7 +730,7 @@ def applied(
     `at_once` is true for the first report, which may be sent on the data connection.
     """
     patch, took = (came.patch, came.decode_us) if came is not None else (None, 0)
-    said = Applied(
+    message = Applied(
         model=model,
         epoch=running.epoch,
         version=running.version,
@@ -735,7 +739,7 @@ def applied(
         decode_us=took,
         note=text,
     )
-    return Send(said, upstream=at_once)
+    return Send(message, upstream=at_once)
 
 
 def is_whole(announce: Announce, whole: Whole, payload: Buffer) -> bool:

@@ -467,8 +467,8 @@ class WorkerMachine:
         arrived at the publisher.
         """
         running = [(m, s.running) for m, s in self.followers.items()] if self.terms.upstream else []
-        said = [applied(model, what) for model, what in running if what is not None]
-        return [*said, Send(Bye())]  # W22, W34
+        last = [applied(model, what) for model, what in running if what is not None]
+        return [*last, Send(Bye())]  # W22, W34
 
     # Events that are not messages.
 

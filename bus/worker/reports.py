@@ -13,7 +13,7 @@ from .version_store import VersionEntry
 
 def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effect]:
     """Return the requests for these ranges of missing chunks. (W10, W11, D10)"""
-    said: list[Effect] = []
+    effects: list[Effect] = []
     for first, count in wanted:
         epoch, version = transfer.key
         fetch = Fetch(
@@ -25,8 +25,8 @@ def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effec
             patch=transfer.patch,
             unpatched=transfer.why,
         )
-        said.append(Send(fetch))
-    return said
+        effects.append(Send(fetch))
+    return effects
 
 
 def progress(entry: VersionEntry) -> Effect:
@@ -38,7 +38,7 @@ def progress(entry: VersionEntry) -> Effect:
     elif entry.phase == "applying":
         phase = "applying"
     model, (epoch, version) = entry.announce.model, entry.key
-    said = Progress(
+    message = Progress(
         model=model,
         epoch=epoch,
         version=version,
@@ -47,20 +47,20 @@ def progress(entry: VersionEntry) -> Effect:
         patch=patch,
         waits=entry.blocked_by if phase == "staged" else "",
     )
-    return Send(said)
+    return Send(message)
 
 
 def staged(some: Iterable[VersionEntry]) -> list[Effect]:
     """Return a `staged` report for each version whose announcement requires one. (W14)"""
-    said: list[Effect] = []
+    effects: list[Effect] = []
     for entry in some:
         s = entry.staged
         if s.say_staged and entry.time == "in-time":  # an overdue version has failed
             about = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )
-            said.append(Send(about))
-    return said
+            effects.append(Send(about))
+    return effects
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:

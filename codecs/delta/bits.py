@@ -40,8 +40,8 @@ def golomb(values: Values, k: int) -> list[Bit]:
     """Return the Exp-Golomb codes of numbers."""
     shifted = values + (1 << k)
     widths = bit_length(shifted) - 1
-    each = np.repeat(np.arange(len(values)), widths)
-    return [unary(widths - k), ((shifted[each] >> _places(widths)) & 1).astype(np.uint8)]
+    index = np.repeat(np.arange(len(values)), widths)
+    return [unary(widths - k), ((shifted[index] >> _places(widths)) & 1).astype(np.uint8)]
 
 
 def bit_length(values: Values) -> Values:

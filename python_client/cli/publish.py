@@ -89,7 +89,7 @@ class PublishJob:
             check_name(self.model, "model")
             endpoints.check(self.bind)
             precision_of(self.dtype)
-            checked(self.said)
+            checked(self.own_metadata)
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
 
@@ -102,7 +102,7 @@ class PublishJob:
         return {pattern or "*": dtype for pattern, _, dtype in pairs} or None
 
     @property
-    def said(self) -> dict[str, str]:
+    def own_metadata(self) -> dict[str, str]:
         """The user's metadata for each version.
 
         Raises:
@@ -117,9 +117,9 @@ class PublishJob:
 
     def metadata_of(self, screen: Screen, checkpoint: Checkpoint) -> dict[str, str]:
         """Return a version's metadata: the user's entries first, then those of the files."""
-        said = self.said
+        own_metadata = self.own_metadata
         texts = {name: t for name, t in checkpoint.metadata.items() if name != FORMAT}
-        found, rest = fitting({**said, **texts, **said}.items())
+        found, rest = fitting({**own_metadata, **texts, **own_metadata}.items())
         if rest:
             screen.warn(
                 f"{checkpoint.path}: of its metadata, {', '.join(rest[:10])}"

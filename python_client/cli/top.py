@@ -129,8 +129,8 @@ def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
     show(screen, standings)
     models = show_models(screen, observer.view, now)
     rows = [fields(standing) for standing in standings]
-    said = [asdict(trouble) for trouble in wrong]
-    screen.emit("top", epoch=observer.view.epoch, troubles=said, models=models, workers=rows)
+    problems = [asdict(trouble) for trouble in wrong]
+    screen.emit("top", epoch=observer.view.epoch, troubles=problems, models=models, workers=rows)
 
 
 def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:

@@ -296,14 +296,14 @@ class StateFolder(StateIndex, Closable):
                 continue
             locker = _locker_of(self._lock)
             if locker and not holder.startswith(f"process {locker} "):
-                whose = f"is locked by {_named(locker)}: stop that process"
+                reason = f"is locked by {_named(locker)}: stop that process"
             elif holder == here:
-                whose = "belongs to a publisher of this process: close() it"
+                reason = "belongs to a publisher of this process: close() it"
             else:
                 who = holder or "which has only just started"
-                whose = f"belongs to another publisher that is running ({who}): stop that one"
+                reason = f"belongs to another publisher that is running ({who}): stop that one"
             raise StateFolderError(
-                f"the state folder {self.path} {whose}, or give this one a folder of its own"
+                f"the state folder {self.path} {reason}, or give this one a folder of its own"
             )
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{here}\n".encode(), 0)

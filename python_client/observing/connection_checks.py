@@ -345,8 +345,8 @@ def _below(address: str) -> str:
 
 def _another(address: str, heard: bytes) -> Finding:
     who = next((name for head, name in OTHERS.items() if heard.startswith(head)), "")
-    said = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
-    text = f"{address} speaks another protocol: " + (who or f"it says '{said}'")
+    shown = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
+    text = f"{address} speaks another protocol: " + (who or f"it says '{shown}'")
     if not heard:
         text = f"{address} hangs up on whoever speaks ZeroMQ"
     return Finding("protocol", "problem", text, "give the address of a publisher's control socket")

@@ -384,8 +384,8 @@ class Vllm(Engine):
 
     def check_reload(self, derived: str) -> None:
         """Reject a server on a CPU, whose layers compute with packed copies of the weights."""
-        said = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
-        if "device_config=cpu" in said:
+        config = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
+        if "device_config=cpu" in config:
             raise CallError(
                 f"{self.url} runs on a processor, where vLLM's own reload leaves packed copies of "
                 f"a model's {derived} as they were, so that it would answer as neither the old "

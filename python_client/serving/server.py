@@ -51,19 +51,19 @@ class VllmServer:
 
     def world_size(self, *, include_dp: bool = True) -> int:
         """Return the number of ranks; without `include_dp`, that of one data-parallel replica."""
-        said = self._get(f"/get_world_size?include_dp={str(include_dp).lower()}").get("world_size")
-        if not isinstance(said, int) or said < 1:
-            raise ServerError(f"{self.url} says world_size={said!r}: it is not a vLLM server")
-        return said
+        size = self._get(f"/get_world_size?include_dp={str(include_dp).lower()}").get("world_size")
+        if not isinstance(size, int) or size < 1:
+            raise ServerError(f"{self.url} says world_size={size!r}: it is not a vLLM server")
+        return size
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
         """Make every rank join the trainer. The keys of `init_info` depend on the ranks' engine."""
         try:
             self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
         except ServerError as error:
-            said = str(error)
-            if "Invalid init_info for" in said or "not configured" in said:
-                raise ServerError(f"{said}: {OTHER_ENGINE}") from error
+            text = str(error)
+            if "Invalid init_info for" in text or "not configured" in text:
+                raise ServerError(f"{text}: {OTHER_ENGINE}") from error
             raise
 
     def start_weight_update(self) -> None:
@@ -77,8 +77,8 @@ class VllmServer:
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Load the version on all ranks, end the session, and set the label `weight_version`."""
-        said = None if weight_version is None else {"weight_version": weight_version}
-        self._post("/finish_weight_update", said)
+        body = None if weight_version is None else {"weight_version": weight_version}
+        self._post("/finish_weight_update", body)
 
     def update_weight_version(self, new_version: str) -> None:
         """Set the version label of the server to `new_version`."""
@@ -190,8 +190,8 @@ class VllmServers:
         `init_info`.
         """
         names = iter(self._names(str(init_info.get("deployment", ""))))
-        each = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}
-        self._all(lambda s: s.init_weight_transfer_engine(each[s.url]))
+        info_by_url = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}
+        self._all(lambda s: s.init_weight_transfer_engine(info_by_url[s.url]))
 
     def start_weight_update(self) -> None:
         """Begin a session on each server."""
@@ -226,8 +226,8 @@ class VllmServers:
 
     def weight_versions(self) -> dict[str, str]:
         """Return the version label of each server, by URL."""
-        said = self._all(VllmServer.weight_version)
-        return {s.url: version for s, version in zip(self.servers, said, strict=True)}
+        versions = self._all(VllmServer.weight_version)
+        return {s.url: version for s, version in zip(self.servers, versions, strict=True)}
 
     @contextmanager
     def paused(self, mode: PauseMode = "keep") -> Generator[None]:

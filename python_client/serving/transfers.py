@@ -168,14 +168,14 @@ class Transfers:
             ServerError: A server does not answer, or does not run weightbus's engine.
         """
         published = self._publisher.described(tensors)
-        said = Join(
+        join = Join(
             address=self._publisher.address,
             model=self._model,
             deployment=self._deployment,
             deadline=self._pause_timeout,
             tensors={name: (dtype, [*shape]) for name, (dtype, shape) in published.items()},
         )
-        self._join, self._gathered = asdict(said), False
+        self._join, self._gathered = asdict(join), False
         self._have_join(time.monotonic() + self._timeout)
 
     def send(self, weights: object, metadata: Mapping[str, str] | None = None) -> Receipt:
@@ -320,8 +320,8 @@ class Transfers:
     ) -> None:
         client = self._client if client is None else client
         left = max(0.0, until - time.monotonic())
-        said = asdict(RankVersion(*version, deadline=left / 2, load=load, cancel=cancel))
-        update = partial(client.update_weights, said)
+        info = asdict(RankVersion(*version, deadline=left / 2, load=load, cancel=cancel))
+        update = partial(client.update_weights, info)
         try:
             self._again(update, until, client, own=CLOSED)
         except Exception as error:

@@ -159,11 +159,11 @@ class WeightTransfer:
             raise ClosedError("init_weight_transfer() comes before send_weights()")
         trainer = _trainer_of(iterator)  # before the iterator is exhausted
         weights, began = named(iterator), time.monotonic()
-        behind, said = self._behind(self.publisher), self._said(trainer)
+        behind, metadata = self._behind(self.publisher), self._metadata_of(trainer)
         if self._transfers is None:
-            lags = self._hand_out(self.publisher, weights, said)
+            lags = self._hand_out(self.publisher, weights, metadata)
         else:
-            lags = self._serve(self._transfers, weights, said)
+            lags = self._serve(self._transfers, weights, metadata)
         self.metrics = {
             "weightbus/version_max": float(self._version),
             "weightbus/update_s": time.monotonic() - began,
@@ -207,22 +207,22 @@ class WeightTransfer:
     # Sending.
 
     def _serve(
-        self, transfers: Transfers, weights: Tensors, said: Mapping[str, str]
+        self, transfers: Transfers, weights: Tensors, metadata: Mapping[str, str]
     ) -> list[float]:
-        """Load weights with the metadata `said` on the servers; return each rank's seconds."""
+        """Load weights with this metadata on the servers; return each rank's seconds."""
         if self._version == 0:
             transfers.join({n: (name_of_torch(t.dtype), (*t.shape,)) for n, t in weights.items()})
-        self.receipt = transfers.send(weights, said)
+        self.receipt = transfers.send(weights, metadata)
         self._version = self.receipt.version
         log.info("%s", self.receipt)
         return _lags(self.receipt)
 
     def _hand_out(
-        self, publisher: Publisher, weights: Tensors, said: Mapping[str, str]
+        self, publisher: Publisher, weights: Tensors, metadata: Mapping[str, str]
     ) -> list[float]:
-        """Publish weights with the metadata `said`; return the seconds of earlier applies."""
+        """Publish weights with this metadata; return the seconds of earlier applies."""
         lags = self._settle()
-        options: PublishOptions = {**self._options, "metadata": said}
+        options: PublishOptions = {**self._options, "metadata": metadata}
         future = publisher.publish_async(self._model, weights, **options)
         committed = publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS)
         if committed is None:
@@ -272,7 +272,7 @@ class WeightTransfer:
         runs = [w.running.get(self._model, (0, 0)) for w in known if self._model in w.models]
         return [max(0, self._version - (v if e == publisher.epoch else 0)) for e, v in runs]
 
-    def _said(self, trainer: Any) -> dict[str, str]:
+    def _metadata_of(self, trainer: Any) -> dict[str, str]:
         """Return the metadata of a version: the training step, and the user's own metadata."""
         step = getattr(getattr(trainer, "state", None), "global_step", None)
         of_step = {} if step is None else {"step": str(step)}

@@ -261,8 +261,8 @@ class _At:
 
     def words(self, model: torch.nn.Module, error: BaseException) -> str:
         where = f" {self._shown}" if self._name else ""
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
-        return f"{type(model).__name__} cannot load{where}: {said}"
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+        return f"{type(model).__name__} cannot load{where}: {text}"
 
 
 class _Fits(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -103,8 +103,8 @@ class StepPublisher:
         if self.publisher is None:
             raise ClosedError(f"{self._model} is published between begin() and end() alone")
         self._published = step
-        said = {"step": str(step), **(self._options.get("metadata") or {})}
-        options: PublishOptions = {**self._options, "metadata": said}
+        metadata = {"step": str(step), **(self._options.get("metadata") or {})}
+        options: PublishOptions = {**self._options, "metadata": metadata}
         try:
             self._last = self.publisher.publish_async(self._model, weights, **options)
         except StateError:
