@@ -76,7 +76,7 @@ class SealedVersion:
         self, group: GroupKey, subject: Subject, buffer: NDArray[np.uint8], *, again: bool
     ) -> None:
         self.group, self.subject, self._again = group, subject, again
-        self._key = group.of_version(subject)
+        self._key = group.version_key(subject)
         self._buffer = buffer
         self._chunks: dict[int, tuple[str, memoryview]] = {}  # send queues hold weak references
 
@@ -261,7 +261,7 @@ class Sealer:
             return last[1:]
         sealed = bytearray(len(header))
         data = subject.associated(LAYOUT, 0, len(header))
-        tag, _ = seal(self._group.of_version(subject), nonce_of(LAYOUT, 0), data, header, sealed)
+        tag, _ = seal(self._group.version_key(subject), nonce_of(LAYOUT, 0), data, header, sealed)
         self._layouts[announce.model] = subject, bytes(sealed), tag.hex()
         return bytes(sealed), tag.hex()
 

@@ -75,8 +75,8 @@ class GroupKey:
         self.key = key
         self._secret = hmac.digest(b"weightbus 1", key, hashlib.sha256)  # HKDF-Extract
         self.id = _expand(self._secret, b"id")[:8].hex()
-        self.of_messages = _expand(self._secret, b"messages")
-        self._messages = ciphers()[0](self.of_messages)
+        self.message_key = _expand(self._secret, b"messages")
+        self._messages = ciphers()[0](self.message_key)
 
     def __repr__(self) -> str:
         return f"<GroupKey {self.id}>"
@@ -99,7 +99,7 @@ class GroupKey:
             return None
         return plain
 
-    def of_version(self, subject: "Subject") -> bytes:
+    def version_key(self, subject: "Subject") -> bytes:
         return _expand(self._secret, b"version" + subject.names)
 
 

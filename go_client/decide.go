@@ -43,7 +43,7 @@ func (w *Worker) waitForLate(m *model) {
 
 // applyIfWanted applies a newer version, unless a user function rejects it.
 func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
-	if !w.isNews(v) {
+	if !w.keepIfNewer(v) {
 		return
 	}
 	w.loop.taken(v)

@@ -41,7 +41,7 @@ type loop struct {
 }
 
 // run starts the loop. connect must return the loop's transport.
-func (l *loop) run(connect func(carried) transport) {
+func (l *loop) run(connect func(transportHandler) transport) {
 	l.Lock()
 	l.transport = connect(l)
 	l.Unlock()
@@ -142,7 +142,7 @@ func (l *loop) broke(err error) {
 	l.tell(Event{Kind: Disconnected, Text: wbp.Printable(err.Error(), 0)})
 }
 
-func (l *loop) turnedAway(err error) {
+func (l *loop) disconnected(err error) {
 	l.Lock()
 	defer l.Unlock()
 	if why := l.door.why(err, l.now()); why != "" {

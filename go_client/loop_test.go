@@ -18,7 +18,7 @@ import (
 type stage struct {
 	t         *testing.T
 	worker    *Worker
-	loop      carried
+	loop      transportHandler
 	epoch     int64
 	sent      []string // types of messages, in order
 	failure   *wbp.Failed
@@ -67,7 +67,7 @@ func performIn(t *testing.T, models map[string]Tensors, opens wbp.Opens) *stage 
 func performWith(t *testing.T, options Options, opens wbp.Opens) *stage {
 	s := &stage{t: t, epoch: 7, topics: map[string]bool{}}
 	options.Name = "w"
-	worker, err := newWorker("tcp://host:5", options, opens, func(c carried) transport {
+	worker, err := newWorker("tcp://host:5", options, opens, func(c transportHandler) transport {
 		s.loop = c
 		return s
 	})

@@ -12,7 +12,7 @@ const linger = 200 * time.Millisecond // time to send queued messages, such as b
 
 // A transport carries frames between a worker and its publisher. The implementation below uses
 // package zmtp; another implementation (such as libzmq by cgo) would have these methods and call
-// the methods of a carried. All methods but close are called with the carried's lock held, and must
+// the methods of a transportHandler. All methods but close are called with its lock held, and must
 // not block.
 type transport interface {
 	// send sends a message to the publisher. It drops the message while not connected.
@@ -33,9 +33,9 @@ type transport interface {
 	close()
 }
 
-// A carried is the user of a transport. The transport calls the methods with the lock held, except
-// as noted.
-type carried interface {
+// A transportHandler handles the events of a transport, which calls the methods with the lock held,
+// except as noted.
+type transportHandler interface {
 	sync.Locker
 	// connected is called for each new control connection.
 	connected()
@@ -48,15 +48,15 @@ type carried interface {
 	published(frames [][]byte, lease *wbp.Lease)
 	// broke is called, without the lock, when the data connection broke or an attempt failed.
 	broke(err error)
-	// turnedAway is called, without the lock, when the control connection or an attempt failed.
-	turnedAway(err error)
+	// disconnected is called, without the lock, when the control connection or an attempt failed.
+	disconnected(err error)
 }
 
 var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMax}
 
 // sockets is a transport with a DEALER socket and, once the data endpoint is known, a SUB socket.
 type sockets struct {
-	carried carried
+	handler transportHandler
 	control *zmtp.Connection
 	data    *zmtp.Connection
 	ending  sync.WaitGroup // previous data connections
@@ -65,8 +65,8 @@ type sockets struct {
 }
 
 // newSockets starts to connect to the publisher; keys may be nil.
-func newSockets(control endpoint, keys *zmtp.Keys, c carried) *sockets {
-	s := &sockets{carried: c, topics: map[string]bool{}}
+func newSockets(control endpoint, keys *zmtp.Keys, c transportHandler) *sockets {
+	s := &sockets{handler: c, topics: map[string]bool{}}
 	dealer := zmtp.Dealer
 	dealer.Keys = keys // K1
 	s.control = zmtp.Dial(control.network, control.address, nil, dealer, limits, zmtp.Owner{
@@ -74,7 +74,7 @@ func newSockets(control endpoint, keys *zmtp.Keys, c carried) *sockets {
 		Opened:   c.connected,
 		Place:    s.placing(0),
 		Received: func(m zmtp.Message) { c.received(m.Frames, leaseOf(m)) },
-		Closed:   c.turnedAway,
+		Closed:   c.disconnected,
 	})
 	return s
 }
@@ -101,15 +101,15 @@ func (s *sockets) dial(data endpoint) {
 	s.dataEnd = data
 	var current *zmtp.Connection
 	current = zmtp.Dial(data.network, data.address, data.resolve(systemLookUp), zmtp.Sub, limits, zmtp.Owner{
-		Lock:   s.carried,
+		Lock:   s.handler,
 		Opened: func() {},
 		Place:  s.placing(1),
 		Received: func(m zmtp.Message) {
 			if s.data == current { // else the message is from a previous endpoint
-				s.carried.published(m.Frames, leaseOf(m))
+				s.handler.published(m.Frames, leaseOf(m))
 			}
 		},
-		Closed: s.carried.broke,
+		Closed: s.handler.broke,
 	})
 	s.data = current
 	for topic, on := range s.topics {
@@ -128,7 +128,7 @@ func (s *sockets) redial() {
 // index of the header's frame.
 func (s *sockets) placing(header int) func(frames [][]byte, size int) zmtp.Place {
 	return func(frames [][]byte, size int) zmtp.Place {
-		if lease := s.carried.place(frames[header], size); lease != nil {
+		if lease := s.handler.place(frames[header], size); lease != nil {
 			return lease
 		}
 		return nil // nil, not an interface that holds a nil pointer
@@ -159,11 +159,11 @@ func (s *sockets) tick(now time.Time) bool {
 
 func (s *sockets) close() {
 	s.control.Close(linger)
-	s.carried.Lock()
+	s.handler.Lock()
 	if s.data != nil {
 		s.end(s.data)
 	}
-	s.carried.Unlock()
+	s.handler.Unlock()
 	s.control.Wait()
 	s.ending.Wait()
 }

@@ -149,12 +149,12 @@ func New(address string, options Options) (*Worker, error) {
 	if !options.NetworkOnly {
 		opens = segment.NewCache().Open
 	}
-	return newWorker(address, options, opens, func(c carried) transport { return newSockets(control, keys, c) })
+	return newWorker(address, options, opens, func(h transportHandler) transport { return newSockets(control, keys, h) })
 }
 
 // newWorker returns a worker that uses the transport that connect returns. If opens is nil, the
 // shared-memory transport is disabled.
-func newWorker(address string, options Options, opens wbp.Opens, connect func(carried) transport) (*Worker, error) {
+func newWorker(address string, options Options, opens wbp.Opens, connect func(transportHandler) transport) (*Worker, error) {
 	if err := options.setDefaultsAndCheck(); err != nil {
 		return nil, err
 	}
@@ -301,7 +301,7 @@ func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error
 		return Update{}, err
 	}
 	defer m.guard.unlockWrite()
-	if !w.isNews(v) {
+	if !w.keepIfNewer(v) {
 		return Update{}, errNotApplied
 	}
 	w.loop.taken(v)
@@ -313,9 +313,9 @@ func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error
 	return update, nil
 }
 
-// isNews reports whether a version is newer than the running one. It drops a version that is not,
-// and also returns false after Close.
-func (w *Worker) isNews(v *wbp.StagedVersion) bool {
+// keepIfNewer reports whether a version is newer than the running one, and drops the version if not.
+// After Close it returns false.
+func (w *Worker) keepIfNewer(v *wbp.StagedVersion) bool {
 	if w.life.Err() != nil {
 		return false
 	}

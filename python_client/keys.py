@@ -113,9 +113,9 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
     exposed = [a for a in addresses if a is not None and not endpoints.is_local(a)]
     if exposed and keys is None and not insecure:
         raise AddressError(
-            f"{exposed[0]} can be reached from other hosts, and whoever reaches it would get the "
-            "weights: give keys= (--keys; make them with weightbus keygen), or say insecure=True "
-            "(--insecure) on a network whose every member you trust; 127.0.0.1 needs neither"
+            f"other hosts can reach {exposed[0]} and would get the weights: give keys= (--keys; "
+            "make them with weightbus keygen), or set insecure=True (--insecure) if you trust every "
+            "host of the network; 127.0.0.1 needs neither"
         )
 
 

@@ -67,9 +67,9 @@ class FetchPlanner:
         waiting = self._versions.in_phase["announced"]
         if waiting is not None and key <= waiting.key and waiting.lacks == "layout":
             return []  # W7
-        return self.latest(epoch, now)
+        return self.request_latest(epoch, now)
 
-    def latest(self, epoch: int, now: float, *, at_once: bool = False) -> list[Effect]:
+    def request_latest(self, epoch: int, now: float, *, at_once: bool = False) -> list[Effect]:
         """Request the latest version, unless a request was sent a moment ago."""
         if self.only is not None:
             return self.exact(now)

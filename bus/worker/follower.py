@@ -338,7 +338,7 @@ class Follower:
         on = self.versions.mode == "following"
         subscribe = Subscribe(self.patches.topic, on=on and not self.shared)
         newest = self.versions.newest[0]
-        return [subscribe, *(self.planner.latest(newest, now) if on else [])]
+        return [subscribe, *(self.planner.request_latest(newest, now) if on else [])]
 
     def _decline(self, entry: VersionEntry, code: str, text: str, now: float) -> list[Effect]:
         self.versions.move(entry, "failed" if code in TRANSIENT else "declined")
@@ -360,11 +360,11 @@ class Follower:
             return []
         self._misfit, self._recheck_at = None, math.inf
         self.versions.forgive((misfit.epoch, misfit.version))
-        return self.planner.latest(misfit.epoch, now, at_once=True)
+        return self.planner.request_latest(misfit.epoch, now, at_once=True)
 
     # Arriving data.
 
-    def reads(self, announce: Announce) -> bool:
+    def wants_layout(self, announce: Announce) -> bool:
         """Return whether to receive the layout that comes with an announcement."""
         return self._acceptance.size_fault(announce) is None
 
@@ -476,7 +476,7 @@ class Follower:
             arrived = entry.phase == "arriving"
             gone = named and not late and self.versions.move(entry, "gone")
             if gone and arrived and only is None:
-                return self._resume(now) or self.planner.latest(entry.key[0], now)
+                return self._resume(now) or self.planner.request_latest(entry.key[0], now)
         return self.planner.gone(epoch, version)
 
     def _go_on(self, epoch: int, now: float) -> list[Effect]:
@@ -487,7 +487,7 @@ class Follower:
             and self.versions.mode == "catching-up"
             and self.versions.in_phase["arriving"] is None
         )
-        return self.planner.latest(epoch, now) if idle else effects
+        return self.planner.request_latest(epoch, now) if idle else effects
 
     # The session.
 
@@ -569,7 +569,7 @@ class Follower:
         if what in ("taken", "put-back"):
             return effects
         if what == "stale":
-            return effects + self.planner.latest(entry.key[0], now, at_once=True)
+            return effects + self.planner.request_latest(entry.key[0], now, at_once=True)
         if versions.in_phase["announced"] is not None:  # a buffer for this version may be free now
             return effects + self._resume(now)
         return effects

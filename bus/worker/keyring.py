@@ -116,7 +116,7 @@ class Keyring:
         if key is None or tag is None:
             return None
         if self._secret[:2] != (key.id, subject.names):
-            self._secret = key.id, subject.names, key.of_version(subject)
+            self._secret = key.id, subject.names, key.version_key(subject)
         data = subject.associated(purpose, index, size)
         return Opening(self._secret[2], nonce_of(purpose, index), data, bytes.fromhex(tag))
 

@@ -188,7 +188,7 @@ class WorkerMachine:
             leased = follower.versions.lend(message) if size <= WHOLE_BYTES_MAX else None
             if leased is not None:
                 return leased
-        if message.whole is None and not follower.reads(message):
+        if message.whole is None and not follower.wants_layout(message):
             return None
         lease = place_for(message, size, self._whole)
         if lease is not None and keyring is not None:
@@ -225,7 +225,7 @@ class WorkerMachine:
             case Ping():
                 return [Send(Pong(token=message.token))]  # W18
             case Refuse():
-                self._heard_at = now if self.inside else self._heard_at
+                self._heard_at = now if self.in_session else self._heard_at
                 return self._refuse(message, now)
             case _ if self.session != "inside":
                 return []
@@ -324,9 +324,9 @@ class WorkerMachine:
             case "unknown-worker":
                 self._change_session("unknown")  # W20
                 return self._hello(now) if self.may_say_hello(now) else []
-            case "gone" | "range" if self.inside and refuse.model in self.followers:
+            case "gone" | "range" if self.in_session and refuse.model in self.followers:
                 return self.followers[refuse.model].gone(refuse.epoch, refuse.version, now)
-            case "no-patch" if self.inside and refuse.model in self.followers:
+            case "no-patch" if self.in_session and refuse.model in self.followers:
                 return self.followers[refuse.model].patches.refused(refuse, now)
             case code if code in TURNED_AWAY:
                 self._change_session("refused")
@@ -337,7 +337,7 @@ class WorkerMachine:
     # Joining.
 
     @property
-    def inside(self) -> bool:
+    def in_session(self) -> bool:
         """True while there is a session."""
         return self.session == "inside"
 
@@ -346,7 +346,7 @@ class WorkerMachine:
         after = SESSIONS[self.session].get(change)
         if after is not None:
             self.session, self._waiting = after, waiting
-            if not self.inside:
+            if not self.in_session:
                 self.terms = replace(self.terms, upstream="")  # valid only in its session (W34)
         return after is not None
 
@@ -376,7 +376,7 @@ class WorkerMachine:
             return [Refused("stale-epoch", text)]
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         self._heard_at, self._redial_at = now, None
-        if self.inside and welcome.epoch == self.terms.epoch:
+        if self.in_session and welcome.epoch == self.terms.epoch:
             self.terms = replace(self.terms, upstream=token_of(welcome, UPSTREAM))  # W34
             if self._keyring is not None:
                 self._keyring.add(welcome.keys, now + self.timing.lost_after)
@@ -448,7 +448,7 @@ class WorkerMachine:
 
     def without_ticket(self, now: float) -> list[Effect]:
         """Return a hello, if it is due: its welcome brings a ticket for a data connection."""  # K7
-        return self._hello(now) if self.inside and self.may_say_hello(now) else []
+        return self._hello(now) if self.in_session and self.may_say_hello(now) else []
 
     def changed(self, now: float) -> None:
         """Record that the control connection opened, closed, or tries to connect."""
@@ -475,10 +475,10 @@ class WorkerMachine:
     def happened(self, event: LoopEvent, now: float) -> list[Effect]:
         """Process the result of an effect, or the outcome of a version that was ready."""
         if isinstance(event, Examined):
-            return [Send(event.answer)] if self.inside else []
+            return [Send(event.answer)] if self.in_session else []
         if isinstance(event, Flush):  # the publisher processes earlier messages before this ping
             about = {"subscribed": self.terms.subscribed, "shared": self.terms.shared}
-            return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.inside else []
+            return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.in_session else []
         follower = self.followers.get(event.model)
         if follower is None:  # the event is about the publisher's probe segment
             welcome = self._waiting
@@ -486,7 +486,7 @@ class WorkerMachine:
                 return []
             return self._enter(welcome, event.memory, now)
         effects = follower.happened(event, now)
-        if isinstance(event, Wanted) and not self.inside:
+        if isinstance(event, Wanted) and not self.in_session:
             return [effect for effect in effects if not isinstance(effect, Send)]
         return effects
 
@@ -510,7 +510,7 @@ class WorkerMachine:
         lacking = self._keyring is not None and self._keyring.lacks(now)  # outside too: keys expire
         if self._silent(now) or (self._redial_at is not None and now >= self._redial_at):
             return self._reconnect()
-        if not self.inside:
+        if not self.in_session:
             return []
         effects = self._unheard(now)
         elsewhere = self.applied_epoch > self.terms.epoch  # a later epoch was applied late: W3

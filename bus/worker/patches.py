@@ -90,16 +90,16 @@ class Patches:
     def decode(self, entry: VersionEntry) -> list[Effect]:
         """Decode a complete patch, unless the decoding has begun."""
         transfer, chunks = entry.transfer, entry.chunks
-        if transfer.comes == "decoded" or transfer.base is None or chunks is None:
+        if transfer.arrival == "decoded" or transfer.base is None or chunks is None:
             return []
         return [Decode(transfer.decode(transfer.base, chunks.memory))]
 
     def refused(self, refuse: Refuse, now: float) -> list[Effect]:
         """Handle a refusal: the publisher has no such patch, so fetch the whole version."""  # D8
         entry = self._versions.find((refuse.epoch, refuse.version), "arriving")
-        if entry is None or entry.transfer.patch is None or entry.transfer.comes == "decoded":
+        if entry is None or entry.transfer.patch is None or entry.transfer.arrival == "decoded":
             return []
-        return self.give_up(entry, "the publisher has no such patch (any more)", now)
+        return self.give_up(entry, "the publisher does not have this patch", now)
 
     def give_up(self, entry: VersionEntry, why: str, now: float) -> list[Effect]:
         """Fetch the whole version instead of an unusable patch."""  # D5"""

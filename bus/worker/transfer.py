@@ -59,7 +59,7 @@ class Transfer:
 
     Attributes:
         base: The base of the patch, for as long as it is needed.
-        comes: How the version arrives (`tables.COMING`).
+        arrival: How the version arrives (`tables.COMING`).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Transfer:
             self.patch = PatchId(patch.encoding, patch.epoch, patch.version)
         self.why = why[:LABEL_MAX]
         self.base = base
-        self.comes: Coming = "received"
+        self.arrival: Coming = "received"
         self.tries = 0  # consecutive timeouts on this connection
         self._offered = patch
         self._job: Copying | Patching | None = None  # the copy or decode that uses the memory now
@@ -244,7 +244,7 @@ class Transfer:
     @property
     def exhausted(self) -> bool:
         """True if requests were repeated too often without any valid chunk."""
-        return self.comes in ("received", "pulled") and self.tries >= TRIES_MAX
+        return self.arrival in ("received", "pulled") and self.tries >= TRIES_MAX
 
     def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
         """Return the job that decodes the complete patch, with its base, into a buffer."""
@@ -271,7 +271,7 @@ class Transfer:
         self._change_way("unpushed")
 
     def _change_way(self, way: Way) -> None:
-        self.comes = COMING[self.comes].get(way, self.comes)
+        self.arrival = COMING[self.arrival].get(way, self.arrival)
 
     def answered(self, sent_at: float) -> None:
         """Record that the ping sent at `sent_at`, and every earlier request, was answered."""
@@ -280,7 +280,7 @@ class Transfer:
     def wants(self, now: float) -> list[tuple[int, int]]:
         """Return ranges of chunks to request now, as (first, count); (0, 0): announce and `end`."""
         wanted: list[tuple[int, int]] = []
-        if self.comes == "decoded":
+        if self.arrival == "decoded":
             return wanted
         if self._lease is not None and self._lease.count > self._leased[1]:
             self._leased, self._heard_at = (self._leased[0], self._lease.count), now
@@ -292,11 +292,11 @@ class Transfer:
             self.tries += 1
             self._ask_again(now)
             self._timeout = min(2 * self._timeout, self._timing.patience_max)  # W32
-        if self.digest is None and self.comes != "received" and not self._end_asked:
+        if self.digest is None and self.arrival != "received" and not self._end_asked:
             self._end_asked = True
             wanted.append((0, 0))
         crcs = self.chunks.crcs
-        limit = len(crcs) if self.comes == "pulled" else self._pushed  # W10, W30
+        limit = len(crcs) if self.arrival == "pulled" else self._pushed  # W10, W30
         while self._cursor < limit and crcs[self._cursor] is not None:
             self._cursor += 1
         if (

@@ -137,12 +137,12 @@ function written(value: unknown): unknown {
 
 function groupKey({ group }: Case): Row {
   const key = new GroupKey(group);
-  return { ok: { id: key.id, messages: key.ofMessages.toString("hex") } };
+  return { ok: { id: key.id, messages: key.messageKey.toString("hex") } };
 }
 
 function versionKey({ group, version }: Case): Row {
   const names = namesOf(version);
-  const key = new GroupKey(group).ofVersion(names);
+  const key = new GroupKey(group).versionKey(names);
   return { ok: { names: names.toString("hex"), key: key.toString("hex") } };
 }
 
@@ -150,7 +150,7 @@ function payload({ group, version, purpose, index, sealed, tag }: Case): Row {
   const bytes = Buffer.from(sealed, "hex");
   const nonce = nonceOf(purpose, index);
   const associated = associatedOf(version, purpose, index, bytes.length);
-  const key = new GroupKey(group).ofVersion(namesOf(version));
+  const key = new GroupKey(group).versionKey(namesOf(version));
   const opening = new Opening(key, nonce, associated, Buffer.from(tag, "hex"));
   const crc = opening.decrypt(bytes, bytes);
   if (crc === null) return { error: "sealed" };

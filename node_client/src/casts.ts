@@ -21,18 +21,25 @@ export function castable(from: Dtype, to: Dtype): boolean {
  *
  * @returns The number of finite values that became infinite.
  */
-export function convert(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
-  if (native(source) && native(target)) (to as Float64Array).set(from as Float64Array);
+export function convert(
+  from: TypedArray,
+  fromDtype: Dtype,
+  to: TypedArray,
+  toDtype: Dtype,
+): number {
+  if (native(fromDtype) && native(toDtype)) (to as Float64Array).set(from as Float64Array);
   else {
     for (let at = 0; at < from.length; at += PIECE) {
       const piece = from.subarray(at, at + PIECE);
-      put(bitsOf(piece, source), to.subarray(at, at + piece.length), target);
+      put(bitsOf(piece, fromDtype), to.subarray(at, at + piece.length), toDtype);
     }
   }
-  return WIDEST.indexOf(source) < WIDEST.indexOf(target) ? lost(from, source, to, target) : 0;
+  return WIDEST_FIRST.indexOf(fromDtype) < WIDEST_FIRST.indexOf(toDtype)
+    ? countOverflows(from, fromDtype, to, toDtype)
+    : 0;
 }
 
-const WIDEST: readonly Dtype[] = ["F64", "F32", "BF16", "F16"]; // by range of values, widest first
+const WIDEST_FIRST: readonly Dtype[] = ["F64", "F32", "BF16", "F16"]; // by range of values, widest first
 
 /** The greatest finite value of each dtype. */
 export const GREATEST: ReadonlyMap<Dtype, number> = new Map([
@@ -42,11 +49,16 @@ export const GREATEST: ReadonlyMap<Dtype, number> = new Map([
   ["F16", 65504],
 ]);
 
-function lost(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
+function countOverflows(
+  from: TypedArray,
+  fromDtype: Dtype,
+  to: TypedArray,
+  toDtype: Dtype,
+): number {
   let count = 0;
   for (let i = 0; i < to.length; i++) {
-    if (!isInfinite(to[i] as number, target)) continue;
-    if (!isInfinite(from[i] as number, source)) count += 1;
+    if (!isInfinite(to[i] as number, toDtype)) continue;
+    if (!isInfinite(from[i] as number, fromDtype)) count += 1;
   }
   return count;
 }

@@ -38,11 +38,11 @@ export class FetchPlanner {
     const waiting = versions.inPhase("announced");
     if (waiting?.lacks === "layout" && !newer(key, waiting)) return []; // W7
     if (!newer(key, this.#backoffKey) && now < this.#backoffUntil) return []; // W36
-    return this.latest(key.epoch, now);
+    return this.requestLatest(key.epoch, now);
   }
 
   /** Request the latest version, at most once every `timing.quiet` milliseconds. */
-  latest(epoch: number, now: number): Effect[] {
+  requestLatest(epoch: number, now: number): Effect[] {
     if (now - this.#latestAt < this.timing.quiet) return []; // W4
     this.#latestAt = now;
     const layout = this.versions.inPhase("announced")?.lacks === "layout";

@@ -189,7 +189,7 @@ export class Follower {
   #changeMode(event: ModelEvent, now: number): Effect[] {
     if (!this.versions.changeMode(event)) return [];
     const following = this.versions.mode === "following";
-    const asks = following ? this.planner.latest(this.versions.newest.epoch, now) : [];
+    const asks = following ? this.planner.requestLatest(this.versions.newest.epoch, now) : [];
     return [this.subscription, ...asks];
   }
 
@@ -219,7 +219,7 @@ export class Follower {
    * Whether a payload of `size` bytes, the layout or the whole version, is allowed with an
    * announcement.
    */
-  accompanies(announce: Announce, size: number): boolean {
+  wantsAnnounced(announce: Announce, size: number): boolean {
     const { whole, layout_bytes, nbytes } = announce;
     if (this.#acceptance.excess(announce) !== null) return false;
     return size === (whole === null ? layout_bytes : nbytes);
@@ -325,7 +325,7 @@ export class Follower {
     const busy = effects.length > 0 || this.versions.inPhase("arriving") !== null;
     return busy || this.versions.mode === "following"
       ? effects
-      : this.planner.latest(key.epoch, now); // W26
+      : this.planner.requestLatest(key.epoch, now); // W26
   }
 
   /**
@@ -340,7 +340,7 @@ export class Follower {
       if (!named || (epoch !== 0 && epoch !== entry.epoch)) continue;
       if (!this.versions.move(entry, "gone") || was === "announced") continue;
       const resumed = this.#resume(now);
-      return resumed.length > 0 ? resumed : this.planner.latest(entry.epoch, now);
+      return resumed.length > 0 ? resumed : this.planner.requestLatest(entry.epoch, now);
     }
     return [];
   }
@@ -373,8 +373,8 @@ export class Follower {
 
   /**
    * Handle the success of an apply: the version is the running one from now on. `kept` is true if
-   * the user continues to use the version's memory, which must not be used again. `note` is a text
-   * for the publisher about values that became infinite.
+   * the user keeps the version's memory, so that it must not be used for other versions. `note` is a
+   * text for the publisher about values that became infinite.
    */
   applied(now: number, kept: boolean, note: string): Effect[] {
     const [entry, older] = [this.versions.inPhase("applying"), this.versions.inPhase("running")]; // W16
@@ -390,7 +390,7 @@ export class Follower {
 
   /**
    * Handle the failure of an apply. `intact` is true if the previous version still runs. `kept` is
-   * true if the user continues to use the version's memory, which must not be used again.
+   * true if the user keeps the version's memory, so that it must not be used for other versions.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
     const entry = this.versions.inPhase("applying"); // W24

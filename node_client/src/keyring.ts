@@ -120,7 +120,7 @@ export class Keyring {
     if (group === undefined || tag === null) return null;
     const names = namesOf(of);
     if (this.#last.id !== group.id || Buffer.compare(this.#last.names, names) !== 0) {
-      this.#last = { id: group.id, names, key: group.ofVersion(names) };
+      this.#last = { id: group.id, names, key: group.versionKey(names) };
     }
     const associated = associatedOf(of, purpose, index, size);
     return new Opening(

@@ -72,7 +72,7 @@ export function readWorkerKeys(path: string, name?: string): WorkerKeys {
     throw new KeysError(what);
   }
   const found = isFolder(path) ? fileOf(join(path, WORKERS), name) : path;
-  return checkPair(checked(parsed(read(found), found), found), found);
+  return checkPair(checked(parseJson(read(found), found), found), found);
 }
 
 function isFolder(path: string): boolean {
@@ -90,11 +90,12 @@ function checked(value: unknown, where: string): WorkerKeys {
   throw new KeysError(`${where}: no worker's keys, which have ${wrong.join("; ")}; ${HELP}`);
 }
 
-function parsed(text: string, path: string): unknown {
+function parseJson(text: string, path: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
-    throw new KeysError(`${path} is not a key file: it is not valid JSON; ${HELP}`); // not shown: secret
+    // Without the parser's message, which may quote a secret.
+    throw new KeysError(`${path} is not a key file: it is not valid JSON; ${HELP}`);
   }
 }
 

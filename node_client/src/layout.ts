@@ -93,15 +93,15 @@ function ordered(
   return names.size === inFile.length ? names : byName;
 }
 
-/** Return the JSON of a layout. Throws unless the prefix is the length of that JSON. */
+/** Return the JSON of a layout. Throw a LayoutError if the prefix is not the length of that JSON. */
 function jsonOf(bytes: Uint8Array): Uint8Array {
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const size = buffer.length < PREFIX_BYTES ? -1n : buffer.readBigUInt64LE();
   const length = PREFIX_BYTES + Number(size); // L1
   if (size < 0n || size > LAYOUT_BYTES_MAX || buffer.length !== length) {
     throw new LayoutError(
-      `a layout of ${buffer.length} bytes; it must be 8 bytes with the length of its JSON, and ` +
-        `then that JSON, of at most ${LAYOUT_BYTES_MAX} bytes`,
+      `a malformed layout of ${buffer.length} bytes: it needs 8 bytes with the length of its JSON, ` +
+        `then exactly that JSON, of at most ${LAYOUT_BYTES_MAX} bytes`,
     );
   }
   return buffer.subarray(PREFIX_BYTES);

@@ -33,8 +33,9 @@ const [ZERO, NINE, SPACE] = [0x30, 0x39, 0x20];
 /**
  * Read `{"name": {"dtype": ..., "shape": [...], "data_offsets": [...]}, "__metadata__": {...}}`.
  *
- * @param namesMax - the most names of tensors and metadata to read.
- * @throws LayoutError - if the bytes have another form; TooManyNamesError - beyond `namesMax`.
+ * @param namesMax - the maximum number of names of tensors and metadata.
+ * @throws LayoutError - if the bytes do not have this form.
+ * @throws TooManyNamesError - if there are more than `namesMax` names.
  */
 export function readHeader(json: Uint8Array, namesMax = Number.POSITIVE_INFINITY): Header {
   if (!isUtf8(json)) throw new LayoutError("the layout is not UTF-8");
@@ -43,7 +44,7 @@ export function readHeader(json: Uint8Array, namesMax = Number.POSITIVE_INFINITY
   const entries = new Map<string, Entry>();
   let metadata: Map<string, string> | undefined;
   reader.object((key) => {
-    reader.names += 1;
+    reader.nameCount += 1;
     if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.failDuplicate(key); // L3
     if (key === METADATA) metadata = readTexts(reader);
     else entries.set(key, readEntry(reader));
@@ -56,7 +57,7 @@ export function readHeader(json: Uint8Array, namesMax = Number.POSITIVE_INFINITY
 function readTexts(reader: Reader): Map<string, string> {
   const texts = new Map<string, string>();
   reader.object((key) => {
-    reader.names += 1;
+    reader.nameCount += 1;
     if (texts.has(key)) reader.failDuplicate(key);
     texts.set(key, reader.string());
   });
@@ -83,7 +84,7 @@ function readEntry(reader: Reader): Entry {
 /** A cursor over the bytes, with a method for each kind of value. */
 class Reader {
   #at = 0;
-  #names = 0;
+  #nameCount = 0;
 
   constructor(
     readonly bytes: Uint8Array,
@@ -91,12 +92,12 @@ class Reader {
   ) {}
 
   /** Number of names read so far. */
-  get names(): number {
-    return this.#names;
+  get nameCount(): number {
+    return this.#nameCount;
   }
 
-  set names(count: number) {
-    this.#names = count;
+  set nameCount(count: number) {
+    this.#nameCount = count;
     if (count <= this.namesMax) return;
     throw new TooManyNamesError(
       `a layout of more than ${this.namesMax} names of tensors and metadata, for all of which ` +

@@ -123,13 +123,13 @@ export class WorkerLoop {
   }
 
   #tick(): void {
-    if (!this.#closed && !this.machine.inside && this.#control.connected) {
+    if (!this.#closed && !this.machine.inSession && this.#control.connected) {
       this.#guarded(() => this.machine.helloIfOutside(now()));
     }
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
     // Tick last: if `tick` closes a connection, messages sent just after it would be lost.
     this.#guarded(() => this.machine.tick(now()));
-    const text = this.#closed ? null : this.#names.poll(this.machine.inside, now());
+    const text = this.#closed ? null : this.#names.poll(this.machine.inSession, now());
     if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
   }
 
@@ -175,7 +175,7 @@ export class WorkerLoop {
     const times = this.#faults > 1 ? ` (and ${this.#faults - 1} times before)` : "";
     this.#faults = 0;
     const words = `this worker failed on one message, and goes on: please report it${times}: ${text}`;
-    this.handlers.told({ do: "notice", code: "failed-inside", text: words });
+    this.handlers.told({ do: "notice", code: "failed-inSession", text: words });
     return text;
   }
 

@@ -93,7 +93,7 @@ export class WorkerMachine {
     return this.#malformed;
   }
 
-  get inside(): boolean {
+  get inSession(): boolean {
     return this.#session === "inside";
   }
 
@@ -113,7 +113,7 @@ export class WorkerMachine {
 
   /** Process a published message. The first frame is the topic. */
   receivePublished(frames: Frames, now: number): Effect[] {
-    if (!this.inside) return [];
+    if (!this.inSession) return [];
     const effects: Effect[] = [];
     if (!this.#subscribed) {
       this.#subscribed = true; // the first message proves that the subscription is active: W18
@@ -132,28 +132,30 @@ export class WorkerMachine {
    */
   place(frames: Frames, size: number): Lease | null {
     const decoded = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false);
-    const message = this.inside ? decoded && this.#published(decoded, false)?.message : undefined;
+    const message = this.inSession
+      ? decoded && this.#published(decoded, false)?.message
+      : undefined;
     if (message?.type !== "announce" && !isChunk(message)) return null;
     const follower = message.epoch === this.#epoch ? this.followers.get(message.model) : undefined;
     if (follower === undefined) return null;
     if (message.type !== "announce") return follower.place(message, size);
-    return follower.accompanies(message, size) ? new Lease(new Uint8Array(size)) : null;
+    return follower.wantsAnnounced(message, size) ? new Lease(new Uint8Array(size)) : null;
   }
 
   /**
-   * Return a lease to receive the payload of a control message, given its header. Return null if
-   * the payload is not wanted.
+   * Return leased memory for the payload of a control message, given its header. Return null if the
+   * payload is not wanted.
    *
    * The lease has separate memory, since a published chunk may be written into the version's
    * buffer at the same time.
    */
   placeControl(header: Uint8Array, size: number): Lease | null {
-    const message = this.inside ? this.#decode([header, NO_BYTES], false)?.message : undefined;
+    const message = this.inSession ? this.#decode([header, NO_BYTES], false)?.message : undefined;
     if (message?.type !== "announce" && !isChunk(message)) return null;
     const follower = message.epoch === this.#epoch ? this.followers.get(message.model) : undefined;
     const wanted =
       message.type === "announce"
-        ? follower?.accompanies(message, size)
+        ? follower?.wantsAnnounced(message, size)
         : follower?.wantsChunk(message, size);
     return wanted ? new Lease(new Uint8Array(size)) : null;
   }
@@ -186,7 +188,7 @@ export class WorkerMachine {
     if (message.type === "ping") return [send({ type: "pong", token: message.token })]; // W18
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
     if (message.type === "refuse") return this.#refuse(message, now);
-    if (!this.inside || message.type === "sealed_message") return []; // cannot be opened
+    if (!this.inSession || message.type === "sealed_message") return []; // cannot be opened
     // The publisher restarted, or the welcome was damaged: the next welcome has the right epoch.
     if (message.epoch !== this.#epoch) return this.hello(now); // W3
     if (this.#isStray(message, pushed)) return []; // E4
@@ -249,12 +251,12 @@ export class WorkerMachine {
       case "gone":
       case "range": {
         // W27
-        const follower = this.inside && model !== null ? this.followers.get(model) : undefined;
+        const follower = this.inSession && model !== null ? this.followers.get(model) : undefined;
         return follower?.gone(refuse, now) ?? [{ do: "notice", code, text }];
       }
       case "no-patch": {
         // D8
-        const follower = this.inside && model !== null ? this.followers.get(model) : undefined;
+        const follower = this.inSession && model !== null ? this.followers.get(model) : undefined;
         return follower?.patches.refused(refuse, now) ?? [{ do: "notice", code, text }];
       }
       default:
@@ -294,7 +296,7 @@ export class WorkerMachine {
     this.#ages.heard(welcome.epoch, welcome.age_ms, this.appliedEpoch, now);
     this.#heardAt = now;
     const ticket = ticketOf(welcome);
-    if (this.inside && welcome.epoch === this.#epoch) {
+    if (this.inSession && welcome.epoch === this.#epoch) {
       this.keyring?.add(welcome.keys, now + this.timing.lostAfter); // W29: a second hello
       return [...this.#dial(welcome, ticket), ...this.#hearOf(welcome.models, now)];
     }
@@ -374,7 +376,7 @@ export class WorkerMachine {
 
   /** Handle the loss of the data connection and of its ticket: `hello` requests a new ticket. */
   withoutTicket(now: number): Effect[] {
-    return this.inside ? this.hello(now) : []; // K7
+    return this.inSession ? this.hello(now) : []; // K7
   }
 
   /** Record that the control connection opened or broke, or an attempt started or failed. */
@@ -450,7 +452,7 @@ export class WorkerMachine {
   tick(now: number): Effect[] {
     const lacking = this.keyring?.lacks(now) ?? false; // keys expire outside a session, too
     if (this.#silent(now) || now >= this.#redialAt) return this.#callAgain();
-    if (!this.inside) return [];
+    if (!this.inSession) return [];
     const followers = [...this.followers.values()];
     const effects = [...followers.flatMap((follower) => follower.tick(now)), ...this.#unheard(now)];
     const elsewhere = this.appliedEpoch > this.#epoch; // a late apply, from a later publisher (W3)

@@ -298,19 +298,19 @@ function* decode(
 
 /** Write changes into a block. */
 function write({ block, mode, body }: Part, data: Uint8Array, changes: Changes): void {
-  const { at, values, count } = changes;
+  const { positions, values, count } = changes;
   const { width } = block;
   if (mode === "raw") {
     data.set(body, block.begin);
   } else if (mode === "overwrite") {
     let from = body.length - count * width;
     for (let i = 0; i < count; i++) {
-      const to = block.begin + (at[i] as number) * width;
+      const to = block.begin + (positions[i] as number) * width;
       for (let byte = 0; byte < width; byte++) data[to + byte] = body[from++] as number;
     }
   } else {
     for (let i = 0; i < count; i++) {
-      const to = block.begin + 2 * (at[i] as number);
+      const to = block.begin + 2 * (positions[i] as number);
       data[to] = (values[i] as number) & 255;
       data[to + 1] = (values[i] as number) >> 8;
     }

@@ -99,9 +99,9 @@ export class Patches {
   /** Handle a refusal: the publisher no longer has the requested patch, or never had it. */
   refused(refuse: Refuse, now: number): Effect[] {
     const entry = this.versions.find(refuse, "arriving"); // D8
-    if (entry === null || entry.transfer.patch === null || entry.transfer.comes === "decoded")
+    if (entry === null || entry.transfer.patch === null || entry.transfer.arrival === "decoded")
       return [];
-    return this.giveUp(entry, "the publisher has no such patch (any more)", now);
+    return this.giveUp(entry, "the publisher does not have this patch", now);
   }
 
   /** Fetch the whole version instead of an unusable patch. */

@@ -44,17 +44,17 @@ export interface Subject {
 export class GroupKey {
   /** Identifies the key without revealing it. */
   readonly id: string;
-  readonly ofMessages: Buffer;
+  readonly messageKey: Buffer;
   readonly #key: Buffer;
 
   constructor(hex: string) {
     this.#key = Buffer.from(hex, "hex");
     this.id = this.#derived("id", ID_BYTES).toString("hex");
-    this.ofMessages = this.#derived("messages");
+    this.messageKey = this.#derived("messages");
   }
 
-  /** Return the key of a version, given its `namesOf`. */
-  ofVersion(names: Uint8Array): Buffer {
+  /** Return the key that encrypts the chunks of a version, given its `namesOf`. */
+  versionKey(names: Uint8Array): Buffer {
     return this.#derived(Buffer.concat([Buffer.from("version"), names]));
   }
 
@@ -64,7 +64,7 @@ export class GroupKey {
     if (size < 0) return null;
     const associated = Buffer.concat([u32(MESSAGE), u64(count), u64(size)]);
     const nonce = nonceOf(MESSAGE, count);
-    const opening = new Opening(this.ofMessages, nonce, associated, sealed.subarray(size));
+    const opening = new Opening(this.messageKey, nonce, associated, sealed.subarray(size));
     const plain = new Uint8Array(size);
     return opening.decrypt(sealed.subarray(0, size), plain) === null ? null : plain;
   }
@@ -130,7 +130,7 @@ export class Opening {
     this.#decipher.setAuthTag(tag);
   }
 
-  /** Decrypt the next piece into `to`, which has the same size and may be the same memory. */
+  /** Decrypt the next bytes into `to`, which is as long as `sealed` and may be the same memory. */
   decryptNext(sealed: Uint8Array, to: Uint8Array): void {
     for (let at = 0; at < sealed.length; at += PIECE_BYTES) {
       const plain = this.#decipher.update(sealed.subarray(at, at + PIECE_BYTES));

@@ -62,23 +62,23 @@ function readRow(reader: BitReader, number: number): Row {
 /** Changed elements: their positions in a block and, in mode `steps`, their new values. */
 export class Changes {
   count = 0;
-  at: Uint32Array;
+  positions: Uint32Array;
   values: Uint16Array;
 
   constructor(room = 1024) {
-    this.at = new Uint32Array(room);
+    this.positions = new Uint32Array(room);
     this.values = new Uint16Array(room);
   }
 
   /** Make room for `more` changes. */
   reserve(more: number): void {
     const needed = this.count + more;
-    if (needed <= this.at.length) return;
-    const size = Math.max(needed, 2 * this.at.length);
-    const [at, values] = [new Uint32Array(size), new Uint16Array(size)];
-    at.set(this.at.subarray(0, this.count));
+    if (needed <= this.positions.length) return;
+    const size = Math.max(needed, 2 * this.positions.length);
+    const [positions, values] = [new Uint32Array(size), new Uint16Array(size)];
+    positions.set(this.positions.subarray(0, this.count));
     values.set(this.values.subarray(0, this.count));
-    this.at = at;
+    this.positions = positions;
     this.values = values;
   }
 
@@ -86,10 +86,10 @@ export class Changes {
     return 6 * this.count;
   }
 
-  /** Return a copy without spare room. */
+  /** Return a copy without spare capacity. */
   copy(): Changes {
     const copied = new Changes(this.count);
-    copied.at.set(this.at.subarray(0, this.count));
+    copied.positions.set(this.positions.subarray(0, this.count));
     copied.values.set(this.values.subarray(0, this.count));
     copied.count = this.count;
     return copied;
@@ -104,7 +104,7 @@ export class Changes {
     if (place < 0 || place > 0xffff) {
       throw new PatchError("a step leads beyond 16 bits: is the patch applied to the wrong base?");
     }
-    this.at[this.count] = at;
+    this.positions[this.count] = at;
     this.values[this.count] = place & 0x8000 ? place & 0x7fff : 0xffff - place;
     this.count += 1;
   }
@@ -226,7 +226,9 @@ export class StepReader {
       yield;
     }
     if (changes.count < wanted) {
-      throw new PatchError("the patch refers past the last element of a class: is it applied to the wrong base?");
+      throw new PatchError(
+        "the patch refers past the last element of a class: is it applied to the wrong base?",
+      );
     }
   }
 
@@ -271,7 +273,7 @@ export function readOverwritten(
   }
   const reader = new BitReader(body.subarray(HEAD_BYTES, HEAD_BYTES + codes));
   changes.reserve(count);
-  reader.positions(changes.at, changes.count, count, k, elements);
+  reader.positions(changes.positions, changes.count, count, k, elements);
   reader.end();
   changes.count += count;
 }

@@ -106,7 +106,7 @@ export class Transfer {
   readonly patch: PatchId | null;
   #buffer: Uint8Array;
   #base: Base | null;
-  #comes: ArrivingState = "received";
+  #arrival: ArrivingState = "received";
   #here = 0;
   #restarts = 0;
   #decodeUs = 0;
@@ -161,8 +161,8 @@ export class Transfer {
     return this.#base;
   }
 
-  get comes(): ArrivingState {
-    return this.#comes;
+  get arrival(): ArrivingState {
+    return this.#arrival;
   }
 
   /** Number of chunks that have arrived. */
@@ -192,7 +192,7 @@ export class Transfer {
 
   /** Whether repeated requests have brought no new chunk. (D5, W12) */
   get hopeless(): boolean {
-    return this.#comes !== "decoded" && this.#tries >= TRIES_MAX;
+    return this.#arrival !== "decoded" && this.#tries >= TRIES_MAX;
   }
 
   /**
@@ -327,7 +327,7 @@ export class Transfer {
    * already.
    */
   decode(buffer: Uint8Array): Patching | null {
-    if (this.#comes === "decoded" || this.#base === null || this.#digest === null) return null;
+    if (this.#arrival === "decoded" || this.#base === null || this.#digest === null) return null;
     this.#changeWay("patched");
     const { model } = this.announce;
     this.#patching = new Patching(model, this.#base, this.#buffer, buffer, this.#digest);
@@ -363,7 +363,7 @@ export class Transfer {
   }
 
   #changeWay(way: ArrivingEvent): void {
-    this.#comes = ARRIVING_ARROWS[this.#comes][way] ?? this.#comes;
+    this.#arrival = ARRIVING_ARROWS[this.#arrival][way] ?? this.#arrival;
   }
 
   /** Record that the ping sent at `sentAt`, and all requests before it, were answered. */
@@ -373,7 +373,7 @@ export class Transfer {
 
   /** Return the chunks to fetch now. */
   wants(now: number): Range[] {
-    if (this.#comes === "decoded") return [];
+    if (this.#arrival === "decoded") return [];
     if (this.#lease !== null && this.#lease.count > this.#lentHere) {
       this.#lentHere = this.#lease.count;
       this.#heardAt = now;
@@ -387,7 +387,7 @@ export class Transfer {
       this.#patience = Math.min(2 * this.#patience, this.timing.patienceMax);
     }
     const ranges: Range[] = [];
-    if (this.#digest === null && this.#comes === "pulled" && !this.#endAsked) {
+    if (this.#digest === null && this.#arrival === "pulled" && !this.#endAsked) {
       this.#endAsked = true;
       ranges.push({ first: 0, count: 0 });
     }
@@ -398,7 +398,7 @@ export class Transfer {
 
   /** Request missing chunks, up to a window. */
   #fill(ranges: Range[]): void {
-    const limit = this.#comes === "pulled" ? this.#plan.count : this.#pushed;
+    const limit = this.#arrival === "pulled" ? this.#plan.count : this.#pushed;
     while (this.#asked < WINDOW_CHUNKS) {
       const offset = this.#states.subarray(this.#cursor, limit).indexOf(MISSING as number);
       if (offset < 0) {

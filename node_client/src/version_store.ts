@@ -130,8 +130,8 @@ export class VersionStore {
   }
 
   /**
-   * Begin a session of this epoch: drop announced versions and unfinished versions of other epochs.
-   * Request missing chunks again, since earlier requests will not be answered.
+   * Begin a session of this epoch: drop all announced versions, and those of other epochs that are
+   * arriving or staged. Request missing chunks again, since earlier requests will not be answered.
    */
   reconnected(epoch: number, now: number): void {
     for (const entry of this.all("announced", "arriving", "staged")) {

@@ -229,7 +229,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
    * If the timeout expires while a version is being applied, the apply continues, and the next call
    * returns that version.
    *
-   * @returns the applied version; undefined if none arrived before the timeout.
+   * @returns the applied version; undefined if none was applied before the timeout.
    * @throws ApplyError, RefusedError (see above), ClosedError, or the signal's reason.
    */
   async receive(deadline: Deadline = {}): Promise<Update | undefined> {

@@ -154,9 +154,9 @@ test("what failed to be applied is not tried again, and its report is repeated",
 test("silence is loss", () => {
   const bench = new Bench();
   bench.machine.tick(bench.now + 4900);
-  assert.ok(bench.machine.inside);
+  assert.ok(bench.machine.inSession);
   assert.deepEqual(kinds(bench.machine.tick(bench.now + 5000)), ["lost", "redial"]);
-  assert.ok(!bench.machine.inside);
+  assert.ok(!bench.machine.inSession);
   assert.deepEqual(
     kinds(bench.machine.helloIfOutside(bench.now + 5000)),
     ["hello"],

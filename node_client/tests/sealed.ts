@@ -53,7 +53,7 @@ export class Sealer {
         ? { encoding: of.id.encoding, base: [of.id.epoch, of.id.version] as const }
         : { encoding: "raw" };
     const subject = { model: "m", epoch, version, ...sizes, ...how };
-    const key = this.group.ofVersion(namesOf(subject));
+    const key = this.group.versionKey(namesOf(subject));
     const associated = associatedOf(subject, purpose, index, plain.length);
     return box(key, nonceOf(purpose, index), associated, plain);
   }
@@ -91,7 +91,7 @@ export class Sealer {
     sizes.writeUInt32LE(MESSAGE);
     sizes.writeBigUInt64LE(BigInt(count), 4);
     sizes.writeBigUInt64LE(BigInt(head.length), 12);
-    const { sealed, tag } = box(this.group.ofMessages, nonceOf(MESSAGE, count), sizes, head);
+    const { sealed, tag } = box(this.group.messageKey, nonceOf(MESSAGE, count), sizes, head);
     const text = Buffer.concat([sealed, tag]).toString("base64");
     return [header("sealed_message", { key: this.group.id, count, sealed: text }), ...payloads];
   }

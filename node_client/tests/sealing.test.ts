@@ -123,7 +123,7 @@ test("nothing counts that is not sealed, and a version in the clear is declined"
   bench.publish([header("refuse", { code: "revoked", text: "" })]);
   bench.publish([header("ping", {})]);
   assertNone(bench);
-  assert.ok(bench.machine.inside);
+  assert.ok(bench.machine.inSession);
   for (const withLayout of [true, false]) {
     const [failed] = sent(bench.control(one.announce(withLayout)), "failed");
     assert.equal(failed?.code, "unsupported");
@@ -217,7 +217,7 @@ test("the older key ends outside of a session, too", () => {
   const said = decode(old.message(version(1).say("beacon")));
   assert.notEqual(bench.machine.keyring?.published(said, false), null);
   bench.machine.tick(bench.now);
-  assert.ok(!bench.machine.inside);
+  assert.ok(!bench.machine.inSession);
   assert.equal(bench.machine.keyring?.published(said, false), null);
 });
 
@@ -230,11 +230,11 @@ test("a pushed chunk of what does not arrive is neither news nor a sign of life"
     for (const waited of [1000, 3900]) {
       bench.now += waited;
       assert.deepEqual(bench.publish(forged), []);
-      assert.ok(bench.machine.inside);
+      assert.ok(bench.machine.inSession);
     }
     bench.now += 100;
     bench.machine.tick(bench.now);
-    assert.ok(!bench.machine.inside);
+    assert.ok(!bench.machine.inSession);
   }
   const bench = new Keyed();
   assert.equal(sent(bench.control(bench.sealer.chunk(version(3), 0)), "fetch").length, 1);
@@ -293,7 +293,7 @@ test("whoever is shut out tells it, and dials anew, and again", () => {
     const effects = bench.machine.shutOut("no key", bench.now);
     assert.deepEqual(effects, [{ do: "refused", code: "keys", text: "no key" }]);
     assert.deepEqual(bench.machine.shutOut("no key", bench.now), []);
-    assert.ok(!bench.machine.inside);
+    assert.ok(!bench.machine.inSession);
     const dialled = () => kinds(bench.wait(500)).filter((kind) => kind === "redial").length;
     assert.deepEqual([dialled(), dialled(), dialled()], [0, 1, 0]);
   }
@@ -307,7 +307,7 @@ test("refusals for want of rights end the session, and it goes on asking", () =>
     const bench = new Keyed();
     const effects = bench.control([header("refuse", { code, text: "no" })]);
     assert.deepEqual(effects, [{ do: "refused", code, text: "no" }]);
-    assert.ok(!bench.machine.inside);
+    assert.ok(!bench.machine.inSession);
     assert.ok(kinds(bench.wait(1000)).includes("hello"));
   }
 });

@@ -40,7 +40,7 @@ class StallHints:
     def look(self) -> None:
         """Log a warning if a stall has lasted longer than `hint_after`. Must not block."""
         now = time.monotonic()
-        if self._machine.inside:
+        if self._machine.in_session:
             self._outside_since, self._told_outside = None, False
         elif self._ready_queue.refused:  # the refusal itself says why
             self._outside_since = None
@@ -72,7 +72,7 @@ class StallHints:
     def _say_what_answers(self, seconds: float) -> None:
         """Check what answers at the address, and log a warning. (In a separate thread.)"""
         found = reach(self._address, keyed=self._keyed, timeout=REACH * self._patience)
-        if self._machine.inside or self._ready_queue.refused or self._ready_queue.closed:
+        if self._machine.in_session or self._ready_queue.refused or self._ready_queue.closed:
             return
         wrong = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
         if not wrong and self._keyed:

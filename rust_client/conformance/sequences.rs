@@ -133,11 +133,11 @@ impl Player {
 }
 
 fn published(frames: Vec<Vec<u8>>) -> Published<weightbus::machine::Ticket> {
-    let payloads = frames.len().saturating_sub(1);
+    let payload_count = frames.len().saturating_sub(1);
     let mut frames = frames.into_iter();
     let header = frames.next().unwrap_or_default();
     let payload = frames.next().map_or(PublishedPayload::None, PublishedPayload::Bytes);
-    Published { header, payloads, payload }
+    Published { header, payload_count, payload }
 }
 
 /// Makes the models of a spec: dtype and shape by name, by model.

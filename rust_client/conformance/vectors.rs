@@ -236,12 +236,12 @@ fn subject(case: &Value) -> io::Result<Subject> {
 
 fn group_key(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let key = GroupKey::of_hex(text(case, "group")?);
-    Ok(Some(json!({ "ok": { "id": key.id, "messages": hex(&key.of_messages) } })))
+    Ok(Some(json!({ "ok": { "id": key.id, "messages": hex(&key.message_key) } })))
 }
 
 fn key_of_version(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let subject = subject(case)?;
-    let key = GroupKey::of_hex(text(case, "group")?).of_version(&subject);
+    let key = GroupKey::of_hex(text(case, "group")?).version_key(&subject);
     Ok(Some(json!({ "ok": { "names": hex(&subject.names()), "key": hex(&key) } })))
 }
 
@@ -250,7 +250,7 @@ fn sealed(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let purpose = number(case, "purpose")? as u32;
     let (sealed, tag) = (bytes_of_hex(text(case, "sealed")?), bytes_of_hex(text(case, "tag")?));
     let tag = tag.try_into().map_err(|_| broken("tag of 16 bytes"))?;
-    let key = GroupKey::of_hex(text(case, "group")?).of_version(&subject);
+    let key = GroupKey::of_hex(text(case, "group")?).version_key(&subject);
     let (nonce, bound) = (nonce_of(purpose, index), subject.associated(purpose, index, sealed.len() as u64));
     let mut plain = vec![0; sealed.len()];
     let opened =

@@ -224,19 +224,19 @@ impl Places for OnePlace {
 
     fn place(&mut self, header: &[u8], size: usize) -> Place<u32> {
         match header.len() % 3 {
-            0 => Place::Own,
+            0 => Place::NewMemory,
             1 => Place::Nowhere,
             _ if size > 1 << 20 => Place::Nowhere,
             _ => {
                 self.tickets += 1;
                 self.bytes = vec![0; size];
                 self.filled = 0;
-                Place::There(self.tickets)
+                Place::InBuffer(self.tickets)
             }
         }
     }
 
-    fn room(&mut self, ticket: u32) -> Option<&mut [u8]> {
+    fn unfilled(&mut self, ticket: u32) -> Option<&mut [u8]> {
         (ticket == self.tickets).then_some(&mut self.bytes[self.filled..])
     }
 
@@ -271,7 +271,8 @@ fn read_stream(bytes: &[u8], size: &mut dyn FnMut() -> usize) -> Vec<(Vec<u8>, u
     let mut messages = Vec::new();
     loop {
         let more = matches!(stream.read(&mut pieces, &mut places), Ok(count) if count > 0);
-        messages.extend(stream.arrived.drain(..).map(|published| (published.header, published.payloads)));
+        messages
+            .extend(stream.arrived.drain(..).map(|published| (published.header, published.payload_count)));
         if !more {
             break;
         }
@@ -415,7 +416,7 @@ impl Worker {
                 Some(bytes) => self.receive(header, bytes, dice),
                 None => PublishedPayload::None,
             };
-            let published = Published { header: header.to_vec(), payloads: payloads.len(), payload };
+            let published = Published { header: header.to_vec(), payload_count: payloads.len(), payload };
             self.machine.receive_published(&published, self.now)
         } else {
             let payloads: Vec<&[u8]> = payloads.iter().map(|payload| &payload[..]).collect();
@@ -427,13 +428,13 @@ impl Worker {
     /// Receives a payload where the machine wants it, with interruptions.
     fn receive(&mut self, header: &[u8], bytes: &[u8], dice: &mut Dice) -> PublishedPayload<Ticket> {
         match self.machine.place(header, bytes.len()) {
-            Place::There(ticket) => {
+            Place::InBuffer(ticket) => {
                 for piece in bytes.chunks(1 + dice.below(bytes.len())) {
                     if dice.one_in(20) {
                         let effects = self.machine.tick(self.now);
                         self.perform(effects);
                     }
-                    match self.machine.room(ticket) {
+                    match self.machine.unfilled(ticket) {
                         Some(room) => room[..piece.len()].copy_from_slice(piece),
                         None => return PublishedPayload::Bytes(Vec::new()),
                     }
@@ -444,7 +445,7 @@ impl Worker {
                 }
                 PublishedPayload::InPlace(ticket)
             }
-            Place::Own => PublishedPayload::Bytes(bytes.to_vec()),
+            Place::NewMemory => PublishedPayload::Bytes(bytes.to_vec()),
             Place::Nowhere if dice.one_in(2) => PublishedPayload::Bytes(Vec::new()),
             Place::Nowhere => PublishedPayload::Bytes(bytes.to_vec()), // it was short
         }

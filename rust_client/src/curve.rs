@@ -110,10 +110,10 @@ impl Session {
     pub fn open_with(&mut self, shared: &Key, prefix: &[u8; 16], counted: &[u8]) -> io::Result<Vec<u8>> {
         let count = match counted.get(..COUNT_BYTES) {
             Some(count) => u64::from_be_bytes(array(count)),
-            None => return fault("a command that was cut short"),
+            None => return fault("a truncated encrypted frame"),
         };
         if count <= self.heard {
-            return fault("an encrypted frame that came before: somebody repeats it");
+            return fault("an encrypted frame that came before: it is replayed");
         }
         match sodium::open(shared, &short_nonce(prefix, count), &counted[COUNT_BYTES..]) {
             Some(plain) => {

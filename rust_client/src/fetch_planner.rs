@@ -51,13 +51,19 @@ impl FetchPlanner {
             Some(entry) if key <= entry.key() || versions.mode() == Mode::CatchingUp => Vec::new(), // W26
             _ if awaited_layout(versions).map_or(false, |awaited| key <= awaited) => Vec::new(),    // W7
             _ if key <= self.backoff_key && now < self.backoff_until => Vec::new(),                 // W36
-            _ => self.latest(versions, epoch, now, false),
+            _ => self.request_latest(versions, epoch, now, false),
         }
     }
 
     /// Requests the latest version, unless it was requested within the last `timing.quiet`; with
     /// `at_once`, always.
-    pub fn latest(&mut self, versions: &VersionStore, epoch: u64, now: Time, at_once: bool) -> Vec<Effect> {
+    pub fn request_latest(
+        &mut self,
+        versions: &VersionStore,
+        epoch: u64,
+        now: Time,
+        at_once: bool,
+    ) -> Vec<Effect> {
         let asked = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
         if asked && !at_once {
             return Vec::new();

@@ -389,7 +389,7 @@ impl Follower {
         let mut effects = vec![self.subscription()];
         if let Some(now) = now.filter(|_| following) {
             let (epoch, _) = self.versions.newest();
-            effects.extend(self.planner.latest(&self.versions, epoch, now, false));
+            effects.extend(self.planner.request_latest(&self.versions, epoch, now, false));
         }
         effects
     }
@@ -544,7 +544,7 @@ impl Follower {
         let effects = self.resume(now);
         let idle = effects.is_empty() && self.versions.in_phase(Phase::Arriving).is_none();
         if idle && self.versions.mode() == Mode::CatchingUp {
-            return self.planner.latest(&self.versions, abort.epoch, now, false);
+            return self.planner.request_latest(&self.versions, abort.epoch, now, false);
             // W26
         }
         effects
@@ -563,7 +563,7 @@ impl Follower {
             Some((epoch, _)) if self.versions.in_phase(Phase::Arriving).is_none() => {
                 let effects = self.resume(now); // W27
                 if effects.is_empty() {
-                    self.planner.latest(&self.versions, epoch, now, false)
+                    self.planner.request_latest(&self.versions, epoch, now, false)
                 } else {
                     effects
                 }
@@ -702,7 +702,7 @@ impl Follower {
             return Vec::new();
         }
         self.network_only = key; // S5
-        self.planner.latest(&self.versions, key.0, now, true)
+        self.planner.request_latest(&self.versions, key.0, now, true)
     }
 
     /// Handles a version that was replaced by a newer one before it was applied.

@@ -89,18 +89,23 @@ impl Keyring {
     pub fn published(
         &mut self,
         message: FromPublisher,
-        payloads: usize,
+        payload_count: usize,
         counts: bool,
     ) -> Option<FromPublisher> {
         match message {
             FromPublisher::SealedChunk(_) => Some(message), // E4
-            FromPublisher::SealedMessage(sealed) => self.message(&sealed, payloads, counts),
+            FromPublisher::SealedMessage(sealed) => self.message(&sealed, payload_count, counts),
             _ => None, // E1
         }
     }
 
     /// Decrypts a message of the publisher, if the message is authentic and new.
-    fn message(&mut self, sealed: &SealedMessage, payloads: usize, counts: bool) -> Option<FromPublisher> {
+    fn message(
+        &mut self,
+        sealed: &SealedMessage,
+        payload_count: usize,
+        counts: bool,
+    ) -> Option<FromPublisher> {
         let at = self.find(&sealed.key)?;
         let held = &mut self.held[at];
         if sealed.count <= held.count {
@@ -110,7 +115,7 @@ impl Keyring {
         if counts {
             held.count = sealed.count;
         }
-        let message = from_publisher(&plain, payloads).ok()?;
+        let message = from_publisher(&plain, payload_count).ok()?;
         let published =
             matches!(message, FromPublisher::Announce(_) | FromPublisher::Beacon(_) | FromPublisher::End(_));
         published.then_some(message)
@@ -124,7 +129,7 @@ impl Keyring {
 
     /// Returns the decrypted payload of an announcement: the layout, or the whole version. Returns
     /// `None` if the payload is not authentic.
-    pub fn plain(&mut self, announce: &Announce, sealed: &[u8]) -> Option<Vec<u8>> {
+    pub fn decrypt(&mut self, announce: &Announce, sealed: &[u8]) -> Option<Vec<u8>> {
         let purpose = if announce.whole.is_some() { CHUNK } else { LAYOUT };
         let (key, tag) = (announce.key.as_ref()?, announce.tag.as_ref()?);
         let opening = self.payload(&Subject::of(announce), (purpose, 0), sealed.len(), key, tag)?;
@@ -143,7 +148,7 @@ impl Keyring {
         let at = self.find(key)?;
         let names = subject.names();
         let known = self.last.as_ref().filter(|(id, of, _)| id == key && *of == names);
-        let secret = known.map_or_else(|| self.held[at].key.of_version(subject), |(.., secret)| *secret);
+        let secret = known.map_or_else(|| self.held[at].key.version_key(subject), |(.., secret)| *secret);
         self.last = Some((key.to_owned(), names, secret));
         let bound = subject.associated(purpose, index, size as u64);
         let tag = bytes_of_hex(tag).try_into().ok()?;

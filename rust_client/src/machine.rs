@@ -129,7 +129,7 @@ impl WorkerMachine {
     /// Returns the state for display.
     pub fn state(&self) -> State {
         State {
-            epoch: self.inside().then_some(self.epoch),
+            epoch: self.in_session().then_some(self.epoch),
             shared: self.shared,
             malformed: self.malformed,
             models: self
@@ -150,7 +150,7 @@ impl WorkerMachine {
     }
 
     /// Calls `act` with the follower of a model, if there is one. Returns the effects.
-    fn with(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
+    fn with_follower(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
         self.follower_mut(model).map_or_else(Vec::new, act)
     }
 
@@ -173,7 +173,7 @@ impl WorkerMachine {
 
     /// Handles a published message.
     pub fn receive_published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
-        let effects = if self.inside() { self.published(published, now) } else { Vec::new() };
+        let effects = if self.in_session() { self.published(published, now) } else { Vec::new() };
         if let PublishedPayload::InPlace(ticket) = published.payload {
             self.cancel(ticket); // for a malformed or outdated message; no effect on a used ticket
         }
@@ -191,8 +191,8 @@ impl WorkerMachine {
             PublishedPayload::Bytes(bytes) => Some(Payload::Bytes(bytes)),
             PublishedPayload::InPlace(Ticket { lease, .. }) => Some(Payload::InPlace(*lease)),
         };
-        let message = self.decode(&published.header, published.payloads);
-        match self.unsealed(message, published.payloads, true) {
+        let message = self.decode(&published.header, published.payload_count);
+        match self.unsealed(message, published.payload_count, true) {
             Some(FromPublisher::Welcome(_)) | None => {}
             Some(FromPublisher::SealedChunk(chunk)) if !self.arrives(&chunk) => {} // E4: not authenticated
             Some(message) => effects.extend(self.take(message, payload, now, true)),
@@ -200,8 +200,8 @@ impl WorkerMachine {
         effects
     }
 
-    fn decode(&mut self, header: &[u8], payloads: usize) -> Option<FromPublisher> {
-        let message = from_publisher(header, payloads).ok();
+    fn decode(&mut self, header: &[u8], payload_count: usize) -> Option<FromPublisher> {
+        let message = from_publisher(header, payload_count).ok();
         self.malformed += u64::from(message.is_none());
         message
     }
@@ -211,11 +211,11 @@ impl WorkerMachine {
     fn unsealed(
         &mut self,
         message: Option<FromPublisher>,
-        payloads: usize,
+        payload_count: usize,
         counts: bool,
     ) -> Option<FromPublisher> {
         match &mut self.keyring {
-            Some(keyring) => keyring.published(message?, payloads, counts),
+            Some(keyring) => keyring.published(message?, payload_count, counts),
             None => message,
         }
     }
@@ -233,12 +233,12 @@ impl WorkerMachine {
             return vec![Effect::Send(FromWorker::Pong(pong))];
         }
         if let FromPublisher::Refuse(refuse) = message {
-            if self.inside() {
+            if self.in_session() {
                 self.heard_at = now;
             }
             return self.refused(refuse, now);
         }
-        if !self.inside() || matches!(message, FromPublisher::SealedMessage(_)) {
+        if !self.in_session() || matches!(message, FromPublisher::SealedMessage(_)) {
             return Vec::new(); // no session, or a message that could not be opened
         }
         if epoch_of(&message) != Some(self.epoch) {
@@ -265,14 +265,19 @@ impl WorkerMachine {
                 }
                 Vec::new()
             }
-            FromPublisher::End(end) => self.with(&end.model.clone(), |follower| follower.end(end, now)),
-            FromPublisher::Commit(commit) => self.with(&commit.model, |follower| follower.committed(&commit)),
-            FromPublisher::Abort(abort) => self.with(&abort.model, |follower| follower.aborted(&abort, now)),
-            FromPublisher::Beacon(beacon) => {
-                self.with(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now))
+            FromPublisher::End(end) => {
+                self.with_follower(&end.model.clone(), |follower| follower.end(end, now))
             }
+            FromPublisher::Commit(commit) => {
+                self.with_follower(&commit.model, |follower| follower.committed(&commit))
+            }
+            FromPublisher::Abort(abort) => {
+                self.with_follower(&abort.model, |follower| follower.aborted(&abort, now))
+            }
+            FromPublisher::Beacon(beacon) => self
+                .with_follower(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now)),
             FromPublisher::Rename(rename) => {
-                self.with(&rename.model.clone(), |follower| follower.renamed(rename, now))
+                self.with_follower(&rename.model.clone(), |follower| follower.renamed(rename, now))
             }
             FromPublisher::Pong(pong) => {
                 for (follower, _) in &mut self.followers {
@@ -297,15 +302,17 @@ impl WorkerMachine {
         };
         let plain = match (&mut self.keyring, announce.encryption.as_deref()) {
             (None, None) => bytes.map(Cow::Borrowed),
-            (Some(keyring), Some(AES_256_GCM)) => match bytes.map(|bytes| keyring.plain(&announce, bytes)) {
-                Some(None) if announce.whole.is_none() => return Vec::new(), // requested again (E4)
-                plain => plain.flatten().map(Cow::Owned),
-            },
-            _ => None, // rejected for its encryption
+            (Some(keyring), Some(AES_256_GCM)) => {
+                match bytes.map(|bytes| keyring.decrypt(&announce, bytes)) {
+                    Some(None) if announce.whole.is_none() => return Vec::new(), // its layout is requested again (E4)
+                    plain => plain.flatten().map(Cow::Owned),
+                }
+            }
+            _ => None, // the follower rejects its encryption
         };
         let bytes = plain.as_deref();
         let model = announce.model.clone();
-        self.with(&model, |follower| match announce.whole.clone() {
+        self.with_follower(&model, |follower| match announce.whole.clone() {
             Some(whole) => follower.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
             None => follower.announced(announce, bytes, now, pushed),
         })
@@ -321,7 +328,9 @@ impl WorkerMachine {
         pushed: bool,
     ) -> Vec<Effect> {
         match payload {
-            Some(payload) => self.with(model, |follower| follower.chunk(piece, proof, payload, now, pushed)),
+            Some(payload) => {
+                self.with_follower(model, |follower| follower.chunk(piece, proof, payload, now, pushed))
+            }
             None => Vec::new(),
         }
     }
@@ -343,16 +352,15 @@ impl WorkerMachine {
                     Vec::new()
                 }
             }
-            "gone" | "range" => match (self.inside(), refuse.model) {
+            "gone" | "range" => match (self.in_session(), refuse.model) {
                 (true, Some(model)) => {
-                    self.with(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
+                    self.with_follower(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
                 }
                 _ => Vec::new(),
             },
-            "no-patch" => match (self.inside(), refuse.model) {
-                (true, Some(model)) => {
-                    self.with(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now))
-                }
+            "no-patch" => match (self.in_session(), refuse.model) {
+                (true, Some(model)) => self
+                    .with_follower(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now)),
                 _ => Vec::new(),
             },
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
@@ -367,7 +375,7 @@ impl WorkerMachine {
     // Joining.
 
     /// True if there is a session.
-    pub fn inside(&self) -> bool {
+    pub fn in_session(&self) -> bool {
         self.session == Session::Inside
     }
 
@@ -428,7 +436,7 @@ impl WorkerMachine {
         }
         self.ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch(), now);
         let ticket = token_of(&welcome.features, TICKET).to_owned();
-        if self.inside() && welcome.epoch == self.epoch {
+        if self.in_session() && welcome.epoch == self.epoch {
             return self.welcome_again(welcome, ticket, now);
         }
         if let Some(keyring) = &mut self.keyring {
@@ -515,7 +523,7 @@ impl WorkerMachine {
     /// Handles the loss of the data connection and of its ticket. If a hello is due, returns it:
     /// the hello requests another ticket.
     pub fn without_ticket(&mut self, now: Time) -> Vec<Effect> {
-        if self.inside() && self.may_say_hello(now) {
+        if self.in_session() && self.may_say_hello(now) {
             self.hello(now) // K7
         } else {
             Vec::new()
@@ -564,17 +572,17 @@ impl WorkerMachine {
         note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        self.with(model, |follower| follower.applied(key, digest, base, note, now))
+        self.with_follower(model, |follower| follower.applied(key, digest, base, note, now))
     }
 
     /// Handles a ready version that is gone from shared memory.
     pub fn stale(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.gone_stale(key, now))
+        self.with_follower(model, |follower| follower.gone_stale(key, now))
     }
 
     /// Handles a ready version that could not be applied. Unless `intact`, no version runs now.
     pub fn failed(&mut self, model: &str, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.failed(key, text, intact, now))
+        self.with_follower(model, |follower| follower.failed(key, text, intact, now))
     }
 
     /// Notes that a user's thread could not apply a version yet, so that the version is ready
@@ -587,13 +595,13 @@ impl WorkerMachine {
 
     /// Handles a ready version that was replaced before a thread took it.
     pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.dropped(key, now))
+        self.with_follower(model, |follower| follower.dropped(key, now))
     }
 
     /// Handles the result of decoding a patch: the duration, or the reason that the patch cannot be
     /// used.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
-        self.with(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
+        self.with_follower(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
     }
 
     // Time.
@@ -606,7 +614,7 @@ impl WorkerMachine {
         if self.silent(now) || self.redial_at.map_or(false, |at| now >= at) {
             return self.call_again();
         }
-        if !self.inside() {
+        if !self.in_session() {
             return Vec::new();
         }
         let mut effects = Vec::new();
@@ -670,7 +678,7 @@ impl WorkerMachine {
     fn lend(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
         let follower = self.followers.iter().position(|(follower, _)| follower.model() == model);
         let found = follower.and_then(|at| Some((at, self.followers[at].0.place(piece, size, opening)?)));
-        found.map_or(Place::Nowhere, |(follower, lease)| Place::There(Ticket { follower, lease }))
+        found.map_or(Place::Nowhere, |(follower, lease)| Place::InBuffer(Ticket { follower, lease }))
     }
 }
 
@@ -685,7 +693,7 @@ impl Places for WorkerMachine {
     type Ticket = Ticket;
 
     fn place(&mut self, header: &[u8], size: usize) -> Place<Ticket> {
-        if !self.inside() {
+        if !self.in_session() {
             return Place::Nowhere;
         }
         let message = from_publisher(header, 1).ok();
@@ -693,7 +701,7 @@ impl Places for WorkerMachine {
             Some(FromPublisher::Announce(announce)) if announce.epoch == self.epoch => {
                 let expected = if announce.whole.is_some() { announce.nbytes } else { announce.layout_bytes };
                 if self.follower(&announce.model).is_some() && size as u64 == expected {
-                    return Place::Own;
+                    return Place::NewMemory;
                 }
                 Place::Nowhere
             }
@@ -710,8 +718,8 @@ impl Places for WorkerMachine {
         }
     }
 
-    fn room(&mut self, ticket: Ticket) -> Option<&mut [u8]> {
-        self.followers.get_mut(ticket.follower)?.0.leased()?.room(ticket.lease)
+    fn unfilled(&mut self, ticket: Ticket) -> Option<&mut [u8]> {
+        self.followers.get_mut(ticket.follower)?.0.leased()?.unfilled(ticket.lease)
     }
 
     fn received(&mut self, ticket: Ticket, count: usize) {
@@ -762,10 +770,10 @@ mod tests {
     fn silence_is_loss() {
         let mut machine = inside(100.0);
         machine.tick(seconds(104.9));
-        assert!(machine.inside());
+        assert!(machine.in_session());
         let effects = machine.tick(seconds(105.0));
         assert!(matches!(effects[..], [Effect::Lost, Effect::Redial]), "{:?}", effects);
-        assert!(!machine.inside());
+        assert!(!machine.in_session());
         assert!(!machine.connected(seconds(105.0)).is_empty(), "it joins again");
     }
 
@@ -816,7 +824,7 @@ mod tests {
         tell(&mut machine, &format!(r#""rekey","epoch":1,"keys":[{:?}]"#, keys[1]), 100.0);
         tell(&mut machine, r#""refuse","code":"unknown-worker","text":"who?""#, 100.0);
         machine.tick(seconds(104.9));
-        assert!(!machine.inside() && !lacks_the_older_one(&mut machine));
+        assert!(!machine.in_session() && !lacks_the_older_one(&mut machine));
         machine.tick(seconds(105.0));
         assert!(lacks_the_older_one(&mut machine));
     }

@@ -96,10 +96,10 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
     header
 }
 
-/// Decodes the header of a message from a publisher with `payloads` payload frames.
-pub fn from_publisher(header: &[u8], payloads: usize) -> Result<FromPublisher, MessageError> {
-    match decode(&open(header)?, payloads)?.ok_or_else(|| unknown("publisher"))? {
-        FromPublisher::Announce(Announce { whole: Some(_), .. }) if payloads == 0 => {
+/// Decodes the header of a message from a publisher with `payload_count` payload frames.
+pub fn from_publisher(header: &[u8], payload_count: usize) -> Result<FromPublisher, MessageError> {
+    match decode(&open(header)?, payload_count)?.ok_or_else(|| unknown("publisher"))? {
+        FromPublisher::Announce(Announce { whole: Some(_), .. }) if payload_count == 0 => {
             Err(MessageError::Malformed("an announcement with `whole`, and without its payload".to_owned()))
         }
         message => Ok(message),
@@ -107,29 +107,29 @@ pub fn from_publisher(header: &[u8], payloads: usize) -> Result<FromPublisher, M
 }
 
 /// Decodes a message from a worker.
-pub fn from_worker(header: &[u8], payloads: usize) -> Result<FromWorker, MessageError> {
-    decode(&open(header)?, payloads)?.ok_or_else(|| unknown("worker"))
+pub fn from_worker(header: &[u8], payload_count: usize) -> Result<FromWorker, MessageError> {
+    decode(&open(header)?, payload_count)?.ok_or_else(|| unknown("worker"))
 }
 
 /// Decodes a message from a worker or an observer.
-pub fn to_publisher(header: &[u8], payloads: usize) -> Result<ToPublisher, MessageError> {
+pub fn to_publisher(header: &[u8], payload_count: usize) -> Result<ToPublisher, MessageError> {
     let object = open(header)?;
-    if let Some(message) = decode(&object, payloads)? {
+    if let Some(message) = decode(&object, payload_count)? {
         return Ok(ToPublisher::Worker(message));
     }
-    decode(&object, payloads)?.map(ToPublisher::Observer).ok_or_else(|| unknown("worker"))
+    decode(&object, payload_count)?.map(ToPublisher::Observer).ok_or_else(|| unknown("worker"))
 }
 
 fn unknown(side: &str) -> MessageError {
     MessageError::Malformed(format!("\"type\" is none that a {} sends", side))
 }
 
-fn decode<M: Received>(object: &Object, payloads: usize) -> Result<Option<M>, Fault> {
+fn decode<M: Received>(object: &Object, payload_count: usize) -> Result<Option<M>, Fault> {
     let fields = Fields(object);
     let message = M::read(&fields.required("type", text(NAME_MAX))?, &fields)?;
     match message.as_ref().map(M::payloads) {
-        Some(allowed) if !allowed.contains(&payloads) => {
-            Err(format!("{} payload frames, allowed are {:?}", payloads, allowed))
+        Some(allowed) if !allowed.contains(&payload_count) => {
+            Err(format!("{} payload frames, allowed are {:?}", payload_count, allowed))
         }
         _ => Ok(message),
     }

@@ -26,24 +26,24 @@ pub struct Names {
     since: Option<Time>,
     asked: Option<Receiver<io::Result<()>>>, // the result of a look-up
     due: Time,
-    told: Option<Time>,
+    reported_at: Option<Time>,
 }
 
 impl Names {
     /// Returns the check for the host of an address; `None` if the address is a path or its host is
     /// an IP address.
     pub fn of(address: &str) -> Option<Names> {
-        Names::with(address, |host, port| (host, port).to_socket_addrs().map(drop))
+        Names::for_address(address, |host, port| (host, port).to_socket_addrs().map(drop))
     }
 
-    fn with(address: &str, resolve: Resolve) -> Option<Names> {
+    fn for_address(address: &str, resolve: Resolve) -> Option<Names> {
         let (host, port) = match Endpoint::parse(address) {
             Ok(Endpoint::Tcp { host, port }) => (host, port),
             _ => return None,
         };
-        let number = host.split('%').next().map_or(false, |host| host.parse::<IpAddr>().is_ok());
-        let (since, asked, due, told) = (None, None, Time::ZERO, None);
-        Some(Names { host, port, resolve, since, asked, due, told }).filter(|_| !number)
+        let is_ip = host.split('%').next().map_or(false, |host| host.parse::<IpAddr>().is_ok());
+        let (since, asked, due, reported_at) = (None, None, Time::ZERO, None);
+        Some(Names { host, port, resolve, since, asked, due, reported_at }).filter(|_| !is_ip)
     }
 
     /// Returns the reason that the host name does not resolve, at most once a minute. `inside` is
@@ -73,7 +73,7 @@ impl Names {
         self.due = now + AGAIN;
         match found {
             Ok(()) => {
-                self.told = None;
+                self.reported_at = None;
                 None
             }
             Err(error) => self.tell(&error.to_string(), now),
@@ -89,10 +89,10 @@ impl Names {
     }
 
     fn tell(&mut self, why: &str, now: Time) -> Option<String> {
-        if self.told.map_or(false, |at| now < at + NEWS) {
+        if self.reported_at.map_or(false, |at| now < at + NEWS) {
             return None;
         }
-        self.told = Some(now);
+        self.reported_at = Some(now);
         Some(format!(
             "no address of the publisher's host {:?} is found ({}): check the name, and the name service of this host or \
              container; it is looked up again and again",
@@ -138,13 +138,13 @@ mod tests {
 
     #[test]
     fn a_host_that_is_not_found_is_told_once_in_a_while() {
-        let mut names = Names::with("tcp://nowhere.invalid:5", unknown).unwrap();
+        let mut names = Names::for_address("tcp://nowhere.invalid:5", unknown).unwrap();
         assert_eq!(names.poll(false, SECOND), None);
         assert_eq!(names.poll(false, SECOND + PATIENCE / 2), None);
         assert!(names.asked.is_none(), "it may be about to connect");
         let text = answered(&mut names, SECOND + PATIENCE).unwrap();
         assert!(text.contains("\"nowhere.invalid\" is found (no such host): check the name"), "{}", text);
-        assert_eq!(answered(&mut names, SECOND + PATIENCE + AGAIN), None, "it was told a moment ago");
+        assert_eq!(answered(&mut names, SECOND + PATIENCE + AGAIN), None, "it was reported_at a moment ago");
         assert!(answered(&mut names, SECOND + PATIENCE + NEWS).is_some());
         assert_eq!(names.poll(true, NEWS * 2), None);
         assert_eq!(names.poll(false, NEWS * 2), None, "patience begins anew");
@@ -153,10 +153,10 @@ mod tests {
 
     #[test]
     fn a_host_that_is_found_is_not_told_of_and_one_of_a_silent_server_is() {
-        let mut names = Names::with("tcp://somewhere:5", known).unwrap();
+        let mut names = Names::for_address("tcp://somewhere:5", known).unwrap();
         assert_eq!(names.poll(false, Time::ZERO), None);
         assert_eq!(answered(&mut names, PATIENCE), None);
-        let mut names = Names::with("tcp://somewhere:5", silent).unwrap();
+        let mut names = Names::for_address("tcp://somewhere:5", silent).unwrap();
         assert_eq!(names.poll(false, Time::ZERO), None);
         assert_eq!(names.poll(false, PATIENCE), None);
         let text = names.poll(false, PATIENCE * 2).unwrap();

@@ -128,7 +128,7 @@ impl Patches {
     pub fn refused(&self, versions: &mut VersionStore, key: Key, now: Time) -> Vec<Effect> {
         match versions.arriving(key) {
             Some(transfer) if transfer.patch().is_some() && !transfer.decoding() => {
-                self.give_up(versions, None, "the publisher has no such patch (any more)", now)
+                self.give_up(versions, None, "the publisher does not have this patch", now)
             }
             _ => Vec::new(),
         }

@@ -14,7 +14,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 #[derive(Default)]
-struct Left {
+struct State {
     ready: VecDeque<StagedVersion>,
     rejected: VecDeque<Error>,
     refused: Option<Error>,
@@ -28,7 +28,7 @@ pub enum Next {
     Nothing,
 }
 
-impl Left {
+impl State {
     /// True if `take` would not wait.
     fn any(&self) -> bool {
         !self.ready.is_empty() || !self.rejected.is_empty() || self.refused.is_some() || self.closed.is_some()
@@ -37,7 +37,7 @@ impl Left {
 
 /// The queue between the worker's thread and the user's threads.
 pub struct ReadyQueue {
-    left: Mutex<Left>,
+    state: Mutex<State>,
     changed: Condvar,
     waker: Waker, // once `heard`, readable while `take` would not wait
     /// True once `descriptor` was called: before, nothing polls the waker.
@@ -46,8 +46,8 @@ pub struct ReadyQueue {
 
 impl ReadyQueue {
     pub fn new() -> io::Result<ReadyQueue> {
-        let (left, changed) = Default::default();
-        Ok(ReadyQueue { left, changed, waker: Waker::new()?, heard: AtomicBool::new(false) })
+        let (state, changed) = Default::default();
+        Ok(ReadyQueue { state, changed, waker: Waker::new()?, heard: AtomicBool::new(false) })
     }
 
     /// Returns a descriptor that is readable while `take` would not wait.
@@ -63,24 +63,24 @@ impl ReadyQueue {
     }
 
     /// Makes the descriptor readable if `take` would not wait.
-    fn wake(&self, left: &Left) {
+    fn wake(&self, state: &State) {
         if self.heard.load(Ordering::Relaxed) {
             self.waker.drain(); // at most one byte is pending
-            if left.any() {
+            if state.any() {
                 self.waker.wake();
             }
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Left> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner) // no change here panics half-way
+    fn open(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner) // no change here panics half-way
     }
 
-    fn change(&self, change: impl FnOnce(&mut Left)) {
-        let mut left = self.open();
-        change(&mut left);
-        self.wake(&left);
-        drop(left);
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.open();
+        change(&mut state);
+        self.wake(&state);
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -89,10 +89,10 @@ impl ReadyQueue {
     /// Adds a version. Returns the older one that it replaces, if any.
     pub fn put(&self, staged: StagedVersion) -> Option<StagedVersion> {
         let mut older = None;
-        self.change(|left| {
-            let at = left.ready.iter().position(|waiting| waiting.model == staged.model);
-            older = at.and_then(|at| left.ready.remove(at));
-            left.ready.push_back(staged);
+        self.change(|state| {
+            let at = state.ready.iter().position(|waiting| waiting.model == staged.model);
+            older = at.and_then(|at| state.ready.remove(at));
+            state.ready.push_back(staged);
         });
         older
     }
@@ -101,11 +101,11 @@ impl ReadyQueue {
     /// if the queue is closed.
     pub fn put_back(&self, staged: StagedVersion) -> Option<StagedVersion> {
         let mut unwanted = None;
-        self.change(|left| {
-            if left.closed.is_some() || left.ready.iter().any(|waiting| waiting.model == staged.model) {
+        self.change(|state| {
+            if state.closed.is_some() || state.ready.iter().any(|waiting| waiting.model == staged.model) {
                 unwanted = Some(staged);
             } else {
-                left.ready.push_back(staged); // last, so that other models come first
+                state.ready.push_back(staged); // last, so that other models come first
             }
         });
         unwanted
@@ -113,32 +113,32 @@ impl ReadyQueue {
 
     /// Adds the error of a rejected version.
     pub fn reject(&self, error: Error) {
-        self.change(|left| {
-            if left.rejected.len() >= MODELS_MAX {
-                left.rejected.pop_front();
+        self.change(|state| {
+            if state.rejected.len() >= MODELS_MAX {
+                state.rejected.pop_front();
             }
-            left.rejected.push_back(error);
+            state.rejected.push_back(error);
         });
     }
 
     /// Records that the publisher refuses this worker.
     pub fn refuse(&self, error: Error) {
-        self.change(|left| left.refused = Some(error));
+        self.change(|state| state.refused = Some(error));
     }
 
     /// Records that the publisher has admitted this worker.
     pub fn join(&self, epoch: u64) {
-        self.change(|left| {
-            left.refused = None;
-            left.joined_epoch = Some(epoch);
+        self.change(|state| {
+            state.refused = None;
+            state.joined_epoch = Some(epoch);
         });
     }
 
     /// Closes the queue and drops the versions in it.
     pub fn close(&self, reason: &str) {
-        self.change(|left| {
-            left.ready.clear();
-            left.closed.get_or_insert_with(|| reason.to_owned());
+        self.change(|state| {
+            state.ready.clear();
+            state.closed.get_or_insert_with(|| reason.to_owned());
         });
     }
 
@@ -153,21 +153,21 @@ impl ReadyQueue {
     /// rejected version or of a refusal; each error is returned once. If there is no error either,
     /// waits until the deadline.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Next, Error> {
-        let mut left = self.open();
+        let mut state = self.open();
         loop {
-            if let Some(staged) = left.ready.pop_front() {
-                self.wake(&left);
+            if let Some(staged) = state.ready.pop_front() {
+                self.wake(&state);
                 return Ok(Next::Version(staged));
             }
-            if let Some(error) = left.rejected.pop_front().or_else(|| left.refused.take()) {
-                self.wake(&left);
+            if let Some(error) = state.rejected.pop_front().or_else(|| state.refused.take()) {
+                self.wake(&state);
                 return Err(error);
             }
-            if let Some(reason) = &left.closed {
+            if let Some(reason) = &state.closed {
                 return Err(Error::Closed { worker: worker.to_owned(), reason: reason.clone() });
             }
-            left = match self.wait(left, deadline) {
-                Some(left) => left,
+            state = match self.wait(state, deadline) {
+                Some(state) => state,
                 None => return Ok(Next::Nothing),
             };
         }
@@ -175,30 +175,30 @@ impl ReadyQueue {
 
     /// Waits until the publisher admits this worker. Returns the epoch, or `None` at the deadline.
     pub fn wait_joined(&self, worker: &str, deadline: Instant) -> Result<Option<u64>, Error> {
-        let mut left = self.open();
+        let mut state = self.open();
         loop {
-            if left.joined_epoch.is_some() {
-                return Ok(left.joined_epoch);
+            if state.joined_epoch.is_some() {
+                return Ok(state.joined_epoch);
             }
-            if let Some(error) = left.refused.take() {
-                self.wake(&left);
+            if let Some(error) = state.refused.take() {
+                self.wake(&state);
                 return Err(error);
             }
-            if let Some(reason) = &left.closed {
+            if let Some(reason) = &state.closed {
                 return Err(Error::Closed { worker: worker.to_owned(), reason: reason.clone() });
             }
-            left = match self.wait(left, deadline) {
-                Some(left) => left,
+            state = match self.wait(state, deadline) {
+                Some(state) => state,
                 None => return Ok(None),
             };
         }
     }
 
     /// Waits for a change. Returns the lock, or `None` at the deadline.
-    fn wait<'a>(&'a self, left: MutexGuard<'a, Left>, deadline: Instant) -> Option<MutexGuard<'a, Left>> {
+    fn wait<'a>(&'a self, state: MutexGuard<'a, State>, deadline: Instant) -> Option<MutexGuard<'a, State>> {
         let time = deadline.checked_duration_since(Instant::now()).filter(|time| !time.is_zero())?;
-        let (left, _) = self.changed.wait_timeout(left, time).unwrap_or_else(PoisonError::into_inner);
-        Some(left)
+        let (state, _) = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
+        Some(state)
     }
 }
 

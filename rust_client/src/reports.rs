@@ -54,7 +54,7 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
             Want::Chunks { first, count } => (first, count),
         };
         let (model, (epoch, version)) = (transfer.model().to_owned(), transfer.key());
-        let (patch, unpatched) = (transfer.patch(), transfer.why().to_owned()); // D10
+        let (patch, unpatched) = (transfer.patch(), transfer.unpatched_reason().to_owned()); // D10
         let fetch = Fetch { model, epoch, version, first, count, patch, unpatched, ..Default::default() };
         Effect::Send(FromWorker::Fetch(fetch))
     };

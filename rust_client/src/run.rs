@@ -256,7 +256,7 @@ impl Loop {
             }
             effects.extend(self.machine.tick(now));
             self.perform(effects);
-            let inside = self.machine.inside();
+            let inside = self.machine.in_session();
             if let Some(text) = self.names.as_mut().and_then(|names| names.poll(inside, now)) {
                 self.tell(Event::Notice { code: Code::from("unknown-host"), text });
             }

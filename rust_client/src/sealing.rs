@@ -52,7 +52,7 @@ fn expand(secret: &Secret, info: &[&[u8]]) -> Secret {
 /// A key that only the workers of one publisher have.
 pub struct GroupKey {
     pub id: String,
-    pub of_messages: Secret,
+    pub message_key: Secret,
     secret: Secret,
 }
 
@@ -67,11 +67,11 @@ impl GroupKey {
     pub fn of_hex(key: &str) -> GroupKey {
         let secret = hmac(b"weightbus 1", &[&bytes_of_hex(key)]); // HKDF-Extract
         let id = hex(&expand(&secret, &[b"id"])[..8]);
-        GroupKey { id, of_messages: expand(&secret, &[b"messages"]), secret }
+        GroupKey { id, message_key: expand(&secret, &[b"messages"]), secret }
     }
 
     /// Returns the key that encrypts the chunks and the layout of a version.
-    pub fn of_version(&self, subject: &Subject) -> Secret {
+    pub fn version_key(&self, subject: &Subject) -> Secret {
         expand(&self.secret, &[b"version", &subject.names()])
     }
 
@@ -80,7 +80,7 @@ impl GroupKey {
         let bound = bound_to_message(count, plain.len()); // E5
         let mut sealed = Vec::with_capacity(plain.len() + TAG_BYTES);
         sealed.resize(plain.len(), 0);
-        let tag = seal(&self.of_messages, &nonce_of(MESSAGE, count), &bound, plain, &mut sealed)?;
+        let tag = seal(&self.message_key, &nonce_of(MESSAGE, count), &bound, plain, &mut sealed)?;
         sealed.extend_from_slice(&tag);
         Some(sealed)
     }
@@ -91,7 +91,7 @@ impl GroupKey {
         let (sealed, tag) = sealed.split_at(sealed.len().checked_sub(TAG_BYTES)?); // E5
         let bound = bound_to_message(count, sealed.len());
         let opening =
-            Opening::new(&self.of_messages, &nonce_of(MESSAGE, count), &bound, tag.try_into().ok()?)?;
+            Opening::new(&self.message_key, &nonce_of(MESSAGE, count), &bound, tag.try_into().ok()?)?;
         let mut plain = vec![0; sealed.len()];
         opening.decrypt(sealed, &mut plain).map(|_| plain)
     }

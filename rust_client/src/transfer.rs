@@ -82,10 +82,10 @@ enum State {
 struct Lease {
     id: u64,
     index: usize,
-    count: usize, // bytes received
-    crc: u32,     // of the received bytes, while they are in the cache; unused if sealed
+    filled: usize, // bytes received
+    crc: u32,      // of the received bytes, while they are in the cache; unused if sealed
     opening: Option<Opening>,
-    seen: usize, // `count` when `wants` was last called
+    seen: usize, // `filled` when `wants` was last called
 }
 
 /// The payload of a chunk.
@@ -139,8 +139,8 @@ pub struct Transfer {
     restarts: u32,     // times that the whole did not match its digest
     reported_at: Time, // last progress report
     digest: Option<String>,
-    why: String,    // why the version arrives whole, though patches were offered
-    decode_us: u64, // microseconds that decoding the patch took; 0 before
+    unpatched_reason: String, // why the version arrives whole, though patches were offered
+    decode_us: u64,           // microseconds that decoding the patch took; 0 before
     patched: Option<Patched>,
     tries: u32, // timeouts in a row without progress
     plan: ChunkPlan,
@@ -157,7 +157,7 @@ pub struct Transfer {
     patience: Duration,
     gap: Duration, // longest recent time between two chunks
     end_asked: bool,
-    comes: Coming,
+    arrival: Coming,
     lease: Option<Lease>,
 }
 
@@ -174,21 +174,20 @@ impl Transfer {
     ) -> Transfer {
         let nbytes = announce.nbytes;
         let mut transfer = Transfer::of_bytes(nbytes, announce, layout, buffer, now, timing);
-        transfer.why = why.chars().take(LABEL_MAX).collect();
+        transfer.unpatched_reason = why.chars().take(LABEL_MAX).collect();
         transfer
     }
 
-    /// Begins the transfer of a patch into the buffer `room`. Later the patch is decoded into
-    /// `version`.
+    /// Begins the transfer of a patch into `buffer`. Later the patch is decoded into `version`.
     pub fn of_patch(
-        (patch, base, room): (Patch, Base, Buffer),
+        (patch, base, buffer): (Patch, Base, Buffer),
         announce: Announce,
         layout: Arc<Layout>,
         version: Buffer,
         now: Time,
         timing: Timing,
     ) -> Transfer {
-        let mut transfer = Transfer::of_bytes(patch.nbytes, announce, layout, room, now, timing);
+        let mut transfer = Transfer::of_bytes(patch.nbytes, announce, layout, buffer, now, timing);
         transfer.patched = Some(Patched { patch, waits: Some((base, version)), wanted: Arc::default() });
         transfer
     }
@@ -211,7 +210,7 @@ impl Transfer {
             restarts: 0,
             reported_at: now,
             digest: None,
-            why: String::new(),
+            unpatched_reason: String::new(),
             decode_us: 0,
             patched: None,
             tries: 0,
@@ -229,7 +228,7 @@ impl Transfer {
             patience: timing.patience,
             gap: Duration::ZERO,
             end_asked: false,
-            comes: Coming::Received,
+            arrival: Coming::Received,
             lease: None,
         }
     }
@@ -254,8 +253,8 @@ impl Transfer {
     }
 
     /// Returns why the version arrives whole, though patches were offered.
-    pub fn why(&self) -> &str {
-        &self.why
+    pub fn unpatched_reason(&self) -> &str {
+        &self.unpatched_reason
     }
 
     /// Returns the microseconds that decoding the patch took; 0 before.
@@ -288,7 +287,7 @@ impl Transfer {
 
     /// True while the patch is being decoded.
     pub fn decoding(&self) -> bool {
-        self.comes == Coming::Decoded
+        self.arrival == Coming::Decoded
     }
 
     /// Returns the bytes that the patch builds on; `None` without a patch, or once the patch is
@@ -399,7 +398,7 @@ impl Transfer {
     /// damaged.
     fn take_lent(&mut self, proof: &Proof) -> Option<u32> {
         let lease = self.revoke()?;
-        let whole = lease.count == self.span(lease.index).len();
+        let whole = lease.filled == self.span(lease.index).len();
         match (lease.opening, proof) {
             (Some(opening), _) => opening.proves().filter(|_| whole),
             (None, Proof::Crc(crc)) => Some(lease.crc).filter(|found| whole && found == crc),
@@ -438,31 +437,30 @@ impl Transfer {
         self.revoke();
         self.forget_asked(index);
         self.states[index] = State::Leased;
-        self.lease = Some(Lease { id, index, count: 0, crc: 0, opening, seen: 0 });
+        self.lease = Some(Lease { id, index, filled: 0, crc: 0, opening, seen: 0 });
         true
     }
 
-    /// Returns the rest of the leased memory, which is not filled yet; `None` if the lease has
-    /// ended.
-    pub fn room(&mut self, id: u64) -> Option<&mut [u8]> {
-        let (index, count) = match &self.lease {
-            Some(lease) if lease.id == id => (lease.index, lease.count),
+    /// Returns the unfilled part of the leased memory; `None` if the lease has ended.
+    pub fn unfilled(&mut self, id: u64) -> Option<&mut [u8]> {
+        let (index, filled) = match &self.lease {
+            Some(lease) if lease.id == id => (lease.index, lease.filled),
             _ => return None,
         };
         let span = self.span(index);
-        Some(&mut self.buffer[span.start + count..span.end])
+        Some(&mut self.buffer[span.start + filled..span.end])
     }
 
     /// Notes that `count` bytes were received under a lease.
     pub fn received(&mut self, id: u64, count: usize) {
         if let Some(lease) = self.lease.as_mut().filter(|lease| lease.id == id) {
-            let begin = lease.index * self.plan.chunk_bytes as usize + lease.count;
+            let begin = lease.index * self.plan.chunk_bytes as usize + lease.filled;
             let bytes = &mut self.buffer[begin..begin + count];
             match &mut lease.opening {
                 Some(opening) => opening.decrypt_next(bytes),
                 None => lease.crc = crc32c_append(lease.crc, bytes),
             }
-            lease.count += count;
+            lease.filled += count;
         }
     }
 
@@ -517,7 +515,7 @@ impl Transfer {
     }
 
     fn change_way(&mut self, way: Way) {
-        self.comes = next(COMING, self.comes, way).unwrap_or(self.comes);
+        self.arrival = next(COMING, self.arrival, way).unwrap_or(self.arrival);
     }
 
     /// Notes that a ping sent at `sent_at` was answered, and so was every earlier request.
@@ -530,8 +528,8 @@ impl Transfer {
         if self.decoding() {
             return Vec::new();
         }
-        if let Some(lease) = self.lease.as_mut().filter(|lease| lease.count > lease.seen) {
-            lease.seen = lease.count;
+        if let Some(lease) = self.lease.as_mut().filter(|lease| lease.filled > lease.seen) {
+            lease.seen = lease.filled;
             self.heard_at = now;
         }
         let silent = now.saturating_sub(self.heard_at);
@@ -545,7 +543,7 @@ impl Transfer {
             self.patience = (2 * self.patience).min(self.timing.patience_max);
         }
         let mut wants = Vec::new();
-        if self.digest.is_none() && self.comes == Coming::Pulled && !self.end_asked {
+        if self.digest.is_none() && self.arrival == Coming::Pulled && !self.end_asked {
             self.end_asked = true;
             wants.push(Want::End);
         }
@@ -580,7 +578,7 @@ impl Transfer {
     }
 
     fn ask_for_ranges(&mut self, wants: &mut Vec<Want>) {
-        let limit = if self.comes == Coming::Pulled { self.states.len() } else { self.pushed };
+        let limit = if self.arrival == Coming::Pulled { self.states.len() } else { self.pushed };
         while self.asked < WINDOW_CHUNKS {
             let from = self.cursor.min(limit);
             let found = self.states[from..limit].iter().position(|&state| state == State::Missing);

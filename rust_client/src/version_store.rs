@@ -311,8 +311,8 @@ impl VersionStore {
         self.apply_event_where(event, |entry| entry.phase == phase)
     }
 
-    /// Applies an event to the versions for which `matches` returns true. Returns true if the table
-    /// has the transition for any of them.
+    /// Applies an event to the versions for which `matches` returns true. Returns true if
+    /// any of them changed its phase.
     pub fn apply_event_where(&mut self, event: Event, matches: impl Fn(&VersionEntry) -> bool) -> bool {
         let (mut moved, rejected) = (false, &mut self.rejected);
         self.live.retain_mut(|entry| {

@@ -25,7 +25,7 @@ const LONG: u8 = 2;
 const TICKET: u8 = 3; // first byte of a message with a ticket; 0 and 1 end and begin a subscription
 const SCRATCH_BYTES: usize = 8192; // read ahead; at most this much of a payload is copied twice
 const RECEIVE_BYTES: usize = 1 << 18; // read at once, so that it is in the cache for the checksum
-const PAYLOAD: usize = 2; // the index of a message's payload, after topic and header
+const PAYLOAD_INDEX: usize = 2; // the index of a message's payload, after topic and header
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
 const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0";
 
@@ -37,24 +37,23 @@ pub trait Places {
     /// Returns the destination of a payload that is about to be received.
     fn place(&mut self, header: &[u8], size: usize) -> Place<Self::Ticket>;
 
-    /// Returns the rest of the place, which is not filled yet; `None` if the place has another use
-    /// now.
-    fn room(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
+    /// Returns the unfilled memory of the place; `None` if the place has another use now.
+    fn unfilled(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
 
     /// Notes that `count` bytes were received into this place.
     fn received(&mut self, ticket: Self::Ticket, count: usize);
 
-    /// Ends the use of a place whose payload will never be complete.
+    /// Releases a place whose payload will never be complete.
     fn cancel(&mut self, ticket: Self::Ticket);
 }
 
 /// Destination of a payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Place<T> {
-    /// The place of a chunk.
-    There(T),
+    /// The buffer of a transfer, at the place of the chunk.
+    InBuffer(T),
     /// New memory.
-    Own,
+    NewMemory,
     /// No destination: the payload is read and discarded.
     Nowhere,
 }
@@ -64,11 +63,11 @@ pub enum Place<T> {
 pub struct Published<T> {
     pub header: Vec<u8>,
     /// Number of payload frames.
-    pub payloads: usize,
+    pub payload_count: usize,
     pub payload: PublishedPayload<T>,
 }
 
-/// The first payload of a published message.
+/// The first payload of a published message; further ones are discarded.
 #[derive(Debug)]
 pub enum PublishedPayload<T> {
     None,
@@ -109,8 +108,8 @@ struct Body<T> {
 }
 
 enum BodyTo<T> {
-    There(T),
-    Own { bytes: Vec<u8>, filled: usize },
+    InBuffer(T),
+    NewMemory { bytes: Vec<u8>, filled: usize },
     Nowhere,
 }
 
@@ -219,7 +218,7 @@ impl<T: Copy> Stream<T> {
 
     /// Ends the stream when its connection is lost. Cancels a place that is filled in part.
     pub fn close(&mut self, places: &mut impl Places<Ticket = T>) {
-        if let Some(Body { to: BodyTo::There(ticket), .. }) = self.body.take() {
+        if let Some(Body { to: BodyTo::InBuffer(ticket), .. }) = self.body.take() {
             places.cancel(ticket);
         }
     }
@@ -260,7 +259,7 @@ impl<T: Copy> Stream<T> {
             (Some(&size), Some(Err(_))) => u64::from(size),
             _ => return Ok(0),
         };
-        let payload = flags & COMMAND == 0 && self.frames.len() >= PAYLOAD;
+        let payload = flags & COMMAND == 0 && self.frames.len() >= PAYLOAD_INDEX;
         let bound = if payload { MESSAGE_BYTES_MAX } else { HEADER_BYTES_MAX as u64 };
         if size > bound {
             return Err(ZmtpError(format!("a frame of {} bytes; at most {} are allowed", size, bound)));
@@ -306,16 +305,16 @@ impl<T: Copy> Stream<T> {
 
     /// Chooses the destination of a frame of `size` bytes that does not fit into `scratch`.
     fn begin_body(&mut self, flags: u8, size: usize, payload: bool, places: &mut impl Places<Ticket = T>) {
-        let place = match self.frames.get(PAYLOAD - 1) {
-            Some(Frame::Bytes(header)) if self.frames.len() == PAYLOAD && payload => {
+        let place = match self.frames.get(PAYLOAD_INDEX - 1) {
+            Some(Frame::Bytes(header)) if self.frames.len() == PAYLOAD_INDEX && payload => {
                 places.place(header, size)
             }
             _ if payload => Place::Nowhere,
-            _ => Place::Own,
+            _ => Place::NewMemory,
         };
         let to = match place {
-            Place::There(ticket) => BodyTo::There(ticket),
-            Place::Own => BodyTo::Own { bytes: vec![0; size], filled: 0 },
+            Place::InBuffer(ticket) => BodyTo::InBuffer(ticket),
+            Place::NewMemory => BodyTo::NewMemory { bytes: vec![0; size], filled: 0 },
             Place::Nowhere => BodyTo::Nowhere,
         };
         self.body = Some(Body { flags, missing: size, to });
@@ -345,8 +344,8 @@ impl<T: Copy> Stream<T> {
             None => return Ok(()),
         };
         let frame = match to {
-            BodyTo::There(ticket) if places.room(ticket).is_some() => Frame::InPlace(ticket),
-            BodyTo::Own { bytes, .. } => Frame::Bytes(bytes),
+            BodyTo::InBuffer(ticket) if places.unfilled(ticket).is_some() => Frame::InPlace(ticket),
+            BodyTo::NewMemory { bytes, .. } => Frame::Bytes(bytes),
             _ => Frame::Bytes(Vec::new()),
         };
         self.frame(flags, frame)
@@ -418,10 +417,10 @@ impl<T: Copy> Body<T> {
     ) -> io::Result<usize> {
         let at_once = self.missing.min(RECEIVE_BYTES);
         let count = match &mut self.to {
-            BodyTo::There(ticket) => match places.room(*ticket) {
-                Some(room) => {
-                    let at_once = at_once.min(room.len());
-                    let count = from.read(&mut room[..at_once])?;
+            BodyTo::InBuffer(ticket) => match places.unfilled(*ticket) {
+                Some(unfilled) => {
+                    let at_once = at_once.min(unfilled.len());
+                    let count = from.read(&mut unfilled[..at_once])?;
                     places.received(*ticket, count);
                     count
                 }
@@ -430,7 +429,7 @@ impl<T: Copy> Body<T> {
                     discard(from, scratch, at_once)?
                 }
             },
-            BodyTo::Own { bytes, filled } => {
+            BodyTo::NewMemory { bytes, filled } => {
                 let count = from.read(&mut bytes[*filled..*filled + at_once])?;
                 *filled += count;
                 count
@@ -448,7 +447,7 @@ fn discard(from: &mut impl Read, scratch: &mut [u8], most: usize) -> io::Result<
 }
 
 fn published<T>(frames: Vec<Frame<T>>) -> Published<T> {
-    let payloads = frames.len().saturating_sub(PAYLOAD);
+    let payload_count = frames.len().saturating_sub(PAYLOAD_INDEX);
     let mut frames = frames.into_iter().skip(1); // no topic: the header names the model, too
     let header = match frames.next() {
         Some(Frame::Bytes(header)) => header,
@@ -459,5 +458,5 @@ fn published<T>(frames: Vec<Frame<T>>) -> Published<T> {
         Some(Frame::InPlace(ticket)) => PublishedPayload::InPlace(ticket),
         None => PublishedPayload::None,
     };
-    Published { header, payloads, payload }
+    Published { header, payload_count, payload }
 }

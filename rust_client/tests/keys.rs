@@ -68,7 +68,7 @@ impl Session {
         let message = welcome(1, "tcp://*:1", BTreeMap::new());
         let message = if keyed { session.sealer.addressed(message) } else { message };
         session.control(message);
-        assert!(session.machine.inside());
+        assert!(session.machine.in_session());
         session
     }
 
@@ -285,7 +285,7 @@ fn a_worker_dials_again_after_a_refusal_for_want_of_keys() {
     let now = session.now;
     let refused = session.machine.shut_out("why", now);
     assert!(matches!(&refused[..], [Effect::Refused { code, text }] if code == "keys" && text == "why"));
-    assert!(!session.machine.inside());
+    assert!(!session.machine.in_session());
     assert!(session.machine.shut_out("why", now).is_empty(), "it was said a moment ago");
     let ping = session.machine.timing().ping;
     assert!(session.machine.tick(now + ping / 2).is_empty());
@@ -296,5 +296,5 @@ fn a_worker_dials_again_after_a_refusal_for_want_of_keys() {
     session.control(welcome);
     let effects = session.machine.tick(now + 2 * ping);
     let redials = effects.iter().any(|effect| matches!(effect, Effect::Redial));
-    assert!(session.machine.inside() && !redials, "a connection that has become good is left alone");
+    assert!(session.machine.in_session() && !redials, "a connection that has become good is left alone");
 }

@@ -61,7 +61,7 @@ impl World {
         };
         let hello = world.machine.connected(world.now);
         world.perform(hello);
-        assert!(world.machine.inside());
+        assert!(world.machine.in_session());
         world
     }
 
@@ -422,7 +422,7 @@ fn a_patch_that_is_refused_or_never_comes_is_given_up() {
     world.data("ctl", two.announcement(1, true));
     world.wait(TICK);
     world.apply();
-    assert_eq!(world.publisher.unpatched, ["the publisher has no such patch (any more)"]);
+    assert_eq!(world.publisher.unpatched, ["the publisher does not have this patch"]);
     world.loses_patches = true;
     let three = after(&two);
     world.announce(&three);

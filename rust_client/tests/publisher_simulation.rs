@@ -470,13 +470,13 @@ impl World {
                 let bytes = payload.bytes().map(<[u8]>::to_vec);
                 let payloads = usize::from(bytes.is_some());
                 let payload = bytes.map_or(PublishedPayload::None, PublishedPayload::Bytes);
-                let published = Published { header, payloads, payload };
+                let published = Published { header, payload_count: payloads, payload };
                 let effects = self.workers[at].machine.receive_published(&published, now);
                 self.perform_worker(at, effects);
             }
         }
         let machine = &mut self.workers[at].machine;
-        let mut effects = if machine.inside() { Vec::new() } else { machine.connected(now) };
+        let mut effects = if machine.in_session() { Vec::new() } else { machine.connected(now) };
         effects.extend(machine.tick(now));
         self.perform_worker(at, effects);
         while let Some(mut job) = pop(&mut self.workers[at].decoding, step, |(_, job)| job) {

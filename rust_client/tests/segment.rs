@@ -294,7 +294,7 @@ fn a_version_that_came_whole_is_not_fetched() {
     machine.applied(MODEL, staged.key, "", None, "", NOW);
     let (header, payloads) = Version::of_bytes(3, b"9876543210".to_vec(), 10).whole(1);
     let payload = PublishedPayload::Bytes(payloads[0].clone());
-    let effects = machine.receive_published(&Published { header, payloads: 1, payload }, NOW);
+    let effects = machine.receive_published(&Published { header, payload_count: 1, payload }, NOW);
     assert!(!sent(&effects).iter().any(|message| matches!(message, FromWorker::Fetch(_))));
     assert_eq!(ready(effects).unwrap().key, (1, 3));
 }

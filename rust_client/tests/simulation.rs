@@ -309,7 +309,7 @@ impl World {
                 self.receive_published(message);
             }
         }
-        if !self.machine.inside() {
+        if !self.machine.in_session() {
             let effects = self.machine.connected(self.now);
             self.perform(effects);
         }
@@ -335,9 +335,9 @@ impl World {
         };
         if self.weather.in_place {
             if let PublishedPayload::Bytes(bytes) = &payload {
-                if let Place::There(ticket) = self.machine.place(&header, bytes.len()) {
+                if let Place::InBuffer(ticket) = self.machine.place(&header, bytes.len()) {
                     for piece in bytes.chunks(1 + bytes.len() / 3) {
-                        match self.machine.room(ticket) {
+                        match self.machine.unfilled(ticket) {
                             Some(room) => room[..piece.len()].copy_from_slice(piece),
                             None => panic!("nothing else has happened meanwhile"),
                         }
@@ -352,7 +352,7 @@ impl World {
             }
         }
         let effects =
-            self.machine.receive_published(&Published { header, payloads: count, payload }, self.now);
+            self.machine.receive_published(&Published { header, payload_count: count, payload }, self.now);
         self.perform(effects);
     }
 

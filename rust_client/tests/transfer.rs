@@ -22,7 +22,7 @@ fn transfer(buffers: &Buffers) -> Transfer {
 }
 
 fn receive(transfer: &mut Transfer, id: u64, bytes: &[u8]) {
-    transfer.room(id).unwrap()[..bytes.len()].copy_from_slice(bytes);
+    transfer.unfilled(id).unwrap()[..bytes.len()].copy_from_slice(bytes);
     transfer.received(id, bytes.len());
 }
 
@@ -37,7 +37,7 @@ fn nobody_else_writes_where_a_chunk_is_being_received() {
     assert!(!t.lend(1, 4, 8, None), "it is lent");
     receive(&mut t, 7, b"67");
     assert!(t.add(1, Proof::Crc(crc), Payload::InPlace(7), NOW, true));
-    assert!(t.room(7).is_none() && !t.lend(1, 4, 9, None), "what is here is never written again");
+    assert!(t.unfilled(7).is_none() && !t.lend(1, 4, 9, None), "what is here is never written again");
     assert!(!t.add(1, Proof::Crc(crc), Payload::Bytes(b"4567"), NOW, true), "it is not new");
     assert_eq!(t.here(), 1);
     let (buffer, ..) = t.whole();
@@ -54,7 +54,7 @@ fn a_chunk_that_was_cut_off_or_damaged_is_missing_again() {
     assert!(t.lend(0, 4, 1, None));
     receive(&mut t, 1, b"01");
     t.cancel(1);
-    assert!(t.room(1).is_none());
+    assert!(t.unfilled(1).is_none());
     assert!(t.lend(2, 2, 2, None));
     receive(&mut t, 2, b"8x");
     assert!(!t.add(2, Proof::Crc(crc32c(b"89")), Payload::InPlace(2), NOW, true));
@@ -80,7 +80,7 @@ fn only_places_that_exist_are_lent() {
             && !t.lend(2, 4, 4, None)
     );
     assert!(t.lend(0, 4, 5, None) && t.lend(1, 4, 6, None), "a second one takes the place of the first");
-    assert!(t.room(5).is_none() && t.room(6).is_some());
+    assert!(t.unfilled(5).is_none() && t.unfilled(6).is_some());
     assert!(!t.add(0, Proof::Crc(crc32c(b"0123")), Payload::InPlace(5), NOW, true));
 }
 

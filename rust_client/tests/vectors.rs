@@ -182,7 +182,7 @@ fn what_is_sealed_is_what_the_vectors_have() {
             base: (number(&of["base"][0]), number(&of["base"][1])),
         };
         let (purpose, index) = (number(&case["purpose"]) as u32, number(&case["index"]));
-        let key = GroupKey::of_hex(case["group"].as_str().unwrap()).of_version(&subject);
+        let key = GroupKey::of_hex(case["group"].as_str().unwrap()).version_key(&subject);
         let bound = subject.associated(purpose, index, plain.len() as u64);
         let mut sealed = vec![0; plain.len()];
         let tag = seal(&key, &nonce_of(purpose, index), &bound, &plain, &mut sealed).unwrap();

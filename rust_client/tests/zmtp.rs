@@ -15,10 +15,10 @@ impl Places for Asked {
 
     fn place(&mut self, header: &[u8], size: usize) -> Place<()> {
         self.0.push((header.to_vec(), size));
-        Place::Own
+        Place::NewMemory
     }
 
-    fn room(&mut self, _ticket: ()) -> Option<&mut [u8]> {
+    fn unfilled(&mut self, _ticket: ()) -> Option<&mut [u8]> {
         None
     }
 

@@ -104,7 +104,7 @@ def test_a_patched_version_and_one_that_is_committed_together_have_it() -> None:
         ({"": "x"}, "a name has 1 to 128"),
         ({"n" * (METADATA_NAME_MAX + 1): "x"}, "a name has 1 to 128"),
         ({"n": "\0"}, "holds a NUL"),
-        ({"n": "\udc80"}, "no text that UTF-8 can carry"),
+        ({"n": "\udc80"}, "not text that UTF-8 can carry"),
         ({"n": "é" * (METADATA_BYTES_MAX // 2)}, "at most 4096 bytes of UTF-8 in all"),
     ],
 )

@@ -183,19 +183,19 @@ def _subject(case: Case) -> Subject:
 
 def _group_key(case: Case, _folder: Path) -> Result:
     key = GroupKey(bytes.fromhex(case["group"]))
-    return {"ok": {"id": key.id, "messages": key.of_messages.hex()}}
+    return {"ok": {"id": key.id, "messages": key.message_key.hex()}}
 
 
 def _key_of_version(case: Case, _folder: Path) -> Result:
     subject = _subject(case)
-    key = GroupKey(bytes.fromhex(case["group"])).of_version(subject)
+    key = GroupKey(bytes.fromhex(case["group"])).version_key(subject)
     return {"ok": {"names": subject.names.hex(), "key": key.hex()}}
 
 
 def _sealed(case: Case, _folder: Path) -> Result:
     sealed, tag = bytes.fromhex(case["sealed"]), bytes.fromhex(case["tag"])
     subject, at = _subject(case), (case["purpose"], case["index"])
-    key, nonce = GroupKey(bytes.fromhex(case["group"])).of_version(subject), nonce_of(*at)
+    key, nonce = GroupKey(bytes.fromhex(case["group"])).version_key(subject), nonce_of(*at)
     associated, plain = subject.associated(*at, len(sealed)), bytearray(len(sealed))
     crc = Opening(key, nonce, associated, tag).decrypt(sealed, plain)
     if crc is None:

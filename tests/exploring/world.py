@@ -520,7 +520,7 @@ class World:
     def _lag(self, place: Place, side: PublisherSide) -> str:
         worker, name = self.workers[place.node], place.name
         peer = side.machine.state.roster.by_name(name)
-        if not worker.machine.inside:
+        if not worker.machine.in_session:
             return f"{name} is in no session ({worker.refusal})"
         if worker.runs < side.latest and side.latest not in place.refused:
             return f"{name} runs {worker.runs}, the latest is {side.latest}"

@@ -427,7 +427,7 @@ def test_a_patch_is_sealed_under_a_key_of_its_own() -> None:
     chunk, sealed = sealer.chunk(made, 1)
     assert (chunk.index, chunk.patch) == (1, on(one))
     subject = Subject("a", 7, 2, 400, CHUNK, DELTA, (7, 1))
-    key, plain = group.of_version(subject), bytearray(400 - CHUNK)
+    key, plain = group.version_key(subject), bytearray(400 - CHUNK)
     about = subject.associated(purpose := 1, 1, len(plain))
     opening = Opening(key, nonce_of(purpose, 1), about, bytes.fromhex(chunk.tag))
     assert opening.decrypt(sealed, plain) is not None

@@ -425,10 +425,10 @@ class Simulation:
     def _untold(self) -> list[str]:
         """Return who is not served, and does not know why: of two processes with one name, one."""
         rivals = [w for w in self.workers if w.name == "w0"]
-        if sum(w.machine.inside for w in rivals) > 1:
+        if sum(w.machine.in_session for w in rivals) > 1:
             return ["two processes share a name"]
         told = ("name-taken", "stale-epoch")
-        outside = [w for w in rivals if not w.machine.inside and w.refusal not in told]
+        outside = [w for w in rivals if not w.machine.in_session and w.refusal not in told]
         return [f"{w.process} was not told why it is not served" for w in outside]
 
 

@@ -148,9 +148,9 @@ def test_no_error_quotes_a_secret(folder: Path, monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(KeysError) as error:
                 read(keys)  # type: ignore[arg-type]
             assert given["secret"] not in str(error.value)
-            assert isinstance(keys, dict) or "no path" in str(error.value)
+            assert isinstance(keys, dict) or "not a path" in str(error.value)
     monkeypatch.setenv(KEYS, json.dumps(given))
-    with pytest.raises(KeysError, match="no path, but JSON"):
+    with pytest.raises(KeysError, match="not a path, but JSON"):
         weightbus.Publisher("tcp://127.0.0.1:0")
 
 

@@ -101,7 +101,7 @@ def test_no_two_versions_of_the_vectors_share_a_key() -> None:
 def test_payloads_are_opened_and_forged_ones_are_not(case: Case) -> None:
     sealed, tag = bytes.fromhex(case["sealed"]), bytes.fromhex(case["tag"])
     subject, at = subject_of(case["version"]), (case["purpose"], case["index"])
-    key = GroupKey(bytes.fromhex(case["group"])).of_version(subject)
+    key = GroupKey(bytes.fromhex(case["group"])).version_key(subject)
     data = subject.associated(*at, len(sealed))
     plain = bytearray(len(sealed))
     crc = Opening(key, nonce_of(*at), data, tag).decrypt(sealed, plain)
@@ -353,10 +353,10 @@ def test_a_pushed_chunk_of_what_does_not_arrive_is_neither_news_nor_a_sign_of_li
     )
     for now in (1.5, lost_after + 0.9):
         assert worker.receive_published([b"a/dat", encode(invalid_frames), bytes(40)], now) == []
-    assert worker.followers["a"].versions.heard == (7, 0)
-    assert worker.inside
+    assert worker.followers["a"].versions.newest_known == (7, 0)
+    assert worker.in_session
     worker.tick(lost_after + 1.0)
-    assert not worker.inside
+    assert not worker.in_session
 
 
 def test_a_chunk_of_the_wrong_kind_is_not_even_news() -> None:
@@ -377,12 +377,12 @@ def test_an_older_group_key_ends_outside_a_session_too_and_what_came_of_it() -> 
     announce, layout = described(by, version)
     assert keyring.payload(announce, layout) is not None
     old = beacon(by)
-    secret = GroupKey(bytes.fromhex(by.keys[0])).of_version(subject_of_announced(announce))
+    secret = GroupKey(bytes.fromhex(by.keys[0])).version_key(subject_of_announced(announce))
     assert secret in held_bytes(keyring)
     by.rekey(0.0)
     worker.receive([encode(Rekey(epoch=7, keys=by.keys))], 0.0)
     worker.receive([encode(Refuse(code="revoked", text=""))], 0.1)
-    assert not worker.inside
+    assert not worker.in_session
     worker.tick(worker.timing.lost_after)
     assert keyring.published(old, []) is None
     assert secret not in held_bytes(keyring)

@@ -32,7 +32,7 @@ def joined() -> WorkerMachine:
     )
     welcome = Welcome(epoch=1, data="tcp://*:1", ping_ms=1000, lost_ms=5000, models={})
     machine.receive([encode(welcome)], 0.0)
-    assert machine.inside
+    assert machine.in_session
     return machine
 
 
@@ -64,7 +64,7 @@ def test_what_arrives_has_failed_and_its_memory_is_free() -> None:
             ]
             assert any(isinstance(each, Rejected) for each in effects), "the user is told"
             assert machine.followers["m"].versions.in_phase["arriving"] is None
-            assert not machine.inside
+            assert not machine.in_session
             welcome = Welcome(epoch=1, data="tcp://*:1", ping_ms=1000, lost_ms=5000, models={})
             machine.receive([encode(welcome)], 0.0)
 

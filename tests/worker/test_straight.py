@@ -119,7 +119,7 @@ class Side:
         follower, holds = self.follower, self.follower.versions
         held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.in_phase}
         at = {phase: h.key if h is not None else None for phase, h in holds.in_phase.items()}
-        memory = plain(holds, "_nbytes", "_taken", "heard") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
+        memory = plain(holds, "_nbytes", "_taken", "newest_known") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
         asking = plain(
             follower.planner, *(vars(follower.planner).keys() - {"_versions", "_timing"})
         )

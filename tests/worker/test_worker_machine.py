@@ -209,7 +209,7 @@ def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> Non
     [refused] = bench.tell(welcome(EPOCH))
     assert isinstance(refused, Refused)
     assert refused.code == "stale-epoch"
-    assert not bench.machine.inside
+    assert not bench.machine.in_session
     assert Joined(EPOCH + 1) in bench.tell(welcome(EPOCH + 1)), "the same epoch is fine"
 
 
@@ -229,7 +229,7 @@ def test_what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settle
 def test_a_refusal_ends_the_session_and_is_told(code: str) -> None:
     bench = Bench()
     assert Refused(code, "why") in bench.tell(Refuse(code=code, text="why"))
-    assert not bench.machine.inside
+    assert not bench.machine.in_session
     bench.now += 1.0
     assert sent(bench.machine.connected(bench.now), Hello), "it goes on asking"
 
@@ -239,7 +239,7 @@ def test_a_refusal_that_is_not_known_is_for_the_operator() -> None:
     assert bench.tell(Refuse(code="of-the-future", text="why")) == [
         Notice("of-the-future", "why", warning=True)
     ]
-    assert bench.machine.inside
+    assert bench.machine.in_session
 
 
 def test_silence_is_loss() -> None:
@@ -247,9 +247,9 @@ def test_silence_is_loss() -> None:
     bench.now = 104.0
     bench.tell(Pong(epoch=EPOCH))  # as any message
     bench.machine.tick(108.9)
-    assert bench.machine.inside
+    assert bench.machine.in_session
     assert bench.machine.tick(109.0) == [SILENT, Redial()]
-    assert not bench.machine.inside
+    assert not bench.machine.in_session
     assert sent(bench.machine.connected(109.0), Hello), "it joins again"
 
 
@@ -289,7 +289,7 @@ def test_a_control_connection_that_broke_ends_the_session_if_nothing_comes_of_it
         bench.now += 1.0
         bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
     assert bench.machine.tick(bench.now) == [SILENT, Redial()]
-    assert not bench.machine.inside
+    assert not bench.machine.in_session
 
 
 def test_published_messages_alone_keep_a_session_only_so_long() -> None:
@@ -438,9 +438,9 @@ class Probing(Bench):
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_session_begins_once_the_publishers_memory_is_open(inside: bool) -> None:
     bench = Probing(inside=inside)
-    assert not bench.machine.inside
+    assert not bench.machine.in_session
     assert Joined(EPOCH + 1) in bench.opened()
-    assert bench.machine.inside
+    assert bench.machine.in_session
     assert bench.machine.terms.shared
     assert bench.opened() == [], "it is opened twice if the welcome comes twice"
 
@@ -458,7 +458,7 @@ def test_what_comes_of_a_probe_that_was_left_changes_nothing(inside: bool, left:
         bench.hear(Refuse(code=left, text=""))
     assert bench.machine.session == "outside"
     assert bench.opened() == []
-    assert not bench.machine.inside
+    assert not bench.machine.in_session
 
 
 def test_another_welcome_takes_the_place_of_the_one_that_waits() -> None:

@@ -36,17 +36,17 @@ func main() {
 	}
 }
 
-// flip changes a transition in the tables of phases ("version arriving whole dropped"), or removes
-// the transition if words have no new state. Tests must then fail (tests/protocol/flip_arrows.py at
-// the root).
+// flip changes a transition in the tables of phases: words are a table, a state, an event and the
+// new state, for example "version arriving whole dropped". Without a new state, flip removes the
+// transition. tests/protocol/flip_arrows.py at the repository's root checks that tests then fail.
 func flip(words []string) {
 	if len(words) < 3 {
 		return
 	}
-	arrows, event := wbp.Tables[words[0]][wbp.State(words[1])], wbp.Event(words[2])
-	delete(arrows, event)
+	transitions, event := wbp.Tables[words[0]][wbp.State(words[1])], wbp.Event(words[2])
+	delete(transitions, event)
 	if len(words) > 3 {
-		arrows[event] = wbp.State(words[3])
+		transitions[event] = wbp.State(words[3])
 	}
 }
 

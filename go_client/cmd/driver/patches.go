@@ -50,7 +50,7 @@ func deltas(t table) error {
 		for _, r := range c.Base {
 			base = append(base, bytes.Repeat(r.bytes, r.times)...)
 		}
-		t.tell(c.Name, i, patched(c.Name, layout, base, text))
+		t.report(c.Name, i, patched(c.Name, layout, base, text))
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func groupKeys(t table) error {
 	}
 	for i, c := range cases {
 		key := wbp.NewGroupKey(unhex(c.Group))
-		t.tell(c.Name, i, object{"ok": object{"id": key.ID, "messages": hex.EncodeToString(key.OfMessages())}})
+		t.report(c.Name, i, object{"ok": object{"id": key.ID, "messages": hex.EncodeToString(key.MessageKey())}})
 	}
 	return nil
 }
@@ -45,8 +45,8 @@ func versionKeys(t table) error {
 	}
 	for i, c := range cases {
 		of := c.Version.of()
-		t.tell(c.Name, i, object{"ok": object{"names": hex.EncodeToString(of.Names()),
-			"key": hex.EncodeToString(wbp.NewGroupKey(unhex(c.Group)).OfVersion(of))}})
+		t.report(c.Name, i, object{"ok": object{"names": hex.EncodeToString(of.Names()),
+			"key": hex.EncodeToString(wbp.NewGroupKey(unhex(c.Group)).VersionKey(of))}})
 	}
 	return nil
 }
@@ -64,13 +64,13 @@ func payloads(t table) error {
 	for i, c := range cases {
 		of, sealed := c.Version.of(), unhex(c.Sealed)
 		size := int64(len(sealed))
-		opening := wbp.NewOpening(wbp.NewGroupKey(unhex(c.Group)).OfVersion(of), of, c.Purpose, c.Index, size, unhex(c.Tag))
+		opening := wbp.NewOpening(wbp.NewGroupKey(unhex(c.Group)).VersionKey(of), of, c.Purpose, c.Index, size, unhex(c.Tag))
 		crc, ok := opening.Decrypt(sealed, sealed)
 		if !ok {
-			t.tell(c.Name, i, object{"error": "sealed"})
+			t.report(c.Name, i, object{"error": "sealed"})
 			continue
 		}
-		t.tell(c.Name, i, object{"ok": object{"plain": hex.EncodeToString(sealed), "crc": crc,
+		t.report(c.Name, i, object{"ok": object{"plain": hex.EncodeToString(sealed), "crc": crc,
 			"nonce":      hex.EncodeToString(wbp.Nonce(c.Purpose, c.Index)),
 			"associated": hex.EncodeToString(of.Associated(c.Purpose, c.Index, size))}})
 	}
@@ -102,7 +102,7 @@ func countedMessages(t table) error {
 				counts = append(counts, nil)
 			}
 		}
-		t.tell(c.Name, i, object{"counts": counts})
+		t.report(c.Name, i, object{"counts": counts})
 	}
 	return nil
 }

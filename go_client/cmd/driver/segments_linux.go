@@ -50,7 +50,7 @@ func segments(t table) error {
 				result = object{"error": "stale"}
 			}
 		}
-		t.tell(c.Name, i, result)
+		t.report(c.Name, i, result)
 		_ = memory.Close()
 	}
 	return nil

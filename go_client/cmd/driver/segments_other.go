@@ -8,7 +8,7 @@ func segments(t table) error {
 		return err
 	}
 	for i, c := range cases {
-		t.tell(c.Name, i, object{"unsupported": "there is no shared memory on this system"})
+		t.report(c.Name, i, object{"unsupported": "there is no shared memory on this system"})
 	}
 	return nil
 }

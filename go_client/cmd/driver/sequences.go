@@ -17,10 +17,10 @@ type sequence struct {
 	InPlace  map[string]map[string]spec `json:"in_place"`
 	Applies  []string
 	Steps    []struct {
-		WaitMS  int64 `json:"wait_ms"`
-		Pong    int64 // epoch of a pong to receive; 0 for none
-		Control []source
-		Data    []source
+		WaitMS    int64 `json:"wait_ms"`
+		PongEpoch int64 `json:"pong"` // epoch of a pong to receive; 0 for none
+		Control   []source
+		Data      []source
 	}
 }
 
@@ -41,12 +41,12 @@ func sequences(t table) error {
 			if err != nil {
 				return err
 			}
-			if step.Pong > 0 {
-				control = [][]byte{wbp.Encode(&wbp.Pong{Token: p.token, Epoch: step.Pong, Models: map[string]int64{}})}
+			if step.PongEpoch > 0 {
+				control = [][]byte{wbp.Encode(&wbp.Pong{Token: p.token, Epoch: step.PongEpoch, Models: map[string]int64{}})}
 			}
 			steps = append(steps, p.step(time.Duration(step.WaitMS)*time.Millisecond, control, data))
 		}
-		t.tell(c.Name, i, object{"steps": steps})
+		t.report(c.Name, i, object{"steps": steps})
 	}
 	return nil
 }

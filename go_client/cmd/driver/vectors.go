@@ -63,8 +63,8 @@ func (t table) read(into interface{}) error {
 	return json.Unmarshal(lists[t.list], into)
 }
 
-// tell reports the result of a case, by its name or else its index.
-func (t table) tell(name string, index int, result object) {
+// report reports the result of a case, by its name or else its index.
+func (t table) report(name string, index int, result object) {
 	if name == "" {
 		name = strconv.Itoa(index)
 	}
@@ -119,7 +119,7 @@ func messages(t table) error {
 	for i, c := range cases {
 		if c.Direction == "from_worker" {
 			if c.Expect.OK != nil {
-				t.tell(c.Name, i, encoded(c.Expect.OK))
+				t.report(c.Name, i, encoded(c.Expect.OK))
 			}
 			continue
 		}
@@ -127,7 +127,7 @@ func messages(t table) error {
 		if err != nil {
 			return err
 		}
-		t.tell(c.Name, i, decoded(frames))
+		t.report(c.Name, i, decoded(frames))
 	}
 	return nil
 }
@@ -199,7 +199,7 @@ func layouts(t table) error {
 		}
 		layout, err := wbp.ParseLayout(bytes)
 		if err != nil {
-			t.tell(c.Name, i, object{"error": "layout-invalid"})
+			t.report(c.Name, i, object{"error": "layout-invalid"})
 			continue
 		}
 		tensors := []object{}
@@ -210,7 +210,7 @@ func layouts(t table) error {
 		for _, s := range layout.InOrder() {
 			order = append(order, s.Name)
 		}
-		t.tell(c.Name, i, object{"ok": object{"id": layout.ID, "nbytes": layout.Bytes, "tensors": tensors,
+		t.report(c.Name, i, object{"ok": object{"id": layout.ID, "nbytes": layout.Bytes, "tensors": tensors,
 			"aliases": layout.Aliases, "metadata": layout.Metadata, "order": order}})
 	}
 	return nil
@@ -228,7 +228,7 @@ func chunks(t table) error {
 	for i, c := range cases {
 		plan, err := wbp.NewPlan(c.Bytes, c.ChunkBytes)
 		if err != nil {
-			t.tell(c.Name, i, object{"error": "chunk-bytes"})
+			t.report(c.Name, i, object{"error": "chunk-bytes"})
 			continue
 		}
 		spans := [][2]int64{}
@@ -236,7 +236,7 @@ func chunks(t table) error {
 			begin, end := plan.Span(n)
 			spans = append(spans, [2]int64{begin, end})
 		}
-		t.tell(c.Name, i, object{"ok": object{"count": plan.Count(), "spans": spans}})
+		t.report(c.Name, i, object{"ok": object{"count": plan.Count(), "spans": spans}})
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func crcs(t table) error {
 		if err != nil {
 			return err
 		}
-		t.tell(c.Name, i, object{"crc": wbp.CRC32C(bytes)})
+		t.report(c.Name, i, object{"crc": wbp.CRC32C(bytes)})
 	}
 	return nil
 }
@@ -266,12 +266,12 @@ func casts(t table) error {
 		wide, _ := wbp.TensorBytes(c.From, []int64{1})
 		narrow, _ := wbp.TensorBytes(c.To, []int64{1})
 		if err != nil || !wbp.Castable(c.To, c.From) {
-			t.tell(c.Name, i, object{"error": fmt.Sprintf("from %s to %s: %v", c.From, c.To, err)})
+			t.report(c.Name, i, object{"error": fmt.Sprintf("from %s to %s: %v", c.From, c.To, err)})
 			continue
 		}
 		to := make([]byte, int64(len(from))/wide*narrow)
 		wbp.Cast(to, c.To, from, c.From)
-		t.tell(c.Name, i, object{"out": hex.EncodeToString(to)})
+		t.report(c.Name, i, object{"out": hex.EncodeToString(to)})
 	}
 	return nil
 }
@@ -286,7 +286,7 @@ func digests(t table) error {
 		return err
 	}
 	for i, c := range cases {
-		t.tell(c.Name, i, object{"digest": wbp.Digest(c.Layout, c.ChunkBytes, c.CRCs)})
+		t.report(c.Name, i, object{"digest": wbp.Digest(c.Layout, c.ChunkBytes, c.CRCs)})
 	}
 	return nil
 }
@@ -305,7 +305,7 @@ func phases(t table) error {
 		if next := wbp.Tables[c.Of][c.State][c.Event]; next != "" {
 			result["next"] = next
 		}
-		t.tell(c.Name, i, result)
+		t.report(c.Name, i, result)
 	}
 	return nil
 }
@@ -328,10 +328,10 @@ func versions(t table) error {
 		}
 		layout, err := wbp.ParseLayout(bytes[:c.LayoutBytes])
 		if err != nil {
-			t.tell(c.Name, i, object{"error": err.Error()})
+			t.report(c.Name, i, object{"error": err.Error()})
 			continue
 		}
-		t.tell(c.Name, i, object{"digest": wbp.DigestOf(layout.ID, bytes[c.LayoutBytes:], c.ChunkBytes)})
+		t.report(c.Name, i, object{"digest": wbp.DigestOf(layout.ID, bytes[c.LayoutBytes:], c.ChunkBytes)})
 	}
 	return nil
 }

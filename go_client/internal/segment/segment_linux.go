@@ -79,9 +79,9 @@ type view struct {
 	file   *os.File
 	memory []byte
 
-	mu      sync.Mutex
-	holds   int // number of users, the cache included
-	copying int // copies in progress, which share the descriptor's one flock
+	mu     sync.Mutex
+	holds  int // number of users, the cache included
+	copies int // copies in progress, which share the descriptor's one flock
 }
 
 // open maps the file of a segment. It returns an error if the file is not that segment.
@@ -176,19 +176,19 @@ func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
 func (v *view) lock() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.copying == 0 {
+	if v.copies == 0 {
 		if err := syscall.Flock(int(v.file.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); err != nil {
 			return err
 		}
 	}
-	v.copying++
+	v.copies++
 	return nil
 }
 
 func (v *view) unlock() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.copying--; v.copying == 0 {
+	if v.copies--; v.copies == 0 {
 		_ = syscall.Flock(int(v.file.Fd()), syscall.LOCK_UN)
 	}
 }

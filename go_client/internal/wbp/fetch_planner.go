@@ -39,12 +39,12 @@ func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	if !key.Newer(a.backoffKey) && now < a.backoffUntil { // W36
 		return nil
 	}
-	return a.latest(key.Epoch, now, false)
+	return a.requestLatest(key.Epoch, now, false)
 }
 
-// latest returns a request for the latest version. Unless atOnce is true, it returns nothing within
+// requestLatest returns a request for the latest version. Unless atOnce is true, it returns nothing within
 // Timing.Quiet of the last request.
-func (a *FetchPlanner) latest(epoch int64, now time.Duration, atOnce bool) []Effect {
+func (a *FetchPlanner) requestLatest(epoch int64, now time.Duration, atOnce bool) []Effect {
 	if now-a.latestAt < a.timing.Quiet && !atOnce { // W4
 		return nil
 	}

@@ -237,7 +237,7 @@ func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	on := s.versions.mode == following
 	effects := []Effect{Subscribe{s.patches.topic(), on && !s.shared}}
 	if on {
-		effects = append(effects, s.planner.latest(s.versions.newest().Epoch, now, false)...)
+		effects = append(effects, s.planner.requestLatest(s.versions.newest().Epoch, now, false)...)
 	}
 	return effects
 }
@@ -319,7 +319,7 @@ func (s *follower) end(end *End, now time.Duration) []Effect {
 	if v == nil {
 		return s.stray(key, now)
 	}
-	if !v.transfer.matches(end.Patch) || v.transfer.comes == decoded {
+	if !v.transfer.matches(end.Patch) || v.transfer.arrival == decoded {
 		return nil
 	}
 	v.transfer.end(end.Digest)
@@ -412,7 +412,7 @@ func (s *follower) aborted(key Key, now time.Duration) []Effect {
 	// is catching up requests the latest one.
 	effects := s.resume(now)
 	if len(effects) == 0 && s.versions.mode == catchingUp && s.versions.inPhase(arriving) == nil { // W26
-		return s.planner.latest(key.Epoch, now, false)
+		return s.planner.requestLatest(key.Epoch, now, false)
 	}
 	return effects
 }
@@ -431,7 +431,7 @@ func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 		if effects := s.resume(now); len(effects) > 0 {
 			return effects
 		}
-		return s.planner.latest(v.Epoch, now, false)
+		return s.planner.requestLatest(v.Epoch, now, false)
 	}
 	return nil
 }
@@ -515,7 +515,7 @@ func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 		return nil
 	}
 	s.networkOnly = key
-	return s.planner.latest(key.Epoch, now, true)
+	return s.planner.requestLatest(key.Epoch, now, true)
 }
 
 // runs records that a version runs, and returns the report.

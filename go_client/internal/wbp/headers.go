@@ -319,7 +319,7 @@ func shortTo(most int) func(string) bool {
 	return func(text string) bool { return utf8.RuneCountInString(text) <= most }
 }
 
-// IsName reports whether a text is a valid name of a worker, a model, a code or an encoding.
+// IsName reports whether a text is a valid name of a worker or a model, an error code or an encoding.
 func IsName(text string) bool {
 	for i := 0; i < len(text); i++ {
 		c := text[i]

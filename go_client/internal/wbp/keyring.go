@@ -14,7 +14,7 @@ import (
 type Keyring struct {
 	keys            []*GroupKey      // the newest last
 	counts          map[string]int64 // by key id: the highest count of a decrypted message
-	changing        bool             // a rotation is in progress
+	rotating        bool             // a rotation is in progress
 	oldKeysExpireAt time.Duration    // when all but the newest key expire
 	keyMissing      bool             // a message was sealed with an unknown key
 	last            struct {         // the last version key that was derived
@@ -29,26 +29,26 @@ func NewKeyring() *Keyring { return &Keyring{counts: map[string]int64{}} }
 // Begin starts a session with these keys only. All keys but the newest expire at `until`. The
 // counts of known keys are kept, so that replays are still detected.
 func (r *Keyring) Begin(keys []string, until time.Duration) {
-	r.keys, r.changing = nil, false
+	r.keys, r.rotating = nil, false
 	r.add(keys, until)
 }
 
-// add adds the keys of a rotation. The previous key expires at `until`. Keys listed before a known
-// key are older and have expired: they are not added again, since then replayed messages would be
-// accepted. (E6)
+// add adds the keys of a rotation. The previous keys expire at `until`. Keys listed before a known
+// key are older and have expired: they are not added again, or replayed messages would be accepted.
+// (E6)
 func (r *Keyring) add(keys []string, until time.Duration) {
-	var news []*GroupKey
+	var added []*GroupKey
 	for _, digits := range keys {
 		bytes, _ := hex.DecodeString(digits)
 		if key := NewGroupKey(bytes); r.find(key.ID) == nil {
-			news = append(news, key)
+			added = append(added, key)
 		} else {
-			news = nil
+			added = nil
 		}
 	}
-	if len(news) > 0 {
-		r.keys = append(r.keys, news...)
-		r.changing, r.oldKeysExpireAt = len(r.keys) > 1, until
+	if len(added) > 0 {
+		r.keys = append(r.keys, added...)
+		r.rotating, r.oldKeysExpireAt = len(r.keys) > 1, until
 	}
 	r.keyMissing = false
 	r.keep(GroupKeysMax)
@@ -56,8 +56,8 @@ func (r *Keyring) add(keys []string, until time.Duration) {
 
 // expire drops all keys but the newest once they have expired.
 func (r *Keyring) expire(now time.Duration) {
-	if r.changing && now >= r.oldKeysExpireAt {
-		r.changing = false
+	if r.rotating && now >= r.oldKeysExpireAt {
+		r.rotating = false
 		r.keep(1)
 	}
 }
@@ -152,7 +152,7 @@ func (r *Keyring) opening(of Subject, purpose Purpose, index, size int64, id, ta
 		return nil
 	}
 	if names := string(of.Names()); r.last.id != id || r.last.names != names {
-		r.last.id, r.last.names, r.last.sealed = id, names, gcm(key.OfVersion(of))
+		r.last.id, r.last.names, r.last.sealed = id, names, gcm(key.VersionKey(of))
 	}
 	proof, _ := hex.DecodeString(tag)
 	return newOpening(r.last.sealed, of, purpose, index, size, proof)

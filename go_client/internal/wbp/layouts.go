@@ -94,9 +94,9 @@ func (c *acceptance) excess(a *Announce) string {
 	return ""
 }
 
-// accompanies reports whether a payload of size bytes, the layout or the whole version, is allowed
+// allowsPayload reports whether a payload of size bytes, the layout or the whole version, is allowed
 // with an announcement.
-func (c *acceptance) accompanies(a *Announce, size int) bool {
+func (c *acceptance) allowsPayload(a *Announce, size int) bool {
 	expected := a.LayoutBytes
 	if a.Whole != nil {
 		expected = a.Bytes

@@ -62,7 +62,7 @@ func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timi
 	return m
 }
 
-func (m *WorkerMachine) inside() bool { return m.session == inside }
+func (m *WorkerMachine) inSession() bool { return m.session == inside }
 
 func (m *WorkerMachine) changeSession(event Event) {
 	if next := sessionTable[m.session][event]; next != "" {
@@ -79,7 +79,7 @@ func (m *WorkerMachine) Receive(frames [][]byte, lease *Lease, now time.Duration
 
 // ReceivePublished processes a published message. The first frame is the topic.
 func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
-	if !m.inside() || len(frames) == 0 {
+	if !m.inSession() || len(frames) == 0 {
 		m.takeBack(lease)
 		return nil
 	}
@@ -96,7 +96,7 @@ func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time
 // with the message.
 func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	message, err := Decode(header, 1)
-	if err != nil || !m.inside() {
+	if err != nil || !m.inSession() {
 		return nil
 	}
 	if m.keyring != nil {
@@ -112,7 +112,7 @@ func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 			return s.place(sealedPieceOf(message), size)
 		}
 	case *Announce:
-		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch && s.acceptance.accompanies(message, size) {
+		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch && s.acceptance.allowsPayload(message, size) {
 			return m.lend(size)
 		}
 	}
@@ -176,7 +176,7 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	}
 	epoch, model := subject(message)
 	switch {
-	case !m.inside():
+	case !m.inSession():
 		return nil
 	case epoch != m.epoch:
 		// The publisher restarted, or the welcome was damaged: the answer to a new hello has the
@@ -330,12 +330,12 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 		m.changeSession(unknown) // W20
 		return m.helloIfDue(now)
 	case CodeGone, CodeRange: // W27
-		if m.inside() && r.Model != nil && m.followers[*r.Model] != nil {
+		if m.inSession() && r.Model != nil && m.followers[*r.Model] != nil {
 			return m.followers[*r.Model].gone(r.Epoch, r.Version, now)
 		}
 		return nil
 	case CodeNoPatch:
-		if m.inside() && r.Model != nil && m.followers[*r.Model] != nil {
+		if m.inSession() && r.Model != nil && m.followers[*r.Model] != nil {
 			return m.followers[*r.Model].patches.refused(Key{r.Epoch, r.Version}, now)
 		}
 		return nil
@@ -383,7 +383,7 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 			"weights of the later epoch %d: connect it to the newer publisher", w.Epoch, latest)}}
 	}
 	m.ages.heard(w.Epoch, w.AgeMS, m.appliedEpoch(), now)
-	if m.inside() && w.Epoch == m.epoch { // the answer to a second hello: W29
+	if m.inSession() && w.Epoch == m.epoch { // the answer to a second hello: W29
 		m.heardAt = now
 		var effects []Effect
 		if m.keyring != nil {
@@ -433,7 +433,7 @@ func ticketOf(w *Welcome) string {
 // WithoutTicket must be called when the data connection needs a new ticket. It returns a hello if
 // one is due: the publisher's answer contains a ticket.
 func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
-	if !m.inside() {
+	if !m.inSession() {
 		return nil
 	}
 	return m.helloIfDue(now) // K7
@@ -560,7 +560,7 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 		m.unansweredSince = never
 		return []Effect{Lost{}, Redial{}}
 	}
-	if !m.inside() {
+	if !m.inSession() {
 		return nil
 	}
 	effects := m.unheard(now)

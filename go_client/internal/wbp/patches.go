@@ -94,7 +94,7 @@ func (p *Patches) unfit(a *Announce) string {
 
 // decode starts to decode a complete patch, unless it is being decoded.
 func (p *Patches) decode(v *versionEntry) []Effect {
-	if v.transfer.comes == decoded {
+	if v.transfer.arrival == decoded {
 		return nil
 	}
 	return []Effect{DecodePatch{v.transfer.decode(v.buffer)}}
@@ -104,10 +104,10 @@ func (p *Patches) decode(v *versionEntry) []Effect {
 // whole version is fetched instead. (D8)
 func (p *Patches) refused(key Key, now time.Duration) []Effect {
 	v := p.versions.find(key, arriving)
-	if v == nil || v.transfer.patch == nil || v.transfer.comes == decoded {
+	if v == nil || v.transfer.patch == nil || v.transfer.arrival == decoded {
 		return nil
 	}
-	return p.giveUp(v, "the publisher has no such patch (any more)", now)
+	return p.giveUp(v, "the publisher does not have this patch", now)
 }
 
 // giveUp fetches the whole version instead of an unusable patch. (D5)

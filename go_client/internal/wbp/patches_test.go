@@ -335,7 +335,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 			p.patches[0] = p.patches[0][:len(p.patches[0])-1]
 			p.announce.Patches[0].Bytes--
 		}, "ends in its entry"},
-		"it was withdrawn": {func(k *taker, _ *published) { k.withdrawn = true }, "no such patch"},
+		"it was withdrawn": {func(k *taker, _ *published) { k.withdrawn = true }, "does not have this patch"},
 		"nothing of it comes": {func(k *taker, p *published) {
 			k.published(p, p.announcement(), nil)
 			for tries := 0; len(k.unpatched) == 0; k.now += k.timing.Ping {

@@ -40,15 +40,15 @@ type GroupKey struct {
 func NewGroupKey(key []byte) *GroupKey {
 	k := &GroupKey{secret: mac([]byte("weightbus 1"), key)} // HKDF-Extract
 	k.ID = hex.EncodeToString(k.expand("id")[:8])
-	k.messages = gcm(k.OfMessages())
+	k.messages = gcm(k.MessageKey())
 	return k
 }
 
-// OfMessages returns the key of published messages other than chunks.
-func (k *GroupKey) OfMessages() []byte { return k.expand("messages") }
+// MessageKey returns the key that encrypts published messages other than chunks.
+func (k *GroupKey) MessageKey() []byte { return k.expand("messages") }
 
-// OfVersion returns the key of a version.
-func (k *GroupKey) OfVersion(s Subject) []byte { return k.expand("version" + string(s.Names())) }
+// VersionKey returns the key that encrypts the chunks of a version.
+func (k *GroupKey) VersionKey(s Subject) []byte { return k.expand("version" + string(s.Names())) }
 
 // expand returns a key: one block of HKDF-Expand (RFC 5869) with SHA-256.
 func (k *GroupKey) expand(info string) []byte { return mac(k.secret, append([]byte(info), 1)) }

@@ -42,7 +42,7 @@ func (v *vault) group() *GroupKey { return v.groups[len(v.groups)-1] }
 // seal returns a sealed copy of a payload, and its tag.
 func (v *vault) seal(of Subject, purpose Purpose, index int64, payload []byte) (sealed []byte, tag string) {
 	data := of.Associated(purpose, index, int64(len(payload)))
-	sealed = gcm(v.group().OfVersion(of)).Seal(nil, Nonce(purpose, index), payload, data)
+	sealed = gcm(v.group().VersionKey(of)).Seal(nil, Nonce(purpose, index), payload, data)
 	return sealed[:len(payload)], hex.EncodeToString(sealed[len(payload):])
 }
 
@@ -157,7 +157,7 @@ func TestWhatIsOpenedInItsPlaceLeavesItsNeighboursAlone(t *testing.T) {
 				copy(place, sealed)
 				place[5] ^= byte(forged)
 				proof, _ := hex.DecodeString(tag)
-				opening := NewOpening(v.group().OfVersion(of), of, PurposeChunk, index, 100, proof)
+				opening := NewOpening(v.group().VersionKey(of), of, PurposeChunk, index, 100, proof)
 				crc, ok := opening.Decrypt(place, place)
 				if ok != (forged == 0) || ok && (crc != CRC32C(p.payload(index)) || !bytes.Equal(place, p.payload(index))) {
 					t.Fatalf("chunk %d: %v", index, ok)
@@ -350,7 +350,7 @@ func TestTheOlderGroupKeyIsOverInTimeOutsideASessionToo(t *testing.T) {
 		}
 		k.control(&Refuse{Code: CodeUnknownWorker, Text: "who?"}, nil)
 		k.Tick(k.timing.LostAfter - 1)
-		if got := k.keyring.ids(); k.inside() || !strings.Contains(got, " ") {
+		if got := k.keyring.ids(); k.inSession() || !strings.Contains(got, " ") {
 			t.Fatal(got)
 		}
 		k.Tick(k.timing.LostAfter)
@@ -431,7 +431,7 @@ func TestTickets(t *testing.T) {
 	}
 	for _, code := range []Code{CodeRevoked, CodeWrongName, CodeNotAllowed} {
 		k.control(k.welcome(), nil)
-		if got := kinds(k.control(&Refuse{Code: code, Text: "no"}, nil)); got != "Refused" || k.inside() {
+		if got := kinds(k.control(&Refuse{Code: code, Text: "no"}, nil)); got != "Refused" || k.inSession() {
 			t.Fatalf("%s: %s", code, got)
 		}
 	}
@@ -441,7 +441,7 @@ func TestTickets(t *testing.T) {
 	if got := connects(k.control(k.welcome(ticket("c")), nil)); len(got) != 1 {
 		t.Fatalf("a session without its ticket: %v", got)
 	}
-	if got := kinds(k.ShutOut("why")); got != "Refused" || k.inside() {
+	if got := kinds(k.ShutOut("why")); got != "Refused" || k.inSession() {
 		t.Fatal(got)
 	}
 }

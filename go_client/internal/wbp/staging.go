@@ -119,17 +119,17 @@ func (b *buffers) take(size int64) ([]byte, error) {
 	return buffer, err
 }
 
-// forget stops counting a buffer as taken, since the buffer has become the patch base.
+// forget stops counting a buffer as in use, since the buffer has become the patch base.
 func (b *buffers) forget() { b.taken-- }
 
-// giveBack returns a buffer after use.
+// giveBack puts a buffer back after use.
 func (b *buffers) giveBack(buffer []byte) {
 	b.taken--
-	b.spare(buffer)
+	b.recycle(buffer)
 }
 
-// spare keeps a buffer for later versions if it has their size, or else releases it.
-func (b *buffers) spare(buffer []byte) {
+// recycle keeps a buffer for later versions if it has their size, or else releases it.
+func (b *buffers) recycle(buffer []byte) {
 	if int64(len(buffer)) == b.size {
 		b.free = append(b.free, buffer)
 	} else {

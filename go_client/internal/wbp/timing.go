@@ -7,13 +7,13 @@ import "time"
 
 // Limits of this worker.
 const (
-	DepthMax        = 32      // nesting that the parser accepts; senders stop at 16
+	DepthMax              = 32      // nesting that the parser accepts; senders stop at 16
 	LayoutBytesGuaranteed = 1 << 20 // layouts up to this size are always accepted: some 10,000 tensors
 	NamesGuaranteed       = 1 << 14 // names of a layout and its metadata that are always read: some 5 MB
-	NameCost        = 512     // bytes of memory that one name counts as
-	BytesMaxDefault = 1 << 36 // the largest version that a worker accepts by default
-	EpochsKept      = 8       // epochs for which the publisher's age is stored
-	BuffersMax      = 2       // staging buffers of a model: one complete, one arriving
+	NameCost              = 512     // bytes of memory that one name counts as
+	BytesMaxDefault       = 1 << 36 // the largest version that a worker accepts by default
+	EpochsKept            = 8       // epochs for which the publisher's age is stored
+	BuffersMax            = 2       // staging buffers of a model: one complete, one arriving
 )
 
 // TimingOf returns the Timing for a ping interval; the default is TimingOf(1 s, 5 s).

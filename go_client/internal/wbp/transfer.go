@@ -138,7 +138,7 @@ type Transfer struct {
 	patience   time.Duration // the retry delay
 	gap        time.Duration // the longest recent time between two chunks
 	endAsked   bool
-	comes      State // a state of arrivingTable
+	arrival    State // a state of arrivingTable
 }
 
 // newTransfer returns a transfer of a whole version into a buffer of its size. If patches are
@@ -163,7 +163,7 @@ func receive(announce *Announce, layout *Layout, buffer []byte, now time.Duratio
 	return &Transfer{
 		Announce: announce, Layout: layout, Buffer: buffer, Key: Key{announce.Epoch, announce.Version},
 		plan: plan, states: make([]byte, plan.Count()), crcs: make([]uint32, plan.Count()),
-		timing: timing, heardAt: now, askedAt: now, answeredTo: never, reportedAt: now, patience: timing.Patience, comes: received,
+		timing: timing, heardAt: now, askedAt: now, answeredTo: never, reportedAt: now, patience: timing.Patience, arrival: received,
 	}
 }
 
@@ -187,7 +187,7 @@ func (t *Transfer) matches(patch *PatchID) bool {
 }
 
 // hopeless reports whether repeated requests have brought no new chunk.
-func (t *Transfer) hopeless() bool { return t.comes != decoded && t.tries >= TriesMax }
+func (t *Transfer) hopeless() bool { return t.arrival != decoded && t.tries >= TriesMax }
 
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
@@ -335,8 +335,8 @@ func (t *Transfer) end(digest string) {
 func (t *Transfer) pull() { t.changeWay(unpushed) }
 
 func (t *Transfer) changeWay(event Event) {
-	if after := arrivingTable[t.comes][event]; after != "" {
-		t.comes = after
+	if after := arrivingTable[t.arrival][event]; after != "" {
+		t.arrival = after
 	}
 }
 
@@ -400,7 +400,7 @@ func (t *Transfer) dropChunks() { t.Here, t.states, t.cursor = 0, make([]byte, t
 // wants returns the fetches that are due. A Fetch of 0 chunks requests the announcement and the end
 // message.
 func (t *Transfer) wants(now time.Duration) []Message {
-	if t.comes == decoded {
+	if t.arrival == decoded {
 		return nil
 	}
 	for _, lease := range t.leases {
@@ -425,7 +425,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		}
 	}
 	var fetches []Message
-	if t.Digest == "" && t.comes == pulled && !t.endAsked {
+	if t.Digest == "" && t.arrival == pulled && !t.endAsked {
 		t.endAsked = true
 		fetches = append(fetches, t.fetch(0, 0))
 	}
@@ -446,7 +446,7 @@ func (t *Transfer) fetch(first, count int) Message {
 // ranges appends requests for missing chunks until the window is full.
 func (t *Transfer) ranges(fetches []Message) []Message {
 	limit := t.pushed
-	if t.comes == pulled {
+	if t.arrival == pulled {
 		limit = t.count()
 	}
 	for t.asked < WindowChunks {

@@ -255,9 +255,9 @@ func (s *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 		s.buffers.forget()
 	}
 	if old != nil && v != nil {
-		s.buffers.spare(old.data)
+		s.buffers.recycle(old.data)
 	} else if old != nil {
-		release(old.data) // the old base served only patches
+		release(old.data) // without a base, no patch needs the buffer
 	}
 	return true
 }

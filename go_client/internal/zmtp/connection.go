@@ -187,15 +187,15 @@ func (c *Connection) run(ctx context.Context) {
 			continue
 		}
 		conn, err := c.dial(attempt, &dialer)
-		opened, useful := false, false
+		opened, gotMessage := false, false
 		if err == nil {
-			opened, useful, err = c.serve(attempt, conn)
+			opened, gotMessage, err = c.serve(attempt, conn)
 			var broken Error
 			if !opened && !errors.As(err, &broken) {
 				err = &HungUpError{err}
 			}
 		}
-		if useful { // a completed handshake alone does not show that reconnecting is worth it
+		if gotMessage { // a completed handshake alone does not show that reconnecting is worth it
 			pause = redialMin
 		}
 		if attempt.Err() == nil { // not aborted by this side
@@ -256,9 +256,9 @@ func (c *Connection) admitted(attempt context.Context) bool {
 	}
 }
 
-// serve uses one connection until it breaks. opened is true if the handshake was completed, useful
-// if a message was received.
-func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened, useful bool, err error) {
+// serve runs the protocol on conn until conn fails. opened is true if the handshake was completed,
+// gotMessage if a message was received.
+func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened, gotMessage bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c.begin(conn)
@@ -267,10 +267,10 @@ func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened, useful b
 	go func() { defer both.Done(); c.write(ctx, conn) }()
 	go func() { defer both.Done(); <-ctx.Done(); _ = conn.Close() }()
 	err = c.read(conn)
-	opened, useful = c.finish()
+	opened, gotMessage = c.finish()
 	cancel()
 	both.Wait()
-	return opened, useful, err
+	return opened, gotMessage, err
 }
 
 func (c *Connection) begin(conn net.Conn) {
@@ -286,13 +286,13 @@ func (c *Connection) begin(conn net.Conn) {
 	c.flush()
 }
 
-func (c *Connection) finish() (opened, useful bool) {
+func (c *Connection) finish() (opened, gotMessage bool) {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
-	opened, useful = c.stream.Open(), c.stream.Messages > 0
+	opened, gotMessage = c.stream.Open(), c.stream.Messages > 0
 	c.stream.Close()
 	c.conn, c.receiver = nil, receiver{}
-	return opened, useful
+	return opened, gotMessage
 }
 
 // write sends queued bytes until ctx ends.

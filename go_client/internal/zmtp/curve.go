@@ -56,7 +56,7 @@ type curve struct {
 	public, secret [32]byte // of this connection
 	shared         [32]byte // shared key of C' and S; from WELCOME on, of C' and S'
 	welcomed       bool
-	said, heard    uint64 // counts of the last sent and the last received box
+	sent, received uint64 // counts of the last sent and the last received box
 }
 
 // hello returns the first command of the handshake.
@@ -141,26 +141,26 @@ func (c *curve) carried(in []byte) (flags byte, body []byte, err error) {
 // seal appends the count of the client's boxes, and a box of plain. prefix is the beginning of its
 // nonce.
 func (c *curve) seal(to []byte, prefix string, plain []byte) []byte {
-	c.said++
-	nonce := shortNonce(prefix, c.said)
+	c.sent++
+	nonce := shortNonce(prefix, c.sent)
 	return secretbox.Seal(append(to, nonce[16:]...), plain, nonce, &c.shared)
 }
 
-// open decrypts a box in place and returns the plain bytes. in is the count of the box, followed by
-// the box.
+// open decrypts a box in place and returns the plain bytes. The argument in holds the count of the
+// box (8 bytes), then the box.
 func (c *curve) open(in []byte, prefix string) ([]byte, error) {
 	if len(in) < 8+secretbox.Overhead {
-		return nil, Error("a command that was cut short")
+		return nil, Error("a truncated encrypted frame")
 	}
 	count := binary.BigEndian.Uint64(in)
-	if count <= c.heard {
-		return nil, Error(fmt.Sprintf("encrypted frame %d after %d: somebody repeats it", count, c.heard))
+	if count <= c.received {
+		return nil, Error(fmt.Sprintf("encrypted frame %d after frame %d: it is replayed", count, c.received))
 	}
 	plain, ok := openInPlace(in[8:], shortNonce(prefix, count), &c.shared)
 	if !ok {
 		return nil, Error("an encrypted frame that was damaged or forged")
 	}
-	c.heard = count
+	c.received = count
 	return plain, nil
 }
 

@@ -62,7 +62,8 @@ pub fn read(
     changes.values.reserve(scratch.ranks.len());
     let mut put = |at: u32, step: i32| -> Result<(), Fault> {
         let place = place_of(element(&block[2 * at as usize..])) + step;
-        let place = u16::try_from(place).map_err(|_| "a step leads beyond 16 bits: is the patch applied to the wrong base?")?;
+        let place = u16::try_from(place)
+            .map_err(|_| "a step leads beyond 16 bits: is the patch applied to the wrong base?")?;
         changes.at.push(at);
         changes.values.push(if place & 0x8000 == 0 { !place } else { place & 0x7fff });
         Ok(())

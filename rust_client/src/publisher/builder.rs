@@ -294,11 +294,11 @@ impl PublisherBuilder {
     fn checked(&self) -> Result<(ListenAddress, Option<ListenAddress>, Option<PublisherKeys>), Error> {
         let listen_at = ListenAddress::parse(&self.address)?;
         let keys = self.own_keys()?;
-        let shielded = self.insecure || keys.is_some();
-        check_exposure(shielded, &self.address, &listen_at)?;
+        let exposure_allowed = self.insecure || keys.is_some();
+        check_exposure(exposure_allowed, &self.address, &listen_at)?;
         let data = self.data.as_deref().map(ListenAddress::parse).transpose()?;
         if let (Some(address), Some(listen_at)) = (&self.data, &data) {
-            check_exposure(shielded, address, listen_at)?;
+            check_exposure(exposure_allowed, address, listen_at)?;
         }
         if let Some(told) = &self.advertise {
             ListenAddress::parse(told)?;

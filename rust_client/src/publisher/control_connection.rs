@@ -38,13 +38,13 @@ const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a si
 const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
 
 /// Returns true if the owner of a public key may connect.
-pub type MayCome<'a> = &'a dyn Fn(&str) -> bool;
+pub type MayConnect<'a> = &'a dyn Fn(&str) -> bool;
 
 /// A message of a worker: its header, and the number of frames that follow.
 #[derive(Debug, PartialEq)]
-pub struct Said {
+pub struct ControlMessage {
     pub header: Vec<u8>,
-    pub payloads: usize,
+    pub payload_count: usize,
 }
 
 /// The progress of a connection, in ascending order. If there are too many connections, those with
@@ -77,7 +77,7 @@ pub struct ControlConnection {
     pub since: Time,
     curve: Option<(Curve, Arc<Pair>)>,
     received: Vec<u8>,
-    message: Option<Said>, // not complete yet
+    message: Option<ControlMessage>, // not complete yet
     message_bytes: usize,
     unsent: Vec<u8>,          // bytes of greeting and handshake
     pongs: VecDeque<Vec<u8>>, // answers to pings, sent only between messages
@@ -228,7 +228,7 @@ impl ControlConnection {
     // Receiving.
 
     /// Reads from the connection once. Returns the messages that are complete.
-    pub fn read(&mut self, may_come: MayCome, now: Time) -> io::Result<Vec<Said>> {
+    pub fn read(&mut self, may_connect: MayConnect, now: Time) -> io::Result<Vec<ControlMessage>> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
             Ok(0) => return fault("the other side has closed the connection"),
@@ -239,16 +239,16 @@ impl ControlConnection {
             Err(error) => return Err(error),
         };
         self.pipe.alive_at = now;
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         if self.progress == Progress::TurnedAway {
             // Do not close: a close with unread bytes resets the connection, and the reason is
             // lost.
-            return Ok(said);
+            return Ok(messages);
         }
         self.received.extend_from_slice(&bytes[..count]);
         let mut at = 0;
         loop {
-            match self.parse(at, may_come, &mut said, now)? {
+            match self.parse(at, may_connect, &mut messages, now)? {
                 0 => break,
                 size => at += size,
             }
@@ -258,12 +258,18 @@ impl ControlConnection {
         } else {
             self.received.drain(..at);
         }
-        Ok(said)
+        Ok(messages)
     }
 
     /// Parses the greeting or frame at offset `at` of the received bytes. Returns its size; 0 if it
     /// is incomplete.
-    fn parse(&mut self, at: usize, may_come: MayCome, said: &mut Vec<Said>, now: Time) -> io::Result<usize> {
+    fn parse(
+        &mut self,
+        at: usize,
+        may_connect: MayConnect,
+        messages: &mut Vec<ControlMessage>,
+        now: Time,
+    ) -> io::Result<usize> {
         match self.progress {
             Progress::TurnedAway => return Ok(0),
             Progress::Silent => return self.greet(at),
@@ -290,7 +296,7 @@ impl ControlConnection {
                 return fault("a message before the handshake was over");
             }
             let command = body.to_vec();
-            self.shake_hands(&command, may_come)?;
+            self.shake_hands(&command, may_connect)?;
             return Ok(end);
         }
         let (flags, body) = match &mut self.curve {
@@ -301,7 +307,7 @@ impl ControlConnection {
         if flags & COMMAND != 0 {
             self.command(&body, now)?;
         } else {
-            self.take(flags, body, said)?;
+            self.take(flags, body, messages)?;
         }
         Ok(end)
     }
@@ -325,7 +331,7 @@ impl ControlConnection {
         Ok(GREETING_BYTES)
     }
 
-    fn shake_hands(&mut self, command: &[u8], may_come: MayCome) -> io::Result<()> {
+    fn shake_hands(&mut self, command: &[u8], may_connect: MayConnect) -> io::Result<()> {
         let (curve, own) = match &mut self.curve {
             Some((curve, own)) => (curve, own.clone()),
             None => {
@@ -341,13 +347,13 @@ impl ControlConnection {
                 frame(&mut self.unsent, COMMAND, &answer);
                 Ok(())
             }
-            Answer::Came(key, metadata) => self.came(&key, &metadata, may_come),
+            Answer::Came(key, metadata) => self.came(&key, &metadata, may_connect),
         }
     }
 
     /// Admits or refuses the owner of a key.
-    fn came(&mut self, key: &Key, metadata: &[u8], may_come: MayCome) -> io::Result<()> {
-        let key = zmq::z85_encode(key).ok().filter(|key| may_come(key));
+    fn came(&mut self, key: &Key, metadata: &[u8], may_connect: MayConnect) -> io::Result<()> {
+        let key = zmq::z85_encode(key).ok().filter(|key| may_connect(key));
         match (key, &mut self.curve) {
             (Some(key), Some((curve, _))) => {
                 let ready = curve.ready(METADATA);
@@ -392,19 +398,19 @@ impl ControlConnection {
         Ok(())
     }
 
-    /// Handles a frame of a message. Appends the message to `said` when it is complete.
-    fn take(&mut self, flags: u8, body: Vec<u8>, said: &mut Vec<Said>) -> io::Result<()> {
+    /// Handles a frame of a message. Appends the message to `messages` when it is complete.
+    fn take(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<ControlMessage>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > CONTROL_BYTES_MAX {
             return fault("a longer message than anybody needs");
         }
         match &mut self.message {
-            None => self.message = Some(Said { header: body, payloads: 0 }),
-            Some(message) if message.payloads + 1 < FRAMES_MAX => message.payloads += 1,
+            None => self.message = Some(ControlMessage { header: body, payload_count: 0 }),
+            Some(message) if message.payload_count + 1 < FRAMES_MAX => message.payload_count += 1,
             Some(_) => return fault("a message of more frames than any has"),
         }
         if flags & MORE == 0 {
-            said.extend(self.message.take());
+            messages.extend(self.message.take());
             self.message_bytes = 0;
             self.progress = Progress::Speaks;
         }
@@ -476,7 +482,7 @@ mod tests {
     }
 
     /// Reads everything that has arrived.
-    fn heard(connection: &mut ControlConnection) -> io::Result<Vec<Said>> {
+    fn heard(connection: &mut ControlConnection) -> io::Result<Vec<ControlMessage>> {
         let mut all = Vec::new();
         for _ in 0..64 {
             all.extend(connection.read(&|_| false, NOW)?);
@@ -504,8 +510,8 @@ mod tests {
     fn messages_come_and_go() {
         let (mut connection, mut theirs) = met();
         theirs.write_all(b"\0\x02{}\x01\x02{}\x01\x01a\0\0").unwrap();
-        let said = |payloads| Said { header: b"{}".to_vec(), payloads };
-        assert_eq!(heard(&mut connection).unwrap(), [said(0), said(2)]);
+        let message = |payload_count| ControlMessage { header: b"{}".to_vec(), payload_count };
+        assert_eq!(heard(&mut connection).unwrap(), [message(0), message(2)]);
         let content = content(3);
         connection.put(b"{1}", &Payload::None, 0, NOW).unwrap();
         connection.put(b"{2}", &Payload::Chunk(content, 0), 0, NOW).unwrap();
@@ -553,9 +559,9 @@ mod tests {
             frame(&mut bytes, flags, body);
             bytes
         };
-        let before = |said: Vec<u8>| [greets(b"NULL"), said].concat();
-        let after = |said: Vec<u8>| [dealer(), said].concat();
-        for (at, said) in [
+        let before = |messages: Vec<u8>| [greets(b"NULL"), messages].concat();
+        let after = |messages: Vec<u8>| [dealer(), messages].concat();
+        for (at, messages) in [
             before(framed(0, b"{}")),
             before(framed(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB")),
             before(framed(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\xff")),
@@ -574,8 +580,8 @@ mod tests {
         {
             let (mut connection, theirs) = pair(None);
             let mut writer = theirs.try_clone().unwrap();
-            let said = said.clone();
-            let written = std::thread::spawn(move || drop(writer.write_all(&said)));
+            let messages = messages.clone();
+            let written = std::thread::spawn(move || drop(writer.write_all(&messages)));
             let ended = (0..1000).any(|_| {
                 std::thread::yield_now();
                 heard(&mut connection).is_err()
@@ -684,7 +690,10 @@ mod tests {
             frame(&mut framed, 0, &message(&mut client, 0, b"payload"));
             frame(&mut framed, 0, &message(&mut client, COMMAND, b"\x04PING\0\0ctx"));
             theirs.write_all(&framed).unwrap();
-            assert_eq!(heard(&mut connection).unwrap(), [Said { header: b"{}".to_vec(), payloads: 1 }]);
+            assert_eq!(
+                heard(&mut connection).unwrap(),
+                [ControlMessage { header: b"{}".to_vec(), payload_count: 1 }]
+            );
             connection.write(0, NOW).unwrap();
             assert_eq!(opened(&mut client, &next(&mut theirs)), (COMMAND, b"\x04PONGctx".to_vec()));
             let content = content(3);

@@ -17,11 +17,13 @@ pub enum ListenAddress {
 
 impl ListenAddress {
     pub fn parse(address: &str) -> Result<ListenAddress, Error> {
-        let odd = || Error::Address {
+        let odd = || {
+            Error::Address {
             address: address.chars().take(200).collect(),
             text:
                 "this is not an address to listen at; write tcp://HOST:PORT (port 0: any free one) or ipc://PATH"
                     .to_owned(),
+        }
         };
         if let Some(path) = address.strip_prefix("ipc://") {
             let plain = !path.is_empty() && !path.contains(char::is_whitespace);
@@ -88,16 +90,16 @@ impl ListenAddress {
     }
 }
 
-/// Fails if other hosts can reach this address. `shielded` is true if keys or `insecure` permit that.
-/// `address` is the text of `listen_at`.
-pub fn check_exposure(shielded: bool, address: &str, listen_at: &ListenAddress) -> Result<(), Error> {
-    if shielded || listen_at.is_local() {
+/// Fails if other hosts can reach this address, unless `exposure_allowed`: there are keys, or the
+/// user chose `insecure`. `address` is the text of `listen_at`.
+pub fn check_exposure(exposure_allowed: bool, address: &str, listen_at: &ListenAddress) -> Result<(), Error> {
+    if exposure_allowed || listen_at.is_local() {
         return Ok(());
     }
     Err(Error::Address {
         address: address.to_owned(),
-        text: "other hosts can reach it, and whoever does would get the weights: give it keys (a folder that weightbus \
-               keygen makes), or say insecure on a network whose every member you trust; 127.0.0.1 needs neither"
+        text: "other hosts can reach it and would get the weights: give keys (a folder that weightbus keygen makes), \
+               or set insecure if you trust every host of the network; 127.0.0.1 needs neither"
             .to_owned(),
     })
 }

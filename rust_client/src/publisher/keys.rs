@@ -139,7 +139,8 @@ impl Allowed {
         Ok((count, files.into_iter().filter_map(look).collect()))
     }
 
-    /// Returns the number of key files, and the paths of the files that are used.
+    /// Returns the number of key files, and their paths: only those of known files if there are
+    /// more than `KEYS_MAX`.
     fn files(&self) -> Result<(usize, Vec<PathBuf>), Error> {
         let unreadable =
             |error: io::Error| Error::Keys(format!("{} cannot be read: {}", self.folder.display(), error));

@@ -35,7 +35,8 @@ pub fn free_path(path: &Path) -> io::Result<Locked> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
         Ok(found) if !found.file_type().is_socket() => {
-            let text = "something is there which is not a socket, and stays; move it away, or take another path";
+            let text =
+                "something is there which is not a socket, and stays; move it away, or take another path";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         Ok(_) if is_bound(path)? => return Err(io::ErrorKind::AddrInUse.into()),

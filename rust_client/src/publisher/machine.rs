@@ -191,10 +191,10 @@ impl PublisherMachine {
 
     // Receiving.
 
-    /// Handles one message of a connection; `payloads` is the number of frames after the header. A
+    /// Handles one message of a connection; `payload_count` is the number of frames after the header. A
     /// malformed message is refused.
-    pub fn receive(&mut self, from: &[u8], header: &[u8], payloads: usize, now: Time) -> Vec<Effect> {
-        self.receive_of(from, "", header, payloads, now)
+    pub fn receive(&mut self, from: &[u8], header: &[u8], payload_count: usize, now: Time) -> Vec<Effect> {
+        self.receive_of(from, "", header, payload_count, now)
     }
 
     /// Like `receive`, for a connection whose peer owns the public key `key`. `key` is empty if the
@@ -204,7 +204,7 @@ impl PublisherMachine {
         from: &[u8],
         key: &str,
         header: &[u8],
-        payloads: usize,
+        payload_count: usize,
         now: Time,
     ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
@@ -216,14 +216,14 @@ impl PublisherMachine {
             let allowed = self.limits.allow(from, unparsed_cost, header.len(), now);
             return if allowed { Vec::new() } else { vec![Effect::HangUp] };
         }
-        if !self.may_come(key) {
+        if !self.may_connect(key) {
             if !self.limits.allow(from, unparsed_cost, header.len(), now) {
                 return vec![Effect::HangUp];
             }
             self.refuse_revoked(from);
             return self.finish();
         }
-        let message = to_publisher(header, payloads);
+        let message = to_publisher(header, payload_count);
         let cost = cost_of(message.as_ref().ok(), name.is_some());
         if !self.limits.allow(from, cost, header.len(), now) {
             return vec![Effect::HangUp];

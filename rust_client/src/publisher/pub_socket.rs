@@ -29,7 +29,7 @@ const SILENCE: Duration = Duration::from_secs(30); // of a peer that sends and a
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
 const ACCEPTS: Rate = Rate(512.0, 200.0); // connections; a worker fetches until it is connected
 const STRANGER: Duration = Duration::from_millis(1500); // for a connection to show its ticket
-const NEAR_SEND_BUFFER: libc::c_int = 1 << 20; // on this host: more would leave the cache unread
+const LOCAL_SEND_BUFFER: libc::c_int = 1 << 20; // on this host: more would leave the cache unread
 
 /// A bound socket and its subscribers.
 pub struct PubSocket {
@@ -113,7 +113,7 @@ impl PubSocket {
             Some(subscriber) => subscriber,
             None => return SubscriberInput::default(),
         };
-        let heard = subscriber.send(|subscriber| {
+        let heard = subscriber.serve(|subscriber| {
             let heard = if readable { subscriber.read(now)? } else { SubscriberInput::default() };
             subscriber.write(now).map(|()| heard)
         });
@@ -158,7 +158,7 @@ impl PubSocket {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {
             !subscriber.wants(&message.topic)
-                || subscriber.send(|subscriber| subscriber.put(&message, now)).is_ok()
+                || subscriber.serve(|subscriber| subscriber.put(&message, now)).is_ok()
         });
     }
 
@@ -168,7 +168,7 @@ impl PubSocket {
         let answered = self
             .connections
             .get_mut(&id)
-            .map(|subscriber| subscriber.send(|subscriber| subscriber.put(&message, now)));
+            .map(|subscriber| subscriber.serve(|subscriber| subscriber.put(&message, now)));
         if let Some(Err(_)) = answered {
             self.connections.remove(&id);
         }
@@ -204,7 +204,7 @@ impl PubSocket {
             self.connections.retain(|_, subscriber| now.saturating_sub(subscriber.alive_at) < SILENCE);
             self.connections.retain(|_, subscriber| {
                 subscriber.ping();
-                subscriber.send(|subscriber| subscriber.write(now)).is_ok()
+                subscriber.serve(|subscriber| subscriber.write(now)).is_ok()
             });
         }
     }
@@ -216,17 +216,17 @@ impl PubSocket {
 }
 
 fn tune(connection: &TcpStream) -> io::Result<()> {
-    let near = match (connection.local_addr(), connection.peer_addr()) {
+    let same_host = match (connection.local_addr(), connection.peer_addr()) {
         (Ok(ours), Ok(theirs)) => {
             connection.set_nodelay(true)?;
             ours.ip() == theirs.ip()
         }
-        // A Unix socket.
-        _ => return socket::set_send_buffer(connection.as_raw_fd(), NEAR_SEND_BUFFER),
+        // Not an IP address: a Unix socket.
+        _ => return socket::set_send_buffer(connection.as_raw_fd(), LOCAL_SEND_BUFFER),
     };
-    if near {
-        socket::set_send_buffer(connection.as_raw_fd(), NEAR_SEND_BUFFER)?;
-        let _ = socket::do_not_pace(connection.as_raw_fd()); // some kernels never pace
+    if same_host {
+        socket::set_send_buffer(connection.as_raw_fd(), LOCAL_SEND_BUFFER)?;
+        let _ = socket::do_not_pace(connection.as_raw_fd()); // fails on kernels without pacing
     }
     Ok(())
 }

@@ -85,7 +85,7 @@ impl PublisherMachine {
     /// pairs. Must be called before any worker joins (P21).
     pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
         let versions = self.store.versions(model);
-        let number = versions.number_again(content, names);
+        let number = versions.restore(content, names);
         versions.settle(number, None);
     }
 

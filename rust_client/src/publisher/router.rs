@@ -7,7 +7,7 @@
 //!
 //! One thread owns the socket, and no call blocks.
 
-use super::control_connection::{ControlConnection, MayCome, Progress, Said};
+use super::control_connection::{ControlConnection, ControlMessage, MayConnect, Progress};
 use super::effects::{Identity, Payload};
 use super::endpoints::ListenAddress;
 use super::listening::{unbindable, Listener};
@@ -44,9 +44,9 @@ const SILENCE: Duration = Duration::from_secs(30); // after which a peer that re
 const KEEPALIVE_SECONDS: i32 = 10; // of silence before the first probe, and between probes
 
 /// The messages of a connection, and the public key of its owner.
-pub struct FromRouter {
+pub struct ConnectionInput {
     pub key: String,
-    pub said: Vec<Said>,
+    pub messages: Vec<ControlMessage>,
 }
 
 /// The host of a peer. `None` stands for all ipc peers and all peers that are gone, as if they were
@@ -58,8 +58,8 @@ pub struct Router {
     listener: Listener,
     keys: Option<Arc<Pair>>,
     ready: Arc<Ready>,
-    each: BTreeMap<u64, Watched<ControlConnection>>, // by id, which is never reused
-    unfinished: BTreeMap<u64, Host>,                 // connections without a message, oldest first
+    connections: BTreeMap<u64, Watched<ControlConnection>>, // by id, which is never reused
+    unfinished: BTreeMap<u64, Host>,                        // connections without a message, oldest first
     next: u64,
     closed: Vec<u64>, // not reported yet; each had sent a message
     accepts: TokenBucket,
@@ -86,7 +86,7 @@ impl Router {
             listener,
             keys: keys.map(Arc::new),
             ready: Arc::new(Ready::new().map_err(broken)?),
-            each: BTreeMap::new(),
+            connections: BTreeMap::new(),
             unfinished: BTreeMap::new(),
             next: 1,
             closed: Vec::new(),
@@ -144,8 +144,8 @@ impl Router {
         if let Ok(mut watched) = Watched::new(id, connection, self.ready.clone()) {
             // Send the greeting at once, so that a peer with other keys, or none, sees the mismatch
             // itself.
-            if watched.send(|connection| connection.write(0, now)).is_ok() {
-                self.each.insert(id, watched);
+            if watched.serve(|connection| connection.write(0, now)).is_ok() {
+                self.connections.insert(id, watched);
                 self.unfinished.insert(id, host);
             }
         }
@@ -165,7 +165,7 @@ impl Router {
         };
         if let Some(whose) = whose {
             let its = self.unfinished.iter().filter(|(_, &host)| host == whose).map(|(&id, _)| id);
-            let progress = |id: &u64| self.each.get(id).map(|connection| connection.progress);
+            let progress = |id: &u64| self.connections.get(id).map(|connection| connection.progress);
             if let Some(over) = its.min_by_key(|id| (progress(id), *id)) {
                 self.close(over);
             }
@@ -174,23 +174,29 @@ impl Router {
 
     /// Handles the events of a connection: reads if it is `readable`, and sends what is possible.
     /// Returns the messages that arrived.
-    pub fn process_events(&mut self, id: u64, readable: bool, may_come: MayCome, now: Time) -> FromRouter {
+    pub fn process_events(
+        &mut self,
+        id: u64,
+        readable: bool,
+        may_connect: MayConnect,
+        now: Time,
+    ) -> ConnectionInput {
         let room = self.room();
-        let nothing = FromRouter { key: String::new(), said: Vec::new() };
-        let connection = match self.each.get_mut(&id) {
+        let nothing = ConnectionInput { key: String::new(), messages: Vec::new() };
+        let connection = match self.connections.get_mut(&id) {
             Some(connection) => connection,
             None => return nothing,
         };
-        let said = connection.send(|connection| {
-            let said = if readable { connection.read(may_come, now)? } else { Vec::new() };
-            connection.write(room, now).map(|()| said)
+        let messages = connection.serve(|connection| {
+            let messages = if readable { connection.read(may_connect, now)? } else { Vec::new() };
+            connection.write(room, now).map(|()| messages)
         });
-        match said {
-            Ok(said) => {
+        match messages {
+            Ok(messages) => {
                 if connection.progress == Progress::Speaks {
                     self.unfinished.remove(&id);
                 }
-                FromRouter { key: connection.key.clone(), said }
+                ConnectionInput { key: connection.key.clone(), messages }
             }
             Err(_) => {
                 self.close(id);
@@ -206,13 +212,13 @@ impl Router {
 
     /// True if a connection is still open.
     pub fn has(&self, id: u64) -> bool {
-        self.each.contains_key(&id)
+        self.connections.contains_key(&id)
     }
 
     /// Closes a connection.
     pub fn close(&mut self, id: u64) {
         let spoke = self.unfinished.remove(&id).is_none();
-        if self.each.remove(&id).is_some() && spoke {
+        if self.connections.remove(&id).is_some() && spoke {
             self.closed.push(id);
         }
     }
@@ -230,8 +236,8 @@ impl Router {
             Some(id) => id,
             None => return false,
         };
-        let sent = match self.each.get_mut(&id) {
-            Some(connection) => connection.send(|connection| connection.put(header, payload, room, now)),
+        let sent = match self.connections.get_mut(&id) {
+            Some(connection) => connection.serve(|connection| connection.put(header, payload, room, now)),
             None => return false,
         };
         if sent.is_err() {
@@ -246,7 +252,7 @@ impl Router {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
         }
-        COPIES_BYTES_MAX.saturating_sub(self.each.values().map(|connection| connection.copied()).sum())
+        COPIES_BYTES_MAX.saturating_sub(self.connections.values().map(|connection| connection.copied()).sum())
     }
 
     /// Closes connections that are late, make no progress, or need too much memory. Called a few
@@ -257,7 +263,7 @@ impl Router {
         }
         self.look_at = now + LOOK;
         let mut over: Vec<u64> = Vec::new();
-        for (&id, connection) in &self.each {
+        for (&id, connection) in &self.connections {
             let late =
                 connection.progress < Progress::Open && now.saturating_sub(connection.since) >= STRANGER;
             if late || connection.stands_still(now, SILENCE) {
@@ -278,7 +284,7 @@ impl Router {
     /// connection, or `None` if it is not counted.
     fn largest(&self, of: impl Fn(&ControlConnection) -> Option<usize>, most: usize) -> Vec<u64> {
         let mut each: Vec<(usize, u64)> =
-            self.each.iter().filter_map(|(&id, connection)| Some((of(connection)?, id))).collect();
+            self.connections.iter().filter_map(|(&id, connection)| Some((of(connection)?, id))).collect();
         let mut all: usize = each.iter().map(|(its, _)| its).sum();
         if all <= most || each.len() < 2 {
             return Vec::new();
@@ -300,20 +306,23 @@ impl Router {
     /// Releases versions that peers do not read. If connections wait for room for a copy, closes
     /// the connections that take up the room without progress.
     fn share_room(&mut self, now: Time) {
-        let copied: usize = self.each.values().map(|connection| connection.copied()).sum();
+        let copied: usize = self.connections.values().map(|connection| connection.copied()).sum();
         let room = COPIES_BYTES_MAX.saturating_sub(copied);
-        let mut over = let_go(self.each.iter_mut().map(|(&id, connection)| (id, connection)), room, now);
+        let mut over =
+            let_go(self.connections.iter_mut().map(|(&id, connection)| (id, connection)), room, now);
         let starved: Vec<u64> =
-            self.each.iter().filter(|(_, connection)| connection.starved).map(|(&id, _)| id).collect();
+            self.connections.iter().filter(|(_, connection)| connection.starved).map(|(&id, _)| id).collect();
         if !starved.is_empty() {
             let still = |connection: &ControlConnection| connection.copied() > 0 && connection.hogs(now);
-            over.extend(self.each.iter().filter(|(_, connection)| still(connection)).map(|(&id, _)| id));
+            over.extend(
+                self.connections.iter().filter(|(_, connection)| still(connection)).map(|(&id, _)| id),
+            );
         }
         over.into_iter().for_each(|id| self.close(id));
         for id in starved {
             let room = self.room();
-            if let Some(connection) = self.each.get_mut(&id) {
-                if connection.send(|connection| connection.write(room, now)).is_err() {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                if connection.serve(|connection| connection.write(room, now)).is_err() {
                     self.close(id);
                 }
             }
@@ -322,7 +331,7 @@ impl Router {
 
     /// True if anything waits to be sent.
     pub fn unsent(&self) -> bool {
-        self.each.values().any(|connection| connection.unsent())
+        self.connections.values().any(|connection| connection.unsent())
     }
 }
 
@@ -354,7 +363,10 @@ mod tests {
         dialled.write_all(says).unwrap();
         let (id, end) = (router.next, Instant::now() + Duration::from_secs(10));
         let heard = |router: &Router| {
-            router.each.get(&id).map_or(false, |its| says.is_empty() || its.progress > Progress::Silent)
+            router
+                .connections
+                .get(&id)
+                .map_or(false, |its| says.is_empty() || its.progress > Progress::Silent)
         };
         while !heard(router) {
             assert!(Instant::now() < end, "it does not come");
@@ -374,10 +386,10 @@ mod tests {
         };
         let _further = dial(&mut router, port, &greeting(false, false));
         let _crowd: Vec<_> = (0..3 * UNFINISHED_OF_HOST_MAX).map(|_| dial(&mut router, port, b"")).collect();
-        assert_eq!(router.each.len(), UNFINISHED_OF_HOST_MAX);
+        assert_eq!(router.connections.len(), UNFINISHED_OF_HOST_MAX);
         let last = router.next - 1;
         assert!(router.has(1) && !router.has(2) && router.has(last));
         router.tick(NOW + STRANGER);
-        assert!(router.each.is_empty(), "nobody is waited for longer");
+        assert!(router.connections.is_empty(), "nobody is waited for longer");
     }
 }

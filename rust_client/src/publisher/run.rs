@@ -294,7 +294,8 @@ impl Loop {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
-        let (said, heard) = (control.found(&items[workers..subscribers]), data.found(&items[subscribers..]));
+        let (control_events, data_events) =
+            (control.found(&items[workers..subscribers]), data.found(&items[subscribers..]));
         let mut found = items[..workers].iter().map(|i| i.is_readable() || i.is_error());
         let mut next = || found.next().unwrap_or(false);
         let (rung, joining, coming) = (next(), joins.is_some() && next(), comes.is_some() && next());
@@ -306,12 +307,12 @@ impl Loop {
         if joining {
             self.router.accept(self.now());
         }
-        for (id, readable) in said {
-            self.take_said(id, readable);
+        for (id, readable) in control_events {
+            self.take_messages(id, readable);
         }
         self.tell_closed();
-        for (id, readable) in heard {
-            self.take_heard(id, readable);
+        for (id, readable) in data_events {
+            self.take_input(id, readable);
         }
         if coming {
             self.data.accept(self.now());
@@ -320,14 +321,19 @@ impl Loop {
     }
 
     /// Handles the messages that arrived on a control connection.
-    fn take_said(&mut self, id: u64, readable: bool) {
+    fn take_messages(&mut self, id: u64, readable: bool) {
         let now = self.now();
         let machine = &self.machine;
-        let message = self.router.process_events(id, readable, &|key| machine.may_come(key), now);
+        let input = self.router.process_events(id, readable, &|key| machine.may_connect(key), now);
         let from = Router::identity(id);
-        for said in message.said {
-            let effects =
-                self.machine.receive_of(&from, &message.key, &said.header, said.payloads, self.now());
+        for message in input.messages {
+            let effects = self.machine.receive_of(
+                &from,
+                &input.key,
+                &message.header,
+                message.payload_count,
+                self.now(),
+            );
             self.speaking = id;
             self.perform(effects);
             if !self.router.has(id) {
@@ -345,22 +351,22 @@ impl Loop {
     }
 
     /// Handles a subscriber's messages. Confirms subscriptions to this subscriber alone.
-    fn take_heard(&mut self, id: u64, readable: bool) {
-        let heard = self.data.process_events(id, readable, self.now());
-        if let Some(ticket) = heard.ticket {
+    fn take_input(&mut self, id: u64, readable: bool) {
+        let input = self.data.process_events(id, readable, self.now());
+        if let Some(ticket) = input.ticket {
             let owner = self.machine.redeem(&ticket, self.now());
             if !self.data.admit(id, owner) {
                 return;
             }
         }
-        for topic in heard.topics {
+        for topic in input.topics {
             if let Some(beacon) = self.machine.subscribed(&topic) {
                 if let Some(message) = self.published(topic, beacon, Payload::None) {
                     self.data.answer(id, message, self.now());
                 }
             }
         }
-        for word in heard.words {
+        for word in input.words {
             match self.machine.receive_report(&word, self.now()) {
                 Some(effects) => self.perform(effects),
                 None => self.data.invalid_frames(id, self.now()),
@@ -468,11 +474,11 @@ impl Loop {
 
     /// Sends a message to one worker, encrypted if there are keys.
     fn send(&mut self, to: &[u8], message: FromPublisher, payload: Payload) {
-        let said = match &mut self.sealer {
+        let sealed = match &mut self.sealer {
             Some(sealer) => sealer.addressed(message, payload),
             None => Some((message, payload)),
         };
-        let sent = said.map_or(true, |(message, payload)| {
+        let sent = sealed.map_or(true, |(message, payload)| {
             self.router.send(to, &encode(&message), &payload, self.begun.elapsed())
         });
         if !sent {

@@ -215,7 +215,7 @@ impl Sealer {
             Some(at) => at,
             None => {
                 self.versions.retain(|version| version.of.strong_count() > 0); // frees their memory
-                let (key, of) = (self.group.of_version(&subject), Arc::downgrade(of));
+                let (key, of) = (self.group.version_key(&subject), Arc::downgrade(of));
                 self.versions.push(SealedVersion { subject, key, of, chunks: BTreeMap::new() });
                 self.versions.len() - 1
             }
@@ -234,7 +234,7 @@ impl Sealer {
         if let Some((_, sealed)) = self.layouts.get(&subject.model).filter(|(of, _)| *of == subject) {
             return Some(sealed.clone());
         }
-        let key = self.group.of_version(&subject);
+        let key = self.group.version_key(&subject);
         let sealed = sealed(&key, &subject, (LAYOUT, 0), header, &Memory::new(0))?;
         self.layouts.insert(subject.model.clone(), (subject, sealed.clone()));
         Some(sealed)

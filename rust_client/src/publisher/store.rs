@@ -84,7 +84,7 @@ pub struct Versions {
     digests: BTreeMap<u64, String>, // of dropped versions
     first: u64,                     // lowest number in this epoch
     count: u64,
-    renamed: u64, // versions up to this number were published before, too
+    restored_up_to: u64, // versions up to this number were published before, too
 }
 
 impl Default for Versions {
@@ -96,7 +96,7 @@ impl Default for Versions {
             digests: BTreeMap::new(),
             first: 1,
             count: 0,
-            renamed: 0,
+            restored_up_to: 0,
         }
     }
 }
@@ -113,11 +113,11 @@ impl Versions {
         number
     }
 
-    /// Adds a version that was published before under these (epoch, version) pairs. Returns its
-    /// number.
-    pub fn number_again(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
+    /// Adds content that was published before under these (epoch, version) pairs. Returns its
+    /// number here.
+    pub fn restore(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
         let number = self.number(content);
-        self.renamed = number;
+        self.restored_up_to = number;
         if let Some(version) = self.kept.get_mut(&number) {
             version.names = names;
         }
@@ -127,7 +127,7 @@ impl Versions {
     /// True if a worker may run this version without a digest, because it read the version from the
     /// shared memory of an earlier publisher (S7, P21).
     pub fn may_lack_digest(&self, number: u64) -> bool {
-        self.had(number) && number <= self.renamed
+        self.had(number) && number <= self.restored_up_to
     }
 
     /// Begins an epoch in which no worker has a version yet; `before` is the previous epoch.
@@ -145,7 +145,7 @@ impl Versions {
                 oldest.map(|oldest| version.names.remove(&oldest));
             }
         }
-        self.renamed = self.count;
+        self.restored_up_to = self.count;
         self.first = self.kept.keys().next().copied().unwrap_or(self.count + 1);
     }
 

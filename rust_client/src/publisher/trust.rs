@@ -29,7 +29,7 @@ impl PublisherMachine {
     }
 
     /// True if the owner of a key may connect.
-    pub fn may_come(&self, key: &str) -> bool {
+    pub fn may_connect(&self, key: &str) -> bool {
         self.trust.as_ref().map_or(true, |trust| trust.grants.of(key).is_some())
     }
 

@@ -40,9 +40,9 @@ impl<C: Connection> Watched<C> {
         Ok(Watched { id, its, ready, room: false })
     }
 
-    /// Calls `by` with the connection, and returns its result. Then registers for output if
+    /// Calls `by`, which reads from the connection or writes to it, and returns its result. Then registers for output if
     /// something is unsent.
-    pub fn send<T>(&mut self, by: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
+    pub fn serve<T>(&mut self, by: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
         let done = by(&mut self.its)?;
         let unsent = self.its.unsent();
         if unsent != self.room {
@@ -103,9 +103,9 @@ mod tests {
         let subscriber = SubscriberConnection::new(Own::new(ours), false, Duration::ZERO);
         let mut subscriber = Watched::new(7, subscriber, ready.clone()).unwrap();
         assert_eq!(look(&ready), []);
-        subscriber.send(|_| Ok(())).unwrap();
+        subscriber.serve(|_| Ok(())).unwrap();
         assert_eq!(look(&ready), [(7, false)], "it is still to be greeted");
-        subscriber.send(|subscriber| subscriber.write(Duration::ZERO)).unwrap();
+        subscriber.serve(|subscriber| subscriber.write(Duration::ZERO)).unwrap();
         assert_eq!(look(&ready), []);
         theirs.write_all(b"news").unwrap();
         drop(subscriber);

@@ -391,11 +391,11 @@ pub fn receive_published(machine: &mut WorkerMachine, message: Message, now: Dur
     let (header, payloads) = message;
     let mut payload = payloads.first().cloned().map_or(PublishedPayload::None, PublishedPayload::Bytes);
     if let Some(bytes) = payloads.first() {
-        if let Place::There(ticket) = machine.place(&header, bytes.len()) {
-            machine.room(ticket).unwrap()[..bytes.len()].copy_from_slice(bytes);
+        if let Place::InBuffer(ticket) = machine.place(&header, bytes.len()) {
+            machine.unfilled(ticket).unwrap()[..bytes.len()].copy_from_slice(bytes);
             machine.received(ticket, bytes.len());
             payload = PublishedPayload::InPlace(ticket);
         }
     }
-    machine.receive_published(&Published { header, payloads: payloads.len(), payload }, now)
+    machine.receive_published(&Published { header, payload_count: payloads.len(), payload }, now)
 }

@@ -96,7 +96,8 @@ impl Sealer {
 
     fn payload(&self, subject: &Subject, purpose: u32, index: u64, payload: &mut Vec<u8>) -> String {
         let bound = subject.associated(purpose, index, payload.len() as u64);
-        let (sealed, tag) = seal(&self.group.of_version(subject), &nonce_of(purpose, index), &bound, payload);
+        let (sealed, tag) =
+            seal(&self.group.version_key(subject), &nonce_of(purpose, index), &bound, payload);
         *payload = sealed;
         hex(&tag)
     }
