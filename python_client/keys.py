@@ -114,8 +114,8 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
     if exposed and keys is None and not insecure:
         raise AddressError(
             f"other hosts can reach {exposed[0]} and would get the weights: give keys= (--keys; "
-            "make them with weightbus keygen), or set insecure=True (--insecure) if you trust every "
-            "host of the network; 127.0.0.1 needs neither"
+            "make them with weightbus keygen), or set insecure=True (--insecure) if you trust all "
+            "hosts of the network; 127.0.0.1 needs neither"
         )
 
 

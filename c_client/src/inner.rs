@@ -305,31 +305,31 @@ pub unsafe fn worker_of<'a>(worker: *const wb_worker) -> Result<&'a Worker, Faul
 /// # Safety
 ///
 /// `worker` must be NULL or live for all of `'a`.
-pub unsafe fn all_said<'a>(worker: *const wb_worker) -> Result<&'a AllSaid, Fault> {
+pub unsafe fn kept_metadata<'a>(worker: *const wb_worker) -> Result<&'a KeptMetadata, Fault> {
     // SAFETY: guaranteed by the caller.
     unsafe { worker.as_ref() }.map(|worker| &worker.2).ok_or_else(|| invalid("no worker"))
 }
 
-const SAID_KEPT: usize = 8; // versions of each model: a thread asks after others have received
+const METADATA_KEPT: usize = 8; // versions of each model: a thread asks after others have received
 
 /// Metadata of a version, with its epoch and number.
 type OfVersion = ((u64, u64), BTreeMap<String, String>);
 
 /// Metadata of the last versions of each model that `wb_receive` returned.
 #[derive(Default)]
-pub struct AllSaid(Mutex<BTreeMap<String, VecDeque<OfVersion>>>);
+pub struct KeptMetadata(Mutex<BTreeMap<String, VecDeque<OfVersion>>>);
 
-impl AllSaid {
+impl KeptMetadata {
     pub fn keep(&self, update: &Update) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let last = all.entry(update.model.clone()).or_default();
-        last.truncate(SAID_KEPT - 1);
+        last.truncate(METADATA_KEPT - 1);
         last.push_front(((update.epoch, update.version), update.metadata.clone()));
     }
 
-    fn of(&self, model: &str, key: (u64, u64)) -> Option<Said> {
+    fn of(&self, model: &str, key: (u64, u64)) -> Option<CMetadata> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(model)?.iter().find(|(known, _)| *known == key).map(|(_, metadata)| Said::of(metadata))
+        all.get(model)?.iter().find(|(known, _)| *known == key).map(|(_, metadata)| CMetadata::of(metadata))
     }
 }
 
@@ -339,28 +339,32 @@ impl AllSaid {
 /// # Safety
 ///
 /// `worker` must be NULL or live for this call.
-pub unsafe fn said_of(worker: *const wb_worker, model: &str, key: (u64, u64)) -> Result<Option<Said>, Fault> {
+pub unsafe fn metadata_of(
+    worker: *const wb_worker,
+    model: &str,
+    key: (u64, u64),
+) -> Result<Option<CMetadata>, Fault> {
     // SAFETY: guaranteed by the caller.
-    let (all, worker) = unsafe { (all_said(worker)?, worker_of(worker)?) };
+    let (all, worker) = unsafe { (kept_metadata(worker)?, worker_of(worker)?) };
     let runs = || worker.state().models.remove(model).filter(|its| its.running == Some(key));
-    Ok(all.of(model, key).or_else(|| runs().map(|its| Said::of(&its.metadata))))
+    Ok(all.of(model, key).or_else(|| runs().map(|its| CMetadata::of(&its.metadata))))
 }
 
 /// Metadata of a version, as C reads it.
-pub struct Said {
+pub struct CMetadata {
     all: Vec<wb_text>, // point into `texts`
     texts: Vec<[CString; 2]>,
 }
 
 // SAFETY: the pointers are to texts that never change and that live as long as this object.
-unsafe impl Send for Said {}
-unsafe impl Sync for Said {}
+unsafe impl Send for CMetadata {}
+unsafe impl Sync for CMetadata {}
 
-impl Said {
-    fn of(metadata: &BTreeMap<String, String>) -> Said {
+impl CMetadata {
+    fn of(metadata: &BTreeMap<String, String>) -> CMetadata {
         let texts: Vec<_> = metadata.iter().map(|(name, text)| [c_text(name), c_text(text)]).collect();
         let all = texts.iter().map(|[name, text]| wb_text { name: name.as_ptr(), text: text.as_ptr() });
-        Said { all: all.collect(), texts }
+        CMetadata { all: all.collect(), texts }
     }
 
     pub fn all(&self) -> &[wb_text] {
@@ -376,7 +380,7 @@ impl Said {
 /// Returns the worker with its name as a text for C.
 pub fn named(worker: Worker) -> wb_worker {
     let name = c_text(worker.name());
-    wb_worker(worker, name, AllSaid::default())
+    wb_worker(worker, name, KeptMetadata::default())
 }
 
 /// A pointer that is only passed on to the caller's functions.
@@ -438,9 +442,9 @@ pub fn decide(
         match call(&offer, words.as_mut_ptr().cast(), words.len(), user.get()) {
             0 => Ok(()),
             code => {
-                let said = words.split(|byte| *byte == 0).next().unwrap_or_default();
-                let said = String::from_utf8_lossy(said).into_owned();
-                Err(if said.is_empty() { format!("turned down with code {}", code) } else { said }.into())
+                let reason = words.split(|byte| *byte == 0).next().unwrap_or_default();
+                let reason = String::from_utf8_lossy(reason).into_owned();
+                Err(if reason.is_empty() { format!("turned down with code {}", code) } else { reason }.into())
             }
         }
     }

@@ -231,9 +231,9 @@ pub struct wb_model(weightbus_core::Model);
 /// Read access to a model.
 pub struct wb_reading(#[allow(dead_code)] inner::Reading); // only its end matters
 /// A worker.
-pub struct wb_worker(weightbus_core::Worker, CString, inner::AllSaid);
+pub struct wb_worker(weightbus_core::Worker, CString, inner::KeptMetadata);
 /// Metadata of a version.
-pub struct wb_metadata(inner::Said);
+pub struct wb_metadata(inner::CMetadata);
 /// A snapshot: a version that never changes.
 pub struct wb_snapshot(inner::Tensors);
 /// A publisher.
@@ -551,7 +551,7 @@ pub unsafe extern "C" fn wb_receive(
     answer(|| {
         // SAFETY: the caller gives a worker that lives, and a place.
         let (worker, update, all) =
-            unsafe { (inner::worker_of(worker)?, inner::blank(update)?, inner::all_said(worker)?) };
+            unsafe { (inner::worker_of(worker)?, inner::blank(update)?, inner::kept_metadata(worker)?) };
         match worker.receive(Duration::from_millis(timeout_ms.into())) {
             Ok(Some(found)) => {
                 all.keep(&found);
@@ -582,8 +582,8 @@ pub unsafe extern "C" fn wb_metadata_of(
     answer(|| {
         // SAFETY: the caller gives a worker that lives, a name, and a place.
         unsafe {
-            match inner::said_of(worker, text_of(model, 0, "id of a model")?, (epoch, version))? {
-                Some(said) => out(metadata, wb_metadata(said)),
+            match inner::metadata_of(worker, text_of(model, 0, "id of a model")?, (epoch, version))? {
+                Some(found) => out(metadata, wb_metadata(found)),
                 None => Ok(wb_code::WB_NOTHING),
             }
         }
@@ -825,8 +825,8 @@ pub unsafe extern "C" fn wb_wait_for_workers(
         // SAFETY: the caller gives a publisher that lives, and a name.
         let (publisher, model) =
             unsafe { (publishing::publisher_of(publisher)?, text_of(model, 0, "id of a model")?) };
-        let there = publisher.wait_for_workers(count, model, Duration::from_millis(timeout_ms.into()))?;
-        Ok(if there { wb_code::WB_OK } else { wb_code::WB_NOTHING })
+        let joined = publisher.wait_for_workers(count, model, Duration::from_millis(timeout_ms.into()))?;
+        Ok(if joined { wb_code::WB_OK } else { wb_code::WB_NOTHING })
     })
 }
 

@@ -140,9 +140,9 @@ pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOp
             return Err(invalid(&text));
         }
     };
-    for said in unsafe { array(options.metadata, options.metadata_count, "metadata") }? {
+    for entry in unsafe { array(options.metadata, options.metadata_count, "metadata") }? {
         let (name, text) = unsafe {
-            (text_of(said.name, 0, "name of metadata")?, text_of(said.text, 0, "text of metadata")?)
+            (text_of(entry.name, 0, "name of metadata")?, text_of(entry.text, 0, "text of metadata")?)
         };
         asked.metadata.insert(name.to_owned(), text.to_owned());
     }

@@ -82,11 +82,11 @@ export function dataDestination(
   }
   const port = Number(digits);
   const own = bare(used ?? "");
-  const said = ANY_HOST.has(host) ? own : bare(host);
-  if (anyHost || isSame(own, said)) return { host: said, port };
+  const advertised = ANY_HOST.has(host) ? own : bare(host);
+  if (anyHost || isSame(own, advertised)) return { host: advertised, port };
   const fault = () => elsewhere(data, control);
-  if (own === "" || (isIP(own) !== 0 && isIP(said) !== 0)) throw fault();
-  return { port, ...inBoth(said, own, (of) => addresses(of, lookup), fault) };
+  if (own === "" || (isIP(own) !== 0 && isIP(advertised) !== 0)) throw fault();
+  return { port, ...inBoth(advertised, own, (of) => addresses(of, lookup), fault) };
 }
 
 function checkData(data: string): string {

@@ -142,9 +142,9 @@ export class Follower {
     for (const older of versions.all("announced", "arriving", "staged"))
       versions.move(older, "newer");
     versions.rename(entry, key, metadata);
-    const said = this.#runs(entry);
+    const report = this.#runs(entry);
     this.#forgetFailure();
-    return [said, ...this.#changeMode("completed", now)];
+    return [report, ...this.#changeMode("completed", now)];
   }
 
   /** Start to receive a version, or request its layout if the layout is unknown. */

@@ -175,7 +175,7 @@ export class WorkerLoop {
     const times = this.#faults > 1 ? ` (and ${this.#faults - 1} times before)` : "";
     this.#faults = 0;
     const words = `this worker failed on one message, and goes on: please report it${times}: ${text}`;
-    this.handlers.told({ do: "notice", code: "failed-inSession", text: words });
+    this.handlers.told({ do: "notice", code: "failed-inside", text: words });
     return text;
   }
 

@@ -199,8 +199,8 @@ export class WorkerMachine {
       return [];
     }
     const follower = this.followers.get(message.model);
-    const said = follower && this.#opened(decoded);
-    return said ? speak(follower, said, now, pushed) : [];
+    const opened = follower && this.#opened(decoded);
+    return opened ? speak(follower, opened, now, pushed) : [];
   }
 
   #answered({ token, models }: Pong, now: number): Effect[] {
@@ -476,29 +476,29 @@ function isChunk(message?: PublisherMessage | null): message is Chunk | SealedCh
 /** Pass a message to the follower of its model. */
 function speak(
   follower: Follower,
-  { message, payloads }: Decoded,
+  { message: decoded, payloads }: Decoded,
   now: number,
   pushed: boolean,
 ): Effect[] {
-  const said = message as OfModel;
-  switch (said.type) {
+  const message = decoded as OfModel;
+  switch (message.type) {
     case "announce":
-      return said.whole === null
-        ? follower.announced(said, payloads[0], now, pushed)
-        : speakWhole(follower, said, payloads[0] ?? NO_BYTES, now);
+      return message.whole === null
+        ? follower.announced(message, payloads[0], now, pushed)
+        : speakWhole(follower, message, payloads[0] ?? NO_BYTES, now);
     case "chunk":
     case "sealed_chunk":
-      return follower.chunk(said, payloads[0] ?? NO_BYTES, now, pushed);
+      return follower.chunk(message, payloads[0] ?? NO_BYTES, now, pushed);
     case "end":
-      return follower.end(said, now);
+      return follower.end(message, now);
     case "commit":
-      return follower.committed(said, now);
+      return follower.committed(message, now);
     case "abort":
-      return follower.aborted(said, now);
+      return follower.aborted(message, now);
     case "rename":
-      return follower.renamed(said, now);
+      return follower.renamed(message, now);
     case "beacon":
-      return follower.planner.hearOf(said, now);
+      return follower.planner.hearOf(message, now);
   }
 }
 

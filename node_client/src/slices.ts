@@ -11,10 +11,10 @@ const PIECE_BYTES = 2 ** 20;
  * iterator's result.
  */
 export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
-  const each = steps[Symbol.iterator]();
+  const iterator = steps[Symbol.iterator]();
   let since = performance.now();
   for (;;) {
-    const step = each.next();
+    const step = iterator.next();
     if (step.done) return step.value;
     if (performance.now() - since < SLICE_MS) continue;
     await setImmediate();
@@ -24,9 +24,9 @@ export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
 
 /** Run all steps without a pause. Return the iterator's result. */
 export function atOnce<T>(steps: Iterable<void, T>): T {
-  const each = steps[Symbol.iterator]();
+  const iterator = steps[Symbol.iterator]();
   for (;;) {
-    const step = each.next();
+    const step = iterator.next();
     if (step.done) return step.value;
   }
 }

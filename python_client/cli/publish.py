@@ -25,7 +25,7 @@ from ..observing.access import Http
 from ..publisher import Publisher
 from ..settings import Encoding, Settings
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
-from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, said_of, size, table
+from .screen import DIM, STATE_STYLES, Bars, Screen, counted, metadata_text, plain, size, table
 
 LOOK_SECONDS = 0.1  # seconds between two checks of the workers' progress
 BARS_MAX = 8  # most workers that get a bar each; more workers share one bar
@@ -372,7 +372,7 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
             rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, note)
         screen.show(rows)
     if receipt.metadata:
-        screen.say(said_of(receipt.metadata), DIM)
+        screen.say(metadata_text(receipt.metadata), DIM)
     screen.say(f"digest {receipt.digest}" if receipt.digest else "no digest was needed", DIM)
     if shortfall:
         screen.error(shortfall)

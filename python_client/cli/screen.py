@@ -177,7 +177,7 @@ def size(nbytes: int) -> str:
     return decimal(nbytes)
 
 
-def said_of(metadata: Mapping[str, str]) -> str:
+def metadata_text(metadata: Mapping[str, str]) -> str:
     """Return the metadata of a version in one line, with long texts cut."""
     return " ".join(
         f"{printable(name)}={printable(text, SAID_SHOWN)}" for name, text in metadata.items()

@@ -19,7 +19,7 @@ from ..observing.diagnosis import BEHIND_SECONDS
 from ..observing.observer import Observer
 from ..observing.view import Standing, View
 from .outcome import DONE, NOT_ACHIEVED, UsageError
-from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of, size, table
+from .screen import BAD, DIM, GOOD, Screen, counted, metadata_text, plain, size, table
 
 UNREACHABLE = 2
 ROWS_SHOWN = 200  # most rows of a table: a row takes milliseconds to draw
@@ -130,7 +130,7 @@ def show_models(screen: Screen, view: View, now: float) -> dict[str, dict[str, o
     models: dict[str, dict[str, object]] = {}
     for name, (row, age) in view.models(now).items():
         if row.metadata:
-            screen.say(f"{name} {row.version}: {said_of(row.metadata)}", DIM)
+            screen.say(f"{name} {row.version}: {metadata_text(row.metadata)}", DIM)
         models[name] = {
             "version": row.version,
             "nbytes": row.nbytes,

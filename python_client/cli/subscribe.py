@@ -16,7 +16,7 @@ from ..checks import check_name
 from ..files.file_target import FileTarget
 from ..subscriber import Subscriber
 from .outcome import DONE, Stopped, UsageError
-from .screen import DIM, Screen, counted, said_of, size
+from .screen import DIM, Screen, counted, metadata_text, size
 
 LOOK_SECONDS = 0.2  # seconds between two checks of the connection
 ONCE_SECONDS = 300.0  # seconds that --once waits for a version by default
@@ -159,7 +159,7 @@ def _show(screen: Screen, where: str, fields: Mapping[str, object], update: Upda
     screen.say(
         f"{time.strftime('%H:%M:%S')}  {update.model} version {update.version}  "
         f"{size(update.nbytes)}  {where} in {span(update.seconds)}"
-        + (f"  {said_of(update.metadata)}" if update.metadata else "")
+        + (f"  {metadata_text(update.metadata)}" if update.metadata else "")
     )
     screen.emit(
         "update",

@@ -24,7 +24,7 @@ from ..observing.diagnosis import Trouble, troubles
 from ..observing.observer import Observer
 from ..observing.view import VERDICTS, Standing
 from .outcome import DONE, NOT_ACHIEVED
-from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of
+from .screen import BAD, DIM, GOOD, Screen, counted, metadata_text, plain
 from .status import fields, observer_of, rows_of, show, show_models, unread
 
 LOOK_SECONDS = 0.5  # seconds between two requests to the publisher
@@ -159,7 +159,7 @@ def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Gro
     models = ", ".join(
         f"{name} {row.version}"
         + ("" if age is None else f" ({span(age)} ago)")
-        + (f" {said_of(row.metadata)}" if row.metadata else "")
+        + (f" {metadata_text(row.metadata)}" if row.metadata else "")
         for name, (row, age) in observer.view.models(now).items()
     )
     rows = max(1, rows - len(wrong))

@@ -330,7 +330,9 @@ impl Line {
     fn why(&self) -> Event {
         match self.state {
             State::Greeting if matches!(greeted(&self.scratch), Ok(Some(_))) => Event::OtherMechanism,
-            State::Handshake if self.scratch.get(2..).map_or(false, |said| said.starts_with(DENIED)) => {
+            State::Handshake
+                if self.scratch.get(2..).map_or(false, |command| command.starts_with(DENIED)) =>
+            {
                 Event::Denied
             }
             State::Open => Event::Broken,
@@ -472,11 +474,11 @@ impl Line {
 
     /// Handles a greeting. Returns the number of bytes handled; 0: more are needed.
     fn greet(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let its = match greeted(bytes)? {
-            Some(its) => its,
+        let mechanism_asked = match greeted(bytes)? {
+            Some(mechanism_asked) => mechanism_asked,
             None => return Ok(0),
         };
-        if its != mechanism(self.curve.is_some()) {
+        if mechanism_asked != mechanism(self.curve.is_some()) {
             return fault("the other side has keys, and this one has none, or the other way round");
         }
         self.state = State::Handshake;

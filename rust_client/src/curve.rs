@@ -46,7 +46,7 @@ impl Deref for Carried {
 /// accepted twice or late.
 pub struct Session {
     pub shared: Key, // from the keys of this connection, once known
-    said: u64,
+    sent: u64,
     heard: u64,
     ours: [u8; 16], // prefixes of nonces
     theirs: [u8; 16],
@@ -54,7 +54,7 @@ pub struct Session {
 
 impl Session {
     pub fn new(ours: [u8; 16], theirs: [u8; 16]) -> Session {
-        Session { shared: [0; 32], said: 0, heard: 0, ours, theirs }
+        Session { shared: [0; 32], sent: 0, heard: 0, ours, theirs }
     }
 
     /// Appends to `to` the body of a MESSAGE: a frame with these flags and parts, encrypted.
@@ -85,9 +85,9 @@ impl Session {
 
     /// Counts one more frame, and appends the count. Returns the nonce for this count.
     fn count(&mut self, prefix: &[u8; 16], to: &mut Vec<u8>) -> Nonce {
-        self.said += 1;
-        to.extend_from_slice(&self.said.to_be_bytes());
-        short_nonce(prefix, self.said)
+        self.sent += 1;
+        to.extend_from_slice(&self.sent.to_be_bytes());
+        short_nonce(prefix, self.sent)
     }
 
     /// Appends the count of the next frame, and a box of `plain`.

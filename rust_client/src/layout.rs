@@ -124,14 +124,14 @@ fn short(name: &str) -> String {
 
 /// Returns the JSON of a header, if its first bytes give its length.
 fn json_of(header: &[u8]) -> Result<&[u8], LayoutError> {
-    let said = header.get(..8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
+    let stated = header.get(..8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
     let json = header.get(8..).unwrap_or_default();
-    if said != Some(json.len() as u64) || json.len() as u64 > LAYOUT_BYTES_MAX {
+    if stated != Some(json.len() as u64) || json.len() as u64 > LAYOUT_BYTES_MAX {
         return fault(format!(
             "a header of {} bytes says that it holds {:?} bytes of JSON; it must be 8 bytes longer \
              than that, and JSON is at most {} bytes",
             header.len(),
-            said.unwrap_or(0),
+            stated.unwrap_or(0),
             LAYOUT_BYTES_MAX
         ));
     }

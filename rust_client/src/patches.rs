@@ -101,8 +101,8 @@ impl Patches {
         let found = runs.and_then(|entry| {
             let base = entry.base().filter(|base| base.layout.id == announce.layout)?;
             let patch = announce.patches.iter().find(|patch| builds_on(patch, entry))?;
-            let there = !overwritten || matches!(base.bytes, Bytes::Kept(_));
-            (there && patch.nbytes <= announce.nbytes).then(|| (patch.clone(), base.clone()))
+            let intact = !overwritten || matches!(base.bytes, Bytes::Kept(_));
+            (intact && patch.nbytes <= announce.nbytes).then(|| (patch.clone(), base.clone()))
         });
         found.ok_or_else(|| unfit(announce, runs, overwritten))
     }
@@ -176,5 +176,5 @@ fn unfit(announce: &Announce, runs: Option<&VersionEntry>, overwritten: bool) ->
         None => "nothing runs here".to_owned(),
     };
     let offered: Vec<String> = announce.patches.iter().map(|patch| patch.version.to_string()).collect();
-    format!("{}; there are patches on {}", here, offered.join(", "))
+    format!("{}; intact are patches on {}", here, offered.join(", "))
 }

@@ -91,8 +91,8 @@ pub fn applied(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.in_phase(Phase::Running)?;
     let Staged { model, epoch, version, digest, patch, .. } = staged_version(entry);
     let (note, decode_us) = (entry.note().to_owned(), entry.decode_us());
-    let said = Applied { model, epoch, version, digest, patch, note, decode_us, ..Default::default() };
-    Some(Effect::Send(FromWorker::Applied(said)))
+    let report = Applied { model, epoch, version, digest, patch, note, decode_us, ..Default::default() };
+    Some(Effect::Send(FromWorker::Applied(report)))
 }
 
 /// Returns the report of a failure. `torn` is true if no version runs (W24).

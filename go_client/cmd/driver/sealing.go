@@ -91,8 +91,8 @@ func countedMessages(t table) error {
 		ring := wbp.NewKeyring()
 		ring.Begin(c.Keys, time.Hour)
 		counts := []interface{}{}
-		for _, said := range c.Messages {
-			message, err := wbp.Decode([]byte(said.Header), strings.Count(said.Header, `"announce"`))
+		for _, sealed := range c.Messages {
+			message, err := wbp.Decode([]byte(sealed.Header), strings.Count(sealed.Header, `"announce"`))
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.Name, err)
 			}

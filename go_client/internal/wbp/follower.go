@@ -133,9 +133,9 @@ func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 		s.versions.move(older, newer)
 	}
 	s.versions.rename(v, key)
-	said := s.runs(v)
+	report := s.runs(v)
 	s.forgetFailure()
-	return append([]Effect{said, Renamed{s.model, key, r.Metadata}}, s.changeMode(completed, now)...)
+	return append([]Effect{report, Renamed{s.model, key, r.Metadata}}, s.changeMode(completed, now)...)
 }
 
 // begin starts to receive a version, or requests its layout if the layout is unknown.

@@ -249,8 +249,8 @@ func (l *Layout) order() {
 	for i := range l.Tensors {
 		l.inOrder = append(l.inOrder, &l.Tensors[i])
 	}
-	text, there := l.Metadata[orderText]
-	if _, alias := l.Aliases[orderText]; !there || alias {
+	text, present := l.Metadata[orderText]
+	if _, alias := l.Aliases[orderText]; !present || alias {
 		return
 	}
 	words, seen := strings.Split(text, ","), make([]bool, len(l.byName))

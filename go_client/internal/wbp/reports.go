@@ -94,9 +94,9 @@ func sayApplied(model string, v *versionEntry) Effect {
 // sayFailed returns a Failed message for a version. intact means that the previous version still
 // runs. (W24)
 func sayFailed(failure *Failed, intact bool) Effect {
-	said := *failure
-	said.Intact = &intact
-	return Send{&said}
+	message := *failure
+	message.Intact = &intact
+	return Send{&message}
 }
 
 // ping returns a ping. Its token is the time; the pong has the same token. (W12, W18)

@@ -83,8 +83,8 @@ fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
     lengths[0] = ones as u64;
     sizes.iter().for_each(|size| lengths[bit_length(size + 1) as usize] += 1);
     let guess = |k: u32| -> u64 {
-        let each = lengths.iter().zip(0u32..);
-        each.map(|(count, length)| count * u64::from(1 + k + 2 * length.saturating_sub(k))).sum()
+        let by_length = lengths.iter().zip(0u32..);
+        by_length.map(|(count, length)| count * u64::from(1 + k + 2 * length.saturating_sub(k))).sum()
     };
     let k = (0..PARAMETERS).min_by_key(|&k| guess(k)).unwrap_or(0); // the lowest of equal ones
     let cost = |size: &u32| u64::from(2 * bit_length(size + more + (1 << k)) - 1 - k);

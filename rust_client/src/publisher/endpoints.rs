@@ -99,7 +99,7 @@ pub fn check_exposure(exposure_allowed: bool, address: &str, listen_at: &ListenA
     Err(Error::Address {
         address: address.to_owned(),
         text: "other hosts can reach it and would get the weights: give keys (a folder that weightbus keygen makes), \
-               or set insecure if you trust every host of the network; 127.0.0.1 needs neither"
+               or set insecure if you trust all hosts of the network; 127.0.0.1 needs neither"
             .to_owned(),
     })
 }

@@ -53,10 +53,10 @@ impl PublisherKeys {
             )));
         }
         let file = folder.join(PUBLISHER);
-        let whose = file.display().to_string();
+        let path = file.display().to_string();
         let pair = |fields: &Fields| Ok((key_in(fields, "public")?, key_in(fields, "secret")?));
-        let (public, secret) = object_of(&read(&file, true).map_err(Unread::error)?, &whose, pair)?;
-        check_pair(&public, &secret, &whose)?;
+        let (public, secret) = object_of(&read(&file, true).map_err(Unread::error)?, &path, pair)?;
+        check_pair(&public, &secret, &path)?;
         let mut odd = None;
         let mut allowed = Allowed::new(folder);
         let by_key = allowed.read(&mut |error| odd = odd.take().or(Some(error)))?;

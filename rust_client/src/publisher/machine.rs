@@ -238,7 +238,7 @@ impl PublisherMachine {
             }
             (Ok(ToPublisher::Observer(FromObserver::Verify(asked))), _) => self.verify(from, key, asked, now),
             (Ok(ToPublisher::Worker(FromWorker::Hello(hello))), _) => self.hello(from, key, &hello, now),
-            (Ok(ToPublisher::Worker(message)), Some(name)) => self.said(&name, message, now),
+            (Ok(ToPublisher::Worker(message)), Some(name)) => self.handle(&name, message, now),
             (Ok(ToPublisher::Worker(FromWorker::Bye(_))), None) => {}
             (Ok(ToPublisher::Worker(_)), None) => {
                 let text = "say hello first: this publisher does not know this connection"; // P4
@@ -249,7 +249,7 @@ impl PublisherMachine {
     }
 
     /// Handles a message of a worker on the roster.
-    fn said(&mut self, name: &str, message: FromWorker, now: Time) {
+    fn handle(&mut self, name: &str, message: FromWorker, now: Time) {
         if let FromWorker::Bye(_) = message {
             return self.leave(name, "it said goodbye", now);
         }
@@ -285,15 +285,15 @@ impl PublisherMachine {
     pub fn receive_report(&mut self, word: &[u8], now: Time) -> Option<Vec<Effect>> {
         let token = std::str::from_utf8(word.get(..TOKEN_BYTES)?).ok()?;
         let name = self.roster.by_token(token)?.to_owned();
-        let said = match from_worker(&word[TOKEN_BYTES..], 0) {
-            Ok(FromWorker::Applied(said)) => said,
+        let report = match from_worker(&word[TOKEN_BYTES..], 0) {
+            Ok(FromWorker::Applied(report)) => report,
             _ => return None,
         };
         let peer = self.roster.get_mut(&name)?;
-        if !peer.lost() && !peer.torn.contains(&said.model) {
-            let news = News::Of(said.model.clone());
+        if !peer.lost() && !peer.torn.contains(&report.model) {
+            let news = News::Of(report.model.clone());
             peer.heard(now);
-            self.applied(&name, said, now);
+            self.applied(&name, report, now);
             self.tell_observers(&name, news, now);
         }
         Some(self.finish())

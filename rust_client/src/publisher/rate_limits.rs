@@ -112,17 +112,17 @@ impl RateLimits {
 /// The token buckets of the sources of events.
 #[derive(Default)]
 pub struct Notices {
-    each: HashMap<String, (TokenBucket, u64)>, // with the number of suppressed events
+    buckets: HashMap<String, (TokenBucket, u64)>, // with the number of suppressed events
 }
 
 impl Notices {
     /// Takes a unit for an event of a source. Returns the number of events of the source that were
     /// suppressed since its last reported event; `None` if this event must be suppressed, too.
     pub fn take(&mut self, source: &str, now: Time) -> Option<u64> {
-        let known = self.each.contains_key(source) || self.each.len() < SOURCES_MAX;
+        let known = self.buckets.contains_key(source) || self.buckets.len() < SOURCES_MAX;
         let source = if known { source } else { "" };
         let (bucket, suppressed) =
-            self.each.entry(source.to_owned()).or_insert_with(|| (TokenBucket::new(now), 0));
+            self.buckets.entry(source.to_owned()).or_insert_with(|| (TokenBucket::new(now), 0));
         if bucket.take(1.0, NOTICES, now) {
             return Some(std::mem::take(suppressed));
         }
@@ -132,7 +132,7 @@ impl Notices {
 
     /// Drops the buckets that are full again.
     pub fn tick(&mut self, now: Time) {
-        self.each.retain(|_, (bucket, _)| !bucket.is_full(NOTICES, now));
+        self.buckets.retain(|_, (bucket, _)| !bucket.is_full(NOTICES, now));
     }
 }
 
@@ -164,9 +164,9 @@ mod tests {
         for number in 0..2 * SOURCES_MAX {
             notices.take(&number.to_string(), now);
         }
-        assert!(notices.each.len() <= SOURCES_MAX + 1);
+        assert!(notices.buckets.len() <= SOURCES_MAX + 1);
         notices.tick(now + Duration::from_secs(100));
-        assert!(notices.each.is_empty());
+        assert!(notices.buckets.is_empty());
     }
 
     #[test]

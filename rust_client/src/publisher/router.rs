@@ -155,18 +155,18 @@ impl Router {
     /// with most: the one with the least progress in its handshake, and of these the oldest. So a
     /// peer that knows the publisher's key can connect, however many others try to.
     fn make_room(&mut self, host: &Host) {
-        let mut of: BTreeMap<&Host, usize> = BTreeMap::new();
-        self.unfinished.values().for_each(|host| *of.entry(host).or_default() += 1);
-        let most = of.iter().max_by_key(|(_, &count)| count).map(|(&host, _)| *host);
-        let whose = if of.get(host).map_or(false, |&count| count >= UNFINISHED_OF_HOST_MAX) {
+        let mut counts: BTreeMap<&Host, usize> = BTreeMap::new();
+        self.unfinished.values().for_each(|host| *counts.entry(host).or_default() += 1);
+        let most = counts.iter().max_by_key(|(_, &count)| count).map(|(&host, _)| *host);
+        let crowded = if counts.get(host).map_or(false, |&count| count >= UNFINISHED_OF_HOST_MAX) {
             Some(*host)
         } else {
             most.filter(|_| self.unfinished.len() >= UNFINISHED_MAX)
         };
-        if let Some(whose) = whose {
-            let its = self.unfinished.iter().filter(|(_, &host)| host == whose).map(|(&id, _)| id);
+        if let Some(crowded) = crowded {
+            let candidates = self.unfinished.iter().filter(|(_, &host)| host == crowded).map(|(&id, _)| id);
             let progress = |id: &u64| self.connections.get(id).map(|connection| connection.progress);
-            if let Some(over) = its.min_by_key(|id| (progress(id), *id)) {
+            if let Some(over) = candidates.min_by_key(|id| (progress(id), *id)) {
                 self.close(over);
             }
         }

@@ -110,8 +110,8 @@ impl PublisherMachine {
 
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
         let incoming = self.roster.get(name).into_iter().flat_map(|peer| &peer.incoming);
-        let each = incoming.map(|(model, its)| phase_of(model, its, &self.store, &self.timing, now));
-        each.collect::<Vec<_>>().join("; ")
+        let phases = incoming.map(|(model, its)| phase_of(model, its, &self.store, &self.timing, now));
+        phases.collect::<Vec<_>>().join("; ")
     }
 
     /// Drops the data kept for a worker that is gone.

@@ -7,12 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The connections to watch, each with an id that its owner chose.
 pub struct Ready {
-    each: Mutex<BTreeMap<u64, (RawFd, bool)>>, // the bool: also ready if output is possible
+    connections: Mutex<BTreeMap<u64, (RawFd, bool)>>, // the bool: also ready if output is possible
 }
 
 impl Ready {
     pub fn new() -> io::Result<Ready> {
-        Ok(Ready { each: Mutex::default() })
+        Ok(Ready { connections: Mutex::default() })
     }
 
     /// Watches a connection from now on.
@@ -22,30 +22,30 @@ impl Ready {
 
     /// Sets whether a connection is also ready when output is possible (`room`).
     pub fn wait_for_room(&self, connection: RawFd, id: u64, room: bool) -> io::Result<()> {
-        self.each().insert(id, (connection, room));
+        self.connections().insert(id, (connection, room));
         Ok(())
     }
 
     /// Stops watching a connection.
     pub fn remove(&self, _connection: RawFd, id: u64) {
-        self.each().remove(&id);
+        self.connections().remove(&id);
     }
 
-    fn each(&self) -> MutexGuard<'_, BTreeMap<u64, (RawFd, bool)>> {
-        self.each.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, (RawFd, bool)>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the items to poll.
     pub fn items(&self) -> Vec<zmq::PollItem<'_>> {
         let events = |room| if room { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
-        self.each().values().map(|&(at, room)| zmq::PollItem::from_fd(at, events(room))).collect()
+        self.connections().values().map(|&(at, room)| zmq::PollItem::from_fd(at, events(room))).collect()
     }
 
     /// Returns the ids of the connections that the poll of these items found ready. The bool is
     /// true if the connection can be read or has ended, false if only output is possible.
     pub fn found(&self, items: &[zmq::PollItem<'_>]) -> Vec<(u64, bool)> {
-        let each = self.each();
-        let news = each.keys().zip(items).filter(|(_, item)| !item.get_revents().is_empty());
+        let connections = self.connections();
+        let news = connections.keys().zip(items).filter(|(_, item)| !item.get_revents().is_empty());
         news.map(|(&id, item)| (id, item.is_readable() || item.is_error())).collect()
     }
 }
