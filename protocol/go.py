@@ -280,8 +280,8 @@ def _codes(protocol: d.Protocol) -> Iterator[str]:
         rows = [(f"Code{_name(name)}", "Code", f'= "{name}"') for name in codes]
         yield _commented(rows, [(code.meaning,) for code in codes.values()]) + ")\n"
     yield "\n// Optional features.\nconst (\n"
-    rows = [(e.constant.title(), f'= "{e.name}"') for e in protocol.features.values()]
-    yield _commented(rows, [(e.meaning,) for e in protocol.features.values()]) + ")\n"
+    features = [(e.constant.title(), f'= "{e.name}"') for e in protocol.features.values()]
+    yield _commented(features, [(e.meaning,) for e in protocol.features.values()]) + ")\n"
     for name, has, those in (
         ("endsSession", "refusals that end a session", ends),
         ("triedAgain", "failures that may not recur", again),

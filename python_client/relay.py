@@ -175,7 +175,7 @@ class _PassesOn:
                 self._tell(Report(staged.model, staged.key, "taken"))
                 self._tell(Report(staged.model, staged.key, "applied"))
         terms = self._machine.terms
-        if self._machine.inside and terms.epoch > self._epoch:
+        if self._machine.in_session and terms.epoch > self._epoch:
             self._epoch = terms.epoch
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
         for model, follower in self._machine.followers.items():
