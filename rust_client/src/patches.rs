@@ -176,5 +176,5 @@ fn unfit(announce: &Announce, runs: Option<&VersionEntry>, overwritten: bool) ->
         None => "nothing runs here".to_owned(),
     };
     let offered: Vec<String> = announce.patches.iter().map(|patch| patch.version.to_string()).collect();
-    format!("{}; intact are patches on {}", here, offered.join(", "))
+    format!("{}; there are patches on {}", here, offered.join(", "))
 }
