@@ -111,12 +111,12 @@ def _number(written: str) -> str:
 
 
 def _timers(timers: Mapping[str, d.Timer]) -> str:
-    times = [each for each in timers.values() if each.side != "publisher" and each.name != "report"]
+    times = [each for each in timers.values() if each.name != "report"]
     fields = (f"{_comment(each.meaning)}pub {each.name}: Duration,\n" for each in times)
     values = (f"{each.name}: Duration::from_{_seconds(each.default)}" for each in times)
     return (
         "//! The times of the protocol.\n\nuse std::time::Duration;\n\n"
-        "/// The intervals and timeouts of a worker.\n#[derive(Clone, Copy, Debug)]\n"
+        "/// The intervals and timeouts of workers and publishers.\n#[derive(Clone, Copy, Debug)]\n"
         f"pub struct Timing {{\n{''.join(fields)}}}\n"
         + _impl(
             "Default for Timing",

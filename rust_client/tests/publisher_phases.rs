@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 use weightbus::limits::Timing;
-use weightbus::messages::{encode, Applied, FromPublisher, FromWorker, Hello};
+use weightbus::messages::{encode, Applied, FromPublisher, FromWorker, Hello, Progress, ProgressPhase};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::machine::PublisherMachine;
@@ -38,8 +38,11 @@ fn ping() -> Vec<u8> {
 
 /// A publisher with the worker, on the connection `1`.
 fn publisher() -> PublisherMachine {
-    let mut publisher =
-        PublisherMachine::new(7, "tcp://*:1", Timing::default(), None, Some(Box::new(|| Some(token()))));
+    publisher_with(Timing::default())
+}
+
+fn publisher_with(timing: Timing) -> PublisherMachine {
+    let mut publisher = PublisherMachine::new(7, "tcp://*:1", timing, None, Some(Box::new(|| Some(token()))));
     assert!(welcomed(&publisher.receive(b"1", &hello("0"), 0, NOW), b"1"));
     publisher
 }
@@ -86,6 +89,36 @@ fn who_is_away_is_back_by_what_it_says_on_the_control_channel_alone() {
         );
         publisher.tick(later(2000));
         assert_eq!(publisher.status(later(2000))["w"].state, *state, "case {}", number);
+    }
+}
+
+#[test]
+fn a_worker_is_lost_or_stuck_after_times_of_their_own() {
+    let times = Timing {
+        gone_after: Duration::from_millis(700),
+        stuck_after: Duration::from_millis(900),
+        ..Timing::default()
+    };
+    let mut away = publisher_with(times);
+    away.unreachable(b"1", NOW);
+    let mut idle = publisher_with(times);
+    let content = Arc::new(Copier::default().copy(&[], 1).unwrap());
+    idle.publish(1, "m", content, PublishTerms::default(), NOW, NOW).unwrap();
+    let staged = Progress {
+        model: "m".to_owned(),
+        epoch: 7,
+        version: 1,
+        phase: ProgressPhase::Staged,
+        ..Default::default()
+    };
+    idle.receive(b"1", &encode(&FromWorker::Progress(staged)), 0, NOW);
+    for (publisher, after, state) in
+        [(&mut away, 700, WorkerState::Lost), (&mut idle, 900, WorkerState::Stuck)]
+    {
+        publisher.tick(later(after - 10));
+        assert_eq!(publisher.status(later(after - 10))["w"].state, WorkerState::Live);
+        publisher.tick(later(after));
+        assert_eq!(publisher.status(later(after))["w"].state, state);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// The intervals and timeouts of a worker.
+/// The intervals and timeouts of workers and publishers.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// Between two hellos.
@@ -20,6 +20,10 @@ pub struct Timing {
     pub patience: Duration,
     /// The longest such silence.
     pub patience_max: Duration,
+    /// Time without a connection, until a worker is lost.
+    pub gone_after: Duration,
+    /// Time without progress, until a live worker is stuck.
+    pub stuck_after: Duration,
 }
 
 impl Default for Timing {
@@ -32,6 +36,8 @@ impl Default for Timing {
             quiet: Duration::from_millis(250),
             patience: Duration::from_secs(1),
             patience_max: Duration::from_secs(16),
+            gone_after: Duration::from_secs(2),
+            stuck_after: Duration::from_secs(5),
         }
     }
 }

@@ -357,7 +357,14 @@ fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
             hour
         )));
     }
-    Ok(Timing { ping, lost_after, quiet: ping.min(Duration::from_millis(250)), ..Timing::default() })
+    Ok(Timing {
+        ping,
+        lost_after,
+        quiet: ping.min(Duration::from_millis(250)),
+        gone_after: 2 * ping, // for a worker to connect again and to ping
+        stuck_after: lost_after,
+        ..Timing::default()
+    })
 }
 
 /// Returns an epoch above every epoch in the state folder, whatever the clock says (P1). `asked` is

@@ -59,7 +59,7 @@ impl PublisherMachine {
             let silent = now.saturating_sub(heard).as_secs_f64();
             self.lose(&name, PeerEvent::Silent, &format!("silent for {:.1} s", silent), now);
         }
-        let patience = self.timing.ping * 2; // for a worker to connect again and to ping
+        let patience = self.timing.gone_after;
         for name in self.roster.gone(now, patience) {
             let why =
                 format!("its connection is closed, and it made no other in {} s", patience.as_secs_f64());

@@ -55,9 +55,9 @@ pub(super) fn state_of(peer: &Peer, timing: &Timing, now: Time) -> WorkerState {
     }
 }
 
-/// True if the delivery of some version to a worker has made no progress for `lost_after`.
+/// True if the delivery of some version to a worker has made no progress for `stuck_after`.
 pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
-    peer.incoming.values().any(|incoming| now.saturating_sub(incoming.since) >= timing.lost_after)
+    peer.incoming.values().any(|incoming| now.saturating_sub(incoming.since) >= timing.stuck_after)
 }
 
 /// Returns the number of chunks of an incoming version; if the version was dropped, the number of
