@@ -84,7 +84,6 @@ pub struct Versions {
     digests: BTreeMap<u64, String>, // of dropped versions
     first: u64,                     // lowest number in this epoch
     count: u64,
-    restored_up_to: u64, // versions up to this number were published before, too
 }
 
 impl Default for Versions {
@@ -96,7 +95,6 @@ impl Default for Versions {
             digests: BTreeMap::new(),
             first: 1,
             count: 0,
-            restored_up_to: 0,
         }
     }
 }
@@ -117,17 +115,16 @@ impl Versions {
     /// number here.
     pub fn restore(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
         let number = self.number(content);
-        self.restored_up_to = number;
         if let Some(version) = self.kept.get_mut(&number) {
             version.names = names;
         }
         number
     }
 
-    /// True if a worker may run this version without a digest, because it read the version from the
-    /// shared memory of an earlier publisher (S7, P21).
+    /// True if a worker may run this version without a digest: it is gone, or the worker read it from
+    /// the shared memory of an earlier epoch (P12).
     pub fn may_lack_digest(&self, number: u64) -> bool {
-        self.had(number) && number <= self.restored_up_to
+        self.had(number) && self.get(number).map_or(true, |version| !version.names.is_empty())
     }
 
     /// Begins an epoch in which no worker has a version yet; `before` is the previous epoch.
@@ -145,7 +142,6 @@ impl Versions {
                 oldest.map(|oldest| version.names.remove(&oldest));
             }
         }
-        self.restored_up_to = self.count;
         self.first = self.kept.keys().next().copied().unwrap_or(self.count + 1);
     }
 
