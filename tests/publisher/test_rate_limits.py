@@ -116,15 +116,19 @@ def test_wrong_digests_of_many_versions_are_a_flood_and_each_fact_is_told_once()
         bench.now += Timing().ping
 
 
-def test_words_with_wrong_digests_are_nobodys() -> None:
+def test_words_with_wrong_digests_cost_as_much_as_other_reports_of_them() -> None:
     bench = Bench()
     bench.machine.state.secret = lambda: "5" * TOKEN_BYTES
     bench.say(b"w", hello("w", features=[UPSTREAM]))
     word = Applied(model=MODEL, epoch=7, version=9, digest="f" * 64)
     token = b"5" * TOKEN_BYTES
-    assert bench.machine.receive_report(token + encode(word), bench.now) is None
+    effects = bench.machine.receive_report(token + encode(word), bench.now)
+    assert [type(each) for each in effects or ()] == [Notice]
+    for _ in range(round(CONTROL_RATE.burst)):
+        assert bench.machine.receive_report(token + encode(word), bench.now) == []
     right = replace(word, epoch=6)
     assert bench.machine.receive_report(token + encode(right), bench.now) == []
+    assert HangUp() in bench.say(b"w", Ping())
 
 
 def test_one_worker_leaves_room_in_the_log_for_others_and_one_kind_for_other_kinds() -> None:

@@ -1039,6 +1039,9 @@ def _extras() -> Iterator[Case]:
     token, other = TOKENS[:2]
     case.says("w", hello(**upstream), welcome("w", features=[f"upstream.{token}"]))
     case.says("v", hello("v"), welcome("v", features=[])).published(ONE)
+    wrong, tells = ONE.applied(digest=WRONG), ["wrong-digest w"]
+    case.reports(token, wrong, status={"w": running(0, 0)}, tells=tells, forged=False)
+    case.reports(token, wrong, tells=[], forged=False)
     case.reports(token, ONE.applied(), status={"w": running(7, 1)}, forged=False)
     case.reports(other, ONE.applied(), forged=True).reports("", ONE.applied(), forged=True)
     case.reports(token, ping(), forged=True).reports(token, ONE.staged(), forged=True)
