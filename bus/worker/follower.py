@@ -458,13 +458,14 @@ class Follower:
     def aborted(self, abort: Abort, now: float) -> list[Effect]:
         """Handle an abort: drop the version, unless it is ready already."""
         key = (abort.epoch, abort.version)
+        arrived = self.versions.find(key, "arriving") is not None
         for entry in self.versions.all("announced", "arriving", "staged"):
             if entry.key == key:
                 self.versions.move(entry, "aborted")  # W14
         self.planner.end_backoff(key)
         if key == self.planner.only and not self.versions.has(key):
             return self.planner.forgo("it was aborted")
-        return self._go_on(abort.epoch, now)
+        return self._go_on(abort.epoch, now) if arrived else self._resume(now)  # W26
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """Handle a refusal: drop a version that the publisher no longer has (0: it has none)."""

@@ -315,15 +315,16 @@ export class Follower {
 
   /** Handle an abort: drop the version. */
   aborted(key: Key, now: number): Effect[] {
+    const arrived = this.versions.find(key, "arriving") !== null;
     for (const entry of this.versions.all("announced", "arriving", "staged")) {
       if (sameKey(entry, key)) this.versions.move(entry, "aborted"); // W14
     }
     this.planner.endBackoff(key);
     // The abort may have freed a buffer for a waiting version. If no version waits, a worker that
-    // is catching up requests the latest version.
+    // is catching up, and loses the version that it catches up with, requests the latest version.
     const effects = this.#resume(now);
     const busy = effects.length > 0 || this.versions.inPhase("arriving") !== null;
-    return busy || this.versions.mode === "following"
+    return !arrived || busy || this.versions.mode === "following"
       ? effects
       : this.planner.requestLatest(key.epoch, now); // W26
   }

@@ -539,11 +539,12 @@ impl Follower {
     /// Handles an abort: drops the version, which must not be applied.
     pub fn aborted(&mut self, abort: &Abort, now: Time) -> Vec<Effect> {
         let key = (abort.epoch, abort.version);
+        let arrived = self.versions.arriving(key).is_some();
         self.versions.apply_event_where(Event::Aborted, |entry| entry.key() == key); // W14
         self.planner.end_backoff(key);
         let effects = self.resume(now);
         let idle = effects.is_empty() && self.versions.in_phase(Phase::Arriving).is_none();
-        if idle && self.versions.mode() == Mode::CatchingUp {
+        if arrived && idle && self.versions.mode() == Mode::CatchingUp {
             return self.planner.request_latest(&self.versions, abort.epoch, now, false);
             // W26
         }

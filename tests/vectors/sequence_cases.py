@@ -527,6 +527,15 @@ def _catching_up() -> Iterator[Case]:
         case.control(announce(3), asks=[0, 1, 2])
         case.fetched(3, sends=[applied(3)], runs={"m": 3})
         yield case.pushed(4, sends=[applied(4)], runs={"m": 4})
+    abort, layout = message("abort", **number(3, EPOCH)), {"type": "fetch", "version": 3}
+    case = Case("an abort of another version than the one that is caught up with", "W14 W26")
+    case.joined().data(announce(1), LAYOUT).data(*chunk(1, 0)).data(announce(2))
+    gone = message("refuse", code="gone", text="", **number(2, EPOCH))
+    case.wait(RETRY, asks=[0, 1, 2]).control(abort, silent=["fetch"]).control(gone, sends=[latest])
+    case.wait(RETRY).control(abort, silent=["fetch"])
+    case.control(announce(3, layout=OTHER_LAYOUT), sends=[layout]).wait(RETRY)
+    case.control(abort, silent=["fetch"]).control(announce(4), asks=[0, 1, 2])
+    yield case.fetched(4, sends=[applied(4), latest], runs={"m": 4})
 
 
 def _whole() -> Iterator[Case]:

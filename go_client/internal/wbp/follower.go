@@ -406,12 +406,13 @@ func (s *follower) committed(c *Commit) []Effect {
 
 // aborted handles the publisher's abort: it drops the version.
 func (s *follower) aborted(key Key, now time.Duration) []Effect {
+	arrived := s.versions.find(key, arriving) != nil
 	s.versions.move(s.versions.find(key, announced, arriving, staged), aborted) // W14
 	s.planner.endBackoff(key)
 	// The abort may have freed a buffer for a waiting version. If no version waits, a worker that
-	// is catching up requests the latest one.
+	// is catching up, and loses the version that it catches up with, requests the latest one.
 	effects := s.resume(now)
-	if len(effects) == 0 && s.versions.mode == catchingUp && s.versions.inPhase(arriving) == nil { // W26
+	if arrived && len(effects) == 0 && s.versions.mode == catchingUp && s.versions.inPhase(arriving) == nil { // W26
 		return s.planner.requestLatest(key.Epoch, now, false)
 	}
 	return effects
