@@ -105,6 +105,7 @@ class Worker:
                     self.fail(key, "layout-invalid")
                 elif body and not any(self.arriving):
                     self.arriving, self.awaited, self.patience = key, (0, 0), PATIENCE
+                    self.reports.pop("failed", None)
                     self.head, self.data, self.crcs, self.proof = body, bytearray(), list[int](), ""
                     self.nbytes, self.size = nbytes, size
                     self.ask()
