@@ -193,7 +193,7 @@ impl WorkerMachine {
         };
         let message = self.decode(&published.header, published.payload_count);
         match self.unsealed(message, published.payload_count, true) {
-            Some(FromPublisher::Welcome(_)) | None => {}
+            Some(FromPublisher::Welcome(_) | FromPublisher::Check(_)) | None => {}
             Some(FromPublisher::SealedChunk(chunk)) if !self.arrives(&chunk) => {} // E4: not authenticated
             Some(message) => effects.extend(self.take(message, payload, now, true)),
         }

@@ -836,6 +836,11 @@ def _living() -> Iterator[Case]:
     case = Case("a silent publisher is lost", "W19").joined().pushed(1, runs={"m": 1})
     case.wait(LOST).wait(RETRY, sends=[{"type": "hello", "models": running}], runs={"m": 1})
     yield case.control(welcome(m=1)).pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("a published check has no effect", "W3 W19").joined().wait(RETRY)
+    check = {"model": "m", "version": 1, "first": 0}
+    case.data(message("check", **check, epoch=EPOCH + 1), silent=["hello"]).wait(DEAF)
+    case.data(message("check", **check, epoch=EPOCH))
+    yield case.wait(LOST - DEAF, sends=[{"type": "hello"}])
     case = Case("published messages alone keep a session only so long", "W19").joined()
     for _ in range(6):
         case.wait(DEAF, silent=["hello"])
