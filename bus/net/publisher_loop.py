@@ -88,7 +88,6 @@ class PublisherLoop:
         sealer: Encrypts outgoing messages; None: they are not encrypted.
 
     Attributes:
-        address, data_address: The addresses of the control socket and of the data socket.
         over: An event, set once the thread has ended.
         leaving: Whether the thread has ended, or will end soon.
         known: A view of the machine for any thread; only the loop's thread reads the machine
@@ -104,7 +103,6 @@ class PublisherLoop:
         sealer: Sealer | None = None,
     ) -> None:
         self._machine, self._sockets, self.known = machine, sockets, machine.known()
-        self.address, self.data_address = sockets.address, sockets.data_address
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
         self._open: dict[int, Promise | Reply] = {}
@@ -129,6 +127,16 @@ class PublisherLoop:
         self._thread = IoThread(self._run, "weightbus-publisher")
 
     # For any thread.
+
+    @property
+    def address(self) -> str:
+        """The address of the control socket."""
+        return self._sockets.address
+
+    @property
+    def data_address(self) -> str:
+        """The address of the data socket."""
+        return self._sockets.data_address
 
     def start(self) -> None:
         """Start the thread; if this raises, the loop has ended and the sockets are closed."""
