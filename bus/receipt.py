@@ -86,4 +86,6 @@ class Receipt:
         head = f"{self.model} version {self.version} ({self.nbytes} bytes, {span(self.seconds)})"
         head += f": {self.detail}" if self.detail else ""
         workers = [str(worker) for worker in self.workers.values()]
-        return "; ".join([head, *(workers or ["nobody is there: it waits for those that join"])])
+        return "; ".join(
+            [head, *(workers or ["no worker is connected: it waits for those that join"])]
+        )

@@ -204,7 +204,7 @@ class MappedSegment(StampedMemory):
         size = HEADER_BYTES + nbytes
         self._memory = mmap.mmap(self._fd, size, prot=mmap.PROT_READ, **UNTRACKED)
         if self._memory[:24] != MAGIC + bytes.fromhex(shared.token):
-            raise OSError(f"{shared.path} is the memory of somebody else")
+            raise OSError(f"{shared.path} is a segment with another token")
         self.token, self._path = shared.token, shared.path
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
         self.touched = False  # whether `touching` was called

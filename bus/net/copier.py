@@ -143,7 +143,7 @@ def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T |
 
 def patching(job: Patching) -> Generator[None, None, str]:
     """Decode a patch, step by step; return an error text, "" on success. (D5)"""
-    unwanted = "nobody wants it any more"
+    unwanted = "it is no longer needed"
     if not job.live:
         return unwanted
     try:

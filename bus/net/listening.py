@@ -114,8 +114,8 @@ def _taken(
     other = f"pass another {parameter}= (port 0 takes any free one)"
     if holder is None and endpoints.ipc_path(endpoint) is not None:
         return AddressError(
-            f"{endpoint} is taken by a file at which nobody is seen to listen: remove it if it is "
-            f"no use to anybody, or pass another {parameter}="
+            f"{endpoint} is taken by a file at which no process is seen to listen: remove it if "
+            f"it is not needed, or pass another {parameter}="
         )
     if holder is None or not holder.listens:
         by = holder or "something that the system does not name"

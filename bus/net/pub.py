@@ -128,13 +128,13 @@ class SubscriberConnection:
             if not isinstance(message, Lease):  # always true: subscribers send no payloads
                 self._take(bytes(message[0]))
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
-            raise ZmtpError("it asks for more than anybody needs")
+            raise ZmtpError("it has too many subscriptions, or reads no answers")
         others, self.invalid_frames = (
             self._stream.frames - before - len(self.reports) + self.invalid_frames,
             0,
         )
         if others and not self._bucket.take(others, now):
-            raise ZmtpError("it asks more often than anybody needs to")
+            raise ZmtpError("it sends more frames than the rate limit allows")
         return bool(self.asked or self.reports or self.ticket)
 
     def _take(self, body: bytes) -> None:

@@ -110,7 +110,7 @@ class PublisherLoop:
         self._hash_queue = BackgroundHasher()
         self._full, self._events = RateLimitedWarning(log, "%s"), EventLog(log)
         self._unclaimed_failures = RateLimitedWarning(
-            log, "a publish failed, and nobody asked for its result: %s"
+            log, "a publish failed, and its result was not requested: %s"
         )
         self._faults: dict[str, RateLimitedWarning] = {}  # warnings, by the place of the failure
         self._failure_actions: deque[Continuation] = (

@@ -180,7 +180,7 @@ class Follower:
             versions.move(older, "newer")
         running = Running(*key, rename.was.digest)
         versions.rename(entry, running)
-        report = self.runs(entry, running)
+        report = self.report_running(entry, running)
         self._forget_failure()
         return [
             Renamed(self.model, *key, rename.metadata),
@@ -589,7 +589,7 @@ class Follower:
         versions.move(entry, "applied", running)
         if older is not None:
             versions.move(older, "newer")
-        return self.runs(entry, running)
+        return self.report_running(entry, running)
 
     def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
         """Record that the model has parts of two versions, since `entry` failed half-way.
@@ -617,7 +617,7 @@ class Follower:
             return self._refuse(entry, "layout-mismatch", report.text, now)[:1]
         return self.fail(entry.key, "apply", report.text, now)[:1]
 
-    def runs(self, entry: VersionEntry, running: Running) -> Effect:
+    def report_running(self, entry: VersionEntry, running: Running) -> Effect:
         """Record that a version runs, which `running` names; return the `applied` report."""
         self.torn_applies, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed

@@ -142,7 +142,7 @@ export class Follower {
     for (const older of versions.all("announced", "arriving", "staged"))
       versions.move(older, "newer");
     versions.rename(entry, key, metadata);
-    const report = this.#runs(entry);
+    const report = this.#reportRunning(entry);
     this.#forgetFailure();
     return [report, ...this.#changeMode("completed", now)];
   }
@@ -382,11 +382,11 @@ export class Follower {
     if (entry === null) return [];
     const running = { epoch: entry.epoch, version: entry.version, digest: entry.staged.digest };
     if (kept) this.versions.letGo(entry);
-    const data = entry.announce.keep && this.patches.taken ? entry.staged.data : null;
+    const data = entry.announce.keep && this.patches.accepted ? entry.staged.data : null;
     this.versions.setPatchBase(entry, running, data); // D3
     this.versions.move(older, "newer");
     this.versions.move(entry, "applied", { running, note });
-    return [this.#runs(entry), ...this.#resume(now)];
+    return [this.#reportRunning(entry), ...this.#resume(now)];
   }
 
   /**
@@ -409,7 +409,7 @@ export class Follower {
   }
 
   /** Record that a version runs, and return the report. */
-  #runs(entry: VersionEntry): Effect {
+  #reportRunning(entry: VersionEntry): Effect {
     this.#tornApplies = 0;
     this.#epoch = Math.max(this.#epoch, entry.epoch);
     if (this.#failed !== null && !newer(this.#failed, entry)) this.#failed = null; // W17

@@ -27,7 +27,7 @@ export class Patches {
     readonly timing: Timing,
     readonly keyring: Keyring | null,
     /** Whether patches are accepted. */
-    readonly taken: boolean,
+    readonly accepted: boolean,
   ) {}
 
   /** The topic of the chunks that this worker receives by push. */
@@ -52,7 +52,7 @@ export class Patches {
   /** Return a transfer of a patch on the running version, or of the whole version. */
   transfer(entry: VersionEntry, now: number): Transfer {
     const { announce } = entry; // D4
-    if (!this.taken || announce.patches.length === 0) return this.#whole(entry, now);
+    if (!this.accepted || announce.patches.length === 0) return this.#whole(entry, now);
     const base = this.#base(announce.layout);
     const patch = base && announce.patches.find((one) => buildsOn(one, base.running));
     if (!patch || patch.nbytes > announce.nbytes)

@@ -4,7 +4,7 @@ import { PatchError } from "./errors.js";
 import { Patch } from "./patch.js";
 import type { Base } from "./staging.js";
 
-const UNWANTED = "nobody wants it any more";
+const UNWANTED = "it is no longer needed";
 
 /** A job to decode one patch. */
 export class Patching {

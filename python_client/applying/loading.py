@@ -227,5 +227,5 @@ def _check_done(returned: object) -> None:
             close()
         raise TypeError(
             f"the function that loads versions has returned a {type(returned).__name__}, which "
-            "nobody runs: have it load them before it returns"
+            "nothing runs: have it load them before it returns"
         )

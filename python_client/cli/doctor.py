@@ -21,9 +21,9 @@ STYLES: dict[Severity, str] = {"well": GOOD, "note": "yellow", "problem": BAD}
 BY_REFUSAL = {
     "keys": "an observer's key is needed: weightbus keygen DIR --observer NAME",
     "not-allowed": "an observer's key is needed: weightbus keygen DIR --observer NAME",
-    "revoked": "ask whoever keeps the publisher's folder of keys for another one",
+    "revoked": "ask the owner of the publisher's folder of keys for another one",
     "limit": "close a page or a `top` somewhere",
-    "malformed": "the publisher is of an earlier version, which lets nobody look on: upgrade it",
+    "malformed": "the publisher is of an earlier version, which accepts no observers: upgrade it",
     "protocol-version": "the publisher speaks another protocol: have both of one version",
 }
 

@@ -84,7 +84,7 @@ class PublishJob:
         if self.watch and not self.path.parent.is_dir():
             raise UsageError(f"{self.path}: there is no folder {self.path.parent} to watch")
         if not self.watch and self.expect < 1:
-            raise UsageError("without --watch, nobody would get the weights: --expect 1 or more")
+            raise UsageError("without --watch, no worker would get the weights: --expect 1 or more")
         try:
             check_name(self.model, "model")
             endpoints.check(self.bind)

@@ -149,7 +149,7 @@ class Saved:
         if found != self.stored.digest:
             raise StateFolderError(
                 f"{self.stored.file} is damaged: it hashes to {found}, and {self.stored.digest} "
-                "was published; it is not offered to anybody. Publish anew, or roll back to another"
+                "was published; it is not offered to workers. Publish anew, or roll back to another"
             )
 
 

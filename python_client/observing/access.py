@@ -40,7 +40,7 @@ class Http:
             raise ValueError("a short token can be guessed: give at least 8 characters")
         if self.token is None and not (self.insecure or is_loopback(self.host)):
             raise AddressError(
-                f"{self.address}: whoever reaches {self.host} would have access: bind to "
+                f"{self.address}: other hosts can reach {self.host} and would have access: bind to "
                 "127.0.0.1, give a token, Http(address, token=...), or pass insecure=True if you "
                 "want that"
             )

@@ -283,7 +283,7 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
         )
     elif number == errno.ECONNREFUSED:
         advice = (
-            "nobody listens there: is the publisher running, on that port, and on that address "
+            "no process listens there: is the publisher running, on that port, and on that address "
             "(127.0.0.1 can be reached from its own host only; 0.0.0.0 is for the publisher alone)?"
         )
     elif number == errno.ENOENT:
@@ -348,7 +348,7 @@ def _another(address: str, heard: bytes) -> Finding:
     shown = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
     text = f"{address} speaks another protocol: " + (who or f"it says '{shown}'")
     if not heard:
-        text = f"{address} hangs up on whoever speaks ZeroMQ"
+        text = f"{address} closes connections that speak ZeroMQ"
     return Finding("protocol", "problem", text, "give the address of a publisher's control socket")
 
 

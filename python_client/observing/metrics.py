@@ -71,7 +71,7 @@ METRICS: Final = {
         Row("weightbus_model_lag_versions", "gauge", ("model",),
             "Versions that the worker that is there and farthest behind is behind."),
         Row("weightbus_model_lag_seconds", "gauge", ("model",),
-            "Seconds since a version was published that somebody who is there does not run yet."),
+            "Seconds since a version was published that some connected worker does not run yet."),
         Row("weightbus_worker_version", "gauge", ("model", "worker"),
             "The version that a worker runs; 0: none of this epoch."),
         Row("weightbus_worker_lag_versions", "gauge", ("model", "worker"),

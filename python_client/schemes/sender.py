@@ -227,8 +227,8 @@ class Sending:
         known = self.transport.workers()
         if workers is None and not known:
             raise RuntimeError(
-                "No transports available. No worker is there: a send is for those that have "
-                "joined, and connect() has the first weights wait for whoever joins"
+                "No transports available. No worker is connected: a send is for those that have "
+                "joined, and connect() has the first weights wait for workers that join"
             )
         for worker in workers or ():
             if worker not in known:

@@ -57,7 +57,7 @@ pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 pub fn within(bounds: RangeInclusive<u64>) -> impl Fn(&Value) -> Result<u64, Fault> {
     move |value| match value {
         Value::Integer(number) if bounds.contains(number) => Ok(*number),
-        other => Err(wrong(other, &format!("an integer from {:?}", bounds))),
+        other => Err(type_fault(other, &format!("an integer from {:?}", bounds))),
     }
 }
 
@@ -76,14 +76,14 @@ pub fn uint32(value: &Value) -> Result<u32, Fault> {
 pub fn boolean(value: &Value) -> Result<bool, Fault> {
     match value {
         Value::Bool(value) => Ok(*value),
-        other => Err(wrong(other, "true or false")),
+        other => Err(type_fault(other, "true or false")),
     }
 }
 
 fn string(value: &Value) -> Result<&str, Fault> {
     match value {
         Value::Text(value) => Ok(value),
-        other => Err(wrong(other, "a string")),
+        other => Err(type_fault(other, "a string")),
     }
 }
 
@@ -140,7 +140,7 @@ pub fn object<T>(read: impl Fn(&Fields) -> Result<T, Fault>) -> impl Fn(&Value) 
         Value::Object(object) => {
             read(&Fields(object)).map_err(|fault| format!("is an object in which {}", fault))
         }
-        other => Err(wrong(other, "an object")),
+        other => Err(type_fault(other, "an object")),
     }
 }
 
@@ -157,7 +157,7 @@ pub fn array<T>(
             let items: Result<_, _> = list.iter().map(&read).collect();
             items.map_err(|fault| format!("has an item that {}", fault))
         }
-        other => Err(wrong(other, &format!("an array of at most {} items", most))),
+        other => Err(type_fault(other, &format!("an array of at most {} items", most))),
     }
 }
 
@@ -172,11 +172,11 @@ pub fn map<T>(
     };
     move |value| match value {
         Value::Object(object) if object.len() <= most => object.iter().map(&entry).collect(),
-        other => Err(wrong(other, &format!("an object of at most {} entries", most))),
+        other => Err(type_fault(other, &format!("an object of at most {} entries", most))),
     }
 }
 
-fn wrong(found: &Value, wanted: &str) -> Fault {
+fn type_fault(found: &Value, wanted: &str) -> Fault {
     format!("must be {}, not {}", wanted, found.kind())
 }
 

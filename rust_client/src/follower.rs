@@ -104,7 +104,7 @@ impl Follower {
 
     /// True if patches are accepted.
     pub fn takes_patches(&self) -> bool {
-        self.patches.taken()
+        self.patches.accepted()
     }
 
     pub fn model(&self) -> &str {
@@ -227,7 +227,7 @@ impl Follower {
         self.versions.rename(key, rename.metadata.clone());
         let mut effects =
             vec![Effect::Renamed { model: self.model.clone(), was, key, metadata: rename.metadata }];
-        effects.extend(self.runs(key));
+        effects.extend(self.report_running(key));
         self.forget_failure();
         effects.extend(self.change_mode(ModeEvent::Completed, Some(now)));
         effects
@@ -512,7 +512,7 @@ impl Follower {
 
     /// Stages the arriving version, and commits it unless it waits for a commit message.
     fn stage(&mut self, now: Time) -> Vec<Effect> {
-        self.versions.whole(self.patches.taken());
+        self.versions.whole(self.patches.accepted());
         let mut effects = reports::staged(&self.versions, &[Phase::Staged]);
         let staged = self.versions.in_phase(Phase::Staged);
         if staged.map_or(false, |entry| entry.announce().commit != AnnounceCommit::Together) {
@@ -626,7 +626,7 @@ impl Follower {
         self.versions
             .apply_event_where(Event::Newer, |entry| entry.phase() == Phase::Running && entry.key() != key);
         self.versions.set_patch_base(digest, base, note); // D3
-        let mut effects: Vec<Effect> = self.runs(key).into_iter().collect();
+        let mut effects: Vec<Effect> = self.report_running(key).into_iter().collect();
         if matches!(self.leased().and_then(|transfer| transfer.builds_on()), Some(Bytes::Model(_))) {
             let why = "another version runs by now, in the place of its base";
             effects.extend(self.patches.give_up(&mut self.versions, None, why, now));
@@ -659,7 +659,7 @@ impl Follower {
     }
 
     /// Notes that a version runs under this key. Returns the report to the publisher.
-    fn runs(&mut self, key: Key) -> Option<Effect> {
+    fn report_running(&mut self, key: Key) -> Option<Effect> {
         self.torn_applies = 0;
         self.epoch = self.epoch.max(key.0);
         self.failed = self.failed.take().filter(|failed| (failed.epoch, failed.version) > key);
@@ -813,7 +813,7 @@ mod tests {
         follower.torn_applies = 1;
         follower.note((7, 5), "apply", "it failed half-way");
         assert!(!intact(&follower));
-        follower.runs((7, 4)); // an older one, which was meant for all
+        follower.report_running((7, 4)); // an older one, which was meant for all
         assert!(intact(&follower));
     }
 }

@@ -77,7 +77,9 @@ pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>>
         (9, bytes.get(1..9).map(|bytes| size.copy_from_slice(bytes)).map(|_| u64::from_be_bytes(size)))
     };
     match size {
-        Some(size) if size > size_max as u64 => fault("a longer frame than anybody needs"),
+        Some(size) if size > size_max as u64 => {
+            fault(&format!("a frame of {} bytes; at most {} are allowed", size, size_max))
+        }
         Some(size) => Ok(Some(FrameHead { flags, head, size: size as usize })),
         None => Ok(None),
     }

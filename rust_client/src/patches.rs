@@ -21,24 +21,24 @@ use std::sync::Arc;
 pub struct Patches {
     model: String,
     timing: Timing,
-    taken: bool,
+    accepted: bool,
     listens: bool,   // subscribed to chunks of patches, not of whole versions
     decoding: usize, // number of patches being decoded; their versions may be outdated
 }
 
 impl Patches {
     pub fn new(model: &str, timing: Timing) -> Patches {
-        Patches { model: model.to_owned(), timing, taken: false, listens: false, decoding: 0 }
+        Patches { model: model.to_owned(), timing, accepted: false, listens: false, decoding: 0 }
     }
 
     /// Accepts patches from now on.
     pub fn take(&mut self) {
-        self.taken = true;
+        self.accepted = true;
     }
 
     /// True if patches are accepted.
-    pub fn taken(&self) -> bool {
-        self.taken
+    pub fn accepted(&self) -> bool {
+        self.accepted
     }
 
     /// Returns the topic of the chunks that are pushed to this worker.
@@ -93,7 +93,7 @@ impl Patches {
     /// Returns the offered patch that fits, and its base. Otherwise returns the reason that no
     /// patch fits; empty if none was offered.
     fn choose(&self, announce: &Announce, versions: &VersionStore) -> Result<(Patch, Base), String> {
-        if !self.taken || announce.patches.is_empty() {
+        if !self.accepted || announce.patches.is_empty() {
             return Err(String::new());
         }
         let runs = versions.in_phase(Phase::Running);

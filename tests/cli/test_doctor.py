@@ -67,7 +67,7 @@ def test_a_closed_port_is_found() -> None:
     code, found = findings(address, "--timeout", 2)
     assert code == 2
     assert found["port"][0]["state"] == "problem"
-    assert "nobody listens there" in found["port"][0]["advice"]
+    assert "no process listens there" in found["port"][0]["advice"]
     _, found = findings(f"ipc://{Path('nowhere').absolute()}")
     assert "no such socket" in found["port"][0]["advice"]
     assert run("doctor", "nowhere").exit_code == 2

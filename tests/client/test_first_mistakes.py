@@ -164,7 +164,7 @@ class Row(NamedTuple):
 
 NOBODY = "was published to nobody: no worker has joined"
 NOT_APPLIED = "and nothing there applies it: is start() called, or receive()"
-LISTENS = "nobody listens there: is the publisher running, on that port, and on that address"
+LISTENS = "no process listens there: is the publisher running, on that port, and on that address"
 TABLE = [
     Row(
         worker_misspells,

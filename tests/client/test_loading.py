@@ -195,7 +195,7 @@ def test_work_that_is_left_for_later_is_not_done(bus: Bus, load: Callable[..., A
     publisher = bus.publisher()
     subscriber = bus.subscriber(publisher, load)
     publisher.publish("m", arrays(1), require=0, settings=Settings(wait="none"))
-    with pytest.raises(TornError, match=r"returned a (coroutine|generator), which nobody runs"):
+    with pytest.raises(TornError, match=r"returned a (coroutine|generator), which nothing runs"):
         subscriber.receive(SECONDS)
 
 

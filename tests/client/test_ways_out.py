@@ -222,7 +222,7 @@ def test_an_address_to_bind_is_told_from_one_to_connect_to() -> None:
     (found,) = reach(f"tcp://0.0.0.0:{port}", keyed=False, timeout=SECONDS)
     assert "for whoever connects it is this host: give the name or the address" in found.advice
     (found,) = reach(f"tcp://127.0.0.1:{port}", keyed=False, timeout=SECONDS)
-    assert "nobody listens there" in found.advice
+    assert "no process listens there" in found.advice
 
 
 def of_length(folder: Path, count: int) -> str:

@@ -18,7 +18,7 @@ from weightbus.bus.net.publisher_loop import Promise
 from weightbus.bus.receipt import Receipt
 
 SECONDS = 30.0  # far more than anything here takes
-UNASKED = "nobody asked for its result"
+UNASKED = "its result was not requested"
 RECEIPT = Receipt("m", 7, 1, 40, 0.1, "", {})
 
 

@@ -539,7 +539,7 @@ def test_any_number_of_workers_may_join(schemes: Schemes) -> None:
     with pytest.raises(RuntimeError, match=r"No transports available\."):
         sender.send()
     receiver = schemes.receiver(sender, target, 7)
-    assert receiver.receive(20.0) is not None, "the first weights wait for whoever joins"
+    assert receiver.receive(20.0) is not None, "the first weights wait for workers that join"
     sender.send(fill(net, 2.0))
     assert sender.versions() == {7: 2}
     assert list(sender.sender_transports) == [7]

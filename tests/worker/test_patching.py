@@ -374,7 +374,7 @@ def test_what_nobody_wants_any_more_is_not_even_begun() -> None:
     job.live = False
     with pytest.raises(StopIteration) as end:
         next(patching(job))
-    assert end.value.value == "nobody wants it any more"
+    assert end.value.value == "it is no longer needed"
 
 
 def test_a_step_of_decoding_is_a_chunk_or_a_block() -> None:

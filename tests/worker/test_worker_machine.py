@@ -119,7 +119,7 @@ def run(follower: Follower, running: Running) -> None:
     events: list[Event] = ["begun", "whole", "committed", "taken"]
     assert all(follower.versions.move(held, event, staged) for event in events)
     assert follower.versions.move(held, "applied", running)
-    follower.runs(held, running)
+    follower.report_running(held, running)
 
 
 def test_hello_says_who_and_what_it_runs() -> None:

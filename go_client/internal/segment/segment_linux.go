@@ -115,7 +115,7 @@ func (v *view) mapped(shared *wbp.Shared, size int64) error {
 	}
 	token, err := hex.DecodeString(shared.Token)
 	if err != nil || string(v.memory[:stampBegin]) != "WBPSHM1\x00"+string(token) {
-		return errors.New("the memory of somebody else")
+		return errors.New("a segment with another token")
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func newFollower(name string, model Model, bytesMax int64, timing *Timing, opens
 		model: name, opens: opens, keyring: keyring, versions: versions, planner: planner,
 		acceptance: acceptance{accepts: model.Accepts, bytesMax: bytesMax, longest: model.LayoutBytes,
 			sealed: keyring != nil, accepted: map[string]bool{}},
-		patches: &Patches{model: name, versions: versions, timing: timing, taken: patches},
+		patches: &Patches{model: name, versions: versions, timing: timing, accepted: patches},
 	}
 }
 
@@ -133,7 +133,7 @@ func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 		s.versions.move(older, newer)
 	}
 	s.versions.rename(v, key)
-	report := s.runs(v)
+	report := s.reportRunning(v)
 	s.forgetFailure()
 	return append([]Effect{report, Renamed{s.model, key, r.Metadata}}, s.changeMode(completed, now)...)
 }
@@ -479,14 +479,14 @@ func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 		return nil
 	}
 	runs := &Running{Epoch: v.Epoch, Version: v.Version, Digest: digest}
-	if s.patches.taken && v.announce.Keep && !v.staged.Shared { // D3
+	if s.patches.accepted && v.announce.Keep && !v.staged.Shared { // D3
 		s.versions.setPatchBase(v, runs)
 	} else {
 		s.versions.setPatchBase(nil, nil)
 	}
 	s.versions.move(v, applied, runs)
 	s.versions.move(older, newer)
-	return append([]Effect{s.runs(v)}, s.resume(now)...)
+	return append([]Effect{s.reportRunning(v)}, s.resume(now)...)
 }
 
 // failed handles a version that could not be applied, and returns the report. If intact, the
@@ -519,8 +519,8 @@ func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 	return s.planner.requestLatest(key.Epoch, now, true)
 }
 
-// runs records that a version runs, and returns the report.
-func (s *follower) runs(v *versionEntry) Effect {
+// reportRunning records that a version runs, and returns the report.
+func (s *follower) reportRunning(v *versionEntry) Effect {
 	s.tornApplies = 0
 	s.reaches(v.Key)
 	if f := s.failure; f != nil && !(Key{f.Epoch, f.Version}).Newer(v.Key) { // W17

@@ -18,7 +18,7 @@ const (
 	wantedBytes      = 4 << 20 // bytes copied between checks for cancellation: about a millisecond
 )
 
-var errUnwanted = errors.New("nobody wants it any more")
+var errUnwanted = errors.New("it is no longer needed")
 
 // An elementKind is the way in which a patch can treat the elements of a dtype.
 type elementKind int

@@ -16,7 +16,7 @@ type Patches struct {
 	model    string
 	versions *versionStore
 	timing   *Timing
-	taken    bool // whether patches are accepted
+	accepted bool // whether patches are accepted
 	listens  bool // subscribed to chunks of patches instead of versions
 }
 
@@ -42,7 +42,7 @@ func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 // transfer returns a transfer of a patch on the running version, or of the whole version. (D4)
 func (p *Patches) transfer(v *versionEntry, patchable bool, now time.Duration) *Transfer {
 	a, why := v.announce, ""
-	if p.taken && patchable && len(a.Patches) > 0 {
+	if p.accepted && patchable && len(a.Patches) > 0 {
 		offer := p.offered(a)
 		if offer == nil {
 			why = p.unfit(a)

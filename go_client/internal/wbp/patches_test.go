@@ -285,7 +285,7 @@ func TestWhyAVersionIsNotPatched(t *testing.T) {
 			k.versions().move(k.versions().inPhase(running), torn)
 			k.versions().setPatchBase(nil, nil)
 		}, "nothing runs here, and its bytes were not kept"},
-		"patches are not taken": {func(k *taker, _ *published) { k.followers["m"].patches.taken = false }, ""},
+		"patches are not taken": {func(k *taker, _ *published) { k.followers["m"].patches.accepted = false }, ""},
 		"there are none":        {func(_ *taker, p *published) { p.announce.Patches = nil }, ""},
 		"it is in the announcement": {func(_ *taker, p *published) {
 			p.announce.Whole, p.announce.ChunkBytes = &Whole{CRC: CRC32C(p.data), Digest: p.digest}, 1000

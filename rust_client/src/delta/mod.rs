@@ -139,7 +139,7 @@ impl<'a> Patch<'a> {
     /// Does what `apply_unchecked` does, but returns an error before the next block once `wanted` returns
     /// false. Earlier blocks may have changed.
     fn apply_unchecked_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
-        let go_on = || if wanted() { Ok(()) } else { Err(PatchError("nobody wants it any more".to_owned())) };
+        let go_on = || if wanted() { Ok(()) } else { Err(PatchError("it is no longer needed".to_owned())) };
         if data.len() as u64 != self.header.nbytes {
             let text = format!("a patch for {} bytes, not for {}", self.header.nbytes, data.len());
             return Err(PatchError(text));

@@ -383,7 +383,7 @@ impl ControlConnection {
 
     fn command(&mut self, body: &[u8], now: Time) -> io::Result<()> {
         if !self.commands.take(1.0, COMMANDS, now) {
-            return fault("more commands of ZMTP than anybody needs");
+            return fault("more ZMTP commands than the rate limit allows");
         }
         if body.starts_with(b"\x05ERROR") {
             return fault("the other side says that it is in error");
@@ -402,7 +402,7 @@ impl ControlConnection {
     fn take(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<ControlMessage>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > CONTROL_BYTES_MAX {
-            return fault("a longer message than anybody needs");
+            return fault(&format!("a message of more than {} bytes", CONTROL_BYTES_MAX));
         }
         match &mut self.message {
             None => self.message = Some(ControlMessage { header: body, payload_count: 0 }),

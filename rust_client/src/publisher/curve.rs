@@ -72,7 +72,7 @@ impl Curve {
             .and_then(|shared| self.session.open_with(&shared, b"CurveZMQHELLO---", &hello[112..]).ok());
         let shared = match (shared, proof) {
             (Some(shared), Some(zeros)) if zeros == [0; 64] => shared,
-            _ => return fault("a HELLO of somebody who does not know our key"),
+            _ => return fault("a HELLO of a peer that does not know this publisher's key"),
         };
         let (its, mut cookie_key) = (sodium::pair(), [0; 32]);
         sodium::draw(&mut cookie_key);
@@ -103,7 +103,7 @@ impl Curve {
         let between = sodium::shared(&key, &secret);
         match between.and_then(|between| open_long(&between, b"VOUCH---", vouch)) {
             Some(vouched) if vouched[..] == [client, &own.public].map(|key| &key[..]).concat() => {}
-            _ => return fault("an INITIATE of somebody who does not own the key that it shows"),
+            _ => return fault("an INITIATE of a peer that does not own the key that it shows"),
         }
         Ok(Answer::Came(key, metadata.to_vec()))
     }

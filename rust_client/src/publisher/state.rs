@@ -260,7 +260,7 @@ impl StateFolder {
             return Ok(content);
         }
         Err(format!(
-            "{} is damaged: it hashes to {}, and {} was published; it is not offered to anybody. Publish anew",
+            "{} is damaged: it hashes to {}, and {} was published; it is not offered to workers. Publish anew",
             name, content.digest, stored.digest
         ))
     }

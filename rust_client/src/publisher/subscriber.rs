@@ -202,7 +202,7 @@ impl SubscriberConnection {
         }
         self.received.drain(..at);
         if self.topics.len() > TOPICS_MAX || self.commands.len() > UNREAD_BYTES_MAX {
-            return fault("it asks for more than anybody needs");
+            return fault("it has too many subscriptions, or reads no answers");
         }
         Ok(heard)
     }
@@ -290,7 +290,7 @@ impl SubscriberConnection {
         if self.bucket.take(1.0, SUBSCRIPTIONS, now) {
             Ok(())
         } else {
-            fault("it asks more often than anybody needs to")
+            fault("it sends more frames than the rate limit allows")
         }
     }
 }
