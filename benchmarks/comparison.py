@@ -181,17 +181,15 @@ def compare(
     Raises:
         ProcessError: A contender failed, or its workers held other bytes than were published.
     """
-    available = memory.available()
+    free = memory.available()
     held_against = (*LIMITS, *RIVALS.values(), *RESIDENT.values())
     without: list[str] = []
-    if (
-        plan.bytes_needed(len(names) + bool(peers)) > available
-    ):  # those at least that ratios refer to
+    if plan.bytes_needed(len(names) + bool(peers)) > free:  # those at least that ratios refer to
         without = [name for name in names if name not in held_against]
         names = [name for name in names if name in held_against]
     needed = plan.bytes_needed(len(names) + bool(peers))
-    if needed > available:
-        why = f"needs about {needed / 2**30:.0f} GiB of memory, {available / 2**30:.0f} are free"
+    if needed > free:
+        why = f"needs about {needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} are free"
         return [Comparison(plan, left_out=why)]
     with ExitStack() as stack:
         hosts = {name: stack.enter_context(host(name, plan)) for name in names}

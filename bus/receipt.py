@@ -86,6 +86,4 @@ class Receipt:
         head = f"{self.model} version {self.version} ({self.nbytes} bytes, {span(self.seconds)})"
         head += f": {self.detail}" if self.detail else ""
         workers = [str(worker) for worker in self.workers.values()]
-        return "; ".join(
-            [head, *(workers or ["no worker is connected: it waits for those that join"])]
-        )
+        return "; ".join([head, *(workers or ["no worker is connected: it waits for workers"])])

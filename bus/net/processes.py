@@ -73,18 +73,16 @@ def inode_of(connection: socket.socket) -> int | None:
     sock_diag`).
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the last: not Linux
-        own_end, other_end = connection.getsockname(), connection.getpeername()
-        if own_end[0] != other_end[0]:  # both ends have the same address within a host
+        own, other = connection.getsockname(), connection.getpeername()
+        if own[0] != other[0]:  # both ends have the same address within a host
             return None
-        address = ipaddress.ip_address(own_end[0])
+        address = ipaddress.ip_address(own[0])
         plain = getattr(address, "ipv4_mapped", None) or address
         family = socket.AF_INET if plain.version == 4 else socket.AF_INET6
         both = plain.packed.ljust(16, b"\0") * 2
         # The address of the other end comes first. Any state, interface and cookie.
         asked = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 2**32 - 1)
-        asked += (
-            struct.pack("!HH", other_end[1], own_end[1]) + both + struct.pack("=IQ", 0, 2**64 - 1)
-        )
+        asked += struct.pack("!HH", other[1], own[1]) + both + struct.pack("=IQ", 0, 2**64 - 1)
         header = _HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
             kernel.setblocking(False)  # the answer is here once `send` returns

@@ -366,10 +366,7 @@ class PublisherLoop:
         self._sockets.close()
 
     def _run_once(self, next_tick: float) -> float:
-        """Run one turn: process what is ready, push what may be pushed, and tick if it is time.
-
-        Return the time of the next tick.
-        """
+        """Run one turn: process and push what is ready, tick if due; return the time of the next."""
         if self._work:  # first, since a caller waits for it
             self._do_work(time.monotonic())
         pushes = self._machine.state.pushes
@@ -390,9 +387,7 @@ class PublisherLoop:
         if now >= next_tick:
             grace = min(self._machine.state.timing.ping, LATE_TICK_SECONDS)
             self._delayed = now - next_tick >= grace and not self._delayed
-            if (
-                self._delayed
-            ):  # the host may have been suspended: check later which peers are silent
+            if self._delayed:  # the host may have been suspended: check for silent peers later
                 return now + grace
             self._tick(now)
             return now + TICK

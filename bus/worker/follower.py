@@ -527,12 +527,8 @@ class Follower:
             case Decoded():
                 return self._decoded(event, now)
             case Wanted():
-                effects = self.planner.want(event.key, now)
-                return (
-                    effects
-                    if event.key
-                    else effects + self._go_on(self.versions.newest_known[0], now)
-                )
+                sent = self.planner.want(event.key, now)
+                return sent if event.key else sent + self._go_on(self.versions.newest_known[0], now)
             case Waits():
                 return self._waits(self.versions.find(event.key, "ready", "applying"), event.text)
 

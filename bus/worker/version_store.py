@@ -166,10 +166,7 @@ class VersionStore:
         return entry
 
     def reconnected(self, epoch: int, now: float) -> None:
-        """Begin a session of this epoch: drop what it does not continue, and request again. (W28)
-
-        Announced versions, and all of other epochs, are dropped. Earlier requests are not answered.
-        """
+        """Begin a session of this epoch: drop what does not continue, and request again. (W28)"""
         for entry in self.all("announced", "arriving", "staged"):
             if entry.phase == "announced" or entry.key[0] != epoch:
                 self.move(entry, "fenced")

@@ -21,21 +21,16 @@ export function castable(from: Dtype, to: Dtype): boolean {
  *
  * @returns The number of finite values that became infinite.
  */
-export function convert(
-  from: TypedArray,
-  fromDtype: Dtype,
-  to: TypedArray,
-  toDtype: Dtype,
-): number {
-  if (native(fromDtype) && native(toDtype)) (to as Float64Array).set(from as Float64Array);
+export function convert(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
+  if (native(source) && native(target)) (to as Float64Array).set(from as Float64Array);
   else {
     for (let at = 0; at < from.length; at += PIECE) {
       const piece = from.subarray(at, at + PIECE);
-      put(bitsOf(piece, fromDtype), to.subarray(at, at + piece.length), toDtype);
+      put(bitsOf(piece, source), to.subarray(at, at + piece.length), target);
     }
   }
-  return WIDEST_FIRST.indexOf(fromDtype) < WIDEST_FIRST.indexOf(toDtype)
-    ? countOverflows(from, fromDtype, to, toDtype)
+  return WIDEST_FIRST.indexOf(source) < WIDEST_FIRST.indexOf(target)
+    ? countOverflows(from, source, to, target)
     : 0;
 }
 
@@ -49,16 +44,11 @@ export const GREATEST: ReadonlyMap<Dtype, number> = new Map([
   ["F16", 65504],
 ]);
 
-function countOverflows(
-  from: TypedArray,
-  fromDtype: Dtype,
-  to: TypedArray,
-  toDtype: Dtype,
-): number {
+function countOverflows(from: TypedArray, source: Dtype, to: TypedArray, target: Dtype): number {
   let count = 0;
   for (let i = 0; i < to.length; i++) {
-    if (!isInfinite(to[i] as number, toDtype)) continue;
-    if (!isInfinite(from[i] as number, fromDtype)) count += 1;
+    if (!isInfinite(to[i] as number, target)) continue;
+    if (!isInfinite(from[i] as number, source)) count += 1;
   }
   return count;
 }

@@ -275,9 +275,7 @@ def by_id(models: object) -> Mapping[str, object]:
     """
     outer = 'write Subscriber(address, {"policy": ...}), with the id that publish() is given'
     if is_tensordict(models) or not isinstance(models, Mapping):
-        raise ValueError(
-            f"models={_shown(models)} is not a mapping of targets by model id: {outer}"
-        )
+        raise ValueError(f"models={_shown(models)} does not map model ids to targets: {outer}")
     named = cast("Mapping[str, object]", models)
     if named and all(map(_is_tensor, named.values())):
         what = f"models= has tensors by name ({next(iter(named))!r}, ...), not targets by model id"

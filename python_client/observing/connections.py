@@ -66,9 +66,7 @@ class Connections:
         where: str,
     ) -> None:
         self._listeners, self._make = listeners, make
-        self._connections: dict[
-            int, _Connection
-        ] = {}  # by descriptor, which a newer connection may reuse
+        self._all: dict[int, _Connection] = {}  # by descriptor, which a newer connection may reuse
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._closed = RateLimitedWarning(
@@ -89,7 +87,7 @@ class Connections:
     def prove(self, transport: asyncio.BaseTransport | None) -> None:
         """Mark the connection of a transport as proven: a request on it has access."""
         found = None if transport is None else transport.get_extra_info("socket")
-        if found is not None and (each := self._connections.get(found.fileno())) is not None:
+        if found is not None and (each := self._all.get(found.fileno())) is not None:
             each.proven = True
 
     def _resume(self, listener: socket.socket) -> None:
@@ -124,7 +122,7 @@ class Connections:
         most = min(CONNECTIONS_MAX, max(1, limit // SHARE)) if limit > 0 else CONNECTIONS_MAX
         unproven = [each for each in self._open() if not each.proven]
         same = [each for each in unproven if each.host == host]
-        if len(same) >= UNPROVEN_MAX or len(self._connections) >= most:
+        if len(same) >= UNPROVEN_MAX or len(self._all) >= most:
             oldest = same if len(same) >= UNPROVEN_MAX else unproven
             if not oldest:
                 connection.close()
@@ -137,9 +135,7 @@ class Connections:
             connection.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_SECONDS)
             )
-        each = self._connections[connection.fileno()] = _Connection(
-            connection, host, time.monotonic()
-        )
+        each = self._all[connection.fileno()] = _Connection(connection, host, time.monotonic())
         task = self._loop.create_task(self._serve(each))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -152,10 +148,8 @@ class Connections:
 
     def _open(self) -> list[_Connection]:
         """Return the open connections, oldest first, and forget closed ones."""
-        self._connections = {
-            n: each for n, each in self._connections.items() if each.socket.fileno() >= 0
-        }
-        return sorted(self._connections.values(), key=lambda each: each.since)
+        self._all = {n: each for n, each in self._all.items() if each.socket.fileno() >= 0}
+        return sorted(self._all.values(), key=lambda each: each.since)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -165,7 +159,7 @@ class Connections:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _hang_up(self, each: _Connection) -> None:
-        del self._connections[each.socket.fileno()]
+        del self._all[each.socket.fileno()]
         if isinstance(each.transport, asyncio.Transport):
             each.transport.abort()
         else:

@@ -368,9 +368,7 @@ def _check_config(path: Path) -> None:
     try:
         found: Any = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ServersError(
-            f"{what} has an {CONFIG} that is not valid JSON ({error}): {with_it}"
-        ) from None
+        raise ServersError(f"{what} has a malformed {CONFIG} ({error}): {with_it}") from None
     config = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
         raise ServersError(f"{what} has an {CONFIG} that is not a LoRA's: {with_it}")

@@ -59,7 +59,7 @@ impl FetchPlanner {
     /// `at_once`, always.
     pub fn request_latest(
         &mut self,
-        versions: &VersionStore,
+        store: &VersionStore,
         epoch: u64,
         now: Time,
         at_once: bool,
@@ -69,7 +69,7 @@ impl FetchPlanner {
             return Vec::new();
         }
         self.latest_at = Some(now);
-        vec![self.fetch((epoch, 0), awaited_layout(versions).is_some())] // W7
+        vec![self.fetch((epoch, 0), awaited_layout(store).is_some())] // W7
     }
 
     /// Requests the layout of an announced version (W7).

@@ -150,7 +150,7 @@ impl WorkerMachine {
     }
 
     /// Calls `act` with the follower of a model, if there is one. Returns the effects.
-    fn with_follower(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
+    fn with(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
         self.follower_mut(model).map_or_else(Vec::new, act)
     }
 
@@ -265,19 +265,14 @@ impl WorkerMachine {
                 }
                 Vec::new()
             }
-            FromPublisher::End(end) => {
-                self.with_follower(&end.model.clone(), |follower| follower.end(end, now))
+            FromPublisher::End(end) => self.with(&end.model.clone(), |follower| follower.end(end, now)),
+            FromPublisher::Commit(commit) => self.with(&commit.model, |follower| follower.committed(&commit)),
+            FromPublisher::Abort(abort) => self.with(&abort.model, |follower| follower.aborted(&abort, now)),
+            FromPublisher::Beacon(beacon) => {
+                self.with(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now))
             }
-            FromPublisher::Commit(commit) => {
-                self.with_follower(&commit.model, |follower| follower.committed(&commit))
-            }
-            FromPublisher::Abort(abort) => {
-                self.with_follower(&abort.model, |follower| follower.aborted(&abort, now))
-            }
-            FromPublisher::Beacon(beacon) => self
-                .with_follower(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now)),
             FromPublisher::Rename(rename) => {
-                self.with_follower(&rename.model.clone(), |follower| follower.renamed(rename, now))
+                self.with(&rename.model.clone(), |follower| follower.renamed(rename, now))
             }
             FromPublisher::Pong(pong) => {
                 for (follower, _) in &mut self.followers {
@@ -312,7 +307,7 @@ impl WorkerMachine {
         };
         let bytes = plain.as_deref();
         let model = announce.model.clone();
-        self.with_follower(&model, |follower| match announce.whole.clone() {
+        self.with(&model, |follower| match announce.whole.clone() {
             Some(whole) => follower.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
             None => follower.announced(announce, bytes, now, pushed),
         })
@@ -328,9 +323,7 @@ impl WorkerMachine {
         pushed: bool,
     ) -> Vec<Effect> {
         match payload {
-            Some(payload) => {
-                self.with_follower(model, |follower| follower.chunk(piece, proof, payload, now, pushed))
-            }
+            Some(payload) => self.with(model, |follower| follower.chunk(piece, proof, payload, now, pushed)),
             None => Vec::new(),
         }
     }
@@ -354,13 +347,14 @@ impl WorkerMachine {
             }
             "gone" | "range" => match (self.in_session(), refuse.model) {
                 (true, Some(model)) => {
-                    self.with_follower(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
+                    self.with(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
                 }
                 _ => Vec::new(),
             },
             "no-patch" => match (self.in_session(), refuse.model) {
-                (true, Some(model)) => self
-                    .with_follower(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now)),
+                (true, Some(model)) => {
+                    self.with(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now))
+                }
                 _ => Vec::new(),
             },
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
@@ -572,17 +566,17 @@ impl WorkerMachine {
         note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.applied(key, digest, base, note, now))
+        self.with(model, |follower| follower.applied(key, digest, base, note, now))
     }
 
     /// Handles a ready version that is gone from shared memory.
     pub fn stale(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.gone_stale(key, now))
+        self.with(model, |follower| follower.gone_stale(key, now))
     }
 
     /// Handles a ready version that could not be applied. Unless `intact`, no version runs now.
     pub fn failed(&mut self, model: &str, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.failed(key, text, intact, now))
+        self.with(model, |follower| follower.failed(key, text, intact, now))
     }
 
     /// Notes that a user's thread could not apply a version yet, so that the version is ready
@@ -595,13 +589,13 @@ impl WorkerMachine {
 
     /// Handles a ready version that was replaced before a thread took it.
     pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.dropped(key, now))
+        self.with(model, |follower| follower.dropped(key, now))
     }
 
     /// Handles the result of decoding a patch: the duration, or the reason that the patch cannot be
     /// used.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
-        self.with_follower(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
+        self.with(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
     }
 
     // Time.

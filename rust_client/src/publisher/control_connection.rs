@@ -38,11 +38,11 @@ const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a si
 const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
 
 /// Returns true if the owner of a public key may connect.
-pub type MayConnect<'a> = &'a dyn Fn(&str) -> bool;
+pub type Admits<'a> = &'a dyn Fn(&str) -> bool;
 
 /// A message of a worker: its header, and the number of frames that follow.
 #[derive(Debug, PartialEq)]
-pub struct ControlMessage {
+pub struct Message {
     pub header: Vec<u8>,
     pub payload_count: usize,
 }
@@ -77,7 +77,7 @@ pub struct ControlConnection {
     pub since: Time,
     curve: Option<(Curve, Arc<Pair>)>,
     received: Vec<u8>,
-    message: Option<ControlMessage>, // not complete yet
+    message: Option<Message>, // not complete yet
     message_bytes: usize,
     unsent: Vec<u8>,          // bytes of greeting and handshake
     pongs: VecDeque<Vec<u8>>, // answers to pings, sent only between messages
@@ -228,7 +228,7 @@ impl ControlConnection {
     // Receiving.
 
     /// Reads from the connection once. Returns the messages that are complete.
-    pub fn read(&mut self, may_connect: MayConnect, now: Time) -> io::Result<Vec<ControlMessage>> {
+    pub fn read(&mut self, admits: Admits, now: Time) -> io::Result<Vec<Message>> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
             Ok(0) => return fault("the other side has closed the connection"),
@@ -248,7 +248,7 @@ impl ControlConnection {
         self.received.extend_from_slice(&bytes[..count]);
         let mut at = 0;
         loop {
-            match self.parse(at, may_connect, &mut messages, now)? {
+            match self.parse(at, admits, &mut messages, now)? {
                 0 => break,
                 size => at += size,
             }
@@ -266,8 +266,8 @@ impl ControlConnection {
     fn parse(
         &mut self,
         at: usize,
-        may_connect: MayConnect,
-        messages: &mut Vec<ControlMessage>,
+        admits: Admits,
+        messages: &mut Vec<Message>,
         now: Time,
     ) -> io::Result<usize> {
         match self.progress {
@@ -296,7 +296,7 @@ impl ControlConnection {
                 return fault("a message before the handshake was over");
             }
             let command = body.to_vec();
-            self.shake_hands(&command, may_connect)?;
+            self.shake_hands(&command, admits)?;
             return Ok(end);
         }
         let (flags, body) = match &mut self.curve {
@@ -331,7 +331,7 @@ impl ControlConnection {
         Ok(GREETING_BYTES)
     }
 
-    fn shake_hands(&mut self, command: &[u8], may_connect: MayConnect) -> io::Result<()> {
+    fn shake_hands(&mut self, command: &[u8], admits: Admits) -> io::Result<()> {
         let (curve, own) = match &mut self.curve {
             Some((curve, own)) => (curve, own.clone()),
             None => {
@@ -347,13 +347,13 @@ impl ControlConnection {
                 frame(&mut self.unsent, COMMAND, &answer);
                 Ok(())
             }
-            Answer::Came(key, metadata) => self.came(&key, &metadata, may_connect),
+            Answer::Came(key, metadata) => self.came(&key, &metadata, admits),
         }
     }
 
     /// Admits or refuses the owner of a key.
-    fn came(&mut self, key: &Key, metadata: &[u8], may_connect: MayConnect) -> io::Result<()> {
-        let key = zmq::z85_encode(key).ok().filter(|key| may_connect(key));
+    fn came(&mut self, key: &Key, metadata: &[u8], admits: Admits) -> io::Result<()> {
+        let key = zmq::z85_encode(key).ok().filter(|key| admits(key));
         match (key, &mut self.curve) {
             (Some(key), Some((curve, _))) => {
                 let ready = curve.ready(METADATA);
@@ -399,13 +399,13 @@ impl ControlConnection {
     }
 
     /// Handles a frame of a message. Appends the message to `messages` when it is complete.
-    fn take(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<ControlMessage>) -> io::Result<()> {
+    fn take(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<Message>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > CONTROL_BYTES_MAX {
             return fault(&format!("a message of more than {} bytes", CONTROL_BYTES_MAX));
         }
         match &mut self.message {
-            None => self.message = Some(ControlMessage { header: body, payload_count: 0 }),
+            None => self.message = Some(Message { header: body, payload_count: 0 }),
             Some(message) if message.payload_count + 1 < FRAMES_MAX => message.payload_count += 1,
             Some(_) => return fault("a message of more frames than any has"),
         }
@@ -482,7 +482,7 @@ mod tests {
     }
 
     /// Reads everything that has arrived.
-    fn heard(connection: &mut ControlConnection) -> io::Result<Vec<ControlMessage>> {
+    fn heard(connection: &mut ControlConnection) -> io::Result<Vec<Message>> {
         let mut all = Vec::new();
         for _ in 0..64 {
             all.extend(connection.read(&|_| false, NOW)?);
@@ -510,7 +510,7 @@ mod tests {
     fn messages_come_and_go() {
         let (mut connection, mut theirs) = met();
         theirs.write_all(b"\0\x02{}\x01\x02{}\x01\x01a\0\0").unwrap();
-        let message = |payload_count| ControlMessage { header: b"{}".to_vec(), payload_count };
+        let message = |payload_count| Message { header: b"{}".to_vec(), payload_count };
         assert_eq!(heard(&mut connection).unwrap(), [message(0), message(2)]);
         let content = content(3);
         connection.put(b"{1}", &Payload::None, 0, NOW).unwrap();
@@ -559,9 +559,9 @@ mod tests {
             frame(&mut bytes, flags, body);
             bytes
         };
-        let before = |messages: Vec<u8>| [greets(b"NULL"), messages].concat();
-        let after = |messages: Vec<u8>| [dealer(), messages].concat();
-        for (at, messages) in [
+        let before = |bytes: Vec<u8>| [greets(b"NULL"), bytes].concat();
+        let after = |bytes: Vec<u8>| [dealer(), bytes].concat();
+        for (at, bytes) in [
             before(framed(0, b"{}")),
             before(framed(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB")),
             before(framed(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\xff")),
@@ -580,8 +580,8 @@ mod tests {
         {
             let (mut connection, theirs) = pair(None);
             let mut writer = theirs.try_clone().unwrap();
-            let messages = messages.clone();
-            let written = std::thread::spawn(move || drop(writer.write_all(&messages)));
+            let bytes = bytes.clone();
+            let written = std::thread::spawn(move || drop(writer.write_all(&bytes)));
             let ended = (0..1000).any(|_| {
                 std::thread::yield_now();
                 heard(&mut connection).is_err()
@@ -692,7 +692,7 @@ mod tests {
             theirs.write_all(&framed).unwrap();
             assert_eq!(
                 heard(&mut connection).unwrap(),
-                [ControlMessage { header: b"{}".to_vec(), payload_count: 1 }]
+                [Message { header: b"{}".to_vec(), payload_count: 1 }]
             );
             connection.write(0, NOW).unwrap();
             assert_eq!(opened(&mut client, &next(&mut theirs)), (COMMAND, b"\x04PONGctx".to_vec()));

@@ -59,7 +59,7 @@ impl fmt::Display for Receipt {
         let took = self.took.as_secs_f64();
         write!(f, "{} version {} ({} bytes, {:.3} s)", self.model, self.version, self.nbytes, took)?;
         if self.workers.is_empty() {
-            write!(f, "; no worker is connected: it waits for those that join")?;
+            write!(f, "; no worker is connected: it waits for workers")?;
         }
         for (name, worker) in &self.workers {
             write!(f, "; {} {}", name, worker.outcome.name())?;

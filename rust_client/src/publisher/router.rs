@@ -7,7 +7,7 @@
 //!
 //! One thread owns the socket, and no call blocks.
 
-use super::control_connection::{ControlConnection, ControlMessage, MayConnect, Progress};
+use super::control_connection::{Admits, ControlConnection, Message, Progress};
 use super::effects::{Identity, Payload};
 use super::endpoints::ListenAddress;
 use super::listening::{unbindable, Listener};
@@ -44,9 +44,9 @@ const SILENCE: Duration = Duration::from_secs(30); // after which a peer that re
 const KEEPALIVE_SECONDS: i32 = 10; // of silence before the first probe, and between probes
 
 /// The messages of a connection, and the public key of its owner.
-pub struct ConnectionInput {
+pub struct Arrived {
     pub key: String,
-    pub messages: Vec<ControlMessage>,
+    pub messages: Vec<Message>,
 }
 
 /// The host of a peer. `None` stands for all ipc peers and all peers that are gone, as if they were
@@ -174,21 +174,15 @@ impl Router {
 
     /// Handles the events of a connection: reads if it is `readable`, and sends what is possible.
     /// Returns the messages that arrived.
-    pub fn process_events(
-        &mut self,
-        id: u64,
-        readable: bool,
-        may_connect: MayConnect,
-        now: Time,
-    ) -> ConnectionInput {
+    pub fn process_events(&mut self, id: u64, readable: bool, admits: Admits, now: Time) -> Arrived {
         let room = self.room();
-        let nothing = ConnectionInput { key: String::new(), messages: Vec::new() };
+        let nothing = Arrived { key: String::new(), messages: Vec::new() };
         let connection = match self.connections.get_mut(&id) {
             Some(connection) => connection,
             None => return nothing,
         };
         let messages = connection.serve(|connection| {
-            let messages = if readable { connection.read(may_connect, now)? } else { Vec::new() };
+            let messages = if readable { connection.read(admits, now)? } else { Vec::new() };
             connection.write(room, now).map(|()| messages)
         });
         match messages {
@@ -196,7 +190,7 @@ impl Router {
                 if connection.progress == Progress::Speaks {
                     self.unfinished.remove(&id);
                 }
-                ConnectionInput { key: connection.key.clone(), messages }
+                Arrived { key: connection.key.clone(), messages }
             }
             Err(_) => {
                 self.close(id);

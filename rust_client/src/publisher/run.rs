@@ -12,7 +12,7 @@ use super::offer::Offer;
 use super::pub_socket::PubSocket;
 use super::publication::PublishTerms;
 use super::receipt::Receipt;
-use super::router::Router;
+use super::router::{Arrived, Router};
 use super::sealer::Sealer;
 use super::status::WorkerStatus;
 use super::subscriber::Queued;
@@ -294,7 +294,7 @@ impl Loop {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
-        let (control_events, data_events) =
+        let (control, data) =
             (control.found(&items[workers..subscribers]), data.found(&items[subscribers..]));
         let mut found = items[..workers].iter().map(|i| i.is_readable() || i.is_error());
         let mut next = || found.next().unwrap_or(false);
@@ -307,11 +307,11 @@ impl Loop {
         if joining {
             self.router.accept(self.now());
         }
-        for (id, readable) in control_events {
+        for (id, readable) in control {
             self.take_messages(id, readable);
         }
         self.tell_closed();
-        for (id, readable) in data_events {
+        for (id, readable) in data {
             self.take_input(id, readable);
         }
         if coming {
@@ -324,16 +324,12 @@ impl Loop {
     fn take_messages(&mut self, id: u64, readable: bool) {
         let now = self.now();
         let machine = &self.machine;
-        let input = self.router.process_events(id, readable, &|key| machine.may_connect(key), now);
+        let Arrived { key, messages } =
+            self.router.process_events(id, readable, &|key| machine.may_connect(key), now);
         let from = Router::identity(id);
-        for message in input.messages {
-            let effects = self.machine.receive_of(
-                &from,
-                &input.key,
-                &message.header,
-                message.payload_count,
-                self.now(),
-            );
+        for message in messages {
+            let effects =
+                self.machine.receive_of(&from, &key, &message.header, message.payload_count, self.now());
             self.speaking = id;
             self.perform(effects);
             if !self.router.has(id) {
