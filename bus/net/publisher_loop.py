@@ -366,7 +366,7 @@ class PublisherLoop:
         self._sockets.close()
 
     def _run_once(self, next_tick: float) -> float:
-        """Run one turn: process and push what is ready, tick if due; return the time of the next."""
+        """Run one turn: process and push what is ready, tick if due; return when to tick next."""
         if self._work:  # first, since a caller waits for it
             self._do_work(time.monotonic())
         pushes = self._machine.state.pushes

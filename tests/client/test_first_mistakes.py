@@ -86,7 +86,7 @@ def worker_misspells(scene: Scene) -> None:
 def trainer_misspells(scene: Scene) -> None:
     scene.worker("policy", "w0")
     scene.publisher.wait_for_workers(1, SECONDS)
-    assert "nobody" in str(scene.publisher.publish("polcy", arrays()))
+    assert "no worker is connected" in str(scene.publisher.publish("polcy", arrays()))
 
 
 def outer_dict_forgotten(scene: Scene) -> None:
@@ -137,7 +137,7 @@ def bound_to_this_host_alone(scene: Scene) -> None:
 
 
 def nobody_joined(scene: Scene) -> None:
-    assert "nobody" in str(scene.publisher.publish("policy", arrays()))
+    assert "no worker is connected" in str(scene.publisher.publish("policy", arrays()))
 
 
 def keys_at_the_publisher(scene: Scene) -> None:
