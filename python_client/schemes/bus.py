@@ -105,7 +105,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     def init_on_sender(
         self, model_id: str | None = None, context: Any = None, **kwargs: Any
     ) -> None:
-        """Become the sender, and bind the address; the arguments are those of `Scheme`'s method.
+        """Become the sender, and bind the address. Arguments are those of `Scheme`'s method.
 
         Single-host schemes reject the combinations of arguments that TorchRL's schemes reject.
         """

@@ -165,7 +165,7 @@ Scheme = TypeVar("Scheme", bound=type)
 
 
 def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
-    """Return a decorator that registers a scheme class, so that `from_backend` finds it."""
+    """Return a decorator that registers a scheme class under `backend`, for `from_backend`."""
 
     def register(scheme: Scheme) -> Scheme:
         _registered[backend] = scheme

@@ -105,8 +105,8 @@ WHY = {"event": "unpatched", "worker": "w0", "model": SMALL, "version": 1, "why"
     [
         ([receipt(5, 1)], [applied(5, 1), applied(6, 2)], ""),
         ([], [applied(5, 1, digest="")], "digest"),
-        ([], [applied(5, 1, tensors=mixed(5, 6))], "no version that was published"),
-        ([], [applied(9, 1)], "no version that was published"),
+        ([], [applied(5, 1, tensors=mixed(5, 6))], "not a version that was published"),
+        ([], [applied(9, 1)], "not a version that was published"),
         ([receipt(6, 1)], [applied(5, 1)], "others as [6]"),
         ([receipt(5, 1, digest="0" * 64)], [], "the receipt of"),
         ([], [applied(5, 2), applied(6, 1)], "after"),
