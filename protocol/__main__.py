@@ -16,8 +16,6 @@ from . import description, document, go, python, rust, schema, typescript
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITERS = (python, go, rust, typescript, document, schema)  # each has `files(protocol)`
-
-
 FORMATTERS: Final = {  # of what is made in each language
     ".py": (sys.executable, "-m", "ruff", "format", "--quiet"),
     ".go": ("gofmt", "-w"),
@@ -55,10 +53,10 @@ def tokens(text: str) -> list[str]:
 
 
 def formatted() -> bool:
-    """Format the made files of each language whose formatter is here; return whether all are."""
-    done = True
+    """Format the made files; return False if a language's formatter is missing or fails."""
+    done, names = True, list(made())
     for suffix, command in FORMATTERS.items():
-        paths = [str(ROOT / name) for name in made() if name.endswith(suffix)]
+        paths = [str(ROOT / name) for name in names if name.endswith(suffix)]
         folder = Path(paths[0]).parent  # it, or one above, has the formatter's settings
         try:
             subprocess.run([*command, *paths], cwd=folder, check=True)  # noqa: S603 - as it is here
