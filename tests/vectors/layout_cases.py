@@ -221,6 +221,7 @@ def _malformed_frames() -> Iterator[tuple[str, bytes]]:
     yield "bytes of the data section behind it", layout_header(one) + b"\0"
     yield "white space first", layout_header(b" " + one)
     yield "text after the object", layout_header(one + b" x")
+    yield "a form feed after the object", layout_header(one + b"\f")
     yield "padded with zero bytes", layout_header(one + b"\0\0")
     yield "an array", layout_header(b"[]")
     yield "not UTF-8 in a name", layout_header(one.replace(b'"x"', b'"\xff"'))

@@ -137,7 +137,10 @@ def applied(version: int, epoch: int = EPOCH) -> Json:
 def sequence_cases() -> Iterator[Json]:
     """Yield all sequences."""
     yield from told(
-        (*_joining(), *_receiving(), *_many_chunks(), *_slow_layouts(), *_catching_up(), *_whole())
+        (
+            *(*_joining(), *_receiving(), *_many_chunks(), *_answered_before(), *_slow_layouts()),
+            *(*_catching_up(), *_whole()),
+        )
     )
     yield from told(
         (
@@ -297,6 +300,11 @@ def _sessions() -> Iterator[Case]:
     case.control(gone).wait(RETRY, asks=[]).control(welcome()).wait(TICK, asks=[1, 2])
     case.control(*chunk(1, 1)).control(*chunk(1, 2))
     yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("what was pushed before a session is fetched at once", "W28").joined()
+    case.data(announce(1), LAYOUT).data(*chunk(1, 0)).control(gone)
+    case.control(welcome()).wait(TICK, asks=[1, 2])
+    case.control(*chunk(1, 1)).control(*chunk(1, 2))
+    yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
     case = Case("what arrives of an earlier epoch is dropped", "W28").joined()
     case.control(announce(1), LAYOUT, asks=[0, 1, 2]).control(gone).wait(RETRY)
     yield case.control(welcome(later)).wait(PATIENCE, silent=["progress"], asks=[], runs={"m": 0})
@@ -378,6 +386,12 @@ def _receiving() -> Iterator[Case]:
     case.data(*chunk(1, 0)).data(*chunk(1, 1)).data(*chunk(1, 2), runs={"m": 0})
     case.wait(RETRY, sends=[{"type": "fetch", "version": 1}])
     yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("a fetched chunk, too, ends the silence of a push", "W30").joined()
+    case.data(announce(1), LAYOUT).data(*chunk(1, 2), asks=[0, 1]).wait(200)
+    case.control(*chunk(1, 0)).wait(200, silent=["fetch"])
+    case.wait(TICK, sends=[{"type": "fetch", "version": 1, "count": 0}], asks=[])
+    case.control(*chunk(1, 1))
+    yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
     case = (
         Case("a request is repeated", "W12 W31")
         .joined()
@@ -398,8 +412,8 @@ def _receiving() -> Iterator[Case]:
         case.data(*chunk(2, index))
     yield case.data(end(2), sends=[applied(2)], runs={"m": 2})
     case = Case("the latest version wins, and is finished before anything newer", "W8 W26").joined()
-    case.data(announce(1), LAYOUT).data(*chunk(1, 0))
-    case.data(announce(2)).wait(RETRY, asks=[0, 1, 2]).data(announce(3)).wait(RETRY, asks=[])
+    case.data(announce(1), LAYOUT).data(*chunk(1, 0)).data(announce(2), asks=[])
+    case.wait(RETRY, asks=[0, 1, 2]).data(announce(3)).wait(RETRY, asks=[])
     case.control(*chunk(2, 0)).control(*chunk(2, 1)).control(*chunk(2, 2))
     newest = {"type": "fetch", "version": 0}
     yield case.control(end(2), sends=[applied(2), newest], runs={"m": 2})
@@ -488,6 +502,18 @@ def _slow_answers() -> Iterator[Case]:
     for _ in range(4):
         case.wait(3_000, asks=[]).control(alive)
     case.wait(3_000, asks=[]).control(alive).wait(2_000, asks=[0, 1, 2])  # after 16 s all the same
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+
+
+def _answered_before() -> Iterator[Case]:
+    """Yield a request that no pong to an earlier ping answers."""
+    often = welcome(ping_ms=200)
+    case = Case("a pong of an earlier session answers no request of this one", "W12 W28")
+    case.wait(RETRY).control(often).control(announce(1), LAYOUT, asks=[0, 1, 2])
+    case.wait(RETRY, sends=[{"type": "ping"}], asks=[]).pong()
+    case.control(message("refuse", code="unknown-worker", text=""))
+    case.control(often).wait(TICK, asks=[0, 1, 2]).wait(1_500, asks=[])
+    case.pong().wait(TICK, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
 
 
@@ -691,6 +717,11 @@ def _backoff() -> Iterator[Case]:
         _after(case, seconds).control(zipped, sends=[_failed("unsupported")])
     _after(case, 8).control(announce(1), LAYOUT, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("what is tried again is no longer reported as failed", "W17 W36").joined()
+    case.data(zipped, LAYOUT, sends=[_failed("unsupported")])
+    case.wait(REPEAT, sends=[_failed("unsupported")])
+    case.data(announce(1), LAYOUT).wait(REPEAT, silent=["failed"], asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
     case = Case("a layout that is never valid is put off", "W6 W7 W36").joined()
     one = {"type": "fetch", "version": 1, "layout": True}
     case.control(announce(1), sends=[one])
@@ -800,6 +831,10 @@ def _living() -> Iterator[Case]:
     running = {"m": {"epoch": EPOCH, "version": 1, "digest": digest_of(1)}}
     case = Case("reports are repeated", "W17").joined().pushed(1, runs={"m": 1})
     yield case.wait(REPEAT, sends=[applied(1), {"type": "ping"}])
+    case = Case("progress of each model is repeated", "W17", options={"models": ["m", "n"]})
+    case.joined().data(announce(1), LAYOUT).data(announce(1, model="n"), LAYOUT)
+    told = {**number(1, EPOCH), "type": "progress", "phase": "receiving"}
+    yield case.wait(REPEAT, sends=[told, {**told, "model": "n"}])
     case = Case("messages of another epoch have no effect", "W3").joined()
     for epoch in (EPOCH - 1, EPOCH + 1):
         case.data(announce(1, epoch=epoch), LAYOUT, silent=NOTHING)
