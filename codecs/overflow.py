@@ -188,6 +188,21 @@ class Narrowed:
         return found
 
 
+def lost(became: Leaf, values: Leaf, source: str, destination: str) -> int:
+    """Return how many finite values a conversion has lost.
+
+    Args:
+        became: The converted values.
+        values: The values before.
+        source, destination: The names of the two dtypes.
+    """
+    if not narrows(source, destination) or not len(became.reshape(-1)):
+        return 0
+    if not isinstance(became, np.ndarray) and not _infinite(became):
+        return 0
+    return _count(values, source, destination)
+
+
 def _infinite(became: "torch.Tensor") -> bool:
     """Return whether any element is infinite or NaN."""
     return _is_beyond(became, math.inf)

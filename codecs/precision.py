@@ -11,8 +11,7 @@ from typing import cast
 
 from .dtypes import DTYPES
 from .errors import StateError
-from .leaves import Leaf
-from .state import Form, State, identity, is_module
+from .state import Form, State, Streamed, identity, is_module
 
 # the dtypes that are converted, and that can be converted to
 CONVERTED = ("BF16", "F16", "F32", "F64")
@@ -55,7 +54,12 @@ class Precision:
         signatures = dict(state.signatures)
         for name, leaf in state.tensors.items():
             dtype, shape = signatures[name]
-            pattern, wanted = self._wanted(names[name], leaf, parameters)
+            if isinstance(source, Streamed):
+                mine = source.is_parameter(leaf)
+            else:
+                same = identity(leaf)  # None for an empty tensor, which has no identity
+                mine = parameters is None or same in parameters or same is None
+            pattern, wanted = self._wanted(names[name], mine=mine)
             if wanted and dtype in CONVERTED:
                 signatures[name] = wanted, shape
                 unused.discard(pattern)
@@ -76,16 +80,13 @@ class Precision:
             return self.dtype
         return next((to for pattern, to in self.patterns if fnmatchcase(name, pattern)), dtype)
 
-    def _wanted(
-        self, names: list[str], leaf: Leaf, parameters: Container[Hashable] | None
-    ) -> tuple[str, str]:
+    def _wanted(self, names: list[str], *, mine: bool) -> tuple[str, str]:
         """Return the pattern that matches a tensor, and the tensor's new dtype.
 
-        Both are empty if the tensor is not converted. `names` are all names of the tensor.
+        Both are empty if the tensor is not converted. `names` are all names of the tensor; `mine`
+        is whether it is a parameter.
         """
         if self.dtype:
-            same = identity(leaf)  # None for an empty tensor, which has no identity
-            mine = parameters is None or same in parameters or same is None
             return "", self.dtype if mine else ""
         for pattern, dtype in self.patterns:
             if any(fnmatchcase(name, pattern) for name in names):

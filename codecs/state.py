@@ -142,6 +142,34 @@ class State(msgspec.Struct, eq=False):
         return self.form.fits(layout)
 
 
+class Streamed:
+    """The base class of sources whose tensors arrive one at a time, while they are written.
+
+    Their states have shapes and dtypes, but for some tensors no values.
+    """
+
+    def state(self) -> State:
+        """Return the state. Tensors without values are on the meta device."""
+        raise NotImplementedError
+
+    def is_parameter(self, leaf: Leaf) -> bool:
+        """Return whether a tensor of the last state is a parameter, and no buffer."""
+        raise NotImplementedError
+
+    def write(
+        self, state: State, layout: Layout, data: numpy_tensors.Memory, left: Callable[[], float]
+    ) -> dict[str, tuple[str, int]]:
+        """Write every tensor into a buffer, and return the lost values.
+
+        Args:
+            state: The last result of `state`; its form may be in another precision, or renamed.
+            layout: The layout of that form.
+            data: The buffer.
+            left: Returns the seconds that are left.
+        """
+        raise NotImplementedError
+
+
 def state_of(source: object, form: Form | None = None) -> State:
     """Return the state of a module, TensorDict or mapping, which shares the source's memory.
 
@@ -152,6 +180,8 @@ def state_of(source: object, form: Form | None = None) -> State:
     Raises:
         StateError: A part of `source` cannot be published; the text names it and what to give.
     """
+    if isinstance(source, Streamed):
+        return source.state()
     outline, leaves = outline_at_once(source), None
     if outline is None and not is_module(source):
         leaves = named_leaves(source)
@@ -165,23 +195,40 @@ def state_of(source: object, form: Form | None = None) -> State:
         return State(form, outline.leaves)
     if leaves is None:
         leaves = named_leaves(source)
-    unique: dict[str, Leaf] = {}
-    signatures: dict[str, Signature] = {}
-    aliases: dict[str, str] = {}
     for name in sorted(leaves):
         leaf = leaves[name]
         if not isinstance(leaf, np.ndarray) and leaf.is_meta:
             raise StateError(
                 f"{name}: on the meta device, so it has no values to send; load the model first"
             )
-        signatures[name] = signature(name, leaf)
-    identities = {name: identity(leaf) for name, leaf in leaves.items()}
+    return described(leaves, lambda name: identity(leaves[name]), outline)
+
+
+def described(
+    leaves: Mapping[str, Leaf],
+    same: Callable[[str], Hashable | None],
+    outline: Outline | None = None,
+) -> State:
+    """Return the state of named tensors.
+
+    Args:
+        leaves: The tensors, in the order of the source.
+        same: Returns a key that is equal for names of one tensor; None: it has no elements.
+        outline: The outline of the source, if there is one.
+
+    Raises:
+        StateError: A tensor cannot be published.
+    """
+    unique: dict[str, Leaf] = {}
+    aliases: dict[str, str] = {}
+    signatures = {name: signature(name, leaves[name]) for name in sorted(leaves)}
+    identities = {name: same(name) for name in leaves}
     kept: dict[Hashable | None, str] = {}
-    for name, same in identities.items():
-        kept.setdefault(same, name)
+    for name, key in identities.items():
+        kept.setdefault(key, name)
     for name in sorted(leaves):
-        same = identities[name]
-        if same is None or (first := kept[same]) == name:
+        key = identities[name]
+        if key is None or (first := kept[key]) == name:
             unique[name] = leaves[name]
         else:
             aliases[name] = first

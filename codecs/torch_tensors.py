@@ -32,9 +32,8 @@ _ADDRESSED: Final = ("cpu", "cuda", "xpu")
 LARGE_BYTES: Final = 2**20
 
 GATHER: Final = (
-    "on every rank call get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
-    " of torch.distributed.checkpoint.state_dict (on GPUs with cpu_offload=True), since it waits "
-    "for all ranks; then publish what it returns on rank 0"
+    "on every rank call weightbus.gather(model).publish(publisher, ...), which gathers it on rank "
+    "0 and publishes it there; the other ranks give None as the publisher"
 )
 
 
@@ -71,8 +70,8 @@ def _in_other_blocks(tensor: torch.Tensor) -> str:
     kind = type(tensor).__name__
     if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
         return (
-            f"a {kind}, of which each rank holds a part: {GATHER}. (full_tensor() of one tensor is "
-            "a call for every rank, too.)"
+            f"a {kind}, of which each rank holds a part: {GATHER}. (model: also a mapping of such "
+            "tensors)"
         )
     return (
         f"a {kind} of layout {tensor.layout} is not one block of elements; give it as a plain "

@@ -17,7 +17,7 @@ WRAPPERS = {
     "module.": ("DistributedDataParallel, DataParallel or AveragedModel", "model.module"),
     "_fsdp_wrapped_module.": (
         "FullyShardedDataParallel",
-        "its full state dict, gathered on every rank and published on rank 0",
+        "weightbus.gather(model) on every rank",
     ),
     "_checkpoint_wrapped_module.": ("activation checkpointing", "the module before it"),
     "base_model.model.": ("PEFT", "model.merge_and_unload(), or the adapter's tensors alone"),

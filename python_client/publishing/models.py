@@ -23,7 +23,7 @@ from ...bus.protocol_limits import WHOLE_BYTES_MAX
 from ...bus.publisher.offers import hash_chunk
 from ...bus.publisher.roster import PatchCandidate
 from ...bus.publisher.version import OfferedPatch, Snapshot, VersionOffer
-from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
+from ...codecs.checksum import CHUNK_BYTES_DEFAULT, crc32c, digest_of
 from ...codecs.delta.encoding import encode
 from ...codecs.delta.patch import Delta
 from ...codecs.delta.worth import Way, chosen, estimate, may_pay, sample
@@ -34,7 +34,7 @@ from ...codecs.overflow import LostValues
 from ...codecs.precision import Precision, precision_of
 from ...codecs.protocol_limits import CHUNKS_MAX
 from ...codecs.renaming import Rename, Renaming, renaming_of
-from ...codecs.state import Form, State, state_of
+from ...codecs.state import Form, State, Streamed, state_of
 from ..applying.overflow_log import OverflowLog
 from ..files.state_folder import Saved, StateFolder, StateFolderError, StoredVersion
 from ..settings import BASES, Dtype, Encoding
@@ -49,6 +49,8 @@ PACE_SHARE = 0.5  # weight of the last measurement in the estimate
 PACE_EVERY = 32  # decisions between two measurements on a sample, since the estimate may be wrong
 BOTH = False, True  # patches without classes, and patches with classes
 OFFER_SHARE = 0.5  # fraction of the remaining time for making patches: sending takes time, too
+
+ROLLBACK = "a rollback publishes the bytes that were: leave out dtype= and rename="
 
 
 class PatchBase(NamedTuple):
@@ -403,7 +405,7 @@ class PublishedModel:
         """Copy weights into memory to be published, or read them from disk.
 
         Args:
-            weights: The weights, or a `Saved` version.
+            weights: The weights, a `Streamed` source of them, or a `Saved` version.
             replaces_latest: The version will be the latest one for all workers at once.
             precision: The dtypes to convert to while copying.
             renaming: The tensors' names in the version.
@@ -425,9 +427,7 @@ class PublishedModel:
         """
         if isinstance(weights, Saved):
             if precision is not None or renaming is not None:
-                raise ValueError(
-                    "a rollback publishes the bytes that were: leave out dtype= and rename="
-                )
+                raise ValueError(ROLLBACK)
             saved, state = weights, None
             layout, chunk_bytes = saved.layout, saved.stored.chunk_bytes
             _check_chunks(layout.nbytes, chunk_bytes)
@@ -440,10 +440,12 @@ class PublishedModel:
         about = self.name, layout, chunk_bytes, snapshot, snapshot.shared
         crcs, count_lost = list[int](), None
         try:
+            nbytes = chunk_bytes if saved is None and hashed() else 0
             if saved is not None:
                 saved.copy_to(snapshot.data)
+            elif state is not None and isinstance(weights, Streamed):
+                crcs, count_lost = _stream(weights, state, layout, snapshot.data, nbytes, deadline)
             elif state is not None:
-                nbytes = chunk_bytes if hashed() else 0
                 late = self.pool.second and not self._kept and self.pool.late
                 found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
                 count_lost = partial(snapshot.count_lost, state) if precision is not None else None
@@ -476,6 +478,23 @@ def restore(
             log.warning("version %s of %r is not offered: %s", stored.key, model, error)
     folder.begin(epoch, found)
     return list(found.values())
+
+
+def _stream(
+    weights: Streamed,
+    state: State,
+    layout: Layout,
+    data: Bytes,
+    chunk_bytes: int,
+    deadline: Deadline,
+) -> tuple[list[int], Callable[[], LostValues] | None]:
+    """Have weights written to memory; return CRCs, if `chunk_bytes` is not 0, and lost values."""
+    lost = weights.write(state, layout, data, deadline.left)
+    crcs: list[int] = []
+    for begin in range(0, layout.nbytes, chunk_bytes) if chunk_bytes else ():
+        crcs.append(crc32c(data[begin : begin + chunk_bytes]))
+        deadline.check()
+    return crcs, lost.copy if lost else None
 
 
 def _check_chunks(nbytes: int, chunk_bytes: int) -> None:

@@ -142,8 +142,9 @@ def refuse_shards(how: str) -> NoReturn:
         StateError: Always.
     """
     raise StateError(
-        f"{how} leaves no process with all of the weights: in a loop of your own, gather them on "
-        "every rank, since that waits for all ranks, and give them to a StepPublisher on rank 0"
+        f"{how} leaves no process with all of the weights: in a loop of your own, call "
+        "weightbus.gather(model).publish(publisher, ...) on every rank (with ZeRO 3 gather them by "
+        "deepspeed.zero.GatheredParameters, and publish in that block on rank 0)"
     )
 
 

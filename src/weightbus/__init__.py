@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .python_client.files.state_folder import StateFolderError
     from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
+    from .python_client.publishing.gathering import gather
     from .python_client.settings import Settings
     from .python_client.subscriber import Subscriber
 
@@ -69,6 +70,7 @@ __all__ = [
     "WeightBusError",
     "WorkerKeys",
     "WorkersMissingError",
+    "gather",
     "load",
     "resident",
 ]
@@ -98,6 +100,7 @@ _HOMES = {
     "WeightBusError": "codecs.errors",
     "WorkerKeys": "bus.trust.keys",
     "WorkersMissingError": "bus.errors",
+    "gather": "python_client.publishing.gathering",
     "load": "python_client.files.restart",
     "resident": "python_client.applying.resident",
 }

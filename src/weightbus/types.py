@@ -6,8 +6,14 @@ from weightbus.bus.receipt import Receipt, WorkerReceipt
 from weightbus.python_client.applying.applier import Offer, Running, Staged, Update
 from weightbus.python_client.applying.loading import Pairs
 from weightbus.python_client.files.state_folder import StoredVersion
+from weightbus.python_client.lazy import lazy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from weightbus.python_client.publishing.gathering import Gathered
 
 __all__ = [
+    "Gathered",
     "Offer",
     "Pairs",
     "Receipt",
@@ -19,3 +25,8 @@ __all__ = [
     "WorkerReceipt",
     "WorkerStatus",
 ]
+
+# It needs torch, so it is loaded when it is first used.
+__getattr__, __dir__ = lazy(
+    globals(), "weightbus", {"Gathered": "python_client.publishing.gathering"}
+)

@@ -1,6 +1,6 @@
 """One of two ranks that train a sharded model on the CPU.
 
-    python sharded_ranks.py RANK FOLDER
+    python sharded_ranks.py RANK SIZE FOLDER
 
 Rank 0 prints a JSON object of what it saw. A rank that is not part of something waits for a key of
 the store, which is not a collective: so whatever would wait for it is seen to wait.
@@ -45,13 +45,11 @@ def sharded(kind: str, mesh: Any) -> Any:
     return made
 
 
-def from_the_guide() -> Callable[[Any, Any], None]:
-    """Return the function that a block of the guide defines."""
-    (block,) = (b for b in blocks(GUIDES / "pytorch-loop.md", "python") if "publish_whole" in b)
-    names: dict[str, Any] = {}
+def publish_whole(publisher: Publisher | None, model: object) -> None:
+    """Run the line that the guide has for every rank."""
+    (block,) = (b for b in blocks(GUIDES / "pytorch-loop.md", "python") if "gather(" in b)
+    names = {"weightbus": weightbus, "publisher": publisher, "model": model}
     exec(block, names)  # noqa: S102 - it is ours
-    found: Callable[[Any, Any], None] = names["publish_whole"]
-    return found
 
 
 def said(does: Callable[[], object]) -> str:
@@ -120,7 +118,7 @@ def main(rank: int, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (RANKS,))
     kinds = {kind: sharded(kind, mesh) for kind in ("FSDP1", "FSDP2")}
     kept = freed_after_a_pass(kinds["FSDP2"])
-    publish_whole, saw = from_the_guide(), dict[str, Any]()
+    saw = dict[str, Any]()
     if rank:
         store.wait(["alone"], timedelta(seconds=4 * SECONDS))
         for shards in kinds.values():
@@ -145,4 +143,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[3]))

@@ -4,42 +4,22 @@ The other rank takes no part meanwhile, so a call that asks for the whole model 
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weightbus.tests.client import sharded_ranks
+from weightbus.tests.client.ranks import SECONDS, run_ranks
 from weightbus.tests.client.sharded_ranks import RANKS
 
-SECONDS = 240.0
-EVERY_RANK = "on every rank call get_model_state_dict("
-RANK_0 = "then publish what it returns on rank 0"
+EVERY_RANK = "on every rank call weightbus.gather(model).publish("
+RANK_0 = "gathers it on rank 0 and publishes it there"
 
 
 def seen(folder: Path) -> dict[str, Any]:
     """Return what rank 0 saw, once both ranks have ended."""
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(RANKS):
-            command = [sys.executable, sharded_ranks.__file__, str(rank), str(folder)]
-            with (folder / f"{rank}.err").open("w") as errors:
-                ranks.append(
-                    subprocess.Popen(  # noqa: S603 - our own code
-                        command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-                    )
-                )
-        said = [process.communicate(timeout=SECONDS)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    words = [(folder / f"{rank}.err").read_text() for rank in range(RANKS)]
-    assert [process.returncode for process in ranks] == [0] * RANKS, "\n".join(words)
+    said = run_ranks(sharded_ranks.__file__, RANKS, folder)
     saw: dict[str, Any] = json.loads(said[0].splitlines()[-1])
     return saw
 

@@ -113,6 +113,7 @@ FACE = [
     "WeightBusError",
     "WorkerKeys",
     "WorkersMissingError",
+    "gather",
     "load",
     "resident",
 ]
@@ -149,6 +150,7 @@ FACES = {
         "register_weight_sync_backend",
     ],
     "types": [
+        "Gathered",
         "Offer",
         "Pairs",
         "Receipt",

@@ -1,0 +1,311 @@
+"""The ranks of a process group: they agree on each gather, and move tensors to rank 0.
+
+Theory of operation: a collective call that one rank does not make leaves the others waiting, and
+breaks the group. So the ranks first meet in the group's store, which only rank 0 and the rank in
+question take part in, key by key, each with a deadline:
+
+    key        written by           value
+    rounds     rank 0               how many rounds there were; the last one may be open
+    N/plan     rank 0               the names, dtypes, shapes and shards of its model
+    N/RANK     each other rank      empty: its model is the same; or what differs, or has failed
+    N/verdict  the first to decide  "go", or why there is no gather
+    N/end      the first to fail    why the gather was not completed
+
+The verdict is decided once, by `compare_set`: by rank 0 when all have answered, or by any rank
+whose deadline passes before. A round with a verdict is closed: a rank that comes later waits for
+the next one. So after an error all ranks may simply try again.
+
+Then each rank connects to the others by a gloo group of its own, which lives as long as the round.
+A failure breaks that group, and none of the user's. Only tensors that torch itself must gather, as
+those on GPUs, go through the groups of their mesh.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore
+
+from ...bus.deadline import Deadline
+from ...bus.errors import DeadlineError
+from ...codecs.errors import StateError, WeightBusError
+
+GO = "go"
+LOOK_SECONDS = 0.5  # seconds between two looks at the verdict: the store tells of one key at a time
+MARGIN_SECONDS = 2.0  # seconds for rank 0 to say first who is late, since it alone knows that
+ROUNDS_KEPT = 8  # rounds whose verdicts stay in the store
+FAULTS_SHOWN = 4  # ranks that an error names
+
+KINDS: dict[str, type[WeightBusError]] = {
+    "state": StateError,
+    "late": DeadlineError,
+    "failed": WeightBusError,
+}
+
+
+@contextlib.contextmanager
+def _store_errors() -> Generator[None]:
+    """Raise the errors of the store as errors of this package."""
+    try:
+        yield
+    except RuntimeError as error:  # stores raise several kinds
+        raise WeightBusError(
+            f"the store of torch.distributed is lost, perhaps since rank 0 has ended: {error}"
+        ) from error
+
+
+class Ranks:
+    """The ranks of a process group, which meet in the store of torch.distributed.
+
+    Args:
+        group: The group; None: all ranks.
+
+    Attributes:
+        rank: The index of this rank in the group. Rank 0 publishes.
+        members: The global rank of each.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.rank, self.members = dist.get_rank(group), dist.get_process_group_ranks(group)
+        if self.rank < 0:
+            raise ValueError("gather() is for the ranks of the group; this one is not in it")
+        self._key = hashlib.sha256(json.dumps(self.members).encode()).hexdigest()[:16]
+
+    @property
+    def store(self) -> PrefixStore:
+        """The store; not kept, since it would outlive the process group, and hold its port."""
+        store = distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore
+        return PrefixStore(f"weightbus/gather/{self._key}", store)
+
+    @_store_errors()
+    def lead(self, plan: str, timeout: float, fault: str = "") -> "Round":
+        """Open a round on rank 0, and return it once all ranks have joined.
+
+        Args:
+            plan: What rank 0 will gather.
+            timeout: Seconds for all ranks to join, and again for the gather.
+            fault: Why rank 0 will not gather, as the text of a verdict: the others are to hear it.
+
+        Raises:
+            StateError: The models differ, or one cannot be published.
+            DeadlineError: A rank has not joined in time.
+        """
+        until = _deadline(timeout)
+        number = self.store.add("rounds", 1)
+        self.store.set(f"{number}/plan", plan)
+        for key in ("verdict", "end"):
+            self.store.delete_key(f"{number - ROUNDS_KEPT}/{key}")
+        others = range(1, len(self.members))
+        here = [r for r in others if self._wait(f"{number}/{r}", number, until)]
+        answers = {r: self._get(f"{number}/{r}") for r in here}
+        faults = [f"rank {r}: {text}" for r, text in answers.items() if text]
+        if fault:
+            verdict = fault
+        elif faults:
+            more = len(faults) - FAULTS_SHOWN
+            faults[FAULTS_SHOWN:] = [f"and {more} more ranks"] if more > 0 else []
+            verdict = "state the ranks do not agree, so nothing was gathered:\n" + "\n".join(faults)
+        elif len(here) < len(others):
+            verdict = self._late([r for r in others if r not in answers], timeout)
+        else:
+            verdict = GO
+        verdict = self._decide(number, verdict)
+        for key in ("plan", *here):
+            self.store.delete_key(f"{number}/{key}")
+        return self._entered(number, verdict, timeout, plan)
+
+    @_store_errors()
+    def follow(self, answer: Callable[[str], str], timeout: float) -> "Round":
+        """Join the round that rank 0 opens, on another rank; return it once all have joined.
+
+        Args:
+            answer: Returns what differs from rank 0's plan; empty: nothing.
+            timeout: Seconds for all ranks to join, and again for the gather.
+
+        Raises:
+            StateError, DeadlineError: As in `lead`.
+        """
+        until = _deadline(timeout)
+        number = self._opened(until)
+        if not number:
+            raise DeadlineError(self._late([0], timeout).partition(" ")[2])
+        plan = self._get(f"{number}/plan")
+        self.store.set(f"{number}/{self.rank}", answer(plan))
+        if not self._wait(f"{number}/verdict", number, until):
+            others = range(1, len(self.members))
+            missing = [r for r in others if not self.store.check([f"{number}/{r}"])]
+            self._decide(number, self._late(missing or [0], timeout))
+        verdict = self._get(f"{number}/verdict")
+        return self._entered(number, verdict, timeout + MARGIN_SECONDS, plan)
+
+    def _late(self, missing: list[int], timeout: float) -> str:
+        """Return the verdict of a rank that has waited for others."""
+        shown = ", ".join(map(str, missing[:FAULTS_SHOWN])) + ", ..." * (
+            len(missing) > FAULTS_SHOWN
+        )
+        return (
+            f"late rank {shown} did not make this call in the {timeout:g} s that rank {self.rank} "
+            "has waited: every rank of the group publishes what gather() returned, or sends it"
+        )
+
+    def _opened(self, until: Deadline) -> int:
+        """Return the number of the round that is open; 0 if none was opened in time."""
+        while until.left():
+            number = self.store.add("rounds", 0)
+            if not number or self.store.check([f"{number}/verdict"]):
+                number += 1
+            if self._wait(f"{number}/plan", number, until):
+                return number
+        return 0
+
+    def _entered(self, number: int, verdict: str, timeout: float, plan: str) -> "Round":
+        if verdict != GO:
+            kind, _, text = verdict.partition(" ")
+            raise KINDS[kind](text)
+        return Round(self, number, _deadline(timeout), plan)
+
+    def _wait(self, key: str, number: int, until: Deadline) -> bool:
+        """Wait for a key of a round; return False after the deadline, or if the round is closed."""
+        while not self.store.check([key]):
+            if self.store.check([f"{number}/verdict"]) or not until.left():
+                return self.store.check([key])
+            seconds, begun = min(LOOK_SECONDS, until.left()), time.monotonic()
+            try:
+                self.store.wait([key], timedelta(milliseconds=math.ceil(1000 * seconds)))
+            except RuntimeError:
+                if time.monotonic() - begun < seconds / 2:  # not late, but lost
+                    raise
+        return True
+
+    def _get(self, key: str) -> str:
+        return self.store.get(key).decode()
+
+    def _decide(self, number: int, verdict: str) -> str:
+        """Return the verdict of a round: this one, unless there is one."""
+        return self.store.compare_set(f"{number}/verdict", "", verdict).decode()
+
+    def ended(self, number: int, why: str) -> str:
+        """Return why a gather has failed, as the first rank wrote that failed; else `why`."""
+        try:
+            return self.store.compare_set(f"{number}/end", "", why).decode()
+        except RuntimeError:  # the process that has the store is gone, too
+            return why
+
+    def wait_for_end(self, number: int) -> None:
+        """Give rank 0 time to write why it has closed its connections; it may be gone."""
+        with contextlib.suppress(RuntimeError):
+            self.store.wait([f"{number}/end"], timedelta(seconds=MARGIN_SECONDS))
+
+
+class Round:
+    """One gather that all ranks have joined. Use it in a `with` statement.
+
+    Attributes:
+        plan: What rank 0 gathers.
+
+    Raises:
+        WeightBusError: The ranks cannot connect to each other.
+    """
+
+    def __init__(self, ranks: Ranks, number: int, until: Deadline, plan: str) -> None:
+        self.plan = plan
+        self._ranks, self._number, self._until = ranks, number, until
+        size, seconds = len(ranks.members), timedelta(seconds=max(1.0, until.left()))
+        store = PrefixStore(f"{number}/addresses", ranks.store)
+        try:
+            self._group: Any = dist.ProcessGroupGloo(store, ranks.rank, size, seconds)
+        except RuntimeError as error:
+            raise self._failed(f"failed the ranks could not connect: {error}") from error
+
+    def __enter__(self) -> "Round":
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            kind = "state" if isinstance(error, StateError) else "failed"
+            self._ranks.ended(self._number, f"{kind} rank {self._ranks.rank}: {error}")
+        self._group = None  # closes the connections, so that no rank waits for this one
+        with contextlib.suppress(RuntimeError):  # gloo leaves its addresses in the store
+            self._ranks.store.delete_key(f"{self._number}/addresses/0/{self._ranks.rank}")
+
+    def send(self, data: torch.Tensor, what: str) -> None:
+        """Send the bytes of a tensor to rank 0."""
+        self._move("send", 0, data, what, self._until.left())
+
+    def receive(self, into: torch.Tensor, member: int, what: str, left: float) -> None:
+        """Receive the bytes of a contiguous tensor from a member of the group, given global rank.
+
+        Args:
+            into: The tensor.
+            member: The global rank.
+            what: The name of the tensor, for errors.
+            left: The seconds that are left.
+        """
+        rank = self._ranks.members.index(member)
+        self._move("recv", rank, into, what, min(left, self._until.left()))
+
+    def meet(self, what: str, left: float = math.inf) -> None:
+        """Return once every rank has called this. `what` is for errors."""
+        word, left = torch.zeros(1, dtype=torch.uint8), min(left, self._until.left())
+        others = range(1, len(self._ranks.members)) if self._ranks.rank == 0 else [0]
+        for call in ("recv", "send") if self._ranks.rank == 0 else ("send", "recv"):
+            for other in others:
+                self._move(call, other, word, what, left)
+
+    def together(
+        self, call: Callable[[], torch.Tensor], what: str, left: float = math.inf
+    ) -> torch.Tensor:
+        """Return what a collective call of torch returns, which all ranks begin together.
+
+        Raises:
+            DeadlineError, WeightBusError: As in `_move`; or the call has failed, so that the
+                process group of the tensor's mesh cannot be used any more.
+        """
+        self.meet(what, left)
+        try:
+            return call()
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            failed = self._failed(f"failed torch could not gather {what} on all ranks: {why}")
+        raise failed  # outside, as in `_move`
+
+    def _move(self, call: str, other: int, data: torch.Tensor, what: str, left: float) -> None:
+        """Send to or receive from another rank.
+
+        Raises:
+            DeadlineError: The other rank was not there in time.
+            WeightBusError: The other rank has ended, or a rank has failed.
+        """
+        flat = data.reshape(-1).view(torch.uint8)
+        begun = time.monotonic()
+        try:
+            limit = timedelta(milliseconds=math.ceil(1000 * max(left, 0.001)))
+            getattr(self._group, call)([flat], other, 0).wait(limit)
+        except RuntimeError:
+            if time.monotonic() - begun >= left:
+                text = f"late rank {other} did not take part in time, at {what}"
+            else:
+                text = f"failed rank {other} has ended, or its connection is lost, at {what}"
+            failed = self._failed(text)
+        else:
+            return
+        raise failed  # outside, since the RuntimeError would keep the group
+
+    def _failed(self, why: str) -> "WeightBusError":
+        """Return the error for a failure, whose cause may be another rank's."""
+        if self._ranks.rank:
+            self._ranks.wait_for_end(self._number)
+        kind, _, text = self._ranks.ended(self._number, why).partition(" ")
+        return KINDS[kind](text)
+
+
+def _deadline(seconds: float) -> Deadline:
+    return Deadline(time.monotonic() + seconds, "")
