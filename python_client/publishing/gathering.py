@@ -116,7 +116,8 @@ class Gathered(Streamed):
         After an error the ranks may call this again; a rank whose process has ended must be back. A
         failure while torch gathers tensors on GPUs is the exception: it breaks their process group.
         """
-        return self._on_rank_0(publisher and publisher.publish, model, options)
+        publish = None if publisher is None else publisher.publish
+        return self._on_rank_0(publish, model, options)
 
     def publish_async(
         self, publisher: "Publisher | None", model: str, **options: Unpack[PublishOptions]
@@ -125,7 +126,8 @@ class Gathered(Streamed):
 
         Arguments and errors are those of `publish`.
         """
-        return self._on_rank_0(publisher and publisher.publish_async, model, options)
+        publish = None if publisher is None else publisher.publish_async
+        return self._on_rank_0(publish, model, options)
 
     def send(self) -> None:
         """Send this rank's parts to rank 0, which publishes with another call than `publish` here.

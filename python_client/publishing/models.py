@@ -23,12 +23,13 @@ from ...bus.protocol_limits import WHOLE_BYTES_MAX
 from ...bus.publisher.offers import hash_chunk
 from ...bus.publisher.roster import PatchCandidate
 from ...bus.publisher.version import OfferedPatch, Snapshot, VersionOffer
-from ...codecs.checksum import CHUNK_BYTES_DEFAULT, crc32c, digest_of
+from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ...codecs.delta.encoding import encode
 from ...codecs.delta.patch import Delta
 from ...codecs.delta.worth import Way, chosen, estimate, may_pay, sample
 from ...codecs.errors import PatchError, StateError
 from ...codecs.layout import Layout
+from ...codecs.native import crc32c
 from ...codecs.numpy_tensors import Bytes
 from ...codecs.overflow import LostValues
 from ...codecs.precision import Precision, precision_of

@@ -118,8 +118,8 @@ class Ranks:
         else:
             verdict = GO
         verdict = self._decide(number, verdict)
-        for key in ("plan", *here):
-            self.store.delete_key(f"{number}/{key}")
+        for read in ("plan", *map(str, here)):
+            self.store.delete_key(f"{number}/{read}")
         return self._entered(number, verdict, timeout, plan)
 
     @_store_errors()

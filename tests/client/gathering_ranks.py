@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,8 @@ def wrapped(me: Rank) -> Iterator[tuple[str, nn.Module]]:
             options: Any = {"device_id": CPU, "use_orig_params": orig}
             options["sharding_strategy"] = sharding
             if sharding is ShardingStrategy.FULL_SHARD:
-                inner = wrap(FullyShardedDataParallel(made.inner, **options))
-                made.inner = inner  # type: ignore[assignment]
+                inner: Any = wrap(FullyShardedDataParallel(made.inner, **options))
+                made.inner = inner
             yield f"FSDP1, {orig=}, {sharding}", FullyShardedDataParallel(made, **options)
     made = tied()
     for part in (made.inner, made):
@@ -256,8 +257,8 @@ def options(me: Rank) -> None:
         source.send()
     else:
         me.publisher.prepare("other", source)
-        future = me.publisher.publish_async("other", source, timeout=SECONDS)
-        me.saw["async"] = str(future.result(SECONDS).version)
+        began = me.publisher.publish_async("other", source, timeout=SECONDS)
+        me.saw["async"] = str(began.result(SECONDS).version)
     future = source.publish_async(me.publisher, "other", timeout=SECONDS)
     me.saw["async of the source"] = None if future is None else future.result(SECONDS).version
 
@@ -286,7 +287,7 @@ def refused(me: Rank) -> None:
     }
     usual: dict[str, object] = {"x": torch.ones(2), "y": torch.ones(1)}
     for case, other in others.items():
-        me.error(case, lambda other=other: me.publish(other if me.rank == last else usual))
+        me.error(case, partial(me.publish, other if me.rank == last else usual))
     again("different models")
     me.error("rank 0 has a bad argument", lambda: me.publish(usual, commit="never"))
     me.error("rank 0 has what cannot travel", lambda: me.publish(others["what cannot travel"]))
