@@ -66,10 +66,11 @@ plan_of = lru_cache(maxsize=64)(ChunkPlan)
 class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     """Memory that is divided into chunks, and which of the chunks have arrived.
 
-    One thread owns the record, so there is no lock. References protect the memory: a publisher has
-    a view of the memory (`lend`), and the publisher's sockets have slices of that view. The
-    memory's owner may overwrite the memory once no view exists (`in_use`). If the owner drops its
-    reference instead, the memory is freed together with the last view.
+    One thread at a time writes the record, so there is no lock: that of the worker until all bytes
+    are correct, and then that of the publisher, which adds missing checksums. References protect
+    the memory: a publisher has a view of the memory (`lend`), and the publisher's sockets have
+    slices of that view. The memory's owner may overwrite the memory once no view exists (`in_use`).
+    If the owner drops its reference instead, the memory is freed together with the last view.
 
     Attributes:
         plan: The sizes and number of the chunks.

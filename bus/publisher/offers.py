@@ -119,7 +119,8 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
     crc = chunked.chunks.crcs[index]
     if crc is None:
         crc = crc32c(payload)
-        chunked.chunks.put(index, crc)
+        if chunked.chunks.whole:  # else the worker that receives it writes the record (`Chunks`)
+            chunked.chunks.put(index, crc)
     chunk = Chunk(
         model=version.model,
         epoch=version.epoch,

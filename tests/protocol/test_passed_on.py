@@ -548,7 +548,7 @@ def test_the_origin_decides_for_a_relay_as_well(commit: bool) -> None:
     for worker in chain.below.values():
         assert [staged.key for staged in worker.ready] == ([made.key] if commit else [])
         assert worker.versions.in_phase["staged"] is None
-    assert passed.gone != commit
+    assert (passed.gone, passed.terms == NO_TERMS) == (not commit, commit)
     assert chain.publisher.decide(passed, commit=not commit) == [], "once"
 
 

@@ -106,12 +106,16 @@ def test_workers_behind_a_relay_apply_when_the_publisher_commits(tree: Tree) -> 
 
 def test_workers_behind_a_relay_drop_what_the_publisher_aborts(tree: Tree) -> None:
     publisher = tree.publisher()
-    worker = tree.worker(tree.relay(publisher), CHUNKED)
+    relay = tree.relay(publisher)
+    worker = tree.worker(relay, CHUNKED)
     assert worker.wait_joined(SECONDS)
     first = publisher.publish("m", arrays(1, CHUNKED), expect=1)
     tree.receives(worker, (first.epoch, first.version))
     with pytest.raises(PublishError):
         publisher.publish("m", arrays(2, CHUNKED), require=5, commit="together", timeout=0.5)
+    versions = relay._below._machine.state.store["m"]  # noqa: SLF001 # pyright: ignore
+    wait_for(lambda: versions.pending is None, "the relay hears of the abort", SECONDS)
+    assert [version.key for version in versions] == [(first.epoch, first.version)]
     third = publisher.publish("m", arrays(3, CHUNKED), expect=1)
     update = worker.receive(SECONDS)
     assert update is not None
