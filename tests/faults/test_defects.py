@@ -94,7 +94,7 @@ PLACES: list[tuple[type, str, int]] = [
     *((WorkerMachine, name, 1) for name in ("tick", "happened", "place")),
     *((Follower, name, 1) for name in ("announced", "chunk", "end", "tick", "repeat", "happened")),
     *((Follower, name, 1) for name in ("_begin", "_reserve", "_receive", "_arrived", "_commit")),
-    *((Follower, name, 1) for name in ("_applied", "reconnected", "runs")),
+    *((Follower, name, 1) for name in ("_applied", "reconnected", "report_running")),
     *((VersionStore, name, 1) for name in ("expect", "reuse", "give", "hear")),
     *((VersionStore, "move", n) for n in range(1, 7)),
     *((Transfer, name, n) for name in ("store", "wants", "end", "lend") for n in (1, 2)),
