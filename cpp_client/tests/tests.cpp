@@ -333,7 +333,7 @@ TEST_CASE("a function of the user's decides whether a snapshot runs") {
   Worker worker = connected(options);
   publish("decided", "3", 1);
   CHECK(next(worker).version == 1);
-  const char* why[] = {"not this one", "no room", "no std::exception"};
+  const char* why[] = {"not this one", "no room", "not a std::exception"};
   for (int version = 2; version <= 4; ++version) {
     publish("decided", "3", version);
     const auto update = worker.receive(kLong);
