@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 
 from ..bus.chunks import Chunks, Memory
+from ..bus.effects import Effect as WorkerEffect
 from ..bus.messages import RENAMING, UPSTREAM
 from ..bus.net.control import WorkerSockets
 from ..bus.net.publisher_loop import PublisherLoop
@@ -29,6 +30,7 @@ from ..codecs.errors import WeightBusError
 from .applying.awaiting import in_thread
 from .checks import check_name
 from .closing import InOneProcess, end_with
+from .keys import check_exposure
 from .publishing.opening import open_loop
 from .settings import Settings
 from .subscriber import identity_of
@@ -44,13 +46,14 @@ class Relay(InOneProcess):
         address: The address for workers, as a `Publisher` has it.
         models: The ids of the models.
         name: This relay's name, unique among the workers of the publisher above it.
+        insecure: Allow an address that other hosts can reach. A relay has no keys.
         settings: The times and sockets, as a Publisher and a Subscriber have them.
 
     Attributes:
         address: The address to give to workers.
 
     Raises:
-        AddressError: An address is invalid or in use.
+        AddressError: An address is invalid or in use, or other hosts can reach it.
         OSError: Too few file descriptors are left for sockets.
     """
 
@@ -61,10 +64,12 @@ class Relay(InOneProcess):
         models: Iterable[str],
         *,
         name: str,
+        insecure: bool = False,
         settings: Settings | None = None,
     ) -> None:
         """Bind the sockets, and start to receive."""
         chosen = Settings() if settings is None else settings
+        check_exposure(None, insecure, address, chosen.data)
         identity = identity_of(check_name(name, "relay"), RENAMING, UPSTREAM)
         machine = WorkerMachine(
             identity, [*models], lambda _m, _l: "", chosen.bytes_max, chosen.timing
@@ -168,7 +173,7 @@ class _PassesOn:
         """Set the function that passes a report to the worker's machine."""
         self._tell = tell
 
-    def __call__(self) -> None:
+    def __call__(self) -> list[WorkerEffect]:
         """Pass on announcements, chunks and decisions, and take versions that are ready."""
         with contextlib.suppress(WeightBusError):  # refused, say: the worker's thread logs it
             while isinstance(staged := self._ready.take(0.0), StagedVersion):
@@ -180,6 +185,7 @@ class _PassesOn:
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
         for model, follower in self._machine.followers.items():
             self._pass_on(model, follower.versions)
+        return []
 
     def _pass_on(self, model: str, versions: VersionStore) -> None:
         passed = self._passed.get(model)

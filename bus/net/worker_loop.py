@@ -74,7 +74,7 @@ class WorkerLoop:
         on_renamed: Called when the running version is renamed and the user has no version.
         shared_memory: Whether to read the publisher's memory if it is on this host.
         after_turn: Called after each turn of the loop's thread, which may have received chunks;
-            must not block. None: nothing is called.
+            returns effects, and must not block. None: nothing is called.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class WorkerLoop:
         on_renamed: Callable[[Renamed], None] | None = None,
         *,
         shared_memory: bool = True,
-        after_turn: Callable[[], None] | None = None,
+        after_turn: Callable[[], list[Effect]] | None = None,
     ) -> None:
         self._machine, self._sockets, self._ready_queue = machine, sockets, ready_queue
         self._after_turn = after_turn
@@ -154,7 +154,7 @@ class WorkerLoop:
             while not self._stopping:
                 next_tick = self._run_once(next_tick)
                 if self._after_turn is not None:
-                    self._after_turn()
+                    self._perform(self._after_turn)
             self._do_work(time.monotonic())
             self._perform(self._machine.close)
         except BaseException as error:

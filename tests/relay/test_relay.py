@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Settings, Subscriber
+from weightbus import AddressError, Publisher, PublishError, Settings, Subscriber
+from weightbus.bus.publisher.version import VersionOffer
 from weightbus.python_client.relay import Relay
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.ports import lasting_address
@@ -155,6 +156,32 @@ def test_a_worker_keeps_its_version_while_its_relay_restarts_empty(tree: Tree) -
     second = publisher.publish("m", arrays(2, CHUNKED), expect=1)
     tree.receives(worker, (second.epoch, second.version))
     assert worker.receive(0) is None
+
+
+def test_an_error_while_passing_on_does_not_end_the_relay(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = tree.publisher()
+    relay = tree.relay(publisher)
+    worker = tree.worker(relay, CHUNKED)
+    assert worker.wait_joined(SECONDS)
+    received, raised = VersionOffer.received, list[str]()
+
+    def failing(*args: Any) -> VersionOffer:
+        if not raised:
+            raised.append("once")
+            raise MemoryError("no memory")
+        return received(*args)
+
+    monkeypatch.setattr(VersionOffer, "received", failing)
+    receipt = publisher.publish("m", arrays(1, CHUNKED), require=0)
+    tree.receives(worker, (receipt.epoch, receipt.version))
+    assert raised
+
+
+def test_a_relay_without_keys_is_not_for_other_hosts() -> None:
+    with pytest.raises(AddressError, match="other hosts can reach"):
+        Relay("tcp://127.0.0.1:1", "tcp://0.0.0.0:0", ["m"], name="relay")
 
 
 def test_who_starts_first_does_not_matter(tree: Tree) -> None:
