@@ -31,6 +31,7 @@ from .protocol_limits import (
     MODELS_MAX,
     PAGE_ROWS_MAX,
     PATCHES_MAX,
+    RELAYS_MAX,
     TEXT_MAX,
     VERSIONS_TOLD,
 )
@@ -105,24 +106,6 @@ class Patch(PatchId, frozen=True):
     nbytes: Positive
 
 
-class Published(msgspec.Struct, frozen=True):
-    """A version, and how long ago it was published."""
-
-    version: Positive
-    age_ms: Count
-
-
-class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model's latest version for all workers, and the ages of this and earlier versions."""
-
-    name: Name
-    version: Count
-    nbytes: Count
-    encoding: Name
-    published: Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)] = []
-    metadata: Metadata = {}
-
-
 class Doing(SanitizedText, frozen=True, omit_defaults=True):
     """The state of a model at a worker: which versions run, arrive, or have failed."""
 
@@ -150,6 +133,27 @@ class WorkerRow(SanitizedText, frozen=True, omit_defaults=True):
     client: Label = ""
     host: Label = ""
     pid: Count = 0
+    instance: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
+    relay: bool = False
+    through: Annotated[list[Name], msgspec.Meta(max_length=RELAYS_MAX)] = []
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A version, and how long ago it was published."""
+
+    version: Positive
+    age_ms: Count
+
+
+class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model's latest version for all workers, and the ages of this and earlier versions."""
+
+    name: Name
+    version: Count
+    nbytes: Count
+    encoding: Name
+    published: Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)] = []
+    metadata: Metadata = {}
 
 
 class Happened(SanitizedText, frozen=True):
@@ -234,6 +238,16 @@ class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
 
     digest: Hex64
     patch: PatchId | None = None
+
+
+class Below(Message, tag="below", frozen=True, kw_only=True):
+    """Report the workers behind a relay that changed, and those that left."""
+
+    epoch: Count
+    first: bool = False
+    more: bool = False
+    rows: Annotated[list[WorkerRow], msgspec.Meta(max_length=PAGE_ROWS_MAX)] = []
+    left: Annotated[list[Name], msgspec.Meta(max_length=PAGE_ROWS_MAX)] = []
 
 
 # Both ways.
@@ -445,7 +459,7 @@ class Verified(Message, SanitizedText, tag="verified", frozen=True, kw_only=True
     text: Text = ""
 
 
-WorkerMessage = Hello | Ping | Pong | Fetch | Applied | Failed | Bye | Progress | Staged
+WorkerMessage = Hello | Ping | Pong | Fetch | Applied | Failed | Bye | Progress | Staged | Below
 PublisherMessage = (
     Welcome
     | Ping
@@ -483,3 +497,4 @@ DELTA: Final = "delta-1"  # decodes patches of this encoding
 UPSTREAM: Final = "upstream"
 TICKET: Final = "ticket"  # `ticket.TOKEN`, the ticket for a data connection
 CHECKING: Final = "checking"  # answers `check`
+RELAY: Final = "relay"  # of a worker: a relay, which sends `below`; of a publisher: takes `below`

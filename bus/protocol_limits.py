@@ -26,6 +26,7 @@ EPOCH_LEAP_MAX_MS: Final = 31_622_400_000  # how far clocks may be wrong: 366 da
 EPOCH_CLOCK_MAX: Final = 2**43  # a time in the year 2248
 RENEWAL_PAUSES: Final = 64  # longest pause between later epochs, in `lost_after`
 OBSERVERS_MAX: Final = 16  # observers at once
+RELAYS_MAX: Final = 16  # relays between a publisher and a worker
 CHECK_NAMES_MAX: Final = 4096  # sums of one `checked`
 PAGE_ROWS_MAX: Final = 1024  # rows of each kind in one `roster`
 DIFFERENCES_TOLD: Final = 64  # tensors that a `verified` names

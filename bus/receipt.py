@@ -26,6 +26,8 @@ class WorkerReceipt:
         encoding: How the version was received: `raw` (whole) or `delta-1` (as a patch on the
             worker's previous version). Empty: unknown, or read from shared memory.
         nbytes: Bytes of the received version or patch, without headers and without resent bytes.
+        through: The names of the relays before the worker, the nearest to the publisher first. Of
+            such a worker, `encoding` and `nbytes` are not known.
     """
 
     __module__ = "weightbus.types"
@@ -36,6 +38,7 @@ class WorkerReceipt:
     detail: str = ""
     encoding: str = ""
     nbytes: int = 0
+    through: tuple[str, ...] = ()
 
     @property
     def patched(self) -> bool:
@@ -46,6 +49,8 @@ class WorkerReceipt:
         when = "" if self.seconds is None else f" after {span(self.seconds)}"
         if self.patched:
             when += f" by {self.encoding} ({self.nbytes} bytes)"
+        if self.through:
+            when += f" through {' and '.join(self.through)}"
         return f"{self.name} {self.state}{when}" + (f": {self.detail}" if self.detail else "")
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 FOLDER: Final = Path(__file__).resolve().parent
 PAGES: Final = (
     *("index", "worker", "publisher", "shared-memory", "keys", "patches", "extras", "observing"),
+    "relays",
     *("LIMITS", "vectors"),  # docs/LIMITS.md, and the README of the vectors
 )
 SENDERS: Final = ("worker", "publisher", "observer", "either")

@@ -10,17 +10,20 @@ adds missing checksums.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from ..bus.chunks import Chunks, Memory
 from ..bus.effects import Effect as WorkerEffect
-from ..bus.messages import RENAMING, UPSTREAM
+from ..bus.effects import Send
+from ..bus.messages import RELAY, RENAMING, UPSTREAM, Below
 from ..bus.net.control import WorkerSockets
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.net.ready_queue import ReadyQueue
 from ..bus.net.worker_loop import WorkerLoop
 from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
+from ..bus.publisher.reporting import BelowReports
 from ..bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
 from ..bus.staged import StagedVersion
 from ..bus.worker.events import Report
@@ -70,7 +73,7 @@ class Relay(InOneProcess):
         """Bind the sockets, and start to receive."""
         chosen = Settings() if settings is None else settings
         check_exposure(None, insecure, address, chosen.data)
-        identity = identity_of(check_name(name, "relay"), RENAMING, UPSTREAM)
+        identity = identity_of(check_name(name, "relay"), RENAMING, UPSTREAM, RELAY)
         machine = WorkerMachine(
             identity, [*models], lambda _m, _l: "", chosen.bytes_max, chosen.timing
         )
@@ -84,8 +87,15 @@ class Relay(InOneProcess):
             )
             undo.enter_context(contextlib.closing(sockets))
             passes_on = _PassesOn(machine, ready, self._below)
+            reports = _Reports(machine, self._below, sockets.wake)
+            self._below.after_turns(reports.collect)
             self._above = WorkerLoop(
-                machine, sockets, ready, ready.look, shared_memory=False, after_turn=passes_on
+                machine,
+                sockets,
+                ready,
+                ready.look,
+                shared_memory=False,
+                after_turn=lambda: [*passes_on(), *reports.send()],
             )
             passes_on.report_by(self._above.tell)
             end_with(self, self._above)
@@ -223,6 +233,57 @@ class _PassesOn:
         passed = self._passed[model] = _Passed(offer, chunks)
         self._below.decide(passed.announce)
         return passed
+
+
+class _Reports:
+    """Passes reports of the workers below from the publisher's thread to the worker's thread.
+
+    A report is for one welcome of the publisher above; another welcome begins anew.
+    """
+
+    def __init__(
+        self, machine: WorkerMachine, below: PublisherLoop, wake: Callable[[], None]
+    ) -> None:
+        self._machine, self._below, self._wake = machine, below, wake
+        # (number of the welcome, epoch) of the session above; None: no reports are wanted
+        self._welcome: tuple[int, int] | None = None
+        self._begun: tuple[int, int] | None = None  # the welcome of the last reports
+        self._reports: BelowReports | None = None
+        self._outgoing: deque[tuple[tuple[int, int], Below]] = deque()
+
+    def collect(self, machine: PublisherMachine, now: float) -> None:
+        """Make the reports that are due, in the publisher's thread."""
+        if self._reports is None:
+            self._reports = BelowReports(machine)
+        welcome = self._welcome
+        if welcome is None:
+            return
+        if welcome != self._begun:
+            self._begun = welcome
+            self._reports.begin()
+        pages = self._reports.due(welcome[1], now)
+        if pages:
+            self._outgoing += [(welcome, page) for page in pages]
+            self._wake()
+
+    def send(self) -> list[WorkerEffect]:
+        """Return the effects that send the reports, in the worker's thread."""
+        machine, welcome = self._machine, None
+        if machine.in_session and machine.terms.relay:
+            welcome = machine.welcomes, machine.terms.epoch
+        if welcome != self._welcome:
+            self._welcome = welcome
+            self._below.decide(_nothing)  # a turn of the publisher's thread
+        effects: list[WorkerEffect] = []
+        while self._outgoing:
+            at, page = self._outgoing.popleft()
+            if at == welcome:
+                effects.append(Send(page))
+        return effects
+
+
+def _nothing(_machine: PublisherMachine, _now: float) -> list[Effect]:
+    return []
 
 
 def _ignore(_report: Report) -> None:

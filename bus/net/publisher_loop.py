@@ -117,6 +117,7 @@ class PublisherLoop:
             deque()
         )  # consequences of failures, applied after the turn
         self._faulty = False  # whether a step failed in this turn
+        self._after_turn: Callable[[PublisherMachine, float], None] | None = None
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
         self.leaving = self._delayed = False
@@ -177,6 +178,13 @@ class PublisherLoop:
                 self._perform(effects, now)
 
         self._hand_over(work, answer)
+
+    def after_turns(self, call: Callable[[PublisherMachine, float], None]) -> None:
+        """Set a function that the thread calls after each turn with (machine, time).
+
+        Call this before `start`. The function must not block.
+        """
+        self._after_turn = call
 
     @property
     def busy(self) -> bool:
@@ -333,6 +341,9 @@ class PublisherLoop:
                     if failed >= FAILED_TURNS_MAX:
                         raise
                     self._warn("a turn of the publisher's thread", error, time.monotonic())
+                if self._after_turn is not None:
+                    turned = partial(self._after_turn, self._machine, time.monotonic())
+                    self._try("what follows a turn", turned, time.monotonic())
                 if self._faulty:
                     self._run_failure_actions(time.monotonic())
             now = time.monotonic()
@@ -361,6 +372,7 @@ class PublisherLoop:
                 future.set_exception(self._closed())
         for listener in self._listeners:
             listener.end()
+        self._after_turn = None  # may refer to the owner of this loop
         if self._keeper is not None:
             self._keeper.stop()
         self._sockets.close()

@@ -119,9 +119,9 @@ def _awaits_user(state: PublisherState, peer: Peer, model: str) -> bool:
 
 
 def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[str, list[Peer]]:
-    """Return the live workers by model. `models` returns the models of a worker to list."""
+    """Return the live workers with sessions here, by model: `models` returns those to list."""
     found: dict[str, list[Peer]] = {}
-    for peer in state.roster:
+    for peer in state.roster.sessions():
         for model in () if peer.lost else models(peer):
             found.setdefault(model, []).append(peer)
     return found

@@ -205,6 +205,8 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
             missing, why = call.missing, _shortfall_reason(state, call)
         if not (achieved and call.for_all):  # otherwise every target is done
             _set_details(state, call, now)
+        if state.roster.relays:
+            _set_relays(state, call)
         receipt, require = call.resolve(now, call.version.chunks.digest), call.terms.require
         about = receipt, achieved, call.done, missing, require, why, call.terms.named
         effects.append(Resolve(call.number, *about))
@@ -219,17 +221,20 @@ def _decided(state: PublisherState, call: Publication) -> list[Effect]:
     # Commit or abort the version of a call, as decided.
     version = call.version
     versions = state.store[version.model]
-    peers = [p for n in call.targets if (p := state.roster.by_name(n)) is not None and not p.lost]
+    found = (state.roster.by_name(name) for name in call.targets)
+    peers = [peer for peer in found if peer is not None and not (peer.lost or peer.through)]
+    relays = [p for p in state.roster.relaying(version.model) if p.name not in call.targets]
     if call.decision == "commit":
         targets = None if call.terms.workers is None else frozenset(call.terms.workers)
         versions.settle(version, targets)
         staged = [p for p in peers if call.targets[p.name].state == "staged"]
+        staged += [p for p in relays if p.has_staged(version.model, version.version)]
         settled = [Settled(version)] if targets is None else list[Effect]()
         return [*settled, *(Send(commit_of(version), to=p.identity) for p in staged)]
     versions.drop(version)
     text = call.ended or "not enough staged"
     abort = abort_of(version.model, version.epoch, version.version, text)
-    return [Send(abort, to=p.identity) for p in peers]
+    return [Send(abort, to=p.identity) for p in [*peers, *relays]]
 
 
 def _absence_reasons(state: PublisherState, call: Publication) -> list[str]:
@@ -242,7 +247,8 @@ def _absence_reasons(state: PublisherState, call: Publication) -> list[str]:
 
 def _other_models_text(state: PublisherState, model: str) -> str:
     """Return a text with the models that live workers want; "" if one of them wants this model."""
-    wanted = {m for peer in state.roster if not peer.lost for m in peer.hello.models}
+    live = (peer for peer in state.roster if not (peer.lost or peer.relay))
+    wanted = {model for peer in live for model in peer.hello.models}
     return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
 
 
@@ -274,6 +280,14 @@ def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
         "waits for those that join; publish(expect=N) waits for N workers"
     )
     return [Notice("nobody", text, warning=True)]
+
+
+def _set_relays(state: PublisherState, call: Publication) -> None:
+    """Set the relays before each target."""
+    for target in call.targets.values():
+        peer = state.roster.by_name(target.name)
+        if peer is not None and peer.through:
+            target.reached_through(peer.through)
 
 
 def _set_details(state: PublisherState, call: Publication, now: float) -> None:

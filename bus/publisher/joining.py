@@ -6,6 +6,7 @@ from ..effects import Notice, Send
 from ..epochs import contradiction, epoch_above
 from ..messages import (
     MAPPING,
+    RELAY,
     RENAMING,
     TICKET,
     UPSTREAM,
@@ -147,21 +148,22 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
 
 
 def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
-    """Return the features of a welcome: a ticket for the data connection if there are keys.
+    """Return the features of a welcome: `relay`, and a ticket for the data connection with keys.
 
     Without keys, a worker with the feature `upstream` gets a token, with which it sends `applied`
     on that connection. With keys there is no token: the data connection is not encrypted, so a
     token could be read and reused. (K9, P22)
     """
+    features = [RELAY] if peer.relay else []
     if state.grants is not None and state.secret is not None:
         state.roster.assign_ticket(peer, state.secret(), now)
-        return [f"{TICKET}.{peer.ticket}"]
+        return [*features, f"{TICKET}.{peer.ticket}"]
     secret = None if state.keys is not None else state.secret
     if secret is None or UPSTREAM not in peer.hello.features:
-        return []
+        return features
     if not peer.token:
         state.roster.assign_token(peer, secret())
-    return [f"{UPSTREAM}.{peer.token}"]
+    return [*features, f"{UPSTREAM}.{peer.token}"]
 
 
 def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
@@ -192,7 +194,7 @@ def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
 def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> list[Effect]:
     """Send workers of this host the segment in which a model's first version will be."""
     prepared = state.prepare(model, nbytes, shared)
-    here = [peer for peer in state.roster if peer.shared]
+    here = [peer for peer in state.roster.sessions() if peer.shared]
     return [effect for peer in here for effect in _prepare_message(peer, prepared)]
 
 
@@ -286,12 +288,14 @@ def _require_hellos(state: PublisherState) -> list[Effect]:
     """Return the pongs that make every worker send a hello, since they have a new epoch."""
     for peer in state.roster:
         peer.forget()
-    live = (peer for peer in state.roster if not peer.lost)
+    live = (peer for peer in state.roster.sessions() if not peer.lost)
     return [Send(Pong(epoch=state.epoch), to=peer.identity) for peer in live]
 
 
 def _name_taken(peer: Peer) -> str:
+    at = f" behind relay {peer.through[-1]}" if peer.through else ""
     return (
-        f"the name {peer.name!r} belongs to a living worker (host {peer.hello.host or 'unknown'}, "
-        f"process {peer.hello.pid}): give this one another name, or stop that one"
+        f"the name {peer.name!r} belongs to a living worker{at} (host "
+        f"{peer.hello.host or 'unknown'}, process {peer.hello.pid}): give this one another name, "
+        "or stop that one"
     )

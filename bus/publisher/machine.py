@@ -9,6 +9,7 @@ one record (`state.py`); the modules on the right handle the events.
     publish ──> announce, chunk..., end        pushed to all; or announce and    publishing.py
                                                end, to some workers only
     fetch ──> chunk...  | announce, end | refuse(gone)                           serving.py
+    below ──> (as the reports of the workers behind a relay)                     behind.py
     applied | staged | failed                  advance the publish               reports.py
     staged ──> commit | abort                  after the decision                calls.py
     silence ──> lost                                                             sessions.py
@@ -27,6 +28,7 @@ from ..headers import TOKEN_BYTES, Buffer, control_topic, from_worker, model_of
 from ..messages import (
     Applied,
     Beacon,
+    Below,
     Bye,
     Checked,
     Failed,
@@ -44,7 +46,7 @@ from ..messages import (
 from ..observed import to_publisher
 from ..structs import Message
 from ..trust.grants import Grant
-from . import absent, calls, faults, joining, publishing, reports, serving, sessions
+from . import absent, behind, calls, faults, joining, publishing, reports, serving, sessions
 from .effects import Broadcast, Effect, HangUp, Resolve
 from .observers import Observers
 from .publication import Publication, PublishTerms
@@ -122,6 +124,8 @@ class PublisherMachine:
         if isinstance(message, Observe | Verify):  # P23, P24, K4
             return self.observers.asked(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
+            if peer.relay and peer.phase != "here":  # R5: what it reported meanwhile may be lost
+                return self.drop(identity, "this relay was away", now)
             if peer.phase == "away":  # the worker has reconnected with its old routing id
                 peer.move("spoke")
             effects = sessions.returned(self.state, peer, now) if peer.heard(now) else []
@@ -185,6 +189,8 @@ class PublisherMachine:
                 return []
             case Checked():
                 return self.observers.checks.checked(peer, message)
+            case Below():
+                return behind.below(self.state, peer, message, now)
             case _:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
@@ -408,7 +414,7 @@ class PublisherMachine:
 
     def present(self, model: str | None) -> int:
         """Return the number of live workers that want a model; None: of all live workers."""
-        live = (peer for peer in self.state.roster if not peer.lost)
+        live = (peer for peer in self.state.roster if not (peer.lost or peer.relay))
         return sum(model is None or model in peer.hello.models for peer in live)
 
     def status(self, now: float) -> tuple[WorkerStatus, ...]:

@@ -5,6 +5,7 @@ answer that it received. So the publisher keeps no state for each observer, and 
 without a request.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -111,6 +112,10 @@ class Observers:
 
     # Changes.
 
+    def record_always(self) -> None:
+        """Record changes without an observer, too."""
+        self.until = math.inf
+
     def heard(self, peer: Peer, message: Message) -> None:
         """Record what a worker's message changes for observers."""
         match message:
@@ -189,7 +194,7 @@ class Observers:
             for peer in self._state.roster:
                 for model in ("", *peer.hello.models):
                     self._note(peer, model)
-        self.until = now + LOOKED_SECONDS
+        self.until = max(self.until, now + LOOKED_SECONDS)
         for versions in self._state.store.values():
             self._note_versions(versions)
         latest = self._state.roster.revision
@@ -250,7 +255,7 @@ class Observers:
             ),
             key=REVISION,
         )
-        workers = ((p.revision, partial(self._row, p)) for p in self._state.roster.changed(since))
+        workers = ((p.revision, partial(self.row, p)) for p in self._state.roster.changed(since))
         events = ((at, partial(_event, notice, t)) for at, t, notice in self._events if at > since)
         return merge(models, workers, events, key=REVISION)
 
@@ -265,7 +270,8 @@ class Observers:
             step += 1 << max(0, back // 2 - 1)  # 1 1 1 1 2 2 4 4 8 8 ...
         return ModelRow(name, version, model.nbytes, "raw", published, model.metadata)
 
-    def _row(self, peer: Peer, now: float) -> WorkerRow:
+    def row(self, peer: Peer, now: float) -> WorkerRow:
+        """Return the row of a worker."""
         return WorkerRow(
             name=peer.name,
             state="lost" if peer.lost else "stuck" if is_stuck(self._state, peer, now) else "live",
@@ -275,6 +281,8 @@ class Observers:
             client=peer.hello.client,
             host=peer.hello.host,
             pid=peer.hello.pid,
+            relay=peer.relay,
+            through=[*peer.through],
         )
 
     def _doing(self, peer: Peer, model: str, now: float) -> Doing:

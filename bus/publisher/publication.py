@@ -42,10 +42,15 @@ class Recipient(msgspec.Struct, eq=False):
     detail: str = ""
     encoding: str = ""  # how the worker received the version: `raw`, or a patch's encoding
     nbytes: int = 0  # bytes of that version or patch
+    through: tuple[str, ...] = ()  # the relays before the worker
 
     def explain(self, text: str) -> None:
         """Set the text of why the target is not done."""
         self.detail = text
+
+    def reached_through(self, relays: tuple[str, ...]) -> None:
+        """Set the relays before the worker."""
+        self.through = relays
 
 
 class PublishTerms(msgspec.Struct, frozen=True, eq=False):
@@ -273,6 +278,7 @@ class Publication:
                     t.detail,
                     t.encoding,
                     t.nbytes,
+                    t.through,
                 )
                 for t in self.targets.values()
             },

@@ -61,7 +61,7 @@ def decide(state: PublisherState, version: Version, *, commit: bool, why: str) -
     versions = state.store[version.model]
     if version is not versions.pending:
         return []
-    wanting = [p for p in state.roster if not p.lost and version.model in p.hello.models]
+    wanting = [p for p in state.roster.sessions() if not p.lost and version.model in p.hello.models]
     if not commit:
         versions.drop(version)
         abort = abort_of(version.model, version.epoch, version.version, why)
@@ -91,7 +91,10 @@ def publish(
     peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
     versions = state.store.get(offered.model) or state.versions(offered.model)
     version = versions.add(offered, state.epoch, now)
-    names = [*map(NAME, peers)] if workers is None else workers
+    names: Collection[str] = workers or ()
+    if workers is None:
+        relays = state.roster.relays
+        names = state.roster.wanting(offered.model) if relays else [*map(NAME, peers)]
     call = Publication(number, version, terms, started, names)
     effects: list[Effect] = [] if version.shared is None else [Stamp(version)]
     if versions.pending is not None:

@@ -4,17 +4,20 @@ A name belongs to one live instance of a worker. If a second instance requests t
 publisher pings the first instance. If the first instance answers, the second is refused. If the
 first does not answer, or its connection is closed, the second gets the name. So a worker that
 restarts after a crash joins quickly, and two workers with the same name are reported at once.
+
+A worker behind a relay is on the roster, too. It has no connection here: `behind.py` changes its
+record as the relay reports.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
 from ..chunks import ChunkPlan
 from ..limits import ROSTER_MODELS_MAX, UNLIKE_KEPT, WORKERS_MAX
-from ..messages import DELTA, Failed, Hello, PatchId, Progress, Running
+from ..messages import DELTA, RELAY, Doing, Failed, Hello, PatchId, Progress, Running
 from .tables import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
@@ -142,11 +145,19 @@ class Peer:
     ticket: str = ""  # for the next data connection, until it is redeemed
     ticket_at: float = 0.0  # when the ticket was sent
     token: str = ""  # the prefix of reports on the data connection; empty: none was assigned
+    through: tuple[str, ...] = ()  # the relays before the worker, the nearest to here first
+    # of a relay: workers that its first report, which goes on, has not named yet
+    unreported: set[str] = field(default_factory=set[str])
 
     @property
     def lost(self) -> bool:
         """True if the worker is lost."""
         return self.phase == "lost"
+
+    @property
+    def relay(self) -> bool:
+        """True if it is a relay, which passes versions on, and for which no call waits."""
+        return RELAY in self.hello.features
 
     # The session.
 
@@ -213,6 +224,37 @@ class Peer:
     def move(self, event: WorkerEvent) -> None:
         """Change the worker's phase as the table says for this event."""
         self.phase = WORKERS[self.phase].get(event, self.phase)
+
+    # What a relay reports.
+
+    def expect_rows(self, names: Iterable[str]) -> None:
+        """Begin a relay's first report, which should name these workers."""
+        self.unreported = {*names}
+
+    def expect_no_more(self, name: str) -> None:
+        """Record that the relay's first report names this worker."""
+        self.unreported.discard(name)
+
+    def unnamed(self) -> list[str]:
+        """End a relay's first report; return the workers that it should have named."""
+        names, self.unreported = sorted(self.unreported), set()
+        return names
+
+    def heard_through_relay(self, at: float) -> None:
+        """Record when a relay heard the worker."""
+        self.heard_at = at
+
+    def runs_nothing(self, model: str) -> None:
+        """Record that the worker runs no version of a model."""
+        self.running.pop(model, None)
+
+    def receives(self, model: str, doing: Doing, now: float) -> None:
+        """Record the version that arrives at a worker behind a relay."""
+        if not doing.incoming:
+            self.incoming.pop(model, None)
+            return
+        delivery = self.note(model, doing.incoming, doing.phase, doing.chunks, now)
+        delivery.since = now - doing.idle_ms / 1000
 
     # Its versions.
 
@@ -330,6 +372,8 @@ class Roster:
         self._by_token: dict[str, Peer] = {}
         self._by_ticket: dict[str, Peer] = {}
         self._models = 0  # number of models of all workers
+        self.relays = 0  # number of relays, those behind relays included
+        self.removals = 0  # number of workers that were removed
         self.revision = 0  # increases with each change
         self._by_change: dict[str, Peer] = {}  # by name; the oldest change first
 
@@ -338,6 +382,24 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def sessions(self) -> list[Peer]:
+        """Return the workers that have sessions here: those that are behind no relay."""
+        return [peer for peer in self if not peer.through]
+
+    def behind(self, relay: str) -> list[Peer]:
+        """Return the workers that this relay, which has a session here, reports."""
+        return [peer for peer in self if peer.through[:1] == (relay,)]
+
+    def relaying(self, model: str) -> list[Peer]:
+        """Return the live relays with sessions here that want a model."""
+        live = (p for p in (self.sessions() if self.relays else ()) if p.relay and not p.lost)
+        return [peer for peer in live if model in peer.hello.models]
+
+    def wanting(self, model: str) -> list[str]:
+        """Return the names of the live workers that want a model, relays excluded."""
+        live = (peer for peer in self if peer.phase != "lost" and not peer.relay)
+        return [peer.name for peer in live if model in peer.hello.models]
 
     def next_revision(self) -> int:
         """Return the revision of one more change for observers."""
@@ -392,19 +454,20 @@ class Roster:
             PatchCandidate(p.running.get(model), p.link.rate, p.decode.copy())
             for p in self
             if model in p.hello.models and (workers is None or p.name in workers)
-            if DELTA in p.hello.features and not (p.lost or (shared and p.shared))
+            if not p.through and DELTA in p.hello.features and not (p.lost or (shared and p.shared))
         ]
 
     def targets(self, model: str, workers: Sequence[str] | None, report_by: float) -> list[Peer]:
-        """Return the workers to publish a version to: `workers`, or all that want the model.
+        """Return the peers to send a version to: `workers`, or all that want the model.
 
-        Each that is live counts as unresponsive if it sends nothing until `report_by`.
+        Each that is live counts as unresponsive if it sends nothing until `report_by`. Workers
+        behind a relay are left out: they get the version from the relay.
         """
         if workers is None:
-            everybody = self._by_name.values()
-            found = [p for p in everybody if p.phase != "lost" and model in p.hello.models]
+            known = self.sessions() if self.relays else self._by_name.values()
+            found = [p for p in known if p.phase != "lost" and model in p.hello.models]
         else:
-            found = [p for name in workers if (p := self.by_name(name)) is not None]
+            found = [p for n in workers if (p := self.by_name(n)) is not None and not p.through]
         for peer in found:
             if peer.phase != "lost":
                 peer.unresponsive_after = min(peer.unresponsive_after, report_by)
@@ -420,12 +483,19 @@ class Roster:
         worker. `taken` and `full`: the caller must refuse the hello.
         """
         peer = self._by_name.get(hello.name)
+        if peer is not None and peer.through and (peer.lost or peer.instance == hello.instance):
+            self.forget(peer)  # it was behind a relay, and has a session here now
+            peer = None
+        if peer is not None and peer.through:
+            return "taken", peer
         if peer is not None and (peer.instance, peer.key) == (hello.instance, key):  # K3
             if not self._has_room(hello, peer):
                 return "full", None
             self._models += len(hello.models) - len(peer.hello.models)
             self._by_identity.pop(peer.identity, None)
+            self.relays -= peer.relay
             peer.identity, peer.hello, peer.heard_at = identity, hello, now
+            self.relays += peer.relay
             if peer.phase == "away":
                 peer.move("spoke")
             self._by_identity[identity] = peer
@@ -445,10 +515,26 @@ class Roster:
             self.forget(peer)
         admitted: Admission = "new" if peer is None else "again"
         peer = Peer(hello.name, hello.instance, identity, hello, now, running={}, key=key)
-        self._by_name[peer.name] = self._by_identity[identity] = peer
-        self._models += len(hello.models)
-        self.touch(peer)
+        self._by_identity[identity] = peer
+        self._add(peer)
         return admitted, peer
+
+    def place(self, hello: Hello, through: tuple[str, ...], now: float) -> Peer | None:
+        """Add a worker behind a relay, instead of one with its name; None if there is no room."""
+        before = self._by_name.get(hello.name)
+        if not self._has_room(hello, before):
+            return None
+        if before is not None:
+            self.forget(before)
+        peer = Peer(hello.name, hello.instance, b"", hello, now, running={}, through=through)
+        self._add(peer)
+        return peer
+
+    def _add(self, peer: Peer) -> None:
+        self._by_name[peer.name] = peer
+        self._models += len(peer.hello.models)
+        self.relays += peer.relay
+        self.touch(peer)
 
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
         """True if the roster has room for a worker. Removes lost workers if that is needed.
@@ -473,14 +559,18 @@ class Roster:
         """Remove a worker from the roster."""
         if self._by_name.pop(peer.name, None) is not None:
             self._models -= len(peer.hello.models)
+            self.relays -= peer.relay
             del self._by_change[peer.name]
+            self.removals += 1
         self._by_identity.pop(peer.identity, None)
         self._by_token.pop(peer.token, None)
         self._by_ticket.pop(peer.ticket, None)
 
     def silent(self, now: float) -> list[Peer]:
         """Return the workers that have been silent for `lost_after` and are not marked as lost."""
-        return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
+        return [
+            p for p in self if not (p.lost or p.through) and now - p.heard_at >= self._lost_after
+        ]
 
     def gone(self, now: float, patience: float) -> list[Peer]:
         """Return the workers whose connection has been closed for at least `patience` seconds."""

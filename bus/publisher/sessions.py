@@ -119,12 +119,27 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
 def lose(
     state: PublisherState, peer: Peer, now: float, event: WorkerEvent, why: str
 ) -> list[Effect]:
-    """Mark a worker as lost; calls wait for it after the events in `GRACED` only."""
+    """Mark a worker as lost; calls wait for it after the events in `GRACED` only.
+
+    The workers behind a relay are lost with it, but may soon come back through another one. (R5)
+    """
     phases = _activity(state, peer, now)
     peer.lose(event, why + (f" while {phases}" if phases else ""))
-    _drop_worker_state(state, peer)
+    drop_worker_state(state, peer)
     notice = Notice("lost", f"worker {peer.name} is lost: {peer.why}", peer.name, warning=True)
-    return [notice, *calls.lost(state, peer, now, gone=event not in GRACED)]
+    effects = [notice, *calls.lost(state, peer, now, gone=event not in GRACED)]
+    return effects + (_lose_behind(state, peer, now) if peer.relay else [])
+
+
+def _lose_behind(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
+    """Mark the workers behind a relay as lost."""
+    effects: list[Effect] = []
+    for peer in state.roster.behind(relay.name):
+        if not peer.lost:
+            peer.lose("silent", f"it is behind relay {relay.name}, which is gone")
+            state.roster.touch(peer)
+            effects += calls.lost(state, peer, now, gone=False)
+    return effects
 
 
 def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:
@@ -138,7 +153,7 @@ def _activity(state: PublisherState, peer: Peer, now: float) -> str:
     return "; ".join(phase_of(state, m, i, now) for m, i in peer.incoming.items())
 
 
-def _drop_worker_state(state: PublisherState, peer: Peer) -> None:
+def drop_worker_state(state: PublisherState, peer: Peer) -> None:
     """Drop a worker's deliveries, and the versions that are kept for it."""
     state.outdate_view()
     peer.forget()
@@ -148,14 +163,15 @@ def _drop_worker_state(state: PublisherState, peer: Peer) -> None:
 
 def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effect]:
     """Remove a worker that leaves in order, for which no call waits any more."""
-    _drop_worker_state(state, peer)
+    drop_worker_state(state, peer)
     state.roster.forget(peer)
     text = f"worker {peer.name} has left: {why}"
     failed = ((m, v, r) for m, (v, r) in peer.seen.failed.items() if v > peer.runs(m)[1])
     for model, version, reason in islice(failed, FAILURES_TOLD):
         text += f"; it had failed version {version} of {model}: {reason}"
     state.note_absence(peer.name, peer.hello.models, "left", text, now)
-    return [Notice("left", text, peer.name), *calls.move(state, peer, "left", now)]
+    effects = [Notice("left", text, peer.name), *calls.move(state, peer, "left", now)]
+    return effects + (_lose_behind(state, peer, now) if peer.relay else [])
 
 
 # Keys.
@@ -170,7 +186,7 @@ def redeem(state: PublisherState, ticket: str, now: float) -> tuple[str, str] | 
 def revoke(state: PublisherState, now: float) -> list[Effect]:
     """End the sessions of workers whose keys are not allowed any more."""  # K8
     effects: list[Effect] = []
-    for peer in list(state.roster):
+    for peer in state.roster.sessions():
         grant = state.grants.of(peer.key) if state.grants is not None else None
         if grant is None or not grant.fits(peer.name) or grant.role != "worker":
             effects.append(Send(Refuse(code="revoked", text=REVOKED), to=peer.identity))
@@ -184,9 +200,10 @@ def rekeyed(state: PublisherState) -> list[Effect]:
     Keys are sent only in answer to a message, since a routing id may belong to another connection
     by now.
     """  # E6
-    for peer in state.roster:
+    peers = state.roster.sessions()
+    for peer in peers:
         peer.outdate_keys()
-    return [Send(Ping(token=0), to=peer.identity) for peer in state.roster if not peer.lost]
+    return [Send(Ping(token=0), to=peer.identity) for peer in peers if not peer.lost]
 
 
 def tell_keys(state: PublisherState, peer: Peer) -> list[Effect]:

@@ -191,7 +191,7 @@ class PublisherState:
         self.view_outdated = False
         reached = [
             ReachableWorker(peer.name, frozenset(peer.hello.models), peer.shared)
-            for peer in self.roster
+            for peer in self.roster.sessions()
             if peer.subscribed and peer.phase != "lost"
         ]
         return PublisherView(self.epoch, tuple(reached), self.rejections, self.malformed)

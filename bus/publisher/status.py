@@ -27,6 +27,8 @@ class WorkerStatus:
         progress: By model, (chunks that have arrived, all chunks) of the version that is arriving.
         silent_s: Seconds since the worker's last message.
         client, host, pid: The worker's client, host and process id, as the worker reports them.
+        relay: Whether it is a relay, which passes versions on to other workers.
+        through: The names of the relays before the worker, the nearest to the publisher first.
     """
 
     __module__ = "weightbus.types"
@@ -42,6 +44,8 @@ class WorkerStatus:
     client: str
     host: str
     pid: int
+    relay: bool = False
+    through: tuple[str, ...] = ()
 
 
 def transport_of(peer: Peer) -> Transport:
@@ -72,6 +76,8 @@ def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
         client=peer.hello.client,
         host=peer.hello.host,
         pid=peer.hello.pid,
+        relay=peer.relay,
+        through=peer.through,
     )
 
 

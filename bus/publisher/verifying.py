@@ -121,6 +121,8 @@ class Checks:
             return "absent", f"no worker {asked.worker} with {asked.model} is there"
         if peer.lost:
             return "absent", "it is lost: nothing is heard of it"
+        if peer.through:
+            return "unsupported", f"it is behind relay {peer.through[-1]}: ask that relay"
         if CHECKING not in peer.hello.features:
             who = peer.hello.client or "its program"
             return "unsupported", f"{who} cannot say what its weights are: it lacks `{CHECKING}`"

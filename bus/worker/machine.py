@@ -34,6 +34,7 @@ from ..lease import Lease
 from ..limits import CHECKS, STAGING_BYTES_MAX, Timing
 from ..messages import (
     DELTA,
+    RELAY,
     TICKET,
     UPSTREAM,
     Abort,
@@ -85,6 +86,7 @@ class _Terms(msgspec.Struct, frozen=True):
         upstream: The session's token for reports on the data connection; empty if there is none.
         subscribed: A published message has arrived in this session.
         unheard_at: When to warn the user, unless a published message has arrived before.
+        relay: The publisher takes reports of the workers behind this relay.
     """
 
     epoch: int
@@ -94,6 +96,7 @@ class _Terms(msgspec.Struct, frozen=True):
     upstream: str = ""
     subscribed: bool = False
     unheard_at: float = math.inf
+    relay: bool = False
 
 
 class WorkerMachine:
@@ -130,6 +133,7 @@ class WorkerMachine:
         self.session: Session = "outside"
         self.terms = _Terms(0, "", self.timing.ping)  # of this session, or of the last one
         self._redial_at: float | None = None  # when to redial after a handshake with a wrong key
+        self.welcomes = 0  # welcomes so far
         self.malformed = 0  # messages dropped because they violate the protocol
         self._waiting: Welcome | None = None  # the welcome to enter by, while probing
         self._whole = bytearray(WHOLE_BYTES_MAX)  # receives one small version
@@ -374,6 +378,7 @@ class WorkerMachine:
                 f"later epoch {self.applied_epoch}: connect it to the newer publisher"
             )
             return [Refused("stale-epoch", text)]
+        self.welcomes += 1
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         self._heard_at, self._redial_at = now, None
         if self.in_session and welcome.epoch == self.terms.epoch:
@@ -399,6 +404,7 @@ class WorkerMachine:
             shared=shared,
             upstream=token_of(welcome, UPSTREAM),  # W34
             unheard_at=now + self.timing.lost_after,
+            relay=RELAY in welcome.features,
         )
         if self._keyring is not None:
             self._keyring.begin(welcome.keys, now + self.timing.lost_after)

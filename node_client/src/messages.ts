@@ -70,6 +70,61 @@ export interface Running {
   readonly digest: string;
 }
 
+/** The state of a model at a worker: which versions run, arrive, or have failed. */
+export interface Doing {
+  /** Of the running version. */
+  readonly epoch: number;
+  /** The running version; 0: none. */
+  readonly version: number;
+  /** The newest version for this worker when the row was made; see also `models`. */
+  readonly newest: number;
+  /** Microseconds from the publish of the running version to its `applied`; 0: unknown. */
+  readonly took_us: number;
+  /** The version that the worker receives, has staged or applies; 0: none. */
+  readonly incoming: number;
+  /** The phase of that version; empty: none. */
+  readonly phase: "" | "applying" | "receiving" | "staged";
+  /** The chunks of that version that the worker has. */
+  readonly chunks: number;
+  /** All chunks of that version. */
+  readonly count: number;
+  /** Milliseconds since `phase` or `chunks` last changed. */
+  readonly idle_ms: number;
+  /** The last failed version, if no newer version runs; 0: none. */
+  readonly failed: number;
+  /** Code and text of that `failed`. */
+  readonly error: string;
+}
+
+/** A worker, and the state of each of its models. */
+export interface WorkerRow {
+  /** The worker. */
+  readonly name: string;
+  /** P14, P18. */
+  readonly state: "live" | "lost" | "stuck";
+  /**
+   * How versions reach the worker: `shared` or `pushed` if that field, or `subscribed`, of its last
+   * `ping` was true; else `pulled`.
+   */
+  readonly road: "pulled" | "pushed" | "shared";
+  /** The age of its last message. */
+  readonly heard_ms: number;
+  /** Its models. */
+  readonly models: ReadonlyMap<string, Doing>;
+  /** That of its `hello`. */
+  readonly client: string;
+  /** That of its `hello`. */
+  readonly host: string;
+  /** That of its `hello`. */
+  readonly pid: number;
+  /** In `below`: that of its `hello`. */
+  readonly instance: string;
+  /** The worker is a relay. */
+  readonly relay: boolean;
+  /** The relays between the publisher and the worker, the nearest to the publisher first. */
+  readonly through: readonly string[];
+}
+
 /** Admit a worker, and send the data endpoint, and the latest version of each model. */
 export interface Welcome {
   readonly type: "welcome";
@@ -425,6 +480,24 @@ export interface Staged {
   readonly patch?: PatchId | null | undefined;
 }
 
+/** Report the workers behind a relay that changed, and those that left. */
+export interface Below {
+  readonly type: "below";
+  /** The session's epoch. */
+  readonly epoch: number;
+  /**
+   * The report starts from the beginning: workers that neither this message nor the following ones
+   * name are no longer behind the relay.
+   */
+  readonly first?: boolean | undefined;
+  /** Another `below` continues this one. */
+  readonly more?: boolean | undefined;
+  /** Workers that joined or changed; each replaces its earlier row. */
+  readonly rows?: readonly WorkerRow[] | undefined;
+  /** Workers that left. */
+  readonly left?: readonly string[] | undefined;
+}
+
 export type PublisherMessage =
   | Welcome
   | Ping
@@ -451,7 +524,8 @@ export type WorkerMessage =
   | Failed
   | Bye
   | Progress
-  | Staged;
+  | Staged
+  | Below;
 
 // How the fields of a publisher's messages are read.
 
@@ -609,3 +683,4 @@ export const DELTA = "delta-1";
 export const UPSTREAM = "upstream";
 export const TICKET = "ticket";
 export const CHECKING = "checking";
+export const RELAY = "relay";

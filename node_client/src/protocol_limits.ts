@@ -54,6 +54,8 @@ export const METADATA_MAX = 32;
 export const METADATA_NAME_MAX = 128;
 /** Bytes of names and texts of a version's metadata. */
 export const METADATA_BYTES_MAX = 4096;
+/** Relays between a publisher and a worker. */
+export const RELAYS_MAX = 16;
 
 /** The times of a worker, in milliseconds. */
 export interface Timing {

@@ -92,6 +92,7 @@ NO_CHECKING = {"checking.json": "without the feature `checking`: it cannot be ve
 OF_CLIENTS = (  # whose own tests play them: a driver is a worker without memory
     "ties.json",
     "observing.json",
+    "below.json",
     "publisher_phases.json",
     "publisher_sequences.json",
 )

@@ -21,7 +21,7 @@ VALUES: list[Mistake] = [
     ("token =", "token token =", "Expected '='"),
     ("token = {", "to-ken = {", "the field 'to-ken' is not of the form"),
     ("token = {", "type = {", "every message has 'type' already"),
-    ("more = {", "la_test = {", "and roster has 'latest': one name for one thing"),
+    ("follows = {", "la_test = {", "and roster has 'latest': one name for one thing"),
     ('"0 to CHUNKS_MAX-1"', '"0 to CHUNKS-1"', "no limit has the name CHUNKS"),
     ('"0 to CHUNKS_MAX-1"', '"CHUNKS_MAX to 1"', "are reversed: 1,048,576 is above 1"),
     ('"0 to CHUNKS_MAX-1"', '"0 to 2^20-2"', "'2^20-2' is no number"),

@@ -76,6 +76,7 @@ MESSAGES = [
     *table("sealing.json", "headers"),
     *table("patching.json", "headers"),
     *table("metadata.json", "messages"),
+    *table("below.json"),
 ]
 
 

@@ -25,6 +25,11 @@ def arrays(value: float, size: int) -> dict[str, Any]:
     return {"w": np.full(size, value, np.float32)}
 
 
+def whole(relay: Relay) -> bool:
+    versions = relay._below._machine.state.store.get("m")  # noqa: SLF001 # pyright: ignore
+    return any(version.chunks.whole for version in versions or ())
+
+
 class Tree:
     """Makes publishers, relays and workers, and closes them."""
 
@@ -50,6 +55,11 @@ class Tree:
         worker = Subscriber(above.address, {"m": target}, name=name, settings=SOON)
         self.targets[self._stack.enter_context(worker)] = target
         return worker
+
+    def publishes(self, publisher: Publisher, number: int) -> tuple[int, int]:
+        """Publish the version of this number without waiting; return its epoch and number."""
+        publisher.publish_async("m", arrays(number, CHUNKED), timeout=SECONDS)
+        return publisher.epoch, number
 
     def receives(self, worker: Subscriber, key: tuple[int, int]) -> Update:
         """Apply what comes until the version of this epoch and number runs."""
@@ -80,9 +90,10 @@ def test_a_version_keeps_name_bytes_and_metadata_behind_relays(
     assert all(worker.wait_joined(SECONDS) for worker in workers)
     for value in (1, 2, 3):
         metadata = {"step": str(value)}
-        receipt = publisher.publish("m", arrays(value, size), expect=1, metadata=metadata)
-        for worker in workers:
-            update = tree.receives(worker, (publisher.epoch, receipt.version))
+        coming = publisher.publish_async("m", arrays(value, size), metadata=metadata)
+        updates = [tree.receives(worker, (publisher.epoch, value)) for worker in workers]
+        receipt = coming.result(SECONDS)
+        for worker, update in zip(workers, updates, strict=True):
             assert (update.digest, update.metadata) == (receipt.digest, metadata)
             assert (tree.targets[worker]["w"] == value).all()
 
@@ -90,10 +101,11 @@ def test_a_version_keeps_name_bytes_and_metadata_behind_relays(
 def test_a_relay_serves_what_it_has_when_the_publisher_is_gone(tree: Tree) -> None:
     publisher = tree.publisher()
     relay = tree.relay(publisher)
-    receipt = publisher.publish("m", arrays(1, CHUNKED), expect=1)
+    receipt = tree.publishes(publisher, 1)
+    wait_for(lambda: whole(relay), "the relay has it", SECONDS)
     publisher.close()
     late = tree.worker(relay, CHUNKED)
-    tree.receives(late, (receipt.epoch, receipt.version))
+    tree.receives(late, receipt)
     assert (tree.targets[late]["w"] == 1).all()
 
 
@@ -101,8 +113,9 @@ def test_workers_behind_a_relay_apply_when_the_publisher_commits(tree: Tree) -> 
     publisher = tree.publisher()
     worker = tree.worker(tree.relay(publisher), CHUNKED)
     assert worker.wait_joined(SECONDS)
-    receipt = publisher.publish("m", arrays(1, CHUNKED), expect=1, commit="together")
-    tree.receives(worker, (receipt.epoch, receipt.version))
+    promise = publisher.publish_async("m", arrays(1, CHUNKED), expect=1, commit="together")
+    tree.receives(worker, (publisher.epoch, 1))
+    assert promise.result(SECONDS).workers["worker"].state == "applied"
 
 
 def test_workers_behind_a_relay_drop_what_the_publisher_aborts(tree: Tree) -> None:
@@ -110,29 +123,28 @@ def test_workers_behind_a_relay_drop_what_the_publisher_aborts(tree: Tree) -> No
     relay = tree.relay(publisher)
     worker = tree.worker(relay, CHUNKED)
     assert worker.wait_joined(SECONDS)
-    first = publisher.publish("m", arrays(1, CHUNKED), expect=1)
-    tree.receives(worker, (first.epoch, first.version))
+    first = tree.publishes(publisher, 1)
+    tree.receives(worker, first)
     with pytest.raises(PublishError):
         publisher.publish("m", arrays(2, CHUNKED), require=5, commit="together", timeout=0.5)
     versions = relay._below._machine.state.store["m"]  # noqa: SLF001 # pyright: ignore
     wait_for(lambda: versions.pending is None, "the relay hears of the abort", SECONDS)
-    assert [version.key for version in versions] == [(first.epoch, first.version)]
-    third = publisher.publish("m", arrays(3, CHUNKED), expect=1)
+    assert [version.key for version in versions] == [first]
+    third = tree.publishes(publisher, 3)
     update = worker.receive(SECONDS)
     assert update is not None
-    assert update.version == third.version == first.version + 2
+    assert (update.epoch, update.version) == third
 
 
 def test_a_relay_follows_a_publisher_that_is_restarted(tree: Tree, tmp_path: Path) -> None:
     address = lasting_address()
     publisher = tree.publisher(address=address, state=tmp_path)
     worker = tree.worker(tree.relay(publisher), CHUNKED)
-    first = publisher.publish("m", arrays(1, CHUNKED), expect=1)
-    tree.receives(worker, (first.epoch, first.version))
+    applied = tree.receives(worker, tree.publishes(publisher, 1))
     wait_for(lambda: publisher.history("m"), "it is on disk", SECONDS)
     publisher.close()
     again = tree.publisher(address=address, state=tmp_path)
-    assert again.epoch > first.epoch
+    assert again.epoch > applied.epoch
 
     def renamed() -> Update | None:
         update = worker.update("m")
@@ -140,21 +152,21 @@ def test_a_relay_follows_a_publisher_that_is_restarted(tree: Tree, tmp_path: Pat
 
     update = wait_for(renamed, "its new name", SECONDS)
     assert update is not None
-    assert (update.digest, worker.receive(0)) == (first.digest, None), "it is not applied again"
-    second = again.publish("m", arrays(2, CHUNKED), expect=1)
-    tree.receives(worker, (second.epoch, second.version))
+    assert (update.digest, worker.receive(0)) == (applied.digest, None), "it is not applied again"
+    second = tree.publishes(again, 2)
+    tree.receives(worker, second)
 
 
 def test_a_worker_keeps_its_version_while_its_relay_restarts_empty(tree: Tree) -> None:
     publisher, address = tree.publisher(), lasting_address()
     relay = tree.relay(publisher, address)
     worker = tree.worker(relay, CHUNKED)
-    first = publisher.publish("m", arrays(1, CHUNKED), expect=1)
-    tree.receives(worker, (first.epoch, first.version))
+    first = tree.publishes(publisher, 1)
+    tree.receives(worker, first)
     relay.close()
     tree.relay(publisher, address)
-    second = publisher.publish("m", arrays(2, CHUNKED), expect=1)
-    tree.receives(worker, (second.epoch, second.version))
+    second = tree.publishes(publisher, 2)
+    tree.receives(worker, second)
     assert worker.receive(0) is None
 
 
@@ -174,8 +186,7 @@ def test_an_error_while_passing_on_does_not_end_the_relay(
         return received(*args)
 
     monkeypatch.setattr(VersionOffer, "received", failing)
-    receipt = publisher.publish("m", arrays(1, CHUNKED), require=0)
-    tree.receives(worker, (receipt.epoch, receipt.version))
+    tree.receives(worker, tree.publishes(publisher, 1))
     assert raised
 
 
@@ -196,5 +207,5 @@ def test_who_starts_first_does_not_matter(tree: Tree) -> None:
     worker = tree.worker(relay, CHUNKED)
     tree.relay(publisher, places[1])
     publisher = tree.publisher(address=places[0])
-    receipt = publisher.publish("m", arrays(1, CHUNKED), expect=1, timeout=SECONDS)
-    tree.receives(worker, (receipt.epoch, receipt.version))
+    receipt = tree.publishes(publisher, 1)
+    tree.receives(worker, receipt)

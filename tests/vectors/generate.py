@@ -113,8 +113,10 @@ def files() -> dict[str, bytes]:
     checking = [{**_message(out, each), "level": None} for each in checked]
     out.table("checking.json", cases=checking)
     seen = message_cases.feature_cases("observing", "observer")
-    observing = [{**_message(out, each), "level": None} for each in seen]
+    observing = [{**_message(out, c), "level": None} for c in seen]
     out.table("observing.json", cases=observing)
+    below = [{**_message(out, c), "level": None} for c in message_cases.feature_cases("relays")]
+    out.table("below.json", cases=below)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
     applying = [_sequence(out, each) for each in in_applying]
@@ -133,8 +135,7 @@ def files() -> dict[str, bytes]:
     patching = [{**_message(out, each), "level": None} for each in patched]
     out.table("patching.json", headers=patching)
     texts = message_cases.further_cases("metadata")
-    said = [{**_message(out, each), "level": None} for each in texts]
-    out.table("metadata.json", messages=said)
+    out.table("metadata.json", messages=[{**_message(out, c), "level": None} for c in texts])
     sealed = [{**_message(out, each), "level": None} for each in message_cases.sealing_cases()]
     out.table("sealing.json", **sealing_cases.cases(), headers=sealed)
     return out.contents

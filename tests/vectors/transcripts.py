@@ -35,6 +35,7 @@ from weightbus.bus.publisher.effects import Broadcast
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
+from weightbus.bus.publisher.reporting import BelowReports
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import OfferedPatch, Version, VersionOffer
 from weightbus.bus.sealer import Sealer
@@ -155,6 +156,7 @@ class Trainer:
         ping: float = 1.0,
         shared: bool = False,
         sealed: bool = False,
+        origin: bool = True,
     ) -> None:
         self.scene, self.workers, self.shared = scene, dict[bytes, Any](), shared
         self.started, self._numbers = scene.now, itertools.count()
@@ -172,6 +174,7 @@ class Trainer:
                 probe,
                 age=lambda: 60 + scene.now - self.started,
                 keys=None if sealer is None else lambda _: sealer.keys,
+                origin=origin,
             )
         )
         self.alive = True
@@ -384,6 +387,33 @@ class Pupil:
         )
         report = msgspec.structs.replace(report, bytes=staged.private_bytes)
         self.do(self.machine.happened(report, now))
+
+
+class Relay:
+    """A relay: a worker above, and a publisher below."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.above = scene, Pupil(scene, "relay-1", features=("relay",), label="R")
+        self.below = Trainer(scene, origin=False)
+        self._reports, self._welcomes = BelowReports(self.below.machine), 0
+        scene.every(self.report)
+
+    def report(self) -> None:
+        machine = self.above.machine
+        if machine.welcomes != self._welcomes:
+            self._welcomes = machine.welcomes
+            self._reports.begin()
+        if self._welcomes:
+            messages = self._reports.due(machine.terms.epoch, self.scene.now)
+            self.above.do([Send(message) for message in messages])
+
+    def offer(self, version: Version, data: bytes) -> None:
+        """Pass a version on."""
+        offer = VersionOffer.of(MODEL, version.layout, 16, PlainSnapshot(data))
+        hash_all(offer)
+        offer.key = version.key
+        self.below.do(self.below.machine.pass_on(offer, self.scene.now)[1])
+        self.below.do(self.below.machine.push(self.scene.now))
 
 
 class Onlooker:
@@ -643,6 +673,21 @@ def observing() -> Scene:
     return scene
 
 
+def relaying() -> Scene:
+    scene = Scene()
+    trainer, relay = Trainer(scene), Relay(scene)
+    relay.above.connect(trainer)
+    worker = Pupil(scene, "worker-1", label="W")
+    worker.connect(relay.below)
+    scene.run(0.1)
+    scene.lines.clear()
+    version = trainer.publish(flat(10), bytes_of(1, 10))
+    scene.run(0.01)
+    relay.offer(version, bytes_of(1, 10))
+    scene.run(0.2)
+    return scene
+
+
 def sealing() -> Scene:
     scene = Scene()
     trainer = Trainer(scene, sealed=True)
@@ -681,7 +726,18 @@ def patch() -> Scene:
 
 SCENES: dict[str, Callable[[], Scene]] = {
     f.__name__: f
-    for f in (pull, together, push, decisions, renaming, shared, observing, sealing, patch)
+    for f in (
+        pull,
+        together,
+        push,
+        decisions,
+        renaming,
+        shared,
+        observing,
+        relaying,
+        sealing,
+        patch,
+    )
 }
 
 

@@ -40,6 +40,7 @@ const (
 	Upstream = "upstream" // sends applied on its data connection; of a publisher: upstream.TOKEN, the token for it
 	Ticket   = "ticket"   // ticket.TOKEN, the ticket for a data connection
 	Checking = "checking" // answers check
+	Relay    = "relay"    // of a worker: a relay, which sends below; of a publisher: takes below
 )
 
 // endsSession has the codes of refusals that end a session.

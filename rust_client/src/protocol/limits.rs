@@ -65,6 +65,8 @@ pub const EPOCH_CLOCK_MAX: u64 = 1 << 43;
 pub const RENEWAL_PAUSES: u32 = 64;
 /// Observers at once.
 pub const OBSERVERS_MAX: usize = 16;
+/// Relays between a publisher and a worker.
+pub const RELAYS_MAX: usize = 16;
 /// Sums of one `checked`.
 pub const CHECK_NAMES_MAX: usize = 4096;
 /// Rows of each kind in one `roster`.

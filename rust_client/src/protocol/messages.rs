@@ -209,6 +209,33 @@ pub struct WorkerRow {
     /// That of its `hello`.
     #[serde(skip_serializing_if = "is_default")]
     pub pid: u64,
+    /// In `below`: that of its `hello`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub instance: String,
+    /// The worker is a relay.
+    #[serde(skip_serializing_if = "is_default")]
+    pub relay: bool,
+    /// The relays between the publisher and the worker, the nearest to the publisher first.
+    #[serde(skip_serializing_if = "is_default")]
+    pub through: Vec<String>,
+}
+
+impl WorkerRow {
+    fn read(fields: &Fields) -> Result<WorkerRow, Fault> {
+        Ok(WorkerRow {
+            name: fields.required("name", name)?,
+            state: fields.required("state", word)?,
+            road: fields.required("road", word)?,
+            heard_ms: fields.required("heard_ms", count)?,
+            models: fields.required("models", map(MODELS_MAX, name, object(Doing::read)))?,
+            client: fields.optional("client", text(LABEL_MAX))?,
+            host: fields.optional("host", text(LABEL_MAX))?,
+            pid: fields.optional("pid", count)?,
+            instance: fields.optional("instance", hex_or_empty(32))?,
+            relay: fields.optional("relay", boolean)?,
+            through: fields.optional("through", array(RELAYS_MAX, name))?,
+        })
+    }
 }
 
 /// The state of a model at a worker: which versions run, arrive, or have failed.
@@ -247,6 +274,24 @@ pub struct Doing {
     /// Code and text of that `failed`.
     #[serde(skip_serializing_if = "is_default")]
     pub error: String,
+}
+
+impl Doing {
+    fn read(fields: &Fields) -> Result<Doing, Fault> {
+        Ok(Doing {
+            epoch: fields.optional("epoch", count)?,
+            version: fields.optional("version", count)?,
+            newest: fields.optional("newest", count)?,
+            took_us: fields.optional("took_us", count)?,
+            incoming: fields.optional("incoming", count)?,
+            phase: fields.optional("phase", word_or_empty)?,
+            chunks: fields.optional("chunks", count)?,
+            count: fields.optional("count", count)?,
+            idle_ms: fields.optional("idle_ms", count)?,
+            failed: fields.optional("failed", count)?,
+            error: fields.optional("error", text(ERROR_MAX))?,
+        })
+    }
 }
 
 /// An event of a worker. After the event `left`, the worker is no longer on the roster.
@@ -945,6 +990,38 @@ impl Rename {
     }
 }
 
+/// Report the workers behind a relay that changed, and those that left.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Below {
+    /// The session's epoch.
+    pub epoch: u64,
+    /// The report starts from the beginning: workers that neither this message nor the following
+    /// ones name are no longer behind the relay.
+    #[serde(skip_serializing_if = "is_default")]
+    pub first: bool,
+    /// Another `below` continues this one.
+    #[serde(skip_serializing_if = "is_default")]
+    pub more: bool,
+    /// Workers that joined or changed; each replaces its earlier row.
+    #[serde(skip_serializing_if = "is_default")]
+    pub rows: Vec<WorkerRow>,
+    /// Workers that left.
+    #[serde(skip_serializing_if = "is_default")]
+    pub left: Vec<String>,
+}
+
+impl Below {
+    fn read(fields: &Fields) -> Result<Below, Fault> {
+        Ok(Below {
+            epoch: fields.required("epoch", count)?,
+            first: fields.optional("first", boolean)?,
+            more: fields.optional("more", boolean)?,
+            rows: fields.optional("rows", array(PAGE_ROWS_MAX, object(WorkerRow::read)))?,
+            left: fields.optional("left", array(PAGE_ROWS_MAX, name))?,
+        })
+    }
+}
+
 /// Request the changes since revision `since` of an epoch, in at most `pages` pages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Observe {
@@ -1144,6 +1221,7 @@ pub enum FromWorker {
     Bye(Bye),
     Progress(Progress),
     Staged(Staged),
+    Below(Below),
     Checked(Checked),
 }
 
@@ -1159,6 +1237,7 @@ impl Received for FromWorker {
             "bye" => FromWorker::Bye(Bye::read(fields)?),
             "progress" => FromWorker::Progress(Progress::read(fields)?),
             "staged" => FromWorker::Staged(Staged::read(fields)?),
+            "below" => FromWorker::Below(Below::read(fields)?),
             "checked" => FromWorker::Checked(Checked::read(fields)?),
             _ => return Ok(None),
         }))
@@ -1273,3 +1352,5 @@ pub const UPSTREAM: &str = "upstream";
 pub const TICKET: &str = "ticket";
 /// Answers `check`.
 pub const CHECKING: &str = "checking";
+/// Of a worker: a relay, which sends `below`; of a publisher: takes `below`.
+pub const RELAY: &str = "relay";

@@ -274,6 +274,8 @@ impl PublisherMachine {
             FromWorker::Failed(said) => self.failed(name, &said, now),
             FromWorker::Ping(ping) => self.ping(name, &ping),
             FromWorker::Checked(said) => self.checked(name, said),
+            // A relay sends `below` only to a publisher whose `welcome` names the feature.
+            FromWorker::Below(_) => {}
             FromWorker::Pong(_) | FromWorker::Hello(_) | FromWorker::Bye(_) => {}
         }
     }

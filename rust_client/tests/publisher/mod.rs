@@ -327,7 +327,9 @@ impl Publisher {
                 self.left = true;
                 Vec::new()
             }
-            FromWorker::Progress(_) | FromWorker::Pong(_) | FromWorker::Checked(_) => Vec::new(),
+            FromWorker::Progress(_) | FromWorker::Pong(_) | FromWorker::Checked(_) | FromWorker::Below(_) => {
+                Vec::new()
+            }
         }
     }
 

@@ -1,0 +1,125 @@
+"""Workers behind relays, as the relays report them with `below`. (R5 to R7)
+
+A row is the whole state of a worker, so rows may be repeated. Each change in a row advances the
+calls as the worker's own report would. The relay has compared the digests.
+"""
+
+from ..effects import Notice
+from ..messages import RELAY, Below, Doing, Failed, Hello, Running, WorkerRow
+from ..protocol_limits import RELAYS_MAX
+from . import calls, sessions
+from .effects import Effect
+from .roster import Peer
+from .state import PublisherState
+
+
+def below(state: PublisherState, relay: Peer, message: Below, now: float) -> list[Effect]:
+    """Handle a relay's report of the workers behind it."""
+    if not relay.relay or message.epoch != state.epoch:
+        return []
+    effects: list[Effect] = []
+    for name in message.left:
+        peer = state.roster.by_name(name)
+        if peer is not None and peer.through[:1] == (relay.name,):
+            effects += sessions.leave(state, peer, f"as relay {peer.through[-1]} reports", now)
+    if message.first:
+        relay.expect_rows(peer.name for peer in state.roster.behind(relay.name))
+    for row in message.rows:
+        relay.expect_no_more(row.name)
+        effects += _row(state, relay, row, now)
+    for name in () if message.more else relay.unnamed():
+        peer = state.roster.by_name(name)
+        if peer is not None and peer.through[:1] == (relay.name,) and not peer.lost:
+            effects += sessions.lose(state, peer, now, "silent", f"relay {relay.name} lacks it")
+    return effects
+
+
+def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list[Effect]:
+    through, heard_at = (relay.name, *row.through), now - row.heard_ms / 1000
+    known = state.roster.by_name(row.name)
+    if len(through) > RELAYS_MAX or row.name in through:
+        text = f"relay {relay.name} is in a loop: {' > '.join((*through, row.name))}"
+        return [Notice("loop", text, relay.name, warning=True)]
+    if known is not None and known.through[:1] != through[:1] and not known.lost:
+        same = known.instance == row.instance
+        if row.state == "lost" or (same and heard_at <= known.heard_at):
+            return []  # it has changed its relay
+        if not same:
+            text = (
+                f"worker {row.name} is {_place(known.through)} and {_place(through)}, in two "
+                "processes: give one another name"
+            )
+            return [Notice("name-taken", text, row.name, warning=True)]
+    effects, hello = list[Effect](), _hello_of(row)
+    if known is None or known.through != through or known.hello != hello:
+        if known is not None:
+            sessions.drop_worker_state(state, known)
+        peer = state.roster.place(hello, through, now)
+        if peer is None:
+            text = f"the roster is full: worker {row.name} behind relay {relay.name} is left out"
+            return [Notice("full", text, relay.name, warning=True)]
+        state.welcomed(row.name)
+        effects.append(Notice("joined", f"worker {row.name} is {_place(through)}", row.name))
+        calls.returned(state, peer, now)
+    else:
+        peer = known
+        if peer.lost and row.state != "lost":
+            peer.move("spoke")
+            effects.append(Notice("back", f"worker {peer.name} answers again", peer.name))
+            calls.returned(state, peer, now)
+    peer.heard_through_relay(heard_at)
+    peer.reached_by(subscribed=row.road == "pushed", shared=row.road == "shared")
+    for model, doing in row.models.items():
+        effects += _model(state, peer, model, doing, now)
+    if row.state == "lost" and not peer.lost:
+        effects += sessions.lose(state, peer, now, "silent", f"as relay {through[-1]} reports")
+    state.roster.touch(peer)
+    return effects
+
+
+def _model(state: PublisherState, peer: Peer, model: str, doing: Doing, now: float) -> list[Effect]:
+    """Handle the state of one model at a worker behind a relay."""
+    versions, effects = state.store.get(model), list[Effect]()
+    current = versions is not None and doing.epoch == state.epoch
+    runs, before = (doing.epoch, doing.version), peer.runs(model)
+    if not doing.version:
+        peer.runs_nothing(model)
+    elif runs > before:
+        published = versions.times.get(doing.version, now) if versions and current else now
+        peer.applied(model, Running(*runs, ""), now - published, current=current)
+        effects += calls.arrived(state, peer, model, runs, now)
+    peer.receives(model, doing, now)
+    version = versions.find(doing.incoming) if versions is not None else None
+    if doing.phase == "staged" and version is not None:
+        effects += calls.move(state, peer, "staged", now, version)
+    reason = doing.failed, doing.error
+    if doing.failed and peer.seen.failed.get(model) != reason:
+        code, _, text = doing.error.partition(": ")
+        failed = Failed(
+            model=model,
+            epoch=state.epoch,
+            version=doing.failed,
+            code=code or "failed",
+            text=text,
+            intact=bool(doing.version) or before == (0, 0),
+        )
+        effects += calls.failed(state, peer, failed, now)
+        peer.keep_failure(model, *reason)
+    return effects
+
+
+def _hello_of(row: WorkerRow) -> Hello:
+    """Return the hello of a worker behind a relay, as far as a row has it."""
+    return Hello(
+        name=row.name,
+        instance=row.instance,
+        models=dict.fromkeys(row.models),
+        features=[RELAY] if row.relay else [],
+        client=row.client,
+        host=row.host,
+        pid=row.pid,
+    )
+
+
+def _place(through: tuple[str, ...]) -> str:
+    return f"behind relay {' > '.join(through)}" if through else "connected to this publisher"

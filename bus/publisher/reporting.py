@@ -1,0 +1,136 @@
+"""A relay's reports of the workers behind it, for the publisher above. (R4)"""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from ..messages import Below, Doing, WorkerRow
+from ..observed import PAGE_BYTES
+from ..protocol_limits import PAGE_ROWS_MAX
+from ..token_bucket import Rate, TokenBucket
+from .machine import PublisherMachine
+from .roster import Peer
+
+REPORT_SECONDS = 0.1  # the longest that a change of a version waits for others
+AT_ONCE = Rate(8, 16)  # reports that do not wait for others
+COMPARED_MAX = 256  # workers up to which each change is a reason to look whether all are done
+
+Outline = tuple[object, ...]
+
+
+class BelowReports:
+    """Makes the messages `below` of one relay, in the thread of its publisher's machine.
+
+    Changes of a version are urgent. They are sent at once if no worker still lacks the newest
+    version, else together after `REPORT_SECONDS`. Other changes, such as the number of chunks, are
+    sent with the pings. So a version costs few messages, however many workers there are.
+
+    Args:
+        machine: The publisher's machine of the relay.
+    """
+
+    def __init__(self, machine: PublisherMachine) -> None:
+        self._machine, self._roster = machine, machine.state.roster
+        machine.observers.record_always()
+        self._revision = self._removals = 0  # of the roster, at the last look
+        self._sent: dict[str, Outline] = {}  # by worker, the outline of its last row
+        self._changed: dict[str, None] = {}  # workers whose rows have changed since
+        self._left: list[str] = []
+        self._first = True  # the next report starts from the beginning
+        self._urgent_at = math.inf  # when the first urgent change came
+        self._reported_at = -math.inf
+        self._at_once = TokenBucket(AT_ONCE, 0.0)
+
+    def begin(self) -> None:
+        """Start from the beginning, since the publisher above has welcomed the relay."""
+        self._first = True
+
+    def due(self, epoch: int, now: float) -> list[Below]:
+        """Return the messages that are due; `epoch`: that of the session above."""
+        self._look(now)
+        if not (self._first or self._changed or self._left) or not self._is_due(now):
+            return []
+        peers = [*self._roster] if self._first else map(self._roster.by_name, self._changed)
+        current = self._machine.state.epoch == epoch
+        rows = [self._row(peer, now, current=current) for peer in peers if peer is not None]
+        pages = [Below(epoch=epoch, rows=page, more=True) for page in _pages(rows)]
+        pages = pages or [Below(epoch=epoch)]
+        pages[0] = replace(pages[0], first=self._first, left=self._left[:PAGE_ROWS_MAX])
+        pages[-1] = replace(pages[-1], more=False)
+        self._left = self._left[PAGE_ROWS_MAX:]
+        self._changed, self._first = {}, False
+        self._reported_at, self._urgent_at = now, math.inf
+        return pages
+
+    def _look(self, now: float) -> None:
+        """Collect what has changed on the roster."""
+        roster = self._roster
+        if roster.revision == self._revision and roster.removals == self._removals:
+            return
+        for peer in roster.changed(self._revision):
+            self._changed[peer.name] = None
+            if self._sent.get(peer.name) != _outline(peer):
+                self._urgent_at = min(self._urgent_at, now)
+        if roster.removals != self._removals:
+            left = [name for name in self._sent if roster.by_name(name) is None]
+            for name in left:
+                del self._sent[name]
+                self._changed.pop(name, None)
+            self._left += left
+            self._urgent_at = min(self._urgent_at, now) if left else self._urgent_at
+        self._revision, self._removals = roster.revision, roster.removals
+
+    def _is_due(self, now: float) -> bool:
+        if self._first or now - self._urgent_at >= REPORT_SECONDS:
+            return True
+        if now - self._reported_at >= self._machine.state.timing.ping:
+            return True
+        if math.isinf(self._urgent_at) or len(self._roster) > COMPARED_MAX:
+            return False
+        return not any(map(self._lacks, self._roster)) and self._at_once.take(1, now)
+
+    def _lacks(self, peer: Peer) -> bool:
+        """True if a live worker lacks the newest version of a model, or has not staged it."""
+        if peer.lost or peer.relay:
+            return False
+        for model in peer.hello.models:
+            versions = self._machine.state.store.get(model)
+            newest = versions and (versions.pending or versions.latest_for(peer.name))
+            if newest is None or peer.runs(model) >= newest.key:
+                continue
+            failed = peer.seen.failed.get(model, (0, ""))[0] == newest.version
+            if not failed and not peer.has_staged(model, newest.version):
+                return True
+        return False
+
+    def _row(self, peer: Peer, now: float, *, current: bool) -> WorkerRow:
+        """Return a worker's row; if the epoch is not `current`, with the running versions only."""
+        self._sent[peer.name] = _outline(peer)
+        row = self._machine.observers.row(peer, now)
+        models = row.models
+        if not current:
+            models = {m: Doing(epoch=d.epoch, version=d.version) for m, d in models.items()}
+        return replace(row, instance=peer.instance, models=models)
+
+
+def _outline(peer: Peer) -> Outline:
+    """Return what makes a change of a worker urgent."""
+    staged = [(m, i.version) for m, i in peer.incoming.items() if i.phase == "staged"]
+    runs = [(m, r.epoch, r.version) for m, r in peer.running.items()]
+    return peer.lost, peer.through, sorted(runs), staged, sorted(peer.seen.failed.items())
+
+
+def _pages(rows: list[WorkerRow]) -> Iterator[list[WorkerRow]]:
+    """Yield the rows in pages that fit a message."""
+    page, room = list[WorkerRow](), PAGE_BYTES
+    for row in rows:
+        nbytes = len(msgspec.json.encode(row)) + 1
+        if page and (nbytes > room or len(page) >= PAGE_ROWS_MAX):
+            yield page
+            page, room = [], PAGE_BYTES
+        page.append(row)
+        room -= nbytes
+    if page:
+        yield page

@@ -1,0 +1,402 @@
+"""Workers behind relays: what the relays report, and what the publisher makes of the reports."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightbus.bus.effects import Notice, Send
+from weightbus.bus.headers import encode
+from weightbus.bus.limits import Timing
+from weightbus.bus.messages import (
+    RELAY,
+    Abort,
+    Applied,
+    Below,
+    Bye,
+    Commit,
+    Doing,
+    Failed,
+    Hello,
+    Ping,
+    Refuse,
+    Staged,
+    Welcome,
+    WorkerRow,
+)
+from weightbus.bus.protocol_limits import RELAYS_MAX
+from weightbus.bus.publisher import reporting
+from weightbus.bus.publisher.effects import Effect, Resolve
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import PublishTerms
+from weightbus.bus.publisher.reporting import COMPARED_MAX, BelowReports
+from weightbus.bus.publisher.state import PublisherState
+from weightbus.bus.publisher.version import VersionOffer
+from weightbus.bus.structs import Message
+from weightbus.codecs.layout import Layout
+from weightbus.tests.simulation.virtual_shell import PlainSnapshot, hash_all, perform
+
+EPOCH, NBYTES = 7, 40
+REPORT_SECONDS = 1.01 * reporting.REPORT_SECONDS
+LAYOUT = Layout.plan([("w", "U8", (NBYTES,))])
+numbers = itertools.count()
+
+
+def instance(name: str) -> str:
+    return name.encode().hex().rjust(32, "0")[-32:]
+
+
+class Node:
+    """A publisher's machine; with a name, the one of a relay."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name, self.now = name, 100.0
+        state = PublisherState(EPOCH, "tcp://d:1", Timing(), origin=not name)
+        self.machine = PublisherMachine(state)
+        self.reports = BelowReports(self.machine) if name else None
+        self.notices: list[Notice] = []
+        self.sent = 0  # messages of reports so far
+
+    def say(self, name: str, message: Message) -> list[Effect]:
+        effects = self.machine.receive(name.encode(), [encode(message)], self.now)
+        return self.perform(effects)
+
+    def perform(self, effects: list[Effect]) -> list[Effect]:
+        done = perform(self.machine, effects, self.now)
+        for each in done:
+            if isinstance(each, Notice):
+                self.machine.observers.happened(each, self.now)
+                self.notices.append(each)
+        return done
+
+    def joins(self, name: str, *, of: str = "") -> list[Effect]:
+        hello = Hello(name=name, instance=instance(of or name), models={"a": None})
+        return self.say(name, hello)
+
+    def offers(self, number: int, *, together: bool = False) -> None:
+        """Pass on the version of this number."""
+        terms = PublishTerms(commit="together" if together else "auto")
+        offer = replace_key(offer_of(number), (EPOCH, number))
+        offer.terms = offer.terms._replace(commit=terms.commit)
+        self.perform(self.machine.pass_on(offer, self.now)[1])
+
+    def applies(self, name: str, number: int) -> None:
+        version = self.machine.state.store["a"].find(number)
+        assert version is not None
+        digest = version.chunks.digest
+        self.say(name, Applied(model="a", epoch=EPOCH, version=number, digest=digest))
+
+    def stages(self, name: str, number: int) -> None:
+        version = self.machine.state.store["a"].find(number)
+        assert version is not None
+        digest = version.chunks.digest
+        self.say(name, Staged(model="a", epoch=EPOCH, version=number, digest=digest))
+
+    def publishes(self, **terms: Any) -> list[Effect]:
+        offer = offer_of(self.machine.state.versions("a")._count + 1)  # noqa: SLF001 # pyright: ignore
+        call, effects = self.machine.publish(
+            next(numbers), offer, PublishTerms(**terms), self.now, self.now
+        )
+        self.call = call
+        return self.perform(effects)
+
+    def rows(self) -> dict[str, tuple[bool, tuple[str, ...], tuple[int, int]]]:
+        """Return what this node knows of each worker: lost, relays and running version."""
+        return {p.name: (p.lost, p.through, p.runs("a")) for p in self.machine.state.roster}
+
+
+def offer_of(number: int) -> VersionOffer:
+    data = np.full(NBYTES, number, np.uint8)
+    offer = VersionOffer.of("a", LAYOUT, 16, PlainSnapshot(data))
+    hash_all(offer)
+    return offer
+
+
+def replace_key(offer: VersionOffer, key: tuple[int, int]) -> VersionOffer:
+    offer.key = key
+    return offer
+
+
+@dataclass
+class Link:
+    """The session of a relay with the node above."""
+
+    above: Node
+    below: Node
+
+    def opens(self) -> None:
+        """Begin a session, with a whole report."""
+        hello = Hello(
+            name=self.below.name,
+            instance=instance(self.below.name),
+            models={"a": None},
+            features=[RELAY],
+        )
+        sent = self.above.say(self.below.name, hello)
+        welcome = next(
+            e.message for e in sent if isinstance(e, Send) and isinstance(e.message, Welcome)
+        )
+        assert RELAY in welcome.features
+        assert self.below.reports is not None
+        self.below.reports.begin()
+        self.passes()
+
+    def passes(self, seconds: float = 0.0) -> list[Effect]:
+        """Let time pass, and pass on what is due."""
+        assert self.below.reports is not None
+        found = list[Effect]()
+        for later in (0.0, seconds):
+            self.below.now += later
+            self.above.now = max(self.above.now, self.below.now)
+            for message in self.below.reports.due(EPOCH, self.below.now):
+                self.below.sent += 1
+                found += self.above.say(self.below.name, message)
+        return found
+
+
+def tree(*names: str) -> tuple[Node, Node, Link]:
+    """Return an origin, a relay with workers of these names, and the link between both."""
+    origin, relay = Node(), Node("r")
+    link = Link(origin, relay)
+    link.opens()
+    for name in names:
+        relay.joins(name)
+    link.passes(REPORT_SECONDS)
+    return origin, relay, link
+
+
+def resolved(effects: Iterable[Effect]) -> Resolve:
+    return next(effect for effect in effects if isinstance(effect, Resolve))
+
+
+def test_a_call_waits_for_the_workers_behind_a_relay_and_not_for_the_relay() -> None:
+    origin, relay, link = tree("x", "y")
+    assert origin.machine.present("a") == 2
+    assert not [e for e in origin.publishes() if isinstance(e, Resolve)]
+    relay.offers(1)
+    relay.applies("x", 1)
+    assert not [e for e in link.passes(REPORT_SECONDS) if isinstance(e, Resolve)]
+    relay.applies("y", 1)
+    result = resolved(link.passes())
+    assert result.achieved
+    states = {name: (w.state, w.through) for name, w in result.receipt.workers.items()}
+    assert states == {"x": ("applied", ("r",)), "y": ("applied", ("r",))}
+
+
+def test_a_worker_that_fails_behind_a_relay_fails_the_call() -> None:
+    origin, relay, link = tree("x")
+    origin.publishes()
+    relay.offers(1)
+    relay.say("x", Failed(model="a", epoch=EPOCH, version=1, code="apply", text="no such tensor"))
+    result = resolved(link.passes())
+    assert not result.achieved
+    assert "apply: no such tensor" in result.receipt.workers["x"].detail
+
+
+def test_a_commit_waits_for_the_workers_behind_a_relay() -> None:
+    origin, relay, link = tree("x", "y")
+    origin.publishes(commit="together", require=2, wait="staged")
+    relay.offers(1, together=True)
+    digest = origin.call.version.chunks.digest
+    origin.say("r", Staged(model="a", epoch=EPOCH, version=1, digest=digest))
+    relay.stages("x", 1)
+    assert origin.call.decision == "open"
+    link.passes(REPORT_SECONDS)
+    assert origin.call.decision == "open", "one of two"
+    relay.stages("y", 1)
+    commits = [e for e in link.passes() if isinstance(e, Send) and isinstance(e.message, Commit)]
+    assert [commit.to for commit in commits] == [b"r"]
+    assert origin.call.decision == "commit"
+
+
+def test_an_abort_reaches_the_relay() -> None:
+    origin, _relay, _link = tree("x")
+    origin.publishes(commit="together", timeout=1.0)
+    origin.now += 2
+    effects = origin.perform(origin.machine.tick(origin.now))
+    aborts = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Abort)]
+    assert [abort.to for abort in aborts] == [b"r"]
+
+
+def test_the_workers_of_a_lost_relay_are_lost_until_they_come_through_another() -> None:
+    origin, relay, _link = tree("x")
+    other = Node("s")
+    link = Link(origin, other)
+    link.opens()
+    origin.publishes(grace=10.0)
+    origin.perform(origin.machine.unreachable(b"r", origin.now, "killed"))
+    assert origin.rows()["x"] == (True, ("r",), (0, 0))
+    other.now = relay.now + 1
+    other.joins("x")
+    link.passes()
+    assert origin.rows()["x"] == (False, ("s",), (0, 0))
+    other.offers(1)
+    other.applies("x", 1)
+    assert resolved(link.passes()).receipt.workers["x"].through == ("s",)
+
+
+def test_a_worker_that_changes_its_relay_is_counted_once_and_late_reports_do_not_move_it() -> None:
+    origin, relay, link = tree("x")
+    other = Node("s")
+    second = Link(origin, other)
+    second.opens()
+    relay.say("x", Ping(subscribed=True))  # reported later, when x has gone
+    other.now = relay.now + 0.05
+    other.joins("x")
+    second.passes()
+    assert origin.rows()["x"][1] == ("s",)
+    relay.now = other.now
+    link.passes(10.0)  # the ping's report of r
+    assert origin.rows()["x"][:2] == (False, ("s",))
+    relay.perform(relay.machine.unreachable(b"x", relay.now, "killed"))
+    link.passes(REPORT_SECONDS)
+    assert origin.rows()["x"][:2] == (False, ("s",)), "r has lost it, and s has it"
+    assert origin.machine.present("a") == 1
+
+
+def test_two_processes_of_one_name_are_logged_and_the_first_one_counts() -> None:
+    origin, _relay, _link = tree("x")
+    other = Node("s")
+    second = Link(origin, other)
+    second.opens()
+    other.joins("x", of="another")
+    second.passes(REPORT_SECONDS)
+    assert origin.rows()["x"][1] == ("r",)
+    (notice,) = [n for n in origin.notices if n.kind == "name-taken"]
+    assert "behind relay r and behind relay s" in notice.text
+
+
+def test_a_direct_worker_of_the_name_is_refused_unless_it_is_the_same_process() -> None:
+    origin, _relay, _link = tree("x")
+    sent = origin.joins("x", of="another")
+    (refuse,) = [e.message for e in sent if isinstance(e, Send) and isinstance(e.message, Refuse)]
+    assert (refuse.code, "behind relay r" in refuse.text) == ("name-taken", True)
+    origin.joins("x")
+    assert origin.rows()["x"] == (False, (), (0, 0))
+
+
+def test_a_relay_behind_a_relay_reports_through_both() -> None:
+    origin, relay, link = tree("x")
+    inner = Node("s")
+    inner_link = Link(relay, inner)
+    inner.now = relay.now
+    inner_link.opens()
+    inner.joins("y")
+    inner_link.passes()
+    link.passes(REPORT_SECONDS)
+    assert origin.rows()["y"][1] == ("r", "s")
+    origin.publishes()
+    for node in (relay, inner):
+        node.offers(1)
+    relay.applies("x", 1)
+    inner.applies("y", 1)
+    inner_link.passes()
+    result = resolved(link.passes())
+    assert {n: w.through for n, w in result.receipt.workers.items()} == {
+        "x": ("r",),
+        "y": ("r", "s"),
+    }
+
+
+@pytest.mark.parametrize("through", [["y", "x"], ["n"] * RELAYS_MAX])
+def test_a_loop_is_logged_and_has_no_effect(through: list[str]) -> None:
+    origin, _relay, _link = tree()
+    row = WorkerRow(
+        name="x", state="live", road="pulled", heard_ms=0, models={"a": Doing()}, through=through
+    )
+    origin.say("r", Below(epoch=EPOCH, rows=[row]))
+    assert "x" not in origin.rows()
+    assert [notice.kind for notice in origin.notices][-1:] == ["loop"]
+
+
+def test_a_worker_that_is_no_relay_reports_no_others() -> None:
+    origin = Node()
+    origin.joins("w")
+    row = WorkerRow(name="x", state="live", road="pulled", heard_ms=0, models={"a": Doing()})
+    origin.say("w", Below(epoch=EPOCH, rows=[row]))
+    assert [*origin.rows()] == ["w"]
+
+
+def test_a_relay_that_was_lost_joins_again_and_reports_from_the_beginning() -> None:
+    origin, relay, link = tree("x", "y")
+    origin.perform(origin.machine.unreachable(b"r", origin.now, "killed"))
+    relay.say("y", Bye())
+    sent = origin.say("r", Ping())
+    assert [
+        e.message.code for e in sent if isinstance(e, Send) and isinstance(e.message, Refuse)
+    ] == ["unknown-worker"]
+    link.opens()
+    assert origin.rows()["x"] == (False, ("r",), (0, 0))
+    assert "y" not in origin.rows(), "it has left meanwhile"
+
+
+@pytest.mark.parametrize("count", [100, COMPARED_MAX + 1])
+def test_the_messages_of_a_version_do_not_grow_with_the_workers(count: int) -> None:
+    names = [f"w{n}" for n in range(count)]
+    origin, relay, link = tree(*names)
+    origin.publishes()
+    relay.offers(1)
+    before = relay.sent
+    for at, name in enumerate(names):
+        relay.applies(name, 1)
+        link.passes(0.001 if at % 5 else 0.0)
+    link.passes(REPORT_SECONDS)
+    assert {row[2] for name, row in origin.rows().items() if name != "r"} == {(EPOCH, 1)}
+    seconds = count * 0.001
+    pages = 1 + count // 200  # of at most 64 KiB
+    assert relay.sent - before <= pages * (seconds / REPORT_SECONDS + 2)
+
+
+Step = tuple[str, str]
+NAMES = ["u", "v", "w"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["join", "leave", "kill", "apply", "offer", "cut", "wait"]),
+            st.sampled_from(NAMES),
+        ),
+        max_size=30,
+    )
+)
+def test_the_publisher_ends_with_what_the_relay_knows(steps: Sequence[Step]) -> None:
+    origin, relay, link = tree()
+    newest, here = 0, set[str]()
+    for what, name in steps:
+        match what:
+            case "join":
+                relay.joins(name)
+                here.add(name)
+            case "leave" if name in here:
+                relay.say(name, Bye())
+                here.discard(name)
+            case "kill" if name in here:
+                relay.perform(relay.machine.unreachable(name.encode(), relay.now, "killed"))
+                here.discard(name)
+            case "apply" if newest and name in here:
+                relay.applies(name, newest)
+            case "offer":
+                origin.publishes()
+                newest = origin.call.version.version
+                relay.offers(newest)
+            case "cut":  # the relay's session ends, and what is not reported yet is lost
+                origin.perform(origin.machine.unreachable(b"r", origin.now, "killed"))
+                assert relay.reports is not None
+                relay.reports.due(EPOCH, relay.now + REPORT_SECONDS)
+                link.opens()
+            case "wait":
+                link.passes(0.03)
+            case _:
+                pass
+    link.passes(REPORT_SECONDS)
+    known = {name: row for name, row in origin.rows().items() if name != "r"}
+    expected = {n: (lost, ("r", *t), runs) for n, (lost, t, runs) in relay.rows().items()}
+    gone = known.keys() - expected.keys()
+    assert all(known[name][0] for name in gone), "lost, since it left while the session was cut"
+    assert {name: known[name] for name in expected} == expected
