@@ -29,6 +29,7 @@ from .protocol_limits import (
     HEADER_BYTES_MAX,
     LABEL_MAX,
     MODELS_MAX,
+    NAMED_MAX,
     PAGE_ROWS_MAX,
     PATCHES_MAX,
     RELAYS_MAX,
@@ -305,6 +306,7 @@ class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
     keep: bool = False
     patches: Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)] = []
     metadata: Metadata = {}
+    workers: Annotated[list[Name], msgspec.Meta(max_length=NAMED_MAX)] = []
 
 
 class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):

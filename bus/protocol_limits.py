@@ -27,6 +27,7 @@ EPOCH_CLOCK_MAX: Final = 2**43  # a time in the year 2248
 RENEWAL_PAUSES: Final = 64  # longest pause between later epochs, in `lost_after`
 OBSERVERS_MAX: Final = 16  # observers at once
 RELAYS_MAX: Final = 16  # relays between a publisher and a worker
+NAMED_MAX: Final = 256  # workers that an announcement to a relay names
 CHECK_NAMES_MAX: Final = 4096  # sums of one `checked`
 PAGE_ROWS_MAX: Final = 1024  # rows of each kind in one `roster`
 DIFFERENCES_TOLD: Final = 64  # tensors that a `verified` names

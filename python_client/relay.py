@@ -230,6 +230,7 @@ class _PassesOn:
             return before
         offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms)
         offer.names, offer.metadata = names, announce.metadata
+        offer.only = frozenset(announce.workers) or None
         passed = self._passed[model] = _Passed(offer, chunks)
         self._below.decide(passed.announce)
         return passed

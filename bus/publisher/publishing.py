@@ -8,12 +8,13 @@ from ..errors import UnknownWorkerError
 from ..headers import control_topic, data_topic, patch_topic
 from ..limits import CALLS_MAX
 from ..messages import DELTA, Progress, Whole
-from ..protocol_limits import WHOLE_BYTES_MAX
+from ..protocol_limits import NAMED_MAX, WHOLE_BYTES_MAX
 from . import absent, calls, joining
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import abort_of, announcement, commit_of
 from .publication import Publication, PublishTerms
 from .roster import Peer
+from .serving import addressed
 from .state import PublisherState
 from .store import Versions
 from .version import AnnouncedTerms, Version, VersionOffer, VersionPatch
@@ -44,13 +45,16 @@ def pass_on(
     epoch, _ = offered.key
     effects = joining.follow_epoch(state, epoch) if epoch > state.epoch else list[Effect]()
     versions = state.versions(offered.model)
+    _check_named(state, offered.only or ())
     version = versions.add(offered, epoch, now)
     if versions.pending is not None:
         effects += decide(state, versions.pending, commit=False, why="a newer version is here")
     if version.shared is not None:
         effects.append(Stamp(version))
-    peers = state.roster.targets(offered.model, None, now + state.timing.quiet)
-    return version, effects + _release(state, versions, version, version.terms, None, peers, now)
+    workers = None if offered.only is None else sorted(offered.only)
+    peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
+    effects += _release(state, versions, version, version.terms, workers, peers, now)
+    return version, effects
 
 
 def decide(state: PublisherState, version: Version, *, commit: bool, why: str) -> list[Effect]:
@@ -67,7 +71,7 @@ def decide(state: PublisherState, version: Version, *, commit: bool, why: str) -
         abort = abort_of(version.model, version.epoch, version.version, why)
         return [Send(abort, to=peer.identity) for peer in wanting]
     version.commit()
-    versions.settle(version, None)
+    versions.settle(version, version.only)
     staged = [peer for peer in wanting if peer.has_staged(version.model, version.version)]
     return [Send(commit_of(version), to=peer.identity) for peer in staged]
 
@@ -84,10 +88,14 @@ def publish(
 
     Raises:
         UnknownWorkerError: A named worker has never joined; nothing was published.
+        ValueError: Too many workers behind one relay are named; nothing was published.
     """
     workers = terms.workers
-    if workers and (text := absent.unknown(state, workers)):
-        raise UnknownWorkerError(text)
+    if workers is not None:
+        if text := absent.unknown(state, workers):
+            raise UnknownWorkerError(text)
+        _check_named(state, workers)
+        offered.restrict(workers)
     peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
     versions = state.store.get(offered.model) or state.versions(offered.model)
     version = versions.add(offered, state.epoch, now)
@@ -102,7 +110,7 @@ def publish(
     for name in workers or ():
         if state.roster.by_name(name) is None:
             call.move(name, "left", now, "it left before the publish")
-    for peer in peers:
+    for peer in filter(None, map(state.roster.by_name, workers or ())):
         if peer.phase == "lost":
             call.move(peer.name, "lost", now, "it was lost before the publish")
     if terms.commit == "auto" and workers is None:
@@ -129,6 +137,8 @@ def _release(
 
     It is announced on its topic, and on the control connections of other targets. (P6)
     """
+    if workers is not None:
+        peers = [*peers, *state.roster.before(workers)]
     for peer in peers:
         if peer.phase == "lost" or now >= peer.unresponsive_after:
             continue
@@ -160,8 +170,20 @@ def _release(
             state.begin_push(version.patches[0], now)
     if alone:
         announce = announcement(version, terms)
-        effects += [Send(announce, to=peer.identity) for peer in alone if not peer.lost]
+        live = [peer for peer in alone if not peer.lost]
+        effects += [Send(addressed(state, announce, version, p), to=p.identity) for p in live]
     return effects
+
+
+def _check_named(state: PublisherState, workers: Collection[str]) -> None:
+    """Raise ValueError if too many of these workers are behind one relay."""
+    for relay in state.roster.before(workers):
+        count = len(state.roster.named_behind(relay, workers))
+        if count > NAMED_MAX:
+            raise ValueError(
+                f"{count} of the named workers are behind relay {relay.name}: name at most "
+                f"{NAMED_MAX}, or publish to all"
+            )
 
 
 def _to_all(

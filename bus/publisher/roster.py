@@ -391,6 +391,18 @@ class Roster:
         """Return the workers that this relay, which has a session here, reports."""
         return [peer for peer in self if peer.through[:1] == (relay,)]
 
+    def before(self, workers: Iterable[str]) -> list[Peer]:
+        """Return the live relays with sessions here that are before these workers."""
+        found = (self.by_name(name) for name in workers if self.relays)
+        names = {peer.through[0] for peer in found if peer is not None and peer.through}
+        relays = (self.by_name(name) for name in sorted(names))
+        return [relay for relay in relays if relay is not None and not relay.lost]
+
+    def named_behind(self, relay: Peer, workers: Iterable[str]) -> list[str]:
+        """Return those of these workers that are behind a relay, sorted."""
+        found = (self.by_name(name) for name in workers)
+        return sorted(p.name for p in found if p is not None and p.through[:1] == (relay.name,))
+
     def relaying(self, model: str) -> list[Peer]:
         """Return the live relays with sessions here that want a model."""
         live = (p for p in (self.sessions() if self.relays else ()) if p.relay and not p.lost)

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from ..effects import Notice, Send
-from ..messages import Fetch, Refuse
+from ..messages import Announce, Fetch, Refuse
 from .calls import announced_terms
 from .effects import Effect, SendChunk
 from .offers import announcement, end_of, refusal_of
@@ -126,6 +128,7 @@ def describe(
     """
     header = version.layout.header if layout else None
     announce = announcement(version, announced_terms(state, version))
+    announce = addressed(state, announce, version, peer)
     if _counts_as_receiving(peer, version) and not state.store[version.model].serves(peer):
         version.read_by(peer.name)
     effects: list[Effect] = [Send(announce, header, to=peer.identity)]
@@ -138,6 +141,13 @@ def describe(
         return effects  # a newer publish has taken the version's memory
     version.await_end(peer.name)
     return effects + versions.hash(version)
+
+
+def addressed(state: PublisherState, announce: Announce, version: Version, peer: Peer) -> Announce:
+    """Return the announcement for one peer: a relay gets the workers that it is for, if any."""
+    if version.only is None or not peer.relay:
+        return announce
+    return replace(announce, workers=state.roster.named_behind(peer, version.only))  # R8
 
 
 def _counts_as_receiving(peer: Peer, version: Version) -> bool:

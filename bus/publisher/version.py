@@ -204,6 +204,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         key: The epoch and number that the publisher of these bytes gave the version, if a relay
             passes the version on. None: this publisher gives them.
         terms: The terms of the announcement that a relay passes on.
+        only: The names of the workers that the version is for; None: for all.
     """
 
     model: str
@@ -219,6 +220,7 @@ class VersionOffer(msgspec.Struct, eq=False):
     detail: str = ""
     key: tuple[int, int] | None = None
     terms: AnnouncedTerms = NO_TERMS
+    only: frozenset[str] | None = None
 
     @classmethod
     def of(
@@ -259,6 +261,10 @@ class VersionOffer(msgspec.Struct, eq=False):
         """Return an offer of a version, maybe incomplete, in a worker's staging buffer."""
         return cls(model, layout, chunks, Received(chunks), key=key, terms=terms)
 
+    def restrict(self, workers: Collection[str]) -> None:
+        """Offer the version to these workers only."""
+        self.only = frozenset(workers)
+
 
 class Chunked:
     """Data that is sent in chunks: a version, or a patch to it.
@@ -297,6 +303,7 @@ class Version(Chunked):
     Attributes:
         receivers: Names of the workers that are receiving the version.
         terms: The terms of the announcement, until the version is committed.
+        only: The names of the workers that the version is for; None: for all.
         phase: The version's phase (`phases.py`).
         hashing: Whether all chunks are being hashed, because the digest is needed.
         end_awaiters: Names of the workers to which `end` is sent once the digest is known.
@@ -316,7 +323,7 @@ class Version(Chunked):
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
         self.shared = offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
-        self.detail, self.terms = offer.detail, offer.terms
+        self.detail, self.terms, self.only = offer.detail, offer.terms, offer.only
         self.patches: tuple[VersionPatch, ...] = ()
         if offer.patches:
             self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])

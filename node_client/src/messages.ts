@@ -16,6 +16,7 @@ import {
   METADATA_MAX,
   METADATA_NAME_MAX,
   MODELS_MAX,
+  NAMED_MAX,
   PATCHES_MAX,
   TEXT_MAX,
 } from "./protocol_limits.js";
@@ -214,6 +215,8 @@ export interface Announce {
   readonly patches: readonly Patch[];
   /** Texts about the version. */
   readonly metadata: ReadonlyMap<string, string>;
+  /** To a relay: the version is only for these workers behind it (R8). Empty: for all. */
+  readonly workers: readonly string[];
 }
 
 /** One chunk of a version's data section. The payload is the chunk. */
@@ -601,6 +604,7 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
       f.map(f.text(METADATA_NAME_MAX), f.text(TEXT_MAX), METADATA_MAX),
       new Map(),
     ),
+    workers: f.optional(f.array(f.name, NAMED_MAX), []),
   },
   chunk: {
     model: f.name,

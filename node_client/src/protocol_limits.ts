@@ -56,6 +56,8 @@ export const METADATA_NAME_MAX = 128;
 export const METADATA_BYTES_MAX = 4096;
 /** Relays between a publisher and a worker. */
 export const RELAYS_MAX = 16;
+/** Workers that an announcement to a relay names. */
+export const NAMED_MAX = 256;
 
 /** The times of a worker, in milliseconds. */
 export interface Timing {

@@ -16,12 +16,14 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     RELAY,
     Abort,
+    Announce,
     Applied,
     Below,
     Bye,
     Commit,
     Doing,
     Failed,
+    Fetch,
     Hello,
     Ping,
     Refuse,
@@ -29,7 +31,7 @@ from weightbus.bus.messages import (
     Welcome,
     WorkerRow,
 )
-from weightbus.bus.protocol_limits import RELAYS_MAX
+from weightbus.bus.protocol_limits import NAMED_MAX, RELAYS_MAX
 from weightbus.bus.publisher import reporting
 from weightbus.bus.publisher.effects import Effect, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -78,12 +80,15 @@ class Node:
         hello = Hello(name=name, instance=instance(of or name), models={"a": None})
         return self.say(name, hello)
 
-    def offers(self, number: int, *, together: bool = False) -> None:
+    def offers(
+        self, number: int, *, together: bool = False, only: Sequence[str] = ()
+    ) -> list[Effect]:
         """Pass on the version of this number."""
         terms = PublishTerms(commit="together" if together else "auto")
         offer = replace_key(offer_of(number), (EPOCH, number))
         offer.terms = offer.terms._replace(commit=terms.commit)
-        self.perform(self.machine.pass_on(offer, self.now)[1])
+        offer.only = frozenset(only) or None
+        return self.perform(self.machine.pass_on(offer, self.now)[1])
 
     def applies(self, name: str, number: int) -> None:
         version = self.machine.state.store["a"].find(number)
@@ -170,6 +175,10 @@ def tree(*names: str) -> tuple[Node, Node, Link]:
     return origin, relay, link
 
 
+def announcements(effects: Iterable[Effect]) -> list[Any]:
+    return [e for e in effects if isinstance(e, Send) and isinstance(e.message, Announce)]
+
+
 def resolved(effects: Iterable[Effect]) -> Resolve:
     return next(effect for effect in effects if isinstance(effect, Resolve))
 
@@ -212,6 +221,41 @@ def test_a_commit_waits_for_the_workers_behind_a_relay() -> None:
     commits = [e for e in link.passes() if isinstance(e, Send) and isinstance(e.message, Commit)]
     assert [commit.to for commit in commits] == [b"r"]
     assert origin.call.decision == "commit"
+
+
+def test_a_version_for_named_workers_reaches_those_behind_relays_and_no_others() -> None:
+    origin, relay, link = tree("x", "y")
+    inner = Node("s")
+    inner_link = Link(relay, inner)
+    inner.now = relay.now
+    inner_link.opens()
+    inner.joins("z")
+    inner_link.passes()
+    link.passes(REPORT_SECONDS)
+    origin.publishes()
+    relay.offers(1)
+    inner.offers(1)
+    (announce,) = announcements(origin.publishes(workers=("x", "z")))
+    assert (announce.to, announce.message.workers) == (b"r", ["x", "z"])
+    fetched = origin.say("r", Fetch(model="a", epoch=EPOCH, version=2, layout=True))
+    assert [a.message.workers for a in announcements(fetched)] == [["x", "z"]]
+    below = relay.offers(2, only=announce.message.workers)
+    found = {a.to: a.message.workers for a in announcements(below)}
+    assert found == {b"x": [], b"s": ["z"]}
+    assert {a.to for a in announcements(inner.offers(2, only=["z"]))} == {b"z"}
+    relay.applies("x", 2)
+    inner.applies("z", 2)
+    inner_link.passes()
+    receipt = resolved(link.passes(REPORT_SECONDS)).receipt  # y has an older version
+    assert receipt.in_state("applied") == ["x", "z"]
+    assert [*receipt.workers] == ["x", "z"]
+
+
+def test_too_many_named_workers_behind_a_relay_are_refused() -> None:
+    names = tuple(f"w{n}" for n in range(NAMED_MAX + 1))
+    origin, _relay, _link = tree(*names)
+    with pytest.raises(ValueError, match="behind relay r: name at most"):
+        origin.publishes(workers=names)
 
 
 def test_an_abort_reaches_the_relay() -> None:

@@ -124,6 +124,7 @@ type Announce struct {
 	Keep        bool              `json:"keep,omitempty"`     // later patches can have this version as their base
 	Patches     []PatchOffer      `json:"patches,omitempty"`  // the patches that lead to this version
 	Metadata    map[string]string `json:"metadata,omitempty"` // texts about the version
+	Workers     []string          `json:"workers,omitempty"`
 }
 
 // Kind returns the type of the message, as in its header.
@@ -422,6 +423,7 @@ func readAnnounce(f *fields) Message {
 		Keep:        optional(f, "keep", false, boolean),
 		Patches:     optional(f, "patches", nil, arrayOf(PatchesMax, objectOf(readPatchOffer))),
 		Metadata:    optional(f, "metadata", nil, mapOf(MetadataMax, shortTo(MetadataNameMax), text(TextMax))),
+		Workers:     optional(f, "workers", nil, arrayOf(NamedMax, name)),
 	}
 }
 

@@ -67,6 +67,8 @@ pub const RENEWAL_PAUSES: u32 = 64;
 pub const OBSERVERS_MAX: usize = 16;
 /// Relays between a publisher and a worker.
 pub const RELAYS_MAX: usize = 16;
+/// Workers that an announcement to a relay names.
+pub const NAMED_MAX: usize = 256;
 /// Sums of one `checked`.
 pub const CHECK_NAMES_MAX: usize = 4096;
 /// Rows of each kind in one `roster`.

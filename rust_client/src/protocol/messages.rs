@@ -546,6 +546,9 @@ pub struct Announce {
     /// Texts about the version.
     #[serde(skip_serializing_if = "is_default")]
     pub metadata: BTreeMap<String, String>,
+    /// To a relay: the version is only for these workers behind it (R8). Empty: for all.
+    #[serde(skip_serializing_if = "is_default")]
+    pub workers: Vec<String>,
 }
 
 impl Announce {
@@ -571,6 +574,7 @@ impl Announce {
             patches: fields.optional("patches", array(PATCHES_MAX, object(Patch::read)))?,
             metadata: fields
                 .optional("metadata", map(METADATA_MAX, text(METADATA_NAME_MAX), text(TEXT_MAX)))?,
+            workers: fields.optional("workers", array(NAMED_MAX, name))?,
         })
     }
 }
