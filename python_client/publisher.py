@@ -18,7 +18,7 @@ from ..bus.errors import UnknownWorkerError, WorkersMissingError
 from ..bus.event_log import RateLimitedWarning
 from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
-from ..bus.net.callbacks import EventCallback, WorkerEvent
+from ..bus.net.callbacks import WorkerEvent
 from ..bus.net.publisher_loop import Promise, Reply
 from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
@@ -60,6 +60,7 @@ from .options import (
     request,
     shows_keywords_of,
 )
+from .publishing.events import call_for_events
 from .publishing.models import PublishedModel, after, restore
 from .publishing.opening import open_loop
 from .publishing.state_writer import StateWriter
@@ -568,19 +569,7 @@ class Publisher(InOneProcess):
             TypeError: The callback is a coroutine function.
         """
         self._check_usable()
-        checks.hook(callback, "callback")
-        listener = EventCallback(callback)
-        try:
-            result_of(self._loop.listen(listener), ANSWER_SECONDS)
-        except BaseException:
-            listener.end()
-            raise
-
-        def end() -> None:
-            if not self._inherited:  # a forked child must not end the parent's calls
-                self._loop.unlisten(listener)
-
-        return end
+        return call_for_events(self._loop, callback)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End publishes in progress with the results so far, and close the sockets; idempotent.

@@ -10,33 +10,48 @@ adds missing checksums.
 """
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from ..bus.chunks import Chunks, Memory
+from ..bus.deadline import ANSWER_SECONDS, result_of
 from ..bus.effects import Effect as WorkerEffect
-from ..bus.effects import Send
+from ..bus.effects import Notice, Send
+from ..bus.errors import AddressError
 from ..bus.messages import RELAY, RENAMING, UPSTREAM, Below
+from ..bus.net import endpoints
+from ..bus.net.callbacks import WorkerEvent
 from ..bus.net.control import WorkerSockets
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.net.ready_queue import ReadyQueue
 from ..bus.net.worker_loop import WorkerLoop
+from ..bus.protocol_limits import MODELS_MAX
 from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.reporting import BelowReports
+from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
 from ..bus.staged import StagedVersion
 from ..bus.worker.events import Report
 from ..bus.worker.machine import WorkerMachine
 from ..bus.worker.version_store import VersionEntry, VersionStore
 from ..codecs.errors import WeightBusError
+from . import checks
 from .applying.awaiting import in_thread
 from .checks import check_name
 from .closing import InOneProcess, end_with
 from .keys import check_exposure
+from .observing.access import Http
+from .observing.diagnosis import CUT_OFF, REJOINED
+from .observing.http_endpoints import HttpEndpoints
+from .observing.stall_hints import StallHints
+from .publishing.events import call_for_events
 from .publishing.opening import open_loop
-from .settings import Settings
-from .subscriber import identity_of
+from .relay_status import RelayStatus
+from .settings import Settings, settings_of
+from .subscriber import default_name, identity_of
 
 FIRST_EPOCH = 1  # until a version, or the publisher above, has a later one
 
@@ -47,18 +62,27 @@ class Relay(InOneProcess):
     Args:
         upstream: The address of the publisher, or of another relay. It may start later.
         address: The address for workers, as a `Publisher` has it.
-        models: The ids of the models.
-        name: This relay's name, unique among the workers of the publisher above it.
-        insecure: Allow an address that other hosts can reach. A relay has no keys.
-        settings: The times and sockets, as a Publisher and a Subscriber have them.
-
-    Attributes:
-        address: The address to give to workers.
+        models: The ids of the models that the relay receives and passes on.
+        name: This relay's name, unique among the workers of the publisher above it. None: make a
+            name from host, process id and random digits.
+        insecure: Allow an address that other hosts can reach. A relay has no keys yet.
+        dashboard, metrics: Where to serve a live page of the workers below, and metrics, as a
+            `Publisher` does.
+        settings: Rarely needed options: times, sockets, memory.
 
     Raises:
-        AddressError: An address is invalid or in use, or other hosts can reach it.
-        OSError: Too few file descriptors are left for sockets.
+        AddressError: An address is invalid or in use, other hosts can reach it, or `upstream` is
+            the relay's own address.
+        OSError: Too few file descriptors are left for sockets; the text names `ulimit -n`.
+        ValueError: A name is invalid, or there are no models.
+
+    Workers and further relays connect to `relay.address` as to a publisher. A version keeps the
+    epoch, number, digest and metadata that its publisher gave it. If the publisher above ends, the
+    relay serves the versions that it has, and joins again when a publisher answers. A relay can be
+    closed and dropped like a Publisher. In a forked process, make a new Relay.
     """
+
+    __module__ = "weightbus"
 
     def __init__(
         self,
@@ -66,34 +90,43 @@ class Relay(InOneProcess):
         address: str,
         models: Iterable[str],
         *,
-        name: str,
+        name: str | None = None,
         insecure: bool = False,
+        dashboard: str | Http | None = None,
+        metrics: str | Http | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """Bind the sockets, and start to receive."""
-        chosen = Settings() if settings is None else settings
+        """Bind the sockets, and start. `help(weightbus.Relay)` describes the parameters."""
+        chosen = settings_of("Relay", settings)
+        self.name = check_name(default_name(None) if name is None else name, "relay")
+        ids = _ids(models)
         check_exposure(None, insecure, address, chosen.data)
-        identity = identity_of(check_name(name, "relay"), RENAMING, UPSTREAM, RELAY)
-        machine = WorkerMachine(
-            identity, [*models], lambda _m, _l: "", chosen.bytes_max, chosen.timing
-        )
-        self.upstream, ready = upstream, ReadyQueue()
+        if endpoints.leads_to(upstream, address):
+            raise AddressError(
+                f"relay {self.name} would be its own publisher: upstream={upstream!r} is its own "
+                f"address ({address}); give the address of the publisher above it"
+            )
+        identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY)
+        machine = WorkerMachine(identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing)
+        self.upstream, self._ready = upstream, ReadyQueue("relay")
         with contextlib.ExitStack() as undo:
             self._below = open_loop(address, chosen, None, FIRST_EPOCH, origin=False)
             undo.callback(self._below.close)
-            self.address = self._below.address
+            self.address, self.data_address = self._below.address, self._below.data_address
             sockets = WorkerSockets(
                 upstream, machine.place, None, machine.awaits, any_data_host=chosen.any_data_host
             )
             undo.enter_context(contextlib.closing(sockets))
-            passes_on = _PassesOn(machine, ready, self._below)
+            # No object that a thread of the relay uses may refer to `self`: see `closing`.
+            passes_on = _PassesOn(machine, self._ready, self._below, upstream)
             reports = _Reports(machine, self._below, sockets.wake)
             self._below.after_turns(reports.collect)
+            hints = StallHints(upstream, machine, self._ready, keyed=False)
             self._above = WorkerLoop(
                 machine,
                 sockets,
-                ready,
-                ready.look,
+                self._ready,
+                hints.look,
                 shared_memory=False,
                 after_turn=lambda: [*passes_on(), *reports.send()],
             )
@@ -103,19 +136,98 @@ class Relay(InOneProcess):
             undo.pop_all()
         self._below.start()
         self._above.start()
+        self._status = passes_on.status
+        self.shown = HttpEndpoints(self, self._below, self._status)
+        self.shown.serve(dashboard, metrics, self.close)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Relay stays in its process, with its sockets and threads: hand over its address "
+            f"({self.address!r}) for a Subscriber there, or make the Relay there"
+        )
 
     def __repr__(self) -> str:
-        return f"<Relay of {self.upstream} at {self.address}>"
+        return f"<Relay {self.name} of {self.upstream} at {self.address}>"
+
+    def wait_joined(self, timeout: float) -> bool:
+        """Wait until the publisher above accepts this relay; return whether it did in time.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Raises:
+            RefusedError: The publisher refuses this relay, such as for a name that is taken.
+            AddressError: The publisher's host name has no address; the relay tries again.
+            ClosedError: The relay is closed, or belongs to the parent of this forked process.
+        """
+        self._check_process()
+        return self._ready.wait_joined(checks.seconds(timeout, "timeout"))
+
+    def workers(self) -> dict[str, WorkerStatus]:
+        """Return the status of every worker below by name, lost workers included.
+
+        Raises:
+            ClosedError: The relay is closed, or belongs to the parent of this forked process.
+        """
+        self._check_usable()
+        return {w.name: w for w in result_of(self._below.status(), ANSWER_SECONDS)}
+
+    def status(self) -> RelayStatus:
+        """Return the versions that the relay has, and whether the publisher above answers.
+
+        Raises:
+            ClosedError: The relay is closed, or belongs to the parent of this forked process.
+        """
+        self._check_usable()
+        return self._status()
+
+    def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
+        """Call `callback` for each worker below, then for each change, as `Publisher.on_worker`.
+
+        Args:
+            callback: A function that takes a `WorkerEvent`.
+
+        Returns:
+            A function that ends the calls.
+
+        Raises:
+            ClosedError: The relay is closed, or belongs to the parent of this forked process.
+            TypeError: The callback is a coroutine function.
+        """
+        self._check_usable()
+        return call_for_events(self._below, callback)
 
     def close(self) -> None:
-        """Leave the publisher, end the sessions of the workers, and close the sockets."""
-        if not self._inherited:
-            self._above.close()
-            self._below.close()
+        """Leave the publisher, end the sessions of the workers, and close the sockets; idempotent.
+
+        Workers keep their weights, and join again when a relay or a publisher has the address.
+        """
+        if self._inherited:  # a forked child must not close the parent's sockets
+            return
+        self.shown.close()
+        self._above.close()
+        self._below.close()
 
     async def close_awaitable(self) -> None:
         """Close from a coroutine: a thread does the work, so the event loop is not blocked."""
         await in_thread(self.close, "weightbus-close")
+
+    def _check_usable(self) -> None:
+        self._check_process()
+        self._ready.check_open()
+        self._below.check()
+
+
+def _ids(models: Iterable[str]) -> list[str]:
+    """Return the ids of the models, checked, each once."""
+    given = [] if isinstance(models, str) else list(models)
+    ids = list(dict.fromkeys(check_name(model, "model") for model in given))
+    if not 1 <= len(ids) <= MODELS_MAX:
+        shown = repr(models)[:100]
+        raise ValueError(
+            f'models={shown}: give a list of 1 to {MODELS_MAX} ids of models, such as ["policy"]'
+        )
+    return ids
 
 
 class _Passed:
@@ -135,6 +247,8 @@ class _Passed:
 
     def __init__(self, offer: VersionOffer, chunks: Chunks[Memory]) -> None:
         self.offer, self.chunks = offer, chunks
+        # Bytes that have been counted as received; all of a version that only has another name.
+        self._received = chunks.plan.nbytes if offer.names else 0
         self.version: Version | None = None
         self.count = -1
         self.given_up = False
@@ -145,6 +259,13 @@ class _Passed:
         """The epoch and number."""
         assert self.offer.key is not None  # noqa: S101 - a relay's offers have one
         return self.offer.key
+
+    def received(self) -> int:
+        """Return the bytes that have arrived since the last call."""
+        plan, before = self.chunks.plan, self._received
+        here = plan.nbytes if self.chunks.whole else plan.of(self.chunks.here)
+        self._received = max(before, here)  # damaged chunks arrive twice, and count once
+        return self._received - before
 
     def announce(self, machine: PublisherMachine, now: float) -> list[Effect]:
         """Offer the version below, in the publisher's thread."""
@@ -173,11 +294,18 @@ class _Passed:
 class _PassesOn:
     """Passes on what is new at the worker above, in that worker's thread, after each turn."""
 
-    def __init__(self, machine: WorkerMachine, ready: ReadyQueue, below: PublisherLoop) -> None:
+    def __init__(
+        self, machine: WorkerMachine, ready: ReadyQueue, below: PublisherLoop, upstream: str
+    ) -> None:
         self._machine, self._ready, self._below = machine, ready, below
+        self._upstream = upstream
         self._passed: dict[str, _Passed] = {}
         self._epoch = FIRST_EPOCH
         self._tell: Callable[[Report], None] = _ignore
+        self._received: dict[str, int] = dict.fromkeys(machine.followers, 0)
+        # When the session ended, or the relay was made; None: there is a session.
+        self._lost_at: float | None = time.monotonic()
+        self._cut_off = False  # whether the log says that there is no publisher
 
     def report_by(self, tell: Callable[[Report], None]) -> None:
         """Set the function that passes a report to the worker's machine."""
@@ -195,7 +323,49 @@ class _PassesOn:
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
         for model, follower in self._machine.followers.items():
             self._pass_on(model, follower.versions)
+        self._note_session(time.monotonic())
         return []
+
+    def status(self) -> RelayStatus:
+        """Return the relay's status; for any thread.
+
+        Raises:
+            ClosedError: The relay is closed.
+        """
+        lost_at = self._lost_at
+        return RelayStatus(
+            upstream=self._upstream,
+            joined=lost_at is None,
+            lost_s=None if lost_at is None else time.monotonic() - lost_at,
+            epoch=self._machine.terms.epoch,
+            versions=result_of(self._below.held(), ANSWER_SECONDS),
+            received=dict(self._received),
+        )
+
+    def _note_session(self, now: float) -> None:
+        """Record whether there is a session, and log if there has been none for two pings.
+
+        A session that does not end by silence, as when a publisher forgets a worker, begins again
+        sooner than that.
+        """
+        if self._machine.in_session:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = now
+        patience = 2 * self._machine.timing.ping
+        cut_off = self._lost_at is not None and now - self._lost_at >= patience
+        if cut_off == self._cut_off:
+            return
+        self._cut_off, name = cut_off, self._machine.identity.name
+        if cut_off:
+            text = f"relay {name} has no publisher: {self._upstream} does not answer"
+            held = ", ".join(f"{m} {p.key[1]}" for m, p in self._passed.items() if p.chunks.whole)
+            text += f"; workers get the versions that it has ({held})" if held else ""
+        else:
+            text = f"relay {name} has joined the publisher at {self._upstream}"
+        kind = CUT_OFF if cut_off else REJOINED
+        notice = Notice(kind, text, name, warning=cut_off)
+        self._below.decide(lambda _machine, _now: [notice])
 
     def _pass_on(self, model: str, versions: VersionStore) -> None:
         passed = self._passed.get(model)
@@ -209,6 +379,7 @@ class _PassesOn:
         count = chunks.here + chunks.whole
         if count != passed.count:
             passed.count = count
+            self._received[model] += passed.received()
             self._below.decide(passed.more)
         has = versions.has(passed.key)
         if passed.undecided and versions.find(passed.key, "arriving", "staged") is None:

@@ -37,6 +37,7 @@ _OF = {
         *("before_apply", "on_commit", "apply_timeout", "bytes_max", "resident", "sole_writer"),
         "any_data_host",
     },
+    "Relay": {*_BOTH, "data", "advertise", "queue", "rekey", "bytes_max", "any_data_host"},
 }
 
 
@@ -44,8 +45,8 @@ _OF = {
 class Settings:
     """Rarely needed options: `Subscriber(..., settings=weightbus.Settings(lost_after=30.0))`.
 
-    A Publisher, a Subscriber and each publish method accept a `Settings`, and raise ValueError for
-    an option that does not apply to them.
+    A Publisher, a Subscriber, a Relay and each publish method accept a `Settings`, and raise
+    ValueError for an option that does not apply to them.
 
     Attributes:
         ping: For both sides: seconds between two pings; 0.001 to 3,600.
@@ -196,10 +197,10 @@ _DEFAULTS = Settings()
 
 
 def settings_of(kind: str, settings: Settings | None) -> Settings:
-    """Return the settings of a Publisher, a Subscriber or a publish, checked.
+    """Return the settings of a Publisher, a Subscriber, a Relay or a publish, checked.
 
     Args:
-        kind: `Publisher`, `Subscriber` or `publish`.
+        kind: `Publisher`, `Subscriber`, `Relay` or `publish`.
         settings: The user's settings; None: the defaults.
 
     Raises:

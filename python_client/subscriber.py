@@ -118,7 +118,7 @@ class Subscriber(InOneProcess):
         """Start to receive. `help(weightbus.Subscriber)` describes the parameters."""
         chosen = settings_of("Subscriber", settings)
         keys = worker_keys(keys, name)
-        self.name = check_name(_default_name(keys) if name is None else name, "worker")
+        self.name = check_name(default_name(keys) if name is None else name, "worker")
         self._targets = targets_of(
             by_id(models),
             strict=strict,
@@ -629,7 +629,8 @@ def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Rena
         changed.notify_all()
 
 
-def _default_name(keys: WorkerKeys | None) -> str:
+def default_name(keys: WorkerKeys | None) -> str:
+    """Return a name of host, process id and random digits, or as the key's pattern has it."""
     form = "*" if keys is None else keys.name
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
     return form.replace("*", f"{host}-{os.getpid()}-{secrets.token_hex(2)}")

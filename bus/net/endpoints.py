@@ -153,6 +153,21 @@ def same_place(one: str, other: str) -> bool:
     return host_and_port(one)[1] == host_and_port(other)[1]
 
 
+def leads_to(endpoint: str, bound: str) -> bool:
+    """True if a connection from this host to an endpoint reaches the socket bound at `bound`.
+
+    A name that only a lookup could find to be of this host counts as another host.
+    """
+    tcp = all(_TCP.match(check(each)) and not each.endswith(":*") for each in (endpoint, bound))
+    if not tcp:
+        return endpoint == bound
+    (host, port), (own, own_port) = host_and_port(endpoint), host_and_port(bound)
+    anywhere = "0.0.0.0", "::"  # noqa: S104 - a comparison
+    here = is_loopback(host) or host in (*anywhere, socket.gethostname())
+    same = host.lower() == own.lower() or (here and (own in anywhere or is_loopback(own)))
+    return same and port == own_port != 0
+
+
 def ipc_path(endpoint: str) -> str | None:
     """Return the path of an IPC endpoint; None for any other endpoint."""
     match = _IPC.match(endpoint)

@@ -52,7 +52,7 @@ from ..publisher.machine import PublisherMachine
 from ..publisher.offers import BackgroundHasher, Continuation, encode_effect, hash_all
 from ..publisher.publication import Publication, PublishTerms
 from ..publisher.roster import PatchCandidate
-from ..publisher.status import WorkerStatus
+from ..publisher.status import HeldVersion, WorkerStatus
 from ..publisher.version import Snapshot, VersionOffer
 from ..receipt import Receipt
 from ..sealer import Sealer
@@ -231,6 +231,10 @@ class PublisherLoop:
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Request the status of all workers."""
         return self._call_soon(lambda now: self._machine.status(now))
+
+    def held(self) -> "Future[dict[str, tuple[HeldVersion, ...]]]":
+        """Request the versions that a relay has, by model."""
+        return self._call_soon(lambda _now: self._machine.held())
 
     def unknown(self, names: Collection[str]) -> "Future[str]":
         """Request an error text with those names that no worker ever had; see `absent.unknown`."""

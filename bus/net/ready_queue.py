@@ -67,13 +67,16 @@ class Waiter:
 class ReadyQueue:
     """A queue of ready versions between two threads.
 
+    Args:
+        owner: What its user has, for the text of errors: a subscriber or a relay.
+
     Attributes:
         lock: Protects all attributes.
         changed: A condition, notified of every change, and when the running version changes.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, owner: str = "subscriber") -> None:
+        self._owner, self.lock = owner, threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._ready: dict[str, StagedVersion] = {}
         self._waiters: list[Waiter] = []  # waiters that are not claimed
@@ -398,7 +401,7 @@ class ReadyQueue:
             ClosedError: The subscriber was closed, or one of its threads failed (see the cause).
         """
         if self._closed is not None:
-            raise ClosedError.of("subscriber", self._closed)
+            raise ClosedError.of(self._owner, self._closed)
 
     def check_alive(self) -> None:
         """Raise ClosedError if a thread has failed. After a normal close, do nothing.

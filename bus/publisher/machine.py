@@ -54,7 +54,7 @@ from .publisher_view import PublisherView
 from .rate_limits import COST_HIGH, COST_LOW, RateLimits, cost_of
 from .roster import Peer
 from .state import PublisherState
-from .status import WorkerStatus, status_of
+from .status import HeldVersion, WorkerStatus, held, status_of
 from .verifying import Comparison
 from .version import Snapshot, Version, VersionOffer
 
@@ -420,6 +420,10 @@ class PublisherMachine:
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker on the roster."""
         return tuple(status_of(self.state, peer, now) for peer in self.state.roster)
+
+    def held(self) -> dict[str, tuple[HeldVersion, ...]]:
+        """Return the versions that a relay has, by model."""
+        return held(self.state)
 
     def status_of(self, name: str, now: float) -> WorkerStatus | None:
         """Return the status of one worker; None if no worker has that name."""

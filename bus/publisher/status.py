@@ -1,5 +1,6 @@
-"""The status of workers, as a publisher's user reads it."""
+"""The status of workers and versions, as a publisher's or relay's user reads it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,7 @@ from ..protocol_limits import ERROR_MAX
 from ..units import span
 from .roster import Delivery, Peer
 from .state import PublisherState
+from .version import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,30 @@ class WorkerStatus:
     through: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class HeldVersion:
+    """A version that a relay has for its workers, or that is arriving there.
+
+    Attributes:
+        epoch, version: The version's name.
+        nbytes: The size of its tensors.
+        whole: Whether all of it is here and verified.
+        progress: (chunks that have arrived, all chunks).
+        digest: The version's digest; empty until the version is whole.
+        metadata: The publisher's metadata.
+    """
+
+    __module__ = "weightbus.types"
+
+    epoch: int
+    version: int
+    nbytes: int
+    whole: bool
+    progress: tuple[int, int]
+    digest: str
+    metadata: Mapping[str, str]
+
+
 def transport_of(peer: Peer) -> Transport:
     """Return the transport over which a worker receives versions."""
     return "shared" if peer.shared else "pushed" if peer.subscribed else "pulled"
@@ -78,6 +104,27 @@ def status_of(state: PublisherState, peer: Peer, now: float) -> WorkerStatus:
         pid=peer.hello.pid,
         relay=peer.relay,
         through=peer.through,
+    )
+
+
+def held(state: PublisherState) -> dict[str, tuple[HeldVersion, ...]]:
+    """Return, by model, the versions that a relay has, the oldest first."""
+    return {
+        model: tuple(_held(version) for version in versions)
+        for model, versions in state.store.items()
+    }
+
+
+def _held(version: Version) -> HeldVersion:
+    chunks, (epoch, number) = version.chunks, version.key
+    return HeldVersion(
+        epoch=epoch,
+        version=number,
+        nbytes=version.layout.nbytes,
+        whole=chunks.whole,
+        progress=(chunks.plan.count if chunks.whole else chunks.here, chunks.plan.count),
+        digest=version.digest,
+        metadata=dict(version.metadata),
     )
 
 

@@ -91,7 +91,9 @@ Checkpoint = Annotated[
         help="A .safetensors file, or a folder of them with its Hugging Face index.",
     ),
 ]
-Address = Annotated[str, typer.Argument(metavar="ADDR", help="The publisher's address.")]
+Address = Annotated[
+    str, typer.Argument(metavar="ADDR", help="The address of the publisher, or of a relay.")
+]
 SECONDS_MIN = 0.1
 
 
@@ -105,7 +107,7 @@ def _seconds(value: float | None) -> float | None:
 AnswerSeconds = Annotated[
     float,
     typer.Option(
-        min=SECONDS_MIN, callback=_seconds, metavar="S", help="Seconds for a publisher to answer."
+        min=SECONDS_MIN, callback=_seconds, metavar="S", help="Seconds to wait for an answer."
     ),
 ]
 
@@ -445,13 +447,13 @@ def verify(
 @app.command(cls=_Command)
 def doctor(
     address: Annotated[
-        str | None, typer.Argument(metavar="[ADDR]", help="A publisher's, if there is one.")
+        str | None, typer.Argument(metavar="[ADDR]", help="A publisher's or relay's.")
     ] = None,
     timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
-    """Find problems here and at the publisher: 0 none, 1 some, 2 no answer."""
+    """Find problems here and at a publisher or relay: 0 none, 1 some, 2 no answer."""
     _end_with(as_json, run_doctor, address, timeout, keys)
 
 

@@ -69,7 +69,7 @@ def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding
     with Observer(address, keys) as observer:
         try:
             if not observer.look(timeout):
-                advice = "is it a publisher of weightbus, and is its process running, not stopped?"
+                advice = "is it a publisher or relay, and is its process running, not stopped?"
                 text = unread(observer, address, timeout)
                 return [*found, Finding("publisher", "problem", text, advice)], False
         except RefusedError as error:

@@ -1,8 +1,9 @@
 """`weightbus status`: reports to scripts whether all workers run the newest versions.
 
 0     all workers run them, or are behind for less than the time allowed for an apply
-1     some workers are lost, stuck, failed, or behind for longer; or too few are connected
-2     no publisher answers, or it refuses observers, or its roster is too large for the timeout
+1     some workers are lost, stuck, failed, or behind for longer; or too few are connected; or a
+      relay has no publisher
+2     nothing answers, or it refuses observers, or its roster is too large for the timeout
 """
 
 import time
@@ -15,7 +16,7 @@ from rich.text import Text
 from ...bus.errors import AddressError, RefusedError
 from ...bus.units import span
 from ..keys import worker_keys
-from ..observing.diagnosis import BEHIND_SECONDS
+from ..observing.diagnosis import BEHIND_SECONDS, cut_off
 from ..observing.observer import Observer
 from ..observing.view import Standing, View
 from .outcome import DONE, NOT_ACHIEVED, UsageError
@@ -58,7 +59,7 @@ def status(
 
 
 def observer_of(address: str, keys: Path | None) -> Observer:
-    """Return an observer of the publisher at `address`.
+    """Return an observer of the publisher or relay at `address`.
 
     Raises:
         KeysError: The keys cannot be read.
@@ -74,12 +75,12 @@ def unread(observer: Observer, address: str, timeout: float) -> str:
     """Return an error message that says why an observer could not read the roster."""
     if observer.heard_at is not None:
         return (
-            f"the publisher at {address} answers, but its roster could not be read within "
+            f"{address} answers, but its roster could not be read within "
             f"{timeout:g} s: too many workers change at once; try again, or with more --timeout"
         )
     return (
-        f"no publisher answered at {address} within {timeout:g} s: check the address, and that it "
-        "runs; if it does, it is of an older weightbus, which answers no observers"
+        f"no publisher or relay answered at {address} within {timeout:g} s: check the address, and "
+        "that it runs; if it does, it is of an older weightbus, which answers no observers"
     )
 
 
@@ -97,7 +98,8 @@ def shortfall(
     Between a publish and its last apply some workers are always behind, so being behind for less
     than `within` seconds is accepted. The time counts from the first version that a worker has
     missed. So a worker that never applies is overdue, however often versions are published. The
-    message also says if fewer than `expect` workers are connected.
+    message also says if fewer than `expect` workers are connected, and if the observed process is a
+    relay that has no publisher.
     """
     bad = [
         f"{s.worker} failed {s.model}"
@@ -109,6 +111,8 @@ def shortfall(
     live = sum(row.state != "lost" for row in view.workers.values())
     if live < expect:
         bad.insert(0, f"{live} of {counted(expect, 'worker')} are there")
+    if alone := cut_off(view):
+        bad.insert(0, alone)
     return "; ".join(bad[:10]) + (f"; and {len(bad) - 10} more" if len(bad) > 10 else "")
 
 

@@ -27,7 +27,7 @@ from .outcome import DONE, NOT_ACHIEVED
 from .screen import BAD, DIM, GOOD, Screen, counted, metadata_text, plain
 from .status import fields, observer_of, rows_of, show, show_models, unread
 
-LOOK_SECONDS = 0.5  # seconds between two requests to the publisher
+LOOK_SECONDS = 0.5  # seconds between two requests
 CHROME_LINES = 6  # lines of the screen that are not rows: titles, head and keys
 TROUBLE_STYLES = {"problem": BAD, "note": "yellow"}
 KEYS = "q quit   s sort   / filter, then Enter   Esc all"
@@ -147,7 +147,7 @@ def _summary(observer: Observer, standings: list[Standing]) -> str:
     counts = [(verdict, sum(s.verdict == verdict for s in standings)) for verdict in VERDICTS]
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "nobody"
     silent = time.monotonic() - (observer.heard_at or 0.0)
-    lost = f"; the publisher is silent for {span(silent)}" if silent > 4 * LOOK_SECONDS else ""
+    lost = f"; nothing has answered for {span(silent)}" if silent > 4 * LOOK_SECONDS else ""
     return f"{counted(len(observer.view.workers), 'worker')}: {words}{lost}"
 
 

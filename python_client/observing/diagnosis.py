@@ -15,6 +15,9 @@ NAMED = 3  # workers named in one problem
 START_ONE = "start one: a Subscriber in a program of yours, or weightbus subscribe"
 BEHIND_SECONDS = 5.0  # seconds that a worker may be behind: it is applying
 
+CUT_OFF, REJOINED = "cut-off", "rejoined"  # events of a relay that has no publisher, or has one
+FIND_PUBLISHER = "is that publisher there? The relay joins by itself as soon as one answers"
+
 BY_CODE = {
     "layout-mismatch": (
         "publisher and worker have different models: compare how they are made; strict=False lets "
@@ -39,6 +42,8 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
         ahead: Seconds that the publisher's clock is ahead of the local one; None: unknown.
     """
     yield from _clock(ahead)
+    if alone := cut_off(view):
+        yield Finding("relay", "problem", alone, FIND_PUBLISHER)
     count = len(view.workers)
     if not count:
         text, advice = "no worker is there", START_ONE
@@ -53,6 +58,13 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
     for event, at in view.events:
         if event.kind == "refused" and now - at < EVENTS_SECONDS:
             yield Finding("refused", "problem", event.text, "its own log says the same")
+
+
+def cut_off(view: View) -> str:
+    """Return a text that the relay has no publisher; empty: it has one, or it is a publisher."""
+    told = (event for event, _ in reversed(view.events) if event.kind in (CUT_OFF, REJOINED))
+    last = next(told, None)
+    return last.text if last is not None and last.kind == CUT_OFF else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,9 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
         standings: The state of each worker with each of its models, the worst first.
         now: The time on the monotonic clock.
     """
-    found = [_trouble(group) for group in _groups(standings)]
+    alone = cut_off(view)
+    found = [Trouble("problem", alone, FIND_PUBLISHER)] if alone else list[Trouble]()
+    found += [_trouble(group) for group in _groups(standings)]
     refused = {e.text for e, at in view.events if e.kind == "refused" and now - at < EVENTS_SECONDS}
     found += (Trouble("problem", text, "its own log says the same") for text in sorted(refused))
     if not standings:
@@ -146,10 +160,10 @@ def _clock(ahead: float | None) -> Iterator[Finding]:
     if ahead is None:
         return
     if abs(ahead) <= CLOCK_SECONDS:
-        yield Finding("clock", "well", "the clocks here and at the publisher agree")
+        yield Finding("clock", "well", "the clocks here and there agree")
         return
     word = "ahead of" if ahead > 0 else "behind"
-    text = f"the publisher's clock is {abs(ahead):.0f} s {word} the one here"
+    text = f"the clock there is {abs(ahead):.0f} s {word} the one here"
     advice = (
         "one of them is off: let both follow a time server (timedatectl set-ntp true). A publisher "
         "that is started where the clock is behind may be taken for an outdated one"

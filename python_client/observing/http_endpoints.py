@@ -1,4 +1,4 @@
-"""Serves a publisher's dashboard and metrics over HTTP."""
+"""Serves a publisher's or relay's dashboard and metrics over HTTP."""
 
 import asyncio
 import sys
@@ -14,6 +14,7 @@ from ...bus.errors import PublishError
 from ...bus.net.callbacks import EventCallback
 from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.receipt import Receipt
+from ..relay_status import RelayStatus
 from .access import Http
 from .traces import SDK, on_publish
 from .view import View
@@ -34,18 +35,28 @@ def tell(count: Count, publish: "Future[Receipt]") -> None:
 
 
 class HttpEndpoints:
-    """The HTTP servers of one publisher.
+    """The HTTP servers of one publisher or relay.
 
-    They do not refer to the publisher (`owner`), and stop when it is garbage-collected.
+    They do not refer to the publisher or relay (`owner`), and stop when it is garbage-collected.
+
+    Args:
+        owner: The publisher or relay.
+        loop: Its publisher's thread.
+        relay: Returns the status of a relay; it does not refer to the owner. None: a publisher.
 
     Attributes:
         dashboard: The URL of the dashboard; empty: the dashboard is not served.
         metrics: The URL of the metrics; empty: the metrics are not served.
     """
 
-    def __init__(self, owner: object, loop: PublisherLoop) -> None:
+    def __init__(
+        self,
+        owner: object,
+        loop: PublisherLoop,
+        relay: Callable[[], RelayStatus] | None = None,
+    ) -> None:
         self.dashboard = self.metrics = ""
-        self._loop = loop
+        self._loop, self._relay = loop, relay
         self._servers: list[HttpServer] = []
         self._listener: EventCallback | None = None
         self._counts: list[Count] = []
@@ -124,7 +135,8 @@ class HttpEndpoints:
 
         from .metrics import Metrics
 
-        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._loop.known.malformed)
+        inside = _Inside(self._loop)
+        metrics = Metrics(inside.refresh, lambda: self._loop.known.malformed, self._relay)
 
         async def page(_request: web.Request) -> web.StreamResponse:
             body = await asyncio.to_thread(metrics.text)

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a publisher, in one table, from which the documentation is made.
+"""The metrics of a publisher or relay, in one table, from which the documentation is made.
 
 The number of labels is bounded: models and workers beyond a bound count only in sums.
 """
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from ...bus.errors import PublishError
 from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.receipt import Receipt
+from ..relay_status import RelayStatus
 from .view import VERDICTS, Standing, View
 
 MODELS_LABELLED = 64  # most models with their own series
@@ -76,21 +77,37 @@ METRICS: Final = {
             "The version that a worker runs; 0: none of this epoch."),
         Row("weightbus_worker_lag_versions", "gauge", ("model", "worker"),
             "Versions that a worker is behind."),
+        Row("weightbus_relay_upstream_up", "gauge", (),
+            "Of a relay: 1 while it has a session with the publisher above, else 0."),
+        Row("weightbus_relay_upstream_epoch", "gauge", (),
+            "Of a relay: the epoch of the publisher above, now or last; 0: there was none."),
+        Row("weightbus_relay_received_bytes_total", "counter", ("model",),
+            "Of a relay: bytes of versions that came from the publisher above."),
+        Row("weightbus_relay_versions", "gauge", ("model", "state"),
+            "Of a relay: versions that it holds; state is whole or arriving."),
+        Row("weightbus_relay_bytes", "gauge", ("model",),
+            "Of a relay: bytes of these versions, and so of its memory for them."),
     )
 }  # fmt: skip
 
 
 class Metrics(Collector):
-    """The metrics of one publisher, in their own registry.
+    """The metrics of one publisher or relay, in their own registry.
 
     Args:
         refresh: Returns an up-to-date view.
         malformed: Returns the number of received messages that broke the protocol.
+        relay: Returns the status of the relay; None: it is no relay.
     """
 
-    def __init__(self, refresh: Callable[[], View], malformed: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        refresh: Callable[[], View],
+        malformed: Callable[[], int],
+        relay: Callable[[], RelayStatus] | None = None,
+    ) -> None:
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
-        self._refresh, self._malformed = refresh, malformed
+        self._refresh, self._malformed, self._relay = refresh, malformed, relay
         self._lock = threading.Lock()  # only one thread at a time may use the view
         self._labelling = threading.Lock()
         self._known: set[str] = set()  # the models with labels of their own
@@ -134,10 +151,7 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the current metrics of models and workers."""
         view, now = self._refresh(), time.monotonic()
-        row = METRICS["weightbus_malformed_messages_total"]
-        malformed = CounterMetricFamily(row.name, row.help)
-        malformed.add_metric([], self._malformed())
-        yield malformed
+        yield _counted("weightbus_malformed_messages_total", {(): self._malformed()})
         states = Tally(worker.state for worker in view.workers.values())
         yield _gauge("weightbus_publisher_epoch", {(): view.epoch})
         yield _gauge("weightbus_workers", {(state,): states[state] for state in STATES})
@@ -145,6 +159,25 @@ class Metrics(Collector):
         standings = view.standings(now)
         yield from _of_standings([s for s in standings if self._label(s.model) != OTHER])
         yield from _of_workers([s for s in standings if self._label(s.model) != OTHER], view.epoch)
+        if self._relay is not None:
+            yield from self._of_relay(self._relay())
+
+    def _of_relay(self, relay: RelayStatus) -> Iterable[Metric]:
+        # Yield what only a relay has.
+        yield _gauge("weightbus_relay_upstream_up", {(): int(relay.joined)})
+        yield _gauge("weightbus_relay_upstream_epoch", {(): relay.epoch})
+        received, counts, sizes = Tally[str](), Tally[tuple[str, str]](), Tally[str]()
+        for model, nbytes in relay.received.items():
+            received[self._label(model)] += nbytes
+            for each in relay.versions.get(model, ()):
+                counts[self._label(model), "whole" if each.whole else "arriving"] += 1
+                sizes[self._label(model)] += each.nbytes
+        yield _counted(
+            "weightbus_relay_received_bytes_total", {(m,): n for m, n in received.items()}
+        )
+        states = {(m, state): counts[m, state] for m in received for state in ("whole", "arriving")}
+        yield _gauge("weightbus_relay_versions", states)
+        yield _gauge("weightbus_relay_bytes", {(m,): sizes[m] for m in received})
 
     def _of_models(self, view: View, now: float) -> Iterable[Metric]:
         # Yield the metrics of the models.
@@ -190,6 +223,14 @@ def _of_workers(standings: list[Standing], epoch: int) -> Iterable[Metric]:
 def _gauge(name: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
     row = METRICS[name]
     family = GaugeMetricFamily(name, row.help, labels=row.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _counted(name: str, values: Mapping[Any, float]) -> CounterMetricFamily:
+    row = METRICS[name]
+    family = CounterMetricFamily(name, row.help, labels=row.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family

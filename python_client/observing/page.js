@@ -212,7 +212,7 @@ function trouble(t) {
 }
 
 function drawWrong() {  // the troubles, above everything else
-  const found = live || !gone ? [] : [{ state: "problem", text: `the publisher has not answered for ${span((Date.now() - gone) / 1000)}: what is below was so before` }];
+  const found = live || !gone ? [] : [{ state: "problem", text: `nothing has answered for ${span((Date.now() - gone) / 1000)}: what is below was so before` }];
   if (state) found.push(...state.troubles);
   const workers = state && new Set(state.workers.map(s => s.worker)).size, late = state && state.workers.filter(s => s.verdict != "current").length;
   if (state && !found.length) found.push({ state: "well", text: late ? `${counted(workers, "worker")}: all is well, ${late} at it` : `${counted(workers, "worker")}: all are up to date` });
@@ -309,5 +309,5 @@ const source = new EventSource("events");
 source.addEventListener("history", e => { remember(JSON.parse(e.data), Date.now()); soon(); });
 source.onmessage = e => { state = JSON.parse(e.data); at = Date.now(); soon(); };
 source.onopen = () => { live = true; gone = 0; put($("link"), "live"); $("link").className = ""; soon(); };
-source.onerror = () => { live = false; gone = gone || Date.now(); put($("link"), "the publisher does not answer"); $("link").className = "gone"; soon(); };
+source.onerror = () => { live = false; gone = gone || Date.now(); put($("link"), "nothing answers"); $("link").className = "gone"; soon(); };
 setInterval(soon, 1000);

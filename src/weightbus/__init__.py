@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
     from .python_client.publishing.gathering import gather
+    from .python_client.relay import Relay
     from .python_client.settings import Settings
     from .python_client.subscriber import Subscriber
 
@@ -60,6 +61,7 @@ __all__ = [
     "Publisher",
     "PublisherKeys",
     "RefusedError",
+    "Relay",
     "Settings",
     "StateError",
     "StateFolderError",
@@ -90,6 +92,7 @@ _HOMES = {
     "Publisher": "python_client.publisher",
     "PublisherKeys": "bus.trust.keys",
     "RefusedError": "bus.errors",
+    "Relay": "python_client.relay",
     "Settings": "python_client.settings",
     "StateError": "codecs.errors",
     "StateFolderError": "python_client.files.state_folder",

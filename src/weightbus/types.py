@@ -1,12 +1,13 @@
 """What calls return, and what hooks are given: nobody makes one, but annotations name them."""
 
 from weightbus.bus.net.callbacks import WorkerEvent
-from weightbus.bus.publisher.status import WorkerStatus
+from weightbus.bus.publisher.status import HeldVersion, WorkerStatus
 from weightbus.bus.receipt import Receipt, WorkerReceipt
 from weightbus.python_client.applying.applier import Offer, Running, Staged, Update
 from weightbus.python_client.applying.loading import Pairs
 from weightbus.python_client.files.state_folder import StoredVersion
 from weightbus.python_client.lazy import lazy
+from weightbus.python_client.relay_status import RelayStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Gathered",
+    "HeldVersion",
     "Offer",
     "Pairs",
     "Receipt",
+    "RelayStatus",
     "Running",
     "Staged",
     "StoredVersion",

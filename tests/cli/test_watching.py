@@ -81,7 +81,7 @@ def test_nobody_there_is_two() -> None:
     done = run("status", address, "--timeout", 0.3, "--json")
     found = result_of(done)
     assert (done.exit_code, found["reachable"]) == (2, False)
-    assert f"no publisher answered at {address} within 0.3 s" in found["text"]
+    assert f"no publisher or relay answered at {address} within 0.3 s" in found["text"]
     assert run("top", address, "--once", "--timeout", 0.3).exit_code == 1
     assert run("status", "nowhere").exit_code == 2
 
