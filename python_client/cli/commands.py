@@ -25,6 +25,8 @@ from .keygen import keygen as run_keygen
 from .outcome import conclude
 from .publish import PageOptions, PublishJob
 from .publish import publish as run_publish
+from .relay import RelayOptions
+from .relay import relay as run_relay
 from .screen import Screen
 from .status import status as run_status
 from .subscribe import SubscribeOptions
@@ -139,6 +141,12 @@ Encoded = Annotated[
     Encoding,
     typer.Option(metavar="HOW", help="For workers that take patches: raw, delta or auto."),
 ]
+Bind = Annotated[
+    str, typer.Option(metavar="ADDR", help="Where workers connect, such as tcp://127.0.0.1:5555.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", metavar="", help="Allow other hosts without keys.")
+]
 Dashboard = Annotated[
     str | None, typer.Option(metavar="ADDR", help="Serve a page for people: HOST:PORT.")
 ]
@@ -220,10 +228,7 @@ def demo(
 def publish(
     path: Checkpoint,
     model: Model,
-    bind: Annotated[
-        str,
-        typer.Option(metavar="ADDR", help="Where workers connect, such as tcp://127.0.0.1:5555."),
-    ],
+    bind: Bind,
     expect: Annotated[
         int, typer.Option(min=0, metavar="N", help="Workers to wait for before publishing.")
     ] = 1,
@@ -269,10 +274,7 @@ def publish(
     encoding: Encoded = "raw",
     metadata: Said = None,
     keys: Keys = None,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", metavar="", help="Allow other hosts without keys."),
-    ] = False,
+    insecure: Insecure = False,
     dashboard: Dashboard = None,
     metrics: MetricsAt = None,
     token: Token = None,
@@ -284,6 +286,34 @@ def publish(
     how = (dtype or (), keys, insecure, pages, encoding, metadata or ())
     order = PublishJob(path, model, bind, expect, watch, timeout, state, grace, *how)
     _end_with(as_json, run_publish, order)
+
+
+@app.command(cls=_Command)
+def relay(
+    upstream: Annotated[
+        str,
+        typer.Argument(
+            metavar="UPSTREAM", help="The address of the publisher, or of another relay."
+        ),
+    ],
+    model: Annotated[
+        list[str], typer.Option(metavar="ID", help="A model's id; repeat it for more.")
+    ],
+    bind: Bind,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This relay's name. [default: host and process]"),
+    ] = None,
+    insecure: Insecure = False,
+    dashboard: Dashboard = None,
+    metrics: MetricsAt = None,
+    token: Token = None,
+    insecure_http: InsecureHttp = False,
+    as_json: Json = False,
+) -> None:
+    """Pass models' versions on from a publisher to workers, until Ctrl-C."""
+    pages = PageOptions(dashboard, metrics, token, insecure_http)
+    _end_with(as_json, run_relay, RelayOptions(upstream, bind, model, name, insecure, pages))
 
 
 @app.command(cls=_Command)

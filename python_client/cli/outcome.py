@@ -1,6 +1,7 @@
 """Ends a command with an exit code, and shows an error as one line, not as a traceback.
 
-0     done; or a command that runs until stopped (publish --watch, subscribe, bridge) was stopped
+0     done; or a command that runs until stopped (publish --watch, relay, subscribe, bridge) was
+      stopped
 1     not achieved: too few workers, a version that could not be applied, a server that refuses, a
       damaged file, an address in use, an extra that is not installed
 2     wrong usage: a call that can never work, such as with a missing file or an invalid name

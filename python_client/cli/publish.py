@@ -22,6 +22,7 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint, stamp_of
 from ..checkpoints.watch import Watch
 from ..checks import check_name
 from ..observing.access import Http
+from ..observing.http_endpoints import HttpEndpoints
 from ..publisher import Publisher
 from ..settings import Encoding, Settings
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
@@ -162,9 +163,9 @@ def _publish_changes(screen: Screen, order: PublishJob) -> int:
     # Publish the checkpoint at each change, until stopped; return the exit code.
     published = 0
     try:
-        with _logged(screen), _listen(order) as publisher:
+        with logged(screen), _listen(order) as publisher:
             _introduce(screen, order, publisher)
-            publisher.on_worker(lambda event: _tell(screen, event))
+            publisher.on_worker(lambda event: tell(screen, event))
             watch = Watch(order.path, screen.warn)
             while True:
                 checkpoint = _next(screen, order, watch)
@@ -204,22 +205,27 @@ def _listen(order: PublishJob) -> Publisher:
 def _introduce(screen: Screen, order: PublishJob, publisher: Publisher) -> None:
     # Show the addresses of the publisher and of its pages.
     screen.say(f"{order.model} at {publisher.address}", "bold")
-    shown = {"dashboard": publisher.shown.dashboard, "metrics": publisher.shown.metrics}
-    for what, address in shown.items():
-        if address:
-            screen.say(f"{what} at {address}", DIM)
+    show_pages(screen, publisher.shown)
     screen.emit(
         "listening",
         model=order.model,
         address=publisher.address,
         data_address=publisher.data_address,
         epoch=publisher.epoch,
-        **shown,
+        dashboard=publisher.shown.dashboard,
+        metrics=publisher.shown.metrics,
     )
 
 
+def show_pages(screen: Screen, shown: HttpEndpoints) -> None:
+    """Show the addresses of the pages of a publisher or relay."""
+    for what, address in {"dashboard": shown.dashboard, "metrics": shown.metrics}.items():
+        if address:
+            screen.say(f"{what} at {address}", DIM)
+
+
 class _Log(logging.Handler):
-    """Shows log records, except the worker events that `_tell` shows."""
+    """Shows log records, except the worker events that `tell` shows."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
@@ -232,7 +238,7 @@ class _Log(logging.Handler):
 
 
 @contextlib.contextmanager
-def _logged(screen: Screen) -> Generator[None]:
+def logged(screen: Screen) -> Generator[None]:
     """Return a context manager during which the package's log records are shown."""
     log, handler = logging.getLogger("weightbus"), _Log(screen)
     log.addHandler(handler)
@@ -242,7 +248,7 @@ def _logged(screen: Screen) -> Generator[None]:
         log.removeHandler(handler)
 
 
-def _tell(screen: Screen, event: WorkerEvent) -> None:
+def tell(screen: Screen, event: WorkerEvent) -> None:
     """Show an event of a worker, since receipts do not show events between two publishes."""
     text = f"{time.strftime('%H:%M:%S')}  {event.text}"
     if event.missed:

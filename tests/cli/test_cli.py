@@ -232,7 +232,7 @@ def test_watch_tells_of_workers_that_are_lost_and_of_others(
 def test_what_is_logged_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     """What becomes of a worker is told as an event, so its line in the log is left out."""
     log = logging.getLogger("weightbus.publisher")
-    with publish._logged(Screen(as_json=False)):  # noqa: SLF001 # pyright: ignore
+    with publish.logged(Screen(as_json=False)):
         log.warning("worker w is lost", extra={"weightbus": {"kind": "lost", "worker": "w"}})
         log.warning("nobody is there: %s", "a\x1b[2J", extra={"weightbus": {"kind": "nobody"}})
         log.warning("odd")
@@ -391,7 +391,7 @@ def test_what_can_never_be_received(tmp_path: Path, changes: dict[str, str], wor
     assert words in result_of(result)["text"]
 
 
-@pytest.mark.parametrize("command", [[], ["publish"], ["subscribe"], ["inspect"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["publish"], ["relay"], ["subscribe"], ["inspect"], ["demo"]])
 def test_help_says_what_takes_a_value(command: list[str]) -> None:
     shown = run(*command, "--help").stdout
     assert "--help" in shown

@@ -1,0 +1,178 @@
+"""`weightbus relay`: passes the versions of models on from a publisher to workers."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...bus.errors import AddressError, RefusedError
+from ...bus.net import endpoints
+from ...bus.publisher.status import HeldVersion
+from ..checks import check_name
+from ..relay import Relay
+from ..relay_status import RelayStatus
+from .outcome import DONE, Stopped, UsageError
+from .publish import PageOptions, logged, show_pages, tell
+from .screen import DIM, Screen, counted, metadata_text, size
+
+LOOK_SECONDS = 0.2  # seconds between two checks of the relay
+
+
+@dataclass(frozen=True)
+class RelayOptions:
+    """The options of the command `relay`; see its help text.
+
+    Attributes:
+        upstream: The addresses of publishers above, separated by commas.
+    """
+
+    upstream: str
+    bind: str
+    models: Sequence[str]
+    name: str | None
+    insecure: bool
+    pages: PageOptions
+
+    def check(self) -> None:
+        """Reject options that can never work.
+
+        Raises:
+            UsageError: An option is invalid; the message says what to write instead.
+        """
+        addresses = self.upstream.split(",")
+        if len(addresses) > 1:
+            raise UsageError(f"{self.upstream}: a relay takes one address above it; give one")
+        try:
+            for model in self.models:
+                check_name(model, "model")
+            if self.name is not None:
+                check_name(self.name, "relay")
+            for address in (*addresses, self.bind):
+                endpoints.check(address)
+        except (ValueError, AddressError) as error:
+            raise UsageError(str(error)) from None
+
+    def open(self) -> Relay:
+        """Return a relay, which listens.
+
+        Raises:
+            UsageError: An address of a page is invalid.
+            AddressError: The relay cannot listen.
+        """
+        pages = self.pages
+        dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)
+        try:
+            return Relay(
+                self.upstream,
+                self.bind,
+                self.models,
+                name=self.name,
+                insecure=self.insecure,
+                dashboard=dashboard,
+                metrics=metrics,
+            )
+        except AddressError as error:
+            raise AddressError(
+                f"cannot relay at {self.bind}: {error} [--bind takes that port and the next one]"
+            ) from None
+
+
+def relay(screen: Screen, options: RelayOptions) -> int:
+    """Pass versions on until stopped; return the exit code."""
+    options.check()
+    passed = 0
+    try:
+        with logged(screen), options.open() as opened:
+            screen.say(
+                f"{', '.join(options.models)} of {opened.upstream} at {opened.address}", "bold"
+            )
+            show_pages(screen, opened.shown)
+            screen.emit(
+                "listening",
+                name=opened.name,
+                models=list(options.models),
+                upstream=opened.upstream,
+                address=opened.address,
+                data_address=opened.data_address,
+                dashboard=opened.shown.dashboard,
+                metrics=opened.shown.metrics,
+            )
+            opened.on_worker(lambda event: tell(screen, event))
+            watch = _Watch(screen, opened)
+            while True:
+                for version in watch.look():
+                    passed += 1  # counted before it is shown, since a signal may interrupt that
+                    watch.show(*version)
+                time.sleep(LOOK_SECONDS)
+    except Stopped as stopped:
+        screen.say(f"stopped by {stopped.signal.name} after {counted(passed, 'version')}", DIM)
+        screen.emit("stopped", signal=stopped.signal.name, passed=passed)
+        return DONE
+
+
+class _Watch:
+    """Shows what changes at a relay, each time it looks."""
+
+    def __init__(self, screen: Screen, watched: Relay) -> None:
+        self._screen, self._relay = screen, watched
+        self._joined = self._was_joined = False
+        self._warned = ""
+        self._shown: dict[str, tuple[int, int]] = {}
+
+    def look(self) -> list[tuple[str, HeldVersion]]:
+        """Return the versions that have become whole, after showing what became of the publisher.
+
+        Raises:
+            RefusedError: The publisher refuses the relay, which it has never accepted.
+            ClosedError: A thread of the relay has failed.
+        """
+        try:
+            self._relay.wait_joined(0)
+        except (RefusedError, AddressError) as error:
+            # A relay that has joined before serves what it has, and goes on trying.
+            if isinstance(error, RefusedError) and not self._was_joined:
+                raise
+            if str(error) != self._warned:
+                self._screen.warn(str(error))
+            self._warned = str(error)
+        status = self._relay.status()
+        if status.joined != self._joined:
+            self._show_session(status)
+        return list(self._whole(status))
+
+    def _whole(self, status: RelayStatus) -> list[tuple[str, HeldVersion]]:
+        found = list[tuple[str, HeldVersion]]()
+        for model, held in status.versions.items():
+            for version in held:
+                key = version.epoch, version.version
+                if version.whole and key > self._shown.get(model, (0, 0)):
+                    self._shown[model] = key
+                    found.append((model, version))
+        return found
+
+    def _show_session(self, status: RelayStatus) -> None:
+        self._joined = status.joined
+        self._was_joined = self._was_joined or status.joined
+        if status.joined:
+            self._warned = ""
+            when = time.strftime("%H:%M:%S")
+            self._screen.note(f"{when}  joined {status.upstream}, epoch {status.epoch}")
+        self._screen.emit(
+            "upstream", joined=status.joined, address=status.upstream, epoch=status.epoch
+        )
+
+    def show(self, model: str, version: HeldVersion) -> None:
+        """Show a version that is whole."""
+        self._screen.say(
+            f"{time.strftime('%H:%M:%S')}  {model} version {version.version}  "
+            f"{size(version.nbytes)}"
+            + (f"  {metadata_text(version.metadata)}" if version.metadata else "")
+        )
+        self._screen.emit(
+            "version",
+            model=model,
+            epoch=version.epoch,
+            version=version.version,
+            nbytes=version.nbytes,
+            digest=version.digest,
+            metadata=dict(version.metadata),
+        )

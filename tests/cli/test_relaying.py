@@ -1,0 +1,158 @@
+"""`weightbus relay`, and what observers see at a relay's address: real processes."""
+
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weightbus
+from weightbus.tests.cli.test_cli import DEADLINE, SMALL, Command, Commands, result_of, run
+from weightbus.tests.client.settling import arrays
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.ports import lasting_address
+
+ANY = "tcp://127.0.0.1:0"
+QUICK = weightbus.Settings(ping=0.1, lost_after=0.5)
+
+
+@pytest.fixture
+def commands() -> Iterator[Commands]:
+    made = Commands()
+    yield made
+    for command in made.started:
+        command.process.kill()
+        command.process.communicate(timeout=DEADLINE)
+
+
+def started(commands: Commands, upstream: str, *options: object) -> tuple[Command, dict[str, Any]]:
+    """Start a relay of model `m`; return it and what it says first."""
+    command = commands("relay", upstream, "--model", "m", "--bind", ANY, *options)
+    return command, command.line()
+
+
+def test_a_checkpoint_goes_through_two_relays_into_a_file(
+    commands: Commands, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
+    save_file(SMALL, source)
+    publisher, address = commands.publish(source, "--watch", "--metadata", "step=7")
+    first, told = started(commands, address, "--name", "first", "--model", "other")
+    assert (told["kind"], told["name"], told["upstream"]) == ("listening", "first", address)
+    assert told["models"] == ["m", "other"]
+    second, below = started(commands, told["address"])
+    worker = commands.subscribe(below["address"], out, "--name", "w")
+    update = worker.line()
+    assert (update["version"], update["metadata"]) == (1, {"step": "7"})
+    assert load_file(out)["layer.weight"].tolist() == SMALL["layer.weight"].tolist()
+    assert second.event("joined")["worker"] == "w"
+    joined = first.line()
+    assert (joined["kind"], joined["joined"], joined["address"]) == ("upstream", True, address)
+    version = first.line()
+    assert version == {
+        "kind": "version",
+        **{name: update[name] for name in ("model", "epoch", "version", "nbytes", "digest")},
+        "metadata": {"step": "7"},
+    }
+    code, last = first.stop(signal.SIGTERM)
+    assert (code, last) == (0, {"kind": "stopped", "signal": "SIGTERM", "passed": 1})
+    code, last = second.stop(signal.SIGINT)
+    assert (code, last["kind"], last["signal"]) == (0, "stopped", "SIGINT")
+    assert publisher.event("left")["worker"] == "first", "it says goodbye"
+
+
+def test_a_relay_goes_on_without_its_publisher(commands: Commands) -> None:
+    address = lasting_address()
+    publisher = weightbus.Publisher(address)
+    relay, told = started(commands, address, "--name", "r")
+    publisher.publish("m", arrays(), expect=1, timeout=DEADLINE)
+    assert relay.line()["joined"]
+    assert relay.line()["version"] == 1
+    publisher.close()
+    assert "relay r has no publisher" in relay.complaint("has no publisher")
+    gone = relay.line()
+    assert (gone["kind"], gone["joined"]) == ("upstream", False)
+    target = arrays()
+    with weightbus.Subscriber(told["address"], {"m": target}, name="late").start() as late:
+        assert late.wait_for_version("m", timeout=DEADLINE)
+    with weightbus.Publisher(address):
+        back = relay.line()
+        assert (back["kind"], back["joined"]) == ("upstream", True)
+    assert relay.stop(signal.SIGTERM)[0] == 0
+
+
+def test_a_relay_of_a_name_that_is_taken_ends(commands: Commands) -> None:
+    with (
+        weightbus.Publisher() as publisher,
+        weightbus.Subscriber(publisher.address, {"m": arrays()}, name="same") as worker,
+    ):
+        assert worker.wait_joined(DEADLINE)
+        relay, _ = started(commands, publisher.address, "--name", "same")
+        code, last = relay.end()
+    assert (code, last["kind"], last["error"]) == (1, "error", "RefusedError")
+    assert "name-taken" in last["text"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"--model": "a b"}, 2, "model 'a b': a name is"),
+        ({"--name": "a b"}, 2, "relay 'a b': a name is"),
+        ({"--bind": "127.0.0.1:1"}, 2, "'127.0.0.1:1' is not an address"),
+        ({"upstream": "host:1"}, 2, "'host:1' is not an address"),
+        ({"upstream": "tcp://a:1,tcp://b:1"}, 2, "a relay takes one address above it"),
+        ({"--metrics": "nowhere"}, 2, "nowhere"),
+        ({"--bind": "tcp://0.0.0.0:0"}, 1, "other hosts can reach tcp://0.0.0.0:0"),
+        ({"--bind": "tcp://127.0.0.1:9"}, 1, "would be its own publisher"),
+    ],
+)
+def test_what_can_never_be_relayed(changes: dict[str, str], code: int, words: str) -> None:
+    options = {"upstream": "tcp://127.0.0.1:9", "--model": "m", "--bind": ANY, **changes}
+    upstream = options.pop("upstream")
+    result = run("relay", upstream, *(w for pair in options.items() for w in pair), "--json")
+    assert result.exit_code == code, result.output
+    assert words in result_of(result)["text"]
+
+
+def test_a_relay_serves_its_page_and_its_metrics(commands: Commands) -> None:
+    pytest.importorskip("prometheus_client")
+    with weightbus.Publisher() as publisher:
+        places = ("--dashboard", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+        relay, told = started(commands, publisher.address, *places)
+        assert relay.line()["joined"]
+        for page, words in (
+            (told["metrics"], b"weightbus_relay_upstream_up 1.0"),
+            (told["dashboard"] + "state", b'"workers":[]'),
+        ):
+            with urllib.request.urlopen(page, timeout=DEADLINE) as answer:  # noqa: S310
+                assert words in answer.read()
+
+
+def test_observers_read_a_relay_as_a_publisher() -> None:
+    with (
+        weightbus.Publisher(settings=QUICK) as publisher,
+        weightbus.Relay(publisher.address, ANY, ["m"], name="r", settings=QUICK) as relay,
+        weightbus.Subscriber(relay.address, {"m": arrays()}, name="w", settings=QUICK).start(),
+    ):
+        receipt = publisher.publish("m", arrays(), expect=1)
+        key = receipt.epoch, receipt.version
+        wait_for(lambda: relay.workers()["w"].running == {"m": key}, "w runs it", DEADLINE)
+        for command in (("status",), ("top", "--once"), ("verify",), ("doctor",)):
+            words = command[0], relay.address, *command[1:]
+            done = run(*words, "--json")
+            assert done.exit_code == 0, done.output
+            if command[0] != "doctor":
+                (row,) = result_of(done)["workers"]
+                assert (row["worker"], row["version"]) == ("w", receipt.version)
+        publisher.close()
+
+        def cut_off() -> bool:
+            return run("status", relay.address).exit_code == 1
+
+        wait_for(cut_off, "it says that it is cut off", DEADLINE)
+        text = f"relay r has no publisher: {publisher.address} does not answer"
+        for words in (("status",), ("top", "--once"), ("doctor",)):
+            assert text in " ".join(run(words[0], relay.address, *words[1:]).stdout.split())
