@@ -102,15 +102,18 @@ class Loop(Protocol):
         ...
 
 
-def end_with(owner: InOneProcess, loop: Loop) -> None:
-    """Stop `loop` when `owner` is garbage-collected; mark copies of `owner` in forked children."""
+def end_with(owner: InOneProcess, *loops: Loop) -> None:
+    """Stop `loops` when `owner` is garbage-collected; mark copies of `owner` in forked children."""
     owner._belong_here()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    finalizer = weakref.finalize(owner, _end, loop, repr(owner), os.getpid())
+    finalizer = weakref.finalize(owner, _end, loops, repr(owner), os.getpid())
     finalizer.atexit = False  # threads end with the process
 
 
-def _end(loop: Loop, what: str, pid: int) -> None:
-    if os.getpid() == pid and loop.stop():  # a forked child has no thread to end
+def _end(loops: tuple[Loop, ...], what: str, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child has no thread to end
+        return
+    stopped = [loop.stop() for loop in loops]
+    if any(stopped):
         text = f"{what} was dropped without close(): call it, or use a with block"
         log.warning("%s", text)  # by default Python does not show a ResourceWarning
         warnings.warn(text, ResourceWarning, stacklevel=2)

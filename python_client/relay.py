@@ -131,8 +131,7 @@ class Relay(InOneProcess):
                 after_turn=lambda: [*passes_on(), *reports.send()],
             )
             passes_on.report_by(self._above.tell)
-            end_with(self, self._above)
-            end_with(self, self._below)
+            end_with(self, self._above, self._below)
             undo.pop_all()
         self._below.start()
         self._above.start()

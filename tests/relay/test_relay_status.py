@@ -1,6 +1,8 @@
 """What a relay says of itself: to its user, in its log, to observers and in metrics."""
 
+import gc
 import logging
+import threading
 import urllib.request
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -213,3 +215,27 @@ def test_a_closed_relay_says_so() -> None:
     for call in (relay.status, relay.workers, lambda: relay.wait_joined(0)):
         with pytest.raises(ClosedError, match="this relay is closed"):
             call()
+
+
+def test_a_dropped_relay_ends(caplog: pytest.LogCaptureFixture) -> None:
+    before = threading.active_count()
+    relays = [Relay(NOWHERE, ANY, ["m"], name="r")]
+    what = f"{relays[0]!r} was dropped without close(): call it, or use a with block"
+
+    def drop() -> None:
+        relays.clear()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="was dropped without close"):
+        drop()
+    assert [m for m in caplog.messages if "dropped" in m] == [what], "once"
+    wait_for(lambda: threading.active_count() == before, "its threads end", SECONDS)
+
+
+def test_a_forked_child_is_told_to_make_its_own() -> None:
+    with Relay(NOWHERE, ANY, ["m"], name="r") as relay:
+        relay._become_copy()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        for call in (relay.status, relay.workers, lambda: relay.wait_joined(0)):
+            with pytest.raises(ClosedError, match="Make a Relay here"):
+                call()
+        relay._inherited = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
