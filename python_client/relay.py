@@ -240,6 +240,7 @@ class _Passed:
         offer, chunks: As given.
         version: What the publisher's machine made of it; None: its thread has not made it yet.
         count: The number of chunks that were here when the publisher's thread was last told.
+        looks: Whether the publisher's thread is about to look which chunks are here.
         given_up: Whether the worker above dropped the version before it was whole.
         undecided: Whether workers below wait for a commit.
     """
@@ -250,7 +251,7 @@ class _Passed:
         self._received = chunks.plan.nbytes if offer.names else 0
         self.version: Version | None = None
         self.count = -1
-        self.given_up = False
+        self.looks = self.given_up = False
         self.undecided = offer.terms.commit == "together"
 
     @property
@@ -271,8 +272,18 @@ class _Passed:
         self.version, effects = machine.pass_on(self.offer, now)
         return effects
 
+    def send_more(self, below: PublisherLoop) -> None:
+        """Make the publisher's thread send chunks that are new.
+
+        One call is enough for all chunks that arrive until the publisher's thread looks.
+        """
+        if not self.looks:
+            self.looks = True
+            below.decide(self.more)
+
     def more(self, machine: PublisherMachine, now: float) -> list[Effect]:
         """Send chunks that are new, in the publisher's thread."""
+        self.looks = False  # first: chunks that arrive from now on may be overlooked here
         return [] if self.version is None else machine.arrived(self.version, now)
 
     def commit(self, machine: PublisherMachine, _now: float) -> list[Effect]:
@@ -313,7 +324,7 @@ class _PassesOn:
     def __call__(self) -> list[WorkerEffect]:
         """Pass on announcements, chunks and decisions, and take versions that are ready."""
         with contextlib.suppress(WeightBusError):  # refused, say: the worker's thread logs it
-            while isinstance(staged := self._ready.take(0.0), StagedVersion):
+            while self._ready.filled and isinstance(staged := self._ready.take(0.0), StagedVersion):
                 self._tell(Report(staged.model, staged.key, "taken"))
                 self._tell(Report(staged.model, staged.key, "applied"))
         terms = self._machine.terms
@@ -371,7 +382,9 @@ class _PassesOn:
         here = versions.all("arriving", "staged", "ready", "applying", "running")
         newest = max(here, key=lambda entry: entry.key, default=None)
         if newest is not None and (passed is None or newest.key > passed.key):
-            passed = self._begin(model, newest, passed)
+            before, passed = passed, self._begin(model, newest, passed)
+            if before is not None and before is not passed:
+                self._give_up(before, versions)
         if passed is None:
             return
         chunks = passed.chunks
@@ -379,12 +392,17 @@ class _PassesOn:
         if count != passed.count:
             passed.count = count
             self._received[model] += passed.received()
-            self._below.decide(passed.more)
+            passed.send_more(self._below)
         has = versions.has(passed.key)
         if passed.undecided and versions.find(passed.key, "arriving", "staged") is None:
             passed.undecided = False
             self._below.decide(passed.commit if has else passed.abort)
-        elif not has and not chunks.whole and not passed.given_up:
+        else:
+            self._give_up(passed, versions)
+
+    def _give_up(self, passed: _Passed, versions: VersionStore) -> None:
+        """Drop a version below if the worker above has dropped it before it was whole."""
+        if not (passed.chunks.whole or passed.given_up or versions.has(passed.key)):
             passed.given_up = True
             self._below.decide(passed.give_up)
 
@@ -393,9 +411,11 @@ class _PassesOn:
         announce, chunks = entry.announce, entry.chunks
         terms = AnnouncedTerms(announce.commit, announce.acknowledge, announce.hash)
         names = frozenset[tuple[int, int]]()
-        if chunks is None and before is not None and before.chunks.digest == entry.running.digest:
-            terms, names = NO_TERMS, frozenset({*before.offer.names, before.key})  # renamed
-            chunks = before.chunks
+        # Without a publisher that uses it, the memory may have another version by now.
+        held = before if before is not None and before.chunks.in_use else None
+        if chunks is None and held is not None and held.chunks.digest == entry.running.digest:
+            terms, names = NO_TERMS, frozenset({*held.offer.names, held.key})  # renamed
+            chunks = held.chunks
         if chunks is None:
             return before
         offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms)

@@ -169,6 +169,11 @@ class ReadyQueue:
         return self._refusal is not None
 
     @property
+    def filled(self) -> bool:
+        """Whether `take` returns a version, or raises, without waiting."""
+        return bool(self._ready or self._errors or self._refusal or self._closed)
+
+    @property
     def unasked(self) -> StagedVersion | None:
         """A version that is ready, if no thread ever waited for a version; else None."""
         return None if self.asked else next(iter(self._ready.values()), None)

@@ -54,6 +54,7 @@ def pass_on(
     workers = None if offered.only is None else sorted(offered.only)
     peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
     effects += _release(state, versions, version, version.terms, workers, peers, now)
+    versions.limit()
     return version, effects
 
 

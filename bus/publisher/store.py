@@ -8,7 +8,7 @@ one copy of a model is enough. If all copies are in use, the least needed versio
 
 from collections.abc import Collection, Iterable, Iterator
 
-from ..limits import VERSIONS_TIMED
+from ..limits import SNAPSHOTS_MAX, VERSIONS_TIMED
 from ..messages import Applied, Staged
 from .effects import Effect, Hash, MakeReclaimable, Release, Stamp
 from .roster import Peer
@@ -205,10 +205,24 @@ class Versions:
         """
         self._prune()
         phases = EVICTABLE_FOR_ALL if replaces_latest else EVICTABLE
-        found = [v for v in self if v.phase in phases and v.snapshot in among]
+        self._evict(phases, [v for v in self if v.snapshot in among])
+
+    def limit(self) -> None:
+        """Evict the least needed of a relay's versions, until as many are left as it may keep.
+
+        A relay has no `Pool` of memory, which would ask to `give_up` versions.
+        """
+        self._prune()
+        while len(self._versions) > SNAPSHOTS_MAX and self._evict(EVICTABLE, self):
+            pass
+
+    def _evict(self, phases: tuple[VersionPhase, ...], among: Iterable[Version]) -> bool:
+        """Evict the least needed version in these phases; return whether there was one."""
+        found = [version for version in among if version.phase in phases]
         if found:
             least = min(found, key=lambda v: (phases.index(v.phase), -v.version))
             self._move(least, "evicted")
+        return bool(found)
 
     def forget_worker(self, worker: str) -> None:
         """Drop the versions, chunks, `end` messages and reports that are kept for a lost worker."""

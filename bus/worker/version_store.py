@@ -3,6 +3,11 @@
 There are at most two buffers: one holds a complete version that waits to be applied, the other the
 version that is arriving. Buffers are reused, so a steady stream of versions touches no fresh
 memory. If patches may arrive, a third buffer holds the running version. (D3)
+
+In a relay, a publisher sends from the buffers too (`Chunks.lend`). Such a buffer is *on loan* when
+no version here needs it any more: it is free again once the publisher and its sockets have dropped
+their references to the bytes. That is looked up whenever a buffer is needed, so no other thread
+changes this record.
 """
 
 from collections import deque
@@ -16,7 +21,7 @@ from ...codecs.layout import Layout
 from ..chunks import Chunks, Memory, plan_of
 from ..headers import Buffer
 from ..lease import Lease
-from ..limits import BUFFERS_MAX
+from ..limits import BUFFERS_MAX, SNAPSHOTS_MAX
 from ..messages import Announce, Running, Whole
 from ..staged import Base, SharedMemory, StagedVersion
 from .phases import STRAIGHT, TIMES, Time
@@ -113,6 +118,7 @@ class VersionStore:
         # the bytes of each free buffer: the size of the version that was begun last
         self._nbytes = 0
         self._taken = 0  # buffers in use, with a version or without one
+        self._on_loan: list[Chunks[Memory]] = []  # buffers that only a publisher still uses
         self._leased: tuple[Lease, Memory] | None = None  # the buffer that was leased last
         self.base: Base | None = None  # the bytes that patches build on
         # Rejected versions, which are not tried again. An older version may still be accepted: the
@@ -181,11 +187,20 @@ class VersionStore:
     @property
     def bare(self) -> bool:
         """True if there is no buffer yet."""
-        return not self._taken and not self._free
+        return not (self._taken or self._free or self._on_loan)
+
+    @property
+    def _exhausted(self) -> bool:
+        """True if no further buffer may be used now."""
+        if self._on_loan:
+            before, self._on_loan = self._on_loan, []
+            for chunks in before:
+                self._recycle(chunks.memory, chunks)
+        return self._taken >= BUFFERS_MAX or len(self._on_loan) > SNAPSHOTS_MAX
 
     def lend(self, announce: Announce) -> Lease | None:
         """Return a lease of a free buffer for an announcement's data; None if no buffer fits."""
-        if self._taken >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
+        if self._exhausted or not self._free or announce.nbytes != self._nbytes:
             return None
         buffer = self._free.pop()
         self._taken += 1
@@ -203,7 +218,7 @@ class VersionStore:
         if buffer is not None:
             entry.set_buffer(buffer)
             return True
-        if self._taken >= BUFFERS_MAX:
+        if self._exhausted:
             entry.resolve("full")
             return False
         if entry.lacks == "buffer":
@@ -234,7 +249,7 @@ class VersionStore:
         """
         buffer = self._received_in(payload)
         if buffer is None:
-            if self._taken >= BUFFERS_MAX or self._nbytes != len(payload) or not self._free:
+            if self._exhausted or self._nbytes != len(payload) or not self._free:
                 return None
             self._taken += 1
             buffer = self._free.pop()
@@ -276,9 +291,10 @@ class VersionStore:
             entry.chunks = None
 
     def _recycle(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
-        """Make a buffer free, unless its size is outdated or a publisher sends from it."""
-        leased = chunks is not None and chunks.view is not None and chunks.in_use
-        if buffer.nbytes == self._nbytes and not leased:
+        """Make a buffer free, unless a publisher sends from it or its size is outdated."""
+        if chunks is not None and chunks.in_use:
+            self._on_loan.append(chunks)
+        elif buffer.nbytes == self._nbytes:
             self._free.append(buffer)
 
     # The base of patches.

@@ -5,6 +5,7 @@ chunks that both have. Further down, a second worker ends with the same bytes an
 """
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -16,7 +17,7 @@ from weightbus.bus.chunks import Chunks, Memory
 from weightbus.bus.effects import Effect as WorkerEffect
 from weightbus.bus.effects import Ready, Send
 from weightbus.bus.headers import encode
-from weightbus.bus.limits import Timing
+from weightbus.bus.limits import SNAPSHOTS_MAX, Timing
 from weightbus.bus.messages import (
     Announce,
     Bye,
@@ -304,6 +305,59 @@ def test_memory_serves_the_next_version_once_nobody_gives_it_out() -> None:
     chain.arrives(two, range(CHUNKS))
     chain.ends(two)
     assert chain.begins(version(3)).memory is chunks.memory
+
+
+def relayed(chain: Chain, made: Version) -> tuple[Version, Chunks[Memory]]:
+    """Receive, pass on and apply a version."""
+    chunks = chain.begins(made)
+    passed = chain.offers(made, chunks)
+    chain.arrives(made, range(CHUNKS))
+    chain.ends(made)
+    chain.more(passed)
+    chain.above.ends("applied", chain.now)
+    return passed, chunks
+
+
+def test_a_stream_of_versions_that_are_given_out_uses_two_buffers_in_turn() -> None:
+    chain = Chain()
+    places = [address_of(relayed(chain, version(n))[1].memory) for n in range(1, 9)]
+    assert places == [places[0], places[1]] * 4
+
+
+def test_only_so_many_buffers_are_on_loan() -> None:
+    chain, most = Chain(), SNAPSHOTS_MAX + 1
+    sending = [relayed(chain, version(n))[0].snapshot.chunk(0, CHUNK) for n in range(1, most + 1)]
+    made = version(most + 1)
+    chain.above.hears(offers.announcement(made), chain.now, made.layout.header)
+    waiting = chain.above.versions.in_phase["announced"]
+    assert waiting is not None
+    assert (waiting.key, waiting.lacks) == (made.key, "buffer")
+    place = address_of(sending.pop(1))
+    gc.collect()
+    chain.above.does(chain.above.machine.tick(chain.now), chain.now)
+    assert address_of(chain.above.arriving.memory) == place
+
+
+def test_memory_of_another_size_is_not_kept() -> None:
+    chain = Chain()
+    old = weakref.ref(relayed(chain, version(1))[1].memory)
+    chain.above.ready.clear()
+    for number in (2, 3):
+        relayed(chain, version(number, 2 * NBYTES, 2 * CHUNK))
+    gc.collect()
+    assert old() is None
+
+
+def test_a_relay_keeps_no_more_versions_than_a_publisher_for_those_that_receive_them() -> None:
+    chain, store = Chain(), list[Version]()
+    for number in range(1, SNAPSHOTS_MAX + 3):
+        passed, _ = chain.publisher.pass_on(received(number)[1], chain.now)
+        name, store = f"w{number}", [*chain.publisher.state.store["a"]]
+        hello = Hello(name=name, instance="b" * 32, models={"a": None})
+        asks = Fetch(model="a", epoch=EPOCH, version=number, first=0, count=1)
+        told(chain, hello, asks, name=name.encode())
+        assert len(store) == min(number, SNAPSHOTS_MAX), "each but the last is received by one"
+        assert passed in store
 
 
 def test_who_asks_for_what_is_not_here_waits_no_longer_than_it_takes_to_ask_again() -> None:

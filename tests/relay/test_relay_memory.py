@@ -1,0 +1,71 @@
+"""The memory of a relay: its buffers are used again, and none before all have sent from it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from weightbus.bus.net import worker_loop
+from weightbus.python_client.relay import Relay
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.ports import lasting_address
+from weightbus.tests.relay.test_relay import CHUNKED, SECONDS, Tree, arrays, tree
+
+__all__ = ["tree"]  # a fixture
+
+
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the buffers that workers have allocated."""
+    sizes, memory_of = list[int](), worker_loop.memory_of
+
+    def counted(nbytes: int) -> NDArray[np.uint8]:
+        sizes.append(nbytes)
+        return memory_of(nbytes)
+
+    monkeypatch.setattr(worker_loop, "memory_of", counted)
+    return sizes
+
+
+def versions_of(relay: Relay) -> Any:
+    return relay._below._machine.state.store["m"]  # noqa: SLF001 # pyright: ignore
+
+
+def test_a_stream_through_a_relay_needs_no_new_memory(tree: Tree, allocated: list[int]) -> None:
+    publisher = tree.publisher()
+    worker = tree.worker(tree.relay(publisher), CHUNKED)
+    assert worker.wait_joined(SECONDS)
+    for value in range(1, 13):
+        receipt = publisher.publish("m", arrays(value, CHUNKED), expect=1)
+        tree.receives(worker, (publisher.epoch, receipt.version))
+        assert (tree.targets[worker]["w"] == value).all()
+    worker_buffers, relay_buffers = 2, 3  # that of the latest version is on loan meanwhile
+    assert len(allocated) <= worker_buffers + relay_buffers
+
+
+def test_a_renamed_version_is_not_offered_from_memory_that_was_let_go(
+    tree: Tree, tmp_path: Path
+) -> None:
+    address = lasting_address()
+    publisher = tree.publisher(address=address, state=tmp_path)
+    relay = tree.relay(publisher)
+    publisher.publish("m", arrays(1, CHUNKED), expect=1)
+    (kept,) = versions_of(relay)
+    assert relay._below.make_room("m", [kept.snapshot], True, SECONDS)  # noqa: SLF001 # pyright: ignore
+    wait_for(lambda: publisher.history("m"), "it is on disk", SECONDS)
+    publisher.close()
+    again = tree.publisher(address=address, state=tmp_path)
+    again.wait_for_workers(1, SECONDS, "m")
+    follower = relay._above._machine.followers["m"]  # noqa: SLF001 # pyright: ignore
+    wait_for(
+        lambda: follower.running is not None and follower.running.epoch == again.epoch,
+        "the relay hears of the new name",
+        SECONDS,
+    )
+    assert [*versions_of(relay)] == []
+    worker = tree.worker(relay, CHUNKED)
+    second = again.publish("m", arrays(2, CHUNKED), expect=1)
+    tree.receives(worker, (second.epoch, second.version))
+    assert (tree.targets[worker]["w"] == 2).all()
