@@ -26,6 +26,11 @@ def private(pid: int | None = None) -> int:
     return _field(Path(f"/proc/{pid or 'self'}/status"), "RssAnon")
 
 
+def shared(pid: int | None = None) -> int:
+    """Return the bytes of shared memory that a process has touched."""
+    return _field(Path(f"/proc/{pid or 'self'}/status"), "RssShmem")
+
+
 class PrivatePeak:
     """The most private bytes that another process had, looked at every few milliseconds.
 

@@ -1,0 +1,188 @@
+"""Measure what a relay costs: `python benchmarks/relay.py`.
+
+One publisher has a worker; another has a relay, and the relay a worker. All of them are on this
+host, publishers in this process and the others in processes of their own, and every byte goes over
+loopback. What is measured, in turns, is the time from `publish` until the worker has applied the
+version. Then the memory that the relay has over that of an idle one, in models, and the pages that
+it touched for the first time per version, once it has buffers. A ratio or memory that breaks its
+bound ends it with status 1. A minute; on a busy machine the quartiles say how much to believe.
+"""
+
+import argparse
+import json
+import queue
+import resource
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from weightbus import Publisher, Settings, Subscriber
+from weightbus.benchmarks import memory
+from weightbus.benchmarks.fleet import ANSWER_SECONDS, START_SECONDS
+from weightbus.benchmarks.machine import describe
+from weightbus.benchmarks.model import UNITS, Model, Shape
+from weightbus.benchmarks.process import Answer, Answers, Process
+from weightbus.benchmarks.report import print_machine
+from weightbus.python_client.relay import Relay
+
+MODEL = "policy"
+SIZE = "200MiB/100"
+ROUNDS = 15
+WARM = 4  # versions of each way that are not counted: buffers and caches are new
+RATIO = (1.6, 1.3)  # must, reach
+MODELS_MAX = 3.1  # in a relay's memory: the arriving version, the latest, and one still in sockets
+FOREVER = 86_400.0
+NETWORK = Settings(shared_memory=False)
+
+
+def serve_worker(questions: dict[str, Callable[[], Answer]], about: dict[str, Any]) -> None:
+    """Apply versions, and note when."""
+    model, applied = Model(Shape.parse(about["size"]), zeros=True), queue.SimpleQueue[float]()
+    worker = Subscriber(about["above"], {MODEL: model.arrays}, name="w", settings=NETWORK)
+
+    def receive() -> None:
+        while worker.receive(FOREVER):
+            applied.put(time.perf_counter())
+
+    questions["joined"] = lambda: {"joined": worker.wait_joined(START_SECONDS)}
+    questions["applied"] = lambda: {"at": applied.get(timeout=ANSWER_SECONDS)}
+    questions["digest"] = lambda: {"digest": model.digest()}
+    threading.Thread(target=receive, daemon=True).start()
+
+
+def serve_relay(questions: dict[str, Callable[[], Answer]], about: dict[str, Any]) -> None:
+    """Pass versions on."""
+    relay = Relay(about["above"], "tcp://127.0.0.1:0", [MODEL], name="relay", settings=NETWORK)
+    questions["address"] = lambda: {"address": relay.address}
+    questions["memory"] = lambda: {
+        "bytes": memory.private() + memory.shared(),
+        "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
+    }
+
+
+ROLES = {"worker": serve_worker, "relay": serve_relay}
+
+
+def serve(text: str) -> None:
+    """Be a process of its own, until the parent closes our standard input."""
+    about, questions = json.loads(text), dict[str, Callable[[], Answer]]()
+    ROLES[about["role"]](questions, about)
+    Answers(questions).serve()
+
+
+class Way:
+    """A publisher and a worker.
+
+    Args:
+        name: What it is called in rows.
+        relayed: Whether a relay is between them.
+        size: The size of the model.
+        undo: Ends everything.
+    """
+
+    def __init__(self, name: str, size: str, undo: ExitStack, *, relayed: bool) -> None:
+        self.name, self.seconds = name, list[float]()
+        self.model = Model(Shape.parse(size), zeros=False)
+        self.publisher = undo.enter_context(Publisher(settings=NETWORK))
+        above, self.relay = self.publisher.address, None
+        start = partial(self._start, size=size, undo=undo)
+        if relayed:
+            self.relay = start("relay", above)
+            above = self.relay.ask("address", START_SECONDS)["address"]
+            self.publisher.wait_for_workers(1, START_SECONDS, MODEL)
+            self.idle = self.memory()
+        self.worker = start("worker", above)
+        if not self.worker.ask("joined", START_SECONDS)["joined"]:
+            raise TimeoutError(f"{name}: {above} has not let the worker in")
+
+    def _start(self, role: str, above: str, *, size: str, undo: ExitStack) -> Process:
+        about = json.dumps({"role": role, "above": above, "size": size})
+        return undo.enter_context(Process(f"{role} of {self.name}", "relay", about))
+
+    def memory(self) -> Answer:
+        """Return the relay's memory in bytes, and its page faults so far."""
+        assert self.relay is not None
+        return self.relay.ask("memory", ANSWER_SECONDS)
+
+    def publish(self) -> float:
+        """Return the seconds until the worker has applied another version."""
+        self.model.advance()
+        begun = time.perf_counter()
+        self.publisher.publish(MODEL, self.model.arrays, expect=1)
+        return self.worker.ask("applied", ANSWER_SECONDS)["at"] - begun
+
+    def check(self) -> None:
+        """Raise unless the worker has the bytes that were published last."""
+        if self.worker.ask("digest", ANSWER_SECONDS)["digest"] != self.model.digest():
+            raise RuntimeError(f"{self.name}: the worker holds other bytes than were published")
+
+
+def quartiles(seconds: list[float]) -> str:
+    """Return the median, and between which times half of all lie, in milliseconds."""
+    low, middle, high = (1e3 * each for each in statistics.quantiles(seconds, n=4))
+    return f"{middle:7.1f} ms   ({low:.1f} to {high:.1f})"
+
+
+def measure(size: str, rounds: int, console: Console) -> bool:
+    """Measure both ways in turns; return whether every bound was kept."""
+    with ExitStack() as undo:
+        ways = [Way(n, size, undo, relayed=n != "direct") for n in ("direct", "relay")]
+        direct, relayed = ways
+        ratios, before = list[float](), relayed.idle
+        for count in range(WARM + rounds):
+            if count == WARM:
+                before = relayed.memory()
+            took = [way.publish() for way in ways]
+            if count < WARM:
+                continue
+            ratios.append(took[1] / took[0])
+            for way, seconds in zip(ways, took, strict=True):
+                way.seconds.append(seconds)
+        after = relayed.memory()
+        for way in ways:
+            way.check()
+    nbytes = Shape.parse(size).nbytes
+    for way in ways:
+        console.print(f"{way.name:8}{quartiles(way.seconds)}", highlight=False)
+    ratio = statistics.median(relayed.seconds) / statistics.median(direct.seconds)
+    low, _, high = statistics.quantiles(ratios, n=4)
+    must, reach = RATIO
+    console.print(
+        f"ratio   {ratio:7.2f}      ({low:.2f} to {high:.2f} within rounds; must <= {must}, "
+        f"reach {reach}: {'kept' if ratio <= must else 'MISSED'})",
+        highlight=False,
+    )
+    models = (after["bytes"] - relayed.idle["bytes"]) / nbytes
+    fresh = (after["faults"] - before["faults"]) * resource.getpagesize() / rounds / nbytes
+    console.print(
+        f"memory  {models:7.2f} models over {relayed.idle['bytes'] / UNITS['MiB']:.0f} MiB when "
+        f"idle (must <= {MODELS_MAX}: {'kept' if models <= MODELS_MAX else 'MISSED'}); "
+        f"touched for the first time: {fresh:.3f} models per version",
+        highlight=False,
+    )
+    return ratio <= must and models <= MODELS_MAX
+
+
+def main() -> None:
+    """Measure, and print a row for each way."""
+    parser = argparse.ArgumentParser(description="Measure what a relay costs.")
+    parser.add_argument("--size", default=SIZE, help=f"of the model (default: {SIZE})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="versions of each way")
+    asked = parser.parse_args()
+    console = Console()
+    print_machine(describe(), console)
+    sys.exit(0 if measure(asked.size, asked.rounds, console) else 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):
+        serve(sys.argv[1])
+    else:
+        main()
