@@ -10,6 +10,7 @@ import fnmatch
 import multiprocessing
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from functools import partial
@@ -25,6 +26,7 @@ from weightbus.tests.conformance.languages import (
     chosen,
 )
 from weightbus.tests.conformance.matrix import Cell, Matrix
+from weightbus.tests.conformance.relaying import lacking
 from weightbus.tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "CONFORMANCE.md"
@@ -44,6 +46,7 @@ def examine(
     on_vectors: bool,
     publishers: Sequence[str] = ("python",),
     publisher_of: Path = ROOT,
+    relayed: bool = False,
 ) -> list[Row]:
     """Run one language; return its cells. (In a process of its own.)"""
     rows: list[Row] = []
@@ -59,6 +62,7 @@ def examine(
                 seed=seed,
                 publisher=publisher,
                 publisher_of=publisher_of,
+                relayed=relayed,
             )
             cells = pool.map(play_one, wanted)
             section = SECTIONS[publisher]
@@ -72,13 +76,17 @@ def scenario_cell(
     seed: int,
     publisher: str = "python",
     publisher_of: Path = ROOT,
+    *,
+    relayed: bool = False,
 ) -> Cell:
     """Play one scenario; `publisher_of` is the checkout that has the Rust core as publisher."""
+    if relayed and (why := lacking(scenario.name)):
+        return Cell("unsupported", reason=why)
     unsupported = {**language.unsupported, **(CORE_LACKS if publisher == "rust" else {})}
     if scenario.name in unsupported:
         return Cell("unsupported", reason=unsupported[scenario.name])
     driver = chosen("rust", publisher_of)[0].command if publisher == "rust" else None
-    fault = play(scenario, language.command, seed, publisher=driver)
+    fault = play(scenario, language.command, seed, publisher=driver, relayed=relayed)
     return Cell("wrong", faults=(fault,)) if fault else Cell("right")
 
 
@@ -142,6 +150,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--require-all", action="store_true", help="a missing toolchain is red (as where CI is set)"
     )
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
+    parser.add_argument(
+        "--relay", action="store_true", help="with a relay between publisher and worker; no vectors"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="languages at a time")
     options = parser.parse_args(words)
     options.clients = options.clients.resolve()
@@ -171,9 +182,10 @@ def examine_all(matrix: Matrix, languages: Sequence[Language], options: argparse
                 language,
                 names,
                 options.seed,
-                on_vectors=options.scenarios is None,
+                on_vectors=with_vectors(options),
                 publishers=publishers_of(options),
                 publisher_of=options.publisher_of,
+                relayed=options.relay,
             ): language
             for language in languages
         }
@@ -189,8 +201,18 @@ def examine_all(matrix: Matrix, languages: Sequence[Language], options: argparse
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
+def with_vectors(options: argparse.Namespace) -> bool:
+    """Return whether the vectors are run, too: a relay makes no difference to them."""
+    return options.scenarios is None and not options.relay
+
+
 def play_again(
-    matrix: Matrix, languages: Sequence[Language], seed: int, publisher_of: Path = ROOT
+    matrix: Matrix,
+    languages: Sequence[Language],
+    seed: int,
+    publisher_of: Path = ROOT,
+    *,
+    relayed: bool = False,
 ) -> list[str]:
     """Play a few red scenarios alone, and believe that; return what had failed, in words."""
     sections = {"python": matrix.scenarios, "rust": matrix.core}
@@ -207,7 +229,7 @@ def play_again(
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
     for publisher, row, language, cell in red:
         given = (scenarios[row], language, seed, publisher, publisher_of)
-        plays = (scenario_cell(*given) for _ in range(AGAIN))
+        plays = (scenario_cell(*given, relayed=relayed) for _ in range(AGAIN))
         again = next((play for play in plays if play.verdict == "wrong"), None)
         matrix.add(SECTIONS[publisher], row, language.title, again or Cell("right"))
         alone = "fails again" if again else f"right {AGAIN} times alone"
@@ -233,6 +255,17 @@ def in_order(matrix: Matrix) -> None:
         rows.update({s.name: by_name[s.name] for s in SCENARIOS if s.name in by_name})
 
 
+def counts_of(matrix: Matrix) -> list[str]:
+    """Return how many scenarios each language passed, failed, and was not given."""
+    counts: dict[str, Counter[str]] = {}
+    for _, language, cell in matrix.cells():
+        counts.setdefault(language, Counter())[cell.verdict] += 1
+    return [
+        f"{language}: {its['right']} passed, {its['wrong']} failed, {its['unsupported']} left out"
+        for language, its in counts.items()
+    ]
+
+
 def complete(matrix: Matrix) -> bool:
     """Return whether every language was run on everything."""
     run_on = {language for _, language, cell in matrix.cells() if cell.verdict != "not run"}
@@ -254,12 +287,12 @@ def main(words: Sequence[str]) -> int:
         [language.title for language in languages], titles={s.name: s.title for s in SCENARIOS}
     )
     examine_all(matrix, able, options)
-    again = play_again(matrix, able, options.seed, options.publisher_of)
+    again = play_again(matrix, able, options.seed, options.publisher_of, relayed=options.relay)
     for title, cell in others.items():
         for section in map(SECTIONS.__getitem__, publishers_of(options)):
             for name in names:
                 matrix.add(section, name, title, cell)
-        for file in vectors.tables() if options.scenarios is None else ():
+        for file in vectors.tables() if with_vectors(options) else ():
             matrix.add("vectors", file, title, cell)
     in_order(matrix)
     print(matrix.plain(), *again, sep="\n")
@@ -267,7 +300,9 @@ def main(words: Sequence[str]) -> int:
         if cell.verdict == "not run":
             print(f"!!! {title} was NOT RUN: {cell.reason}")
     ours = options.clients == options.publisher_of == ROOT
-    if options.scenarios is None and complete(matrix) and ours:
+    if options.relay:
+        print(*counts_of(matrix), sep="\n")
+    if with_vectors(options) and complete(matrix) and ours:
         PAGE.write_text(matrix.page())
         print(f"wrote {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
     else:

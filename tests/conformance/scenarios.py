@@ -152,17 +152,25 @@ def play(
     seed: int,
     patience: float = WAIT_SECONDS,
     publisher: Sequence[str] | None = None,
+    *,
+    relayed: bool = False,
 ) -> str:
     """Play a scenario with a driver; return what is wrong, nothing if all is right.
 
-    `publisher`: the driver that publishes; None: Python does.
+    `publisher`: the driver that publishes; None: Python does. `relayed`: a relay is between.
     """
     chance, said = random.Random(f"{seed} {scenario.name}"), ""
     try:
         with (
             tempfile.TemporaryDirectory(prefix="wbc", dir=IN_MEMORY) as folder,
             Stage(
-                command, chance, Path(folder), patience, keyed=scenario.keyed, publisher=publisher
+                command,
+                chance,
+                Path(folder),
+                patience,
+                keyed=scenario.keyed,
+                publisher=publisher,
+                relayed=relayed,
             ) as stage,
         ):
             said = _said(scenario, stage)

@@ -19,6 +19,7 @@ from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Opti
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
+from weightbus.tests.conformance.relaying import Between
 from weightbus.tests.conformance.rules import Which
 from weightbus.types import Receipt
 
@@ -68,6 +69,7 @@ class Stage:
         keyed: Whether publishers and workers have keys. The proxy then sees nothing of the control
             channel but that there is something.
         publisher: The driver that publishes; None: the Python publisher, in this process.
+        relayed: Whether a relay is between the publisher and the workers.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class Stage:
         *,
         keyed: bool = False,
         publisher: Sequence[str] | None = None,
+        relayed: bool = False,
     ) -> None:
         self._patience, self._elsewhere = patience, publisher
+        self._between = Between(patience) if relayed else None
         self.keys = folder / "keys" if keyed else None
         if self.keys is not None:
             generate(self.keys, {ANYBODY: "worker"})
@@ -114,16 +118,30 @@ class Stage:
             **options,
         }
         options["epoch"] = self._epoch if epoch is None else epoch
-        if self._elsewhere is None:
-            made = Watched(**settled(options))
-        else:  # it has what scenarios use
-            other = ProcessPublisher(self._elsewhere, folder=self.folder, **options)
-            made = cast("Watched", other)
+        made = self._open(options) if self._between is None else self._open_above(options)
         self._publishers.append(made)
         self.chunk_bytes: int = options["chunk_bytes"]
         if made.address.startswith("tcp:"):
             self.proxy.lead_to(made.address, made.data_address)
         return made
+
+    def _open(self, options: dict[str, Any]) -> Watched:
+        if self._elsewhere is None:
+            return Watched(**settled(options))
+        # It has what scenarios use.
+        return cast("Watched", ProcessPublisher(self._elsewhere, folder=self.folder, **options))
+
+    def _open_above(self, options: dict[str, Any]) -> Watched:
+        """Start a publisher above the relay, which has its addresses."""
+        assert self._between is not None
+        below = options.pop("address", "tcp://127.0.0.1:0"), options["advertise"]
+        options["advertise"] = f"tcp://*:{self._between.proxy.data_port}"
+        made = self._open(options)
+        try:
+            return self._between.put_below(made, options["timing"], *below)
+        except BaseException:
+            made.close()
+            raise
 
     @property
     def publisher(self) -> Watched:
@@ -288,6 +306,8 @@ class Stage:
         """
         with ExitStack() as undo:
             undo.callback(self.proxy.close)
+            if self._between is not None:
+                undo.callback(self._between.close)
             for close in [p.close for p in self._publishers] + [d.close for d in self.drivers]:
                 undo.callback(close)
 

@@ -1,0 +1,255 @@
+"""A relay between the publisher and the workers of a scenario.
+
+    worker ── proxy (rules) ── relay ── another proxy ── publisher
+
+The relay stays while publishers come and go: the proxy above it leads to the publisher of now. A
+scenario sees both as one publisher (`Behind`): versions go out above, and what becomes of them at
+the workers is what the relay has from them.
+"""
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from weightbus import PublishError, Settings
+from weightbus.bus.limits import Timing
+from weightbus.bus.net.callbacks import EventCallback, WorkerEvent
+from weightbus.bus.publisher import calls
+from weightbus.bus.publisher.effects import Effect
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication, PublishTerms
+from weightbus.bus.publisher.status import WorkerStatus
+from weightbus.bus.publisher.version import Version, VersionOffer
+from weightbus.python_client.relay import Relay
+from weightbus.tests.conformance.driver import Fault
+from weightbus.tests.conformance.ledger import Weights
+from weightbus.tests.conformance.proxy import Proxy
+from weightbus.types import Receipt
+
+if TYPE_CHECKING:
+    from weightbus.tests.conformance.stage import Watched
+
+NAME = "relay"
+MODELS = ("m", "policy", "critic.v2")  # all that scenarios publish
+ANSWER_SECONDS = 10.0
+Key = tuple[str, int, int]  # model, epoch, version
+
+_BELOW = "the publisher does not know the workers behind a relay"
+# What is not played behind a relay: patterns of the names of scenarios, and why.
+LACKS: Mapping[str, str] = {
+    "keys-*": "a relay has no keys",
+    "shared-memory*": "a relay does not share memory",
+    "patched*": "a relay does not pass patches on",
+    "targeted": f"{_BELOW}, and so publishes to none of them by name",
+    "metadata-renamed": f"{_BELOW}, and so publishes to none of them by name",
+    "cut-while-receiving": f"{_BELOW}, and so publishes to none of them by name",
+    "together-*": f"{_BELOW}, and so does not wait until they have staged",
+    "stale-publisher": "the relay turns a publisher of a lower epoch away, and the worker sees none",
+    "publisher-restart-while-receiving": "a relay sends what it has when the publisher is gone",
+}
+
+
+def lacking(scenario: str) -> str:
+    """Return why a scenario is not played behind a relay; nothing if it is."""
+    return next((why for name, why in LACKS.items() if fnmatch.fnmatch(scenario, name)), "")
+
+
+class Reported(Relay):
+    """A relay that keeps what became of each version at the workers, as a publisher's calls do."""
+
+    def __init__(self, upstream: str, address: str, settings: Settings) -> None:
+        super().__init__(upstream, address, MODELS, name=NAME, settings=settings)
+        self.loop = self._below
+        self._calls: dict[Key, Publication] = {}
+        machine = self.loop._machine  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        pass_on = machine.pass_on
+
+        def opening(offered: VersionOffer, now: float) -> tuple[Version, list[Effect]]:
+            version, effects = pass_on(offered, now)
+            return version, effects + self._open(machine, version, now)
+
+        machine.pass_on = opening  # type: ignore[method-assign]
+
+    def _open(self, machine: PublisherMachine, version: Version, now: float) -> list[Effect]:
+        """Open a call of a version that was just passed on; it asks workers for nothing more."""
+        state = machine.state
+        terms = PublishTerms(
+            wait="staged" if version.terms.acknowledge == "staged" else "applied",
+            timeout=float("inf"),
+            hash=version.terms.hash,
+        )
+        peers = state.roster.targets(version.model, None, now)
+        names = [peer.name for peer in peers if not peer.lost]
+        call = Publication(len(self._calls) + 1, version, terms, now, names)
+        call.announced = version.terms
+        self._calls[version.model, *version.key] = call
+        state.open(call)
+        return calls.settle(state, call, now)
+
+    def call(self, key: Key) -> Publication | None:
+        """Return the call of a version, in the relay's thread; None: it was not passed on."""
+        return self._calls.get(key)
+
+    def newest(self, model: str) -> tuple[int, int]:
+        """Return the epoch and number of the newest version that was passed on."""
+        return max((key[1:] for key in self._calls if key[0] == model), default=(0, 0))
+
+
+class Behind:
+    """A publisher and the relay below it, with what scenarios use of a publisher.
+
+    Args:
+        above: The publisher.
+        relay: The relay.
+    """
+
+    def __init__(self, above: "Watched", relay: Reported) -> None:
+        self._above, self._relay = above, relay
+        self.epoch, self.address = above.epoch, relay.address
+        self.data_address = relay.loop.data_address
+
+    def publish_async(self, model: str, weights: Weights, **options: Any) -> "Future[Receipt]":
+        """Publish; the receipt has the workers behind the relay in the relay's place."""
+        answer: Future[Receipt] = Future()
+        settings = options.get("settings")
+        wait = options.get("wait") or (settings.wait if settings else "applied")
+        needed = None if wait == "none" else options.get("require", "all")
+        began = self._now()
+        timeout = options["timeout"]
+
+        def published(future: "Future[Receipt]") -> None:
+            error = future.exception()
+            if error is not None and not isinstance(error, PublishError):
+                answer.set_exception(error)
+                return
+            receipt = error.receipt if error is not None else future.result()
+            over = _Over(self._relay, receipt, began + timeout)
+            self._relay.loop.watch(over).add_done_callback(lambda done: resolve(done, over))
+
+        def resolve(done: "Future[None]", over: _Over) -> None:
+            if (error := done.exception()) is not None:
+                answer.set_exception(error)
+                return
+            receipt = over.receipt
+            counts = len(receipt.in_state("applied", "skipped", *(["staged"] * (wait == "staged"))))
+            wanted = len(receipt.workers) if needed == "all" else int(needed or 0)
+            if counts >= wanted:
+                answer.set_result(receipt)
+            else:
+                answer.set_exception(PublishError(f"{counts} of {wanted} workers", receipt))
+
+        self._above.publish_async(model, weights, **options).add_done_callback(published)
+        return answer
+
+    def _now(self) -> float:
+        """Return the time of the relay's machine."""
+        times = list[float]()
+        self._relay.loop.watch(lambda _, now: not times.append(now)).result(ANSWER_SECONDS)
+        return times[0]
+
+    def workers(self) -> dict[str, WorkerStatus]:
+        """Return the workers behind the relay, as the relay knows them."""
+        return {w.name: w for w in self._relay.loop.status().result(ANSWER_SECONDS)}
+
+    def wait_until(
+        self, wrong: Callable[[Mapping[str, WorkerStatus]], str], patience: float
+    ) -> None:
+        """Wait until nothing is wrong with what `workers()` returns.
+
+        Raises:
+            Fault: What was still wrong in the end.
+        """
+        future = self._relay.loop.watch(
+            lambda machine, now: not wrong({w.name: w for w in machine.status(now)})
+        )
+        try:
+            future.result(patience)
+        except TimeoutError:
+            future.cancel()
+            raise Fault(f"after {patience:.0f} s: {wrong(self.workers())}") from None
+
+    def on_worker(self, callback: Callable[[WorkerEvent], object]) -> None:
+        """Call `callback` for each change of a worker behind the relay."""
+        self._relay.loop.listen(EventCallback(callback)).result(ANSWER_SECONDS)
+
+    def close(self) -> None:
+        """End the publisher; the relay stays."""
+        self._above.close()
+
+
+class _Over:
+    """Whether a version is over at the workers behind a relay; `receipt` has how, once it is."""
+
+    def __init__(self, relay: Reported, receipt: Receipt, deadline: float) -> None:
+        self._relay, self.receipt, self._deadline = relay, receipt, deadline
+
+    def __call__(self, machine: PublisherMachine, now: float) -> bool:
+        """Look, in the relay's thread."""
+        receipt, model = self.receipt, self.receipt.model
+        call = self._relay.call((model, receipt.epoch, receipt.version))
+        if call is None and self._relay.newest(model) > (receipt.epoch, receipt.version):
+            # Overtaken on the way to the relay, which has passed a newer version on.
+            call = self._relay.call((model, *self._relay.newest(model)))
+        if call is None:
+            self.receipt = replace(receipt, workers={})
+            return now >= self._deadline
+        if not call.resolved and now < self._deadline:
+            return False
+        resolved = call.resolved
+        workers = dict(call.resolve(now, call.version.chunks.digest).workers)
+        call.resolved = resolved
+        if call.version.key != (receipt.epoch, receipt.version):
+            workers = {
+                name: replace(w, state="skipped" if w.state == "applied" else w.state)
+                for name, w in workers.items()
+            }
+        self.receipt = replace(receipt, workers=workers)
+        return True
+
+
+class Between:
+    """The relay of a scenario, and the proxy above it.
+
+    Args:
+        patience: Seconds for anything that must come.
+
+    Attributes:
+        proxy: Above the relay, with no rules.
+        relay: The relay, once there was a publisher.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self.proxy = Proxy(patience)
+        self.relay: Reported | None = None
+
+    def put_below(
+        self, above: "Watched", timing: Timing, address: str, advertise: str | None
+    ) -> "Watched":
+        """Return a publisher with the relay below it, once the relay receives from it.
+
+        Args:
+            above: The publisher, which advertises the proxy's data port.
+            timing: The times of the publisher, and of the relay.
+            address: The address for workers.
+            advertise: The data address that workers receive.
+        """
+        self.proxy.lead_to(above.address, above.data_address)
+        if self.relay is None:
+            settings = Settings(ping=timing.ping, lost_after=timing.lost_after, advertise=advertise)
+            self.relay = Reported(self.proxy.address, address, settings)
+
+        def wrong(known: Mapping[str, WorkerStatus]) -> str:
+            there = NAME in known and known[NAME].road == "pushed"
+            return "" if there else f"the relay has not joined: {known}"
+
+        above.wait_until(wrong, self._patience)
+        return cast("Watched", Behind(above, self.relay))
+
+    def close(self) -> None:
+        """End the relay and the proxy."""
+        if self.relay is not None:
+            self.relay.close()
+        self.proxy.close()
