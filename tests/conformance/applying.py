@@ -103,14 +103,16 @@ def apply_breaks(stage: Stage) -> None:
         expect(not any(intact.values()), f"bytes have changed, and it says intact: {intact}")
     stage.close_publisher()
     stage.proxy.forget()
-    again = stage.open()
+    stage.open()
+    stage.wait_joined_again(*workers)
+    stage.publish(uniform(MINE, 5))
     for worker in workers:
-        worker.wait_event("joined", epoch=again.epoch)
-        for hello in stage.proxy.seen("hello", of(worker.name)):
+        hellos = stage.proxy.seen("hello", of(worker.name))
+        expect(bool(hellos), f"{worker.name} has said no hello")
+        for hello in hellos:
             names, epoch = hello.header["models"], hello.header.get("epoch", 0)
             expect(names == {"m": None}, f"{worker.name} runs nothing, and says hello with {names}")
             expect(epoch == first.epoch, f"bytes of {first.epoch} are in it, hello says {epoch}")
-    stage.publish(uniform(MINE, 5))
 
 
 def apply_slow(stage: Stage) -> None:

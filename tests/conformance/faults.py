@@ -127,14 +127,15 @@ def cut_while_receiving(stage: Stage) -> None:
     stage.open()
     stage.worker()
     stage.publish(noise(stage.chance, LARGER))
-    by_push, by_fetch = ("data", None), ("control", ["w"])
-    for channel, workers in (by_push, by_fetch, by_push, by_fetch):
+    lost = lose(stage.which("chunk", channel="data"))  # so all chunks are fetched
+    by_push, by_fetch = ("data", []), ("control", [lost])
+    for channel, rules in (by_push, by_fetch, by_push, by_fetch):
         stage.proxy.forget()
         stage.wait_subscribed("w")
         stage.proxy.wait_seen("beacon", on_data)  # nothing arrives at a connection that was cut
         once = stage.which("chunk", channel=channel, skip=8, most=1)
-        stage.proxy.rules = [cut(once)]
-        stage.publish(noise(stage.chance, LARGER), workers=workers)
+        stage.proxy.rules = [*rules, cut(once)]
+        stage.publish(noise(stage.chance, LARGER))
         expect(once.count == 1, f"the {channel} connection was not cut; {stage.proxy.story()}")
 
 

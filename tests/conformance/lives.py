@@ -16,7 +16,7 @@ def publisher_restart(stage: Stage) -> None:
     stage.publish(noise(stage.chance, SMALL))
     stage.close_publisher()
     again = stage.open()
-    worker.wait_event("joined", epoch=again.epoch)
+    stage.wait_joined_again(worker)
     stage.publish(noise(stage.chance, SMALL))
     worker.wait_applied("m", again.epoch, 1)
 

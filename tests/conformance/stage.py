@@ -138,7 +138,8 @@ class Stage:
         options["advertise"] = f"tcp://*:{self._between.proxy.data_port}"
         made = self._open(options)
         try:
-            return self._between.put_below(made, options["timing"], *below)
+            behind = self._between.put_below(made, options["timing"], *below)
+            return cast("Watched", behind)
         except BaseException:
             made.close()
             raise
@@ -223,6 +224,15 @@ class Stage:
             if address is None and "data" in self.proxy.reachable:
                 self.wait_subscribed(name)
         return made
+
+    def wait_joined_again(self, *workers: Driver) -> None:
+        """Wait until workers have joined the latest publisher, if they do before it publishes.
+
+        A relay that has versions takes the epoch of a later publisher with that one's first
+        version.
+        """
+        for worker in workers if self._between is None else ():
+            worker.wait_event("joined", epoch=self.publisher.epoch)
 
     def wait_subscribed(self, name: str) -> None:
         """Wait until the publisher knows that pushed messages reach a worker."""
