@@ -164,7 +164,7 @@ fuzz: $(STAMP)
 
 # Real processes of all languages, killed, stopped, cut off and starved; with keys in every second round.
 chaos: $(STAMP)
-	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --publisher $(PUBLISHER)
+	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --publisher $(PUBLISHER) $(if $(RELAY),--relay)
 
 # A publisher with keys that publishes again and again, while workers come and go: half an hour.
 soak: $(STAMP)
@@ -185,7 +185,7 @@ $(CLIENTS:=-tested): $(STAMP)
 
 # Every client in every language: golden vectors, and live scenarios. Writes docs/CONFORMANCE.md.
 conformance: $(STAMP)
-	$(BIN)/python tests/conformance/run.py --keep-going
+	$(BIN)/python tests/conformance/run.py --keep-going $(if $(RELAY),--relay)
 
 # The demo of docker-compose.yml, broken and mended; with an engine of its own if need be (root, Debian).
 compose-test: $(STAMP)

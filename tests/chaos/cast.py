@@ -1,4 +1,4 @@
-"""Who plays in a round: publishers one after another, and workers of all languages."""
+"""Who plays in a round: publishers one after another, relays, and workers of all languages."""
 
 import contextlib
 import os
@@ -17,6 +17,7 @@ from weightbus.bus.trust.grants import Role
 from weightbus.bus.trust.keys import WORKERS, file_name, generate
 from weightbus.tests.chaos.child import Child
 from weightbus.tests.chaos.content import MODELS, SPECS
+from weightbus.tests.chaos.passing import Passed
 from weightbus.tests.chaos.schedule import Part, Plan
 from weightbus.tests.chaos.story import Story
 from weightbus.tests.chaos.trainer import Told
@@ -40,6 +41,8 @@ class Cast:
         folder: For logs.
         disk: For what processes write, which may be full.
         clock: What makes clocks jump, compiled.
+        wire: The network of the workers.
+        above: Those of the relays, from the publisher down: each relay's to what is above it.
     """
 
     def __init__(
@@ -51,8 +54,9 @@ class Cast:
         clock: Path,
         wire: Wire,
         changed: threading.Condition,
+        above: Sequence[Wire] = (),
     ) -> None:
-        self.plan, self.story, self.wire = plan, Story(), wire
+        self.plan, self.story, self.wire, self._above = plan, Story(), wire, above
         self.folder, self.disk = folder, disk
         self._commands, self._changed = commands, changed
         self.keys = folder / "keys" if plan.keyed else None
@@ -63,6 +67,8 @@ class Cast:
         self.set_clock(0)
         self._environment = {"LD_PRELOAD": str(clock), "WEIGHTBUS_CHAOS_CLOCK": str(self._ahead)}
         self.publishers: list[Child] = []
+        self.relays: list[Child] = []  # those of now, from the publisher down
+        self.passed: list[Child] = []  # all relays that there ever were
         self.drivers: list[Driver] = []  # all that there ever were
         self.workers: dict[str, Driver] = {}  # those of now
         self.fillers: list[Path] = []
@@ -84,7 +90,7 @@ class Cast:
             keys=str(self.keys or ""),
             # Of two at once, only one can have the folder.
             state=str(self.disk / "state") if plan.state and not self._led else "",
-            advertise=f"tcp://*:{self.wire.data_port}",
+            advertise=f"tcp://*:{self.wires[0].data_port}",
             watched=plan.watched,
             publisher=[] if plan.publisher == "python" else self._commands[plan.publisher],
             folder=str(self.folder),
@@ -101,9 +107,38 @@ class Cast:
             self.story.tell("there is no room for the epoch on disk: started again, with some")
             self._ended.add(child)
             return self.publish(limits=limits, at=at)
-        self.wire.lead_to(ready["address"], ready["data"])
+        self.wires[0].lead_to(ready["address"], ready["data"])
         self.publisher = child
         return child
+
+    @property
+    def wires(self) -> list[Wire]:
+        """The networks, from the publisher down to the workers."""
+        return [*self._above, self.wire]
+
+    # Relays.
+
+    def relay(self, number: int) -> Child:
+        """Start the relay of this number, which takes the place of the one that had it."""
+        above, below = self.wires[number], self.wires[number + 1]
+        told = Passed(
+            name=f"relay{number}",
+            upstream=above.address,
+            advertise=f"tcp://*:{below.data_port}",
+            queue=self.plan.queue,
+        )
+        log = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115 - closed with the child
+        child = Child(told, self.story, log, self._environment)
+        self.passed.append(child)
+        ready = child.wait("ready")
+        below.lead_to(ready["address"], ready["data"])
+        self.relays[number : number + 1] = [child]
+        return child
+
+    @property
+    def serving(self) -> Child:
+        """The process that workers receive from: the publisher, or the last relay."""
+        return self.relays[-1] if self.relays else self.publisher
 
     @property
     def _led(self) -> bool:
@@ -143,12 +178,12 @@ class Cast:
     @property
     def living(self) -> list[Child | Driver]:
         """Everybody who plays now."""
-        return [self.publisher, *self.workers.values()]
+        return [self.publisher, *self.relays, *self.workers.values()]
 
     @property
     def fallen(self) -> list[Child | Driver]:
         """Everybody who has ended by itself."""
-        played: list[Child | Driver] = [*self.publishers, *self.drivers]
+        played: list[Child | Driver] = [*self.publishers, *self.passed, *self.drivers]
         return [each for each in played if not each.alive and each not in self._ended]
 
     def kill(self, whom: Child | Driver) -> None:
@@ -204,13 +239,14 @@ class Cast:
         for driver in self.workers.values():
             driver.stop()
             self._ended.add(driver)
-        self.publisher.end()
+        for child in (*self.relays[::-1], self.publisher):
+            child.end()
 
     def close(self) -> None:
         """Leave nothing behind."""
         for driver in self.drivers:
             driver.close()
-        for child in self.publishers:
+        for child in (*self.passed, *self.publishers):
             child.close()
 
     def __enter__(self) -> Self:

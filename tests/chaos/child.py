@@ -1,4 +1,4 @@
-"""A trainer's process, as a round sees it: orders down, events up."""
+"""A trainer's process, or a relay's, as a round sees it: orders down, events up."""
 
 import contextlib
 import json
@@ -13,13 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from weightbus.tests.chaos.passing import Passed
 from weightbus.tests.chaos.story import Story
 from weightbus.tests.chaos.trainer import Told
 from weightbus.tests.conformance.driver import Fault
 
 Event = dict[str, Any]
 T = TypeVar("T")
-SCRIPT = Path(__file__).with_name("trainer.py")
+FOLDER = Path(__file__).parent
 WAIT_SECONDS = 40.0
 END_SECONDS = 15.0
 LOOK_SECONDS = 0.2  # between two looks at whether it has ended
@@ -27,7 +28,7 @@ WORDS = 1500  # characters of what it said last
 
 
 class Child:
-    """A trainer.
+    """A trainer, or a relay.
 
     Args:
         told: What it is told.
@@ -39,17 +40,20 @@ class Child:
 
     def __init__(
         self,
-        told: Told,
+        told: Told | Passed,
         story: Story,
         log: IO[str],
         environment: Mapping[str, str],
         limits: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.events = f"publisher {told.life}", list[Event]()
+        publishes = isinstance(told, Told)
+        self.name = f"publisher {told.life}" if publishes else told.name
+        self.events = list[Event]()
         self._pid = 0  # of a publisher in a process of its own
         self._story, self._log = story, log
         self._changed = threading.Condition()
-        command = [sys.executable, str(SCRIPT), json.dumps(asdict(told))]
+        script = FOLDER / ("trainer.py" if publishes else "passing.py")
+        command = [sys.executable, str(script), json.dumps(asdict(told))]
         self._process = subprocess.Popen(  # noqa: S603 - our own script
             ["prlimit", *limits, *command] if limits else command,
             stdin=subprocess.PIPE,

@@ -11,7 +11,7 @@ from typing import Final
 from weightbus.tests.chaos.cast import Cast, send
 from weightbus.tests.chaos.child import Child
 from weightbus.tests.chaos.schedule import CLOCKS, Step
-from weightbus.tests.chaos.wire import CHANNELS
+from weightbus.tests.chaos.wire import CHANNELS, Wire
 from weightbus.tests.conformance.driver import Driver
 
 End = Callable[[], object]
@@ -50,6 +50,19 @@ def no_segments(cast: Cast, _step: Step) -> End:
     return lambda: _limit(child, resource.RLIMIT_FSIZE, resource.RLIM_INFINITY)
 
 
+def kill_relay(cast: Cast, step: Step) -> End:
+    """A relay is killed, and another one is started, which has no version."""
+    number = step.who % len(cast.relays)
+    dead = cast.relays[number]
+    cast.kill(dead)
+
+    def again() -> None:
+        if cast.relays[number] is dead:
+            cast.relay(number)
+
+    return again
+
+
 def _kill(cast: Cast) -> End:
     dead = cast.publisher
     cast.kill(dead)
@@ -75,31 +88,44 @@ def stop_publisher(cast: Cast, _step: Step) -> End:
     return lambda: child.send(signal.SIGCONT)
 
 
+def stop_relay(cast: Cast, step: Step) -> End:
+    """A relay is stopped in its tracks."""
+    child = cast.relays[step.who % len(cast.relays)]
+    child.send(signal.SIGSTOP)
+    return lambda: child.send(signal.SIGCONT)
+
+
+def _wire(cast: Cast, step: Step) -> Wire:
+    """Return the network that a fault is about; with relays there are several."""
+    return cast.wires[step.who % len(cast.wires)]
+
+
 def reset(cast: Cast, step: Step) -> End:
     """Connections are reset."""
-    cast.story.tell(f"{cast.wire.reset(step.channel)} connections reset")
+    cast.story.tell(f"{_wire(cast, step).reset(step.channel)} connections reset")
     return nothing
 
 
 def truncate(cast: Cast, step: Step) -> End:
     """Connections end in the middle of a message."""
-    cast.wire.truncate(step.channel)
+    _wire(cast, step).truncate(step.channel)
     return nothing
 
 
 def misspell(cast: Cast, step: Step) -> End:
     """A byte is another, comes twice, or not at all."""
-    cast.wire.misspell(step.channel)
+    _wire(cast, step).misspell(step.channel)
     return nothing
 
 
 def _rule(kind: str) -> "Callable[[Cast, Step], End]":
     def begin(cast: Cast, step: Step) -> End:
-        rule = cast.wire.rule(kind, step.channel, step.strength)
-        cast.wire.rules = [*cast.wire.rules, rule]
+        wire = _wire(cast, step)
+        rule = wire.rule(kind, step.channel, step.strength)
+        wire.rules = [*wire.rules, rule]
 
         def end() -> None:
-            cast.wire.rules = [each for each in cast.wire.rules if each is not rule]
+            wire.rules = [each for each in wire.rules if each is not rule]
 
         return end
 
@@ -108,12 +134,12 @@ def _rule(kind: str) -> "Callable[[Cast, Step], End]":
 
 def unreachable(cast: Cast, step: Step) -> End:
     """Nobody gets through, and connections are cut."""
-    cut_off = CHANNELS[step.channel]
-    cast.wire.reachable = {channel for channel in CHANNELS["both"] if channel not in cut_off}
-    cast.wire.reset(step.channel)
+    cut_off, wire = CHANNELS[step.channel], _wire(cast, step)
+    wire.reachable = {channel for channel in CHANNELS["both"] if channel not in cut_off}
+    wire.reset(step.channel)
 
     def end() -> None:
-        cast.wire.reachable = {*CHANNELS["both"]}
+        wire.reachable = {*CHANNELS["both"]}
 
     return end
 
@@ -129,8 +155,9 @@ def full_disk(cast: Cast, _step: Step) -> End:
 
 
 def few_descriptors(cast: Cast, step: Step) -> End:
-    """The publisher, or a worker, can open hardly any file or connection more."""
-    whose = cast.publisher if step.strength > 0.2 else cast.workers[cast.part(step.who).name]
+    """The publisher, a relay, or a worker, can open hardly any file or connection more."""
+    served = cast.publisher if step.who % 2 else cast.serving
+    whose = served if step.strength > 0.2 else cast.workers[cast.part(step.who).name]
     free = round(10 * step.strength) % (FREE_DESCRIPTORS + 1)
     with contextlib.suppress(OSError):  # it has ended
         usual = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -165,7 +192,7 @@ def rival(cast: Cast, _step: Step) -> End:
     other = cast.publish(at=first.those("ready")[0]["address"])
     other.wait("in-use")
     other.order("go")
-    cast.wire.reset("both")
+    cast.wires[0].reset("both")
     return lambda: cast.kill(first)
 
 
@@ -185,6 +212,8 @@ FAULTS: Final = {
     "kill-publisher": kill_publisher,
     "stop-worker": stop_worker,
     "stop-publisher": stop_publisher,
+    "kill-relay": kill_relay,
+    "stop-relay": stop_relay,
     "reset": reset,
     "truncate": truncate,
     "misspell": misspell,

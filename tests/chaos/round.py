@@ -61,8 +61,11 @@ def play(plan: Plan, commands: Mapping[str, Sequence[str]], clock: Path) -> Outc
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
         disk, changed = small_disk(folder, undo), threading.Condition()
         chance = random.Random(f"wire {plan.seed}")
-        wire = undo.enter_context(closing(Wire(chance, changed, keyed=plan.keyed)))
-        cast = undo.enter_context(Cast(plan, commands, folder, disk, clock, wire, changed))
+        *above, wire = (
+            undo.enter_context(closing(Wire(chance, changed, keyed=plan.keyed)))
+            for _ in range(1 + plan.relays)
+        )
+        cast = undo.enter_context(Cast(plan, commands, folder, disk, clock, wire, changed, above))
         Round(cast, outcome).finish()
         outcome.story = _story(cast)
     left = leaks.in_shared_memory() - before[0], leaks.children() - before[1]
@@ -85,7 +88,8 @@ def _fault(action: Callable[[], object]) -> str:
 def _story(cast: Cast) -> list[str]:
     """Return everything that was told, and everybody's last words."""
     words = [f"{driver.name} ({driver.status()}): {driver.story()}" for driver in cast.drivers]
-    words += [f"{child.name} ({child.status()}): {child.story()}" for child in cast.publishers]
+    served = (*cast.publishers, *cast.passed)
+    words += [f"{child.name} ({child.status()}): {child.story()}" for child in served]
     return [*cast.story.lines(), *words]
 
 
@@ -109,6 +113,8 @@ class Round:
         """
         cast = self._cast
         cast.publish()
+        for number in range(cast.plan.relays):
+            cast.relay(number)
         for driver in [cast.work(part) for part in cast.plan.parts]:
             driver.wait_event("joined")
         self._calm()
@@ -151,7 +157,8 @@ class Round:
     def _heal(self) -> None:
         """Nothing is wrong any more; all that was killed has been started again."""
         cast = self._cast
-        cast.wire.heal()
+        for wire in cast.wires:
+            wire.heal()
         cast.set_clock(0)
         for each in cast.living:
             if not each.alive:
@@ -162,7 +169,7 @@ class Round:
         cast = self._cast
         child, done = cast.publisher, len(cast.publisher.those("calm"))
         self._story.tell("calm")
-        child.order(f"calm {len(cast.workers)}")
+        child.order(f"calm {1 if cast.relays else len(cast.workers)}")
         calm = child.wait("calm", done + 1, 3 * CALM_SECONDS)
         newest = {r["model"]: r for r in sorted(child.those("receipt"), key=itemgetter("serial"))}
         last = [newest[model] for model in MODELS]
@@ -212,6 +219,6 @@ class Round:
         for driver in cast.drivers:
             counts["applied"] += len(driver.those("applied"))
             counts.update(f"failed: {event['code']}" for event in driver.those("failed"))
-        counts["messages touched"] += cast.wire.touched
+        counts["messages touched"] += sum(wire.touched for wire in cast.wires)
         if self._watcher is not None:
             counts["said to an observer"] += len(self._watcher.seen)

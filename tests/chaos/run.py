@@ -2,7 +2,8 @@
 
 Publishers and workers of all languages, as processes of their own, behind a proxy; every second
 round has keys. A round that fails is told in order, with the command that plays it again.
-Languages whose driver is not there are built first. `--publisher rust` has the core's publisher.
+Languages whose driver is not there are built first. `--publisher rust` has the core's publisher;
+`--relay` has one or two relays between it and the workers.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from weightbus.tests.chaos.cast import clock
 from weightbus.tests.chaos.faults import FAULTS
 from weightbus.tests.chaos.round import Outcome, play
 from weightbus.tests.chaos.schedule import PUBLISHERS, plan
-from weightbus.tests.conformance.languages import LANGUAGES, Language, chosen
+from weightbus.tests.conformance.languages import LANGUAGES, ROOT, Language, chosen
 from weightbus.tests.conformance.run import build
 
 AT_ONCE = 3  # rounds: they wait more than they compute
@@ -44,6 +45,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--publisher", choices=PUBLISHERS, default="python")
     parser.add_argument("--faults", help=f"only these, of {', '.join(FAULTS)}")
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
+    parser.add_argument("--relay", action="store_true", help="with relays, and without keys")
+    parser.add_argument(
+        "--clients", type=Path, default=ROOT, metavar="FOLDER", help="a checkout with the clients"
+    )
     parser.add_argument("--story", action="store_true", help="tell what happened in any case")
     return parser.parse_args(words)
 
@@ -59,12 +64,19 @@ def ready(languages: Sequence[Language]) -> list[Language]:
 
 
 def one(
-    seed: int, languages: Sequence[str], faults: Sequence[str], publisher: str, clock: Path
+    seed: int,
+    languages: Sequence[str],
+    faults: Sequence[str],
+    publisher: str,
+    clock: Path,
+    *,
+    relayed: bool = False,
+    root: Path = ROOT,
 ) -> Outcome:
     """Play the round of a seed. (In a process of its own.)"""
     ours = [row.key for row in LANGUAGES if row.key in languages]
-    made = plan(seed, ours, faults, publisher)
-    outcome = play(made, {row.key: row.command for row in LANGUAGES}, clock)
+    made = plan(seed, ours, faults, publisher, relayed=relayed)
+    outcome = play(made, {row.key: row.command for row in chosen(None, root)}, clock)
     outcome.story[:0] = made.lines
     outcome.counts["with keys" if made.keyed else "without keys"] += 1
     return outcome
@@ -73,8 +85,10 @@ def one(
 def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> Iterator[Outcome]:
     """Play rounds, some at a time."""
     faults = options.faults.split(",") if options.faults else [*FAULTS]
+    given = able, faults, options.publisher, clock
+    more = {"relayed": options.relay, "root": options.clients}
     if options.seed is not None:
-        yield one(options.seed, able, faults, options.publisher, clock)
+        yield one(options.seed, *given, **more)
         return
     seeds, over = iter(range(options.first, options.first + options.rounds)), time.monotonic()
     over += options.seconds
@@ -85,24 +99,26 @@ def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> I
                 seed = next(seeds, None)
                 if seed is None:
                     break
-                playing.add(pool.submit(one, seed, able, faults, options.publisher, clock))
+                playing.add(pool.submit(one, seed, *given, **more))
             if not playing:
                 return
             done, playing = wait(playing, return_when=FIRST_COMPLETED)
             yield from (each.result() for each in done)
 
 
-def tell(outcome: Outcome, publisher: str, *, all_of_it: bool) -> None:
+def tell(outcome: Outcome, options: argparse.Namespace) -> None:
     """Print what became of a round."""
     languages = ", ".join(outcome.languages)
     verdict = "FAILED" if outcome.fault else f"well again after {outcome.seconds:.1f} s"
     keyed = "with keys" if outcome.counts["with keys"] else "without keys"
     print(f"round {outcome.seed}, {keyed}, {languages}: {verdict}", flush=True)
-    if outcome.fault or all_of_it:
+    if outcome.fault or options.story:
         print("\n".join(outcome.story))
     if outcome.fault:
         print(f"FAILED: {outcome.fault}")
-        again = f"--seed {outcome.seed} --publisher {publisher}"
+        again = (
+            f"--seed {outcome.seed} --publisher {options.publisher}" + " --relay" * options.relay
+        )
         print(f"again: .venv/bin/python tests/chaos/run.py {again}", flush=True)
 
 
@@ -120,14 +136,14 @@ def main(words: Sequence[str]) -> int:
     """Play rounds; return the exit status."""
     options = parse(words)
     apart(words)
-    languages = chosen(options.languages)
+    languages = chosen(options.languages, options.clients)
     able = [each.key for each in (languages if options.no_build else ready(languages))]
     if not (options.no_build or options.publisher in able or ready(chosen(options.publisher))):
         return 1  # nobody publishes
     counts, failed, slowest, played = Counter[str](), list[int](), 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         for outcome in outcomes(options, able, clock(Path(folder))):
-            tell(outcome, options.publisher, all_of_it=options.story)
+            tell(outcome, options)
             counts += outcome.counts
             played += 1
             failed += [outcome.seed] if outcome.fault else []

@@ -19,6 +19,8 @@ LASTING: dict[str, tuple[float, float]] = {
     "kill-publisher": (0.0, 1.0),
     "stop-worker": (0.1, 3.0),
     "stop-publisher": (0.1, 2.5),
+    "kill-relay": (0.0, 1.5),
+    "stop-relay": (0.1, 2.5),
     "reset": (0.0, 0.0),
     "truncate": (0.0, 0.0),
     "damage": (0.3, 2.0),
@@ -37,6 +39,8 @@ LASTING: dict[str, tuple[float, float]] = {
 }
 KEYED = {"revoke"}  # only where there are keys
 SHARING = {"no-segments"}  # only where there is shared memory
+RELAYED = {"kill-relay", "stop-relay"}  # only where there are relays
+RELAYS_MAX = 2  # one behind the other
 PUBLISHERS = ("python", "rust")
 FORGING = {"damage", "misspell"}
 CHANNELS = ("control", "data", "both")
@@ -92,6 +96,8 @@ class Plan:
         watched: Whether people look on, and there is a moment of calm in between.
         publisher: The language that publishes. Other than Python's keep no versions, share no
             memory, and serve no page and no metrics.
+        relays: How many are between the publisher and the workers, one behind the other. They have
+            no keys and share no memory.
     """
 
     seed: int
@@ -106,11 +112,12 @@ class Plan:
     parts: Sequence[Part]
     steps: Sequence[Step]
     publisher: str = "python"
+    relays: int = 0
 
     @property
     def serves(self) -> bool:
-        """Whether there are a page and metrics."""
-        return self.watched and self.publisher == "python"
+        """Whether there are a page and metrics, of those from whom workers receive."""
+        return self.watched and self.publisher == "python" and not self.relays
 
     @property
     def acts(self) -> list[Sequence[Step]]:
@@ -131,20 +138,29 @@ class Plan:
     def lines(self) -> list[str]:
         """What is going to happen, for a person."""
         plain = ("publisher", "keyed", "kind", "queue", "pace", "state")
-        facts = (*plain, "together", "shared", "watched")
+        facts = (*plain, "together", "shared", "watched", "relays")
         shown = ", ".join(f"{fact} {getattr(self, fact)}" for fact in facts)
         parts = [f"  {part}" for part in self.parts]
         return [f"seed {self.seed}: {shown}", *parts, *(f"  {s.at:4.1f} s {s}" for s in self.steps)]
 
 
 def plan(
-    seed: int, languages: Sequence[str], faults: Collection[str], publisher: str = "python"
+    seed: int,
+    languages: Sequence[str],
+    faults: Collection[str],
+    publisher: str = "python",
+    *,
+    relayed: bool = False,
 ) -> Plan:
-    """Return the round of a seed: every second one has keys, and each language its turn."""
+    """Return the round of a seed: every second one has keys, and each language its turn.
+
+    `relayed`: there are relays, and no keys.
+    """
     chance = random.Random(seed)
     in_python = publisher == "python"
-    keyed = seed % 2 == 1
-    not_here = (set() if keyed else KEYED) | (set() if in_python else SHARING)
+    keyed = seed % 2 == 1 and not relayed
+    not_here = (set() if keyed else KEYED) | (set() if in_python and not relayed else SHARING)
+    not_here |= set() if relayed else RELAYED
     able = list(languages)
     chance.shuffle(able)
     even = chance.random() < 0.5
@@ -167,6 +183,7 @@ def plan(
         parts=parts,
         steps=_steps(chance, sorted(set(faults) - not_here)),
         publisher=publisher,
+        relays=1 + seed % RELAYS_MAX if relayed else 0,
     )
 
 

@@ -31,7 +31,7 @@ from weightbus.tests.chaos.content import (
 from weightbus.tests.chaos.faults import FAULTS
 from weightbus.tests.chaos.judge import Judge
 from weightbus.tests.chaos.leaks import Held
-from weightbus.tests.chaos.schedule import KEYED, LASTING, SHARING, Step, plan
+from weightbus.tests.chaos.schedule import KEYED, LASTING, RELAYED, SHARING, Step, plan
 from weightbus.tests.chaos.soak import growth
 from weightbus.tests.chaos.story import Story
 from weightbus.tests.cli.starting import python
@@ -46,7 +46,7 @@ SEEDS = range(1, 201)
 def test_a_seed_is_one_plan_and_many_meet_everything() -> None:
     plans = [plan(seed, ALL, FAULTS) for seed in SEEDS]
     assert plans == [plan(seed, ALL, FAULTS) for seed in SEEDS]
-    assert {step.fault for each in plans for step in each.steps} == set(FAULTS)
+    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - RELAYED
     keyed = [each for each in plans if each.keyed]
     assert len(keyed) == len(SEEDS) / 2
     for some in (keyed, [each for each in plans if not each.keyed]):
@@ -56,10 +56,17 @@ def test_a_seed_is_one_plan_and_many_meet_everything() -> None:
 
 def test_the_core_publishes_under_every_fault_that_it_can_have() -> None:
     plans = [plan(seed, ALL, FAULTS, "rust") for seed in SEEDS]
-    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - SHARING
+    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - SHARING - RELAYED
     assert sum(each.keyed for each in plans) == len(SEEDS) / 2
     assert any(each.watched for each in plans)
     assert not any(each.serves for each in plans)
+
+
+def test_relays_have_every_fault_that_they_can_have() -> None:
+    plans = [plan(seed, ALL, FAULTS, relayed=True) for seed in SEEDS]
+    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - SHARING - KEYED
+    assert {each.relays for each in plans} == {1, 2}
+    assert not any(each.keyed or each.serves for each in plans)
 
 
 def test_every_fault_lasts_and_says_what_it_is() -> None:
@@ -158,7 +165,8 @@ def test_a_source_that_differs_from_the_workers_is_named(monkeypatch: pytest.Mon
     receipts = [{"model": SMALL, "version": 7, **states}, {"model": LARGE, "version": 8, **states}]
     for which in ("_roster", "_status", "_page", "_metrics", "of_workers"):
         monkeypatch.setattr(onlookers, which, lambda *_: dict(truth))
-    cast: Any = type("Cast", (), {"plan": type("Plan", (), {"watched": True, "serves": True})})
+    plan_facts = {"watched": True, "serves": True, "relays": 0}
+    cast: Any = type("Cast", (), {"plan": type("Plan", (), plan_facts)})
     looking: Any = None
     assert not [*onlookers.disagreements(cast, calm, receipts, looking)]
     old: Callable[[Any], onlookers.Runs] = lambda _: truth | {("w0", SMALL): (1, 6)}  # noqa: E731
@@ -302,7 +310,7 @@ def test_whoever_looks_on_does_not_end_in_silence(monkeypatch: pytest.MonkeyPatc
         raise ZeroDivisionError
 
     monkeypatch.setattr(onlookers, "observer", broken)
-    cast: Any = type("Cast", (), {"publisher": None})
+    cast: Any = type("Cast", (), {"serving": None})
     watcher = onlookers.Watcher(cast)
     with pytest.raises(ZeroDivisionError):
         watcher.end()

@@ -1,0 +1,52 @@
+"""A relay in a process of its own: `passing.py '{"upstream": "tcp://...", ...}'`, see `Passed`.
+
+It writes one line, `{"event": "ready", ...}`, and ends with its standard input.
+"""
+
+import json
+import logging
+import os
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+
+from weightbus import Settings
+from weightbus.python_client.relay import Relay
+from weightbus.tests.chaos.content import MODELS
+from weightbus.tests.chaos.trainer import LOST_AFTER, PING
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a relay is told.
+
+    Attributes:
+        name: Its name at the publisher above it.
+        upstream: The address of the publisher, or of another relay.
+        advertise: What workers are told to connect to.
+        queue: See `schedule.Plan`.
+    """
+
+    name: str
+    upstream: str
+    advertise: str
+    queue: int
+
+
+def run(told: Passed) -> None:
+    """Pass on until standard input ends."""
+    settings = Settings(
+        ping=PING, lost_after=LOST_AFTER, advertise=told.advertise, queue=told.queue
+    )
+    made = Relay(told.upstream, "tcp://127.0.0.1:0", MODELS, name=told.name, settings=settings)
+    with closing(made) as relay:
+        data = relay._below.data_address  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        ready = {"event": "ready", "address": relay.address, "data": data, "pid": os.getpid()}
+        print(json.dumps(ready), flush=True)
+        while os.read(0, 2**16):
+            pass
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    run(Passed(**json.loads(sys.argv[1])))
