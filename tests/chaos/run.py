@@ -24,7 +24,7 @@ from weightbus.tests.chaos.cast import clock
 from weightbus.tests.chaos.faults import FAULTS
 from weightbus.tests.chaos.round import Outcome, play
 from weightbus.tests.chaos.schedule import PUBLISHERS, plan
-from weightbus.tests.conformance.languages import LANGUAGES, ROOT, Language, chosen
+from weightbus.tests.conformance.languages import LANGUAGES, Language, chosen
 from weightbus.tests.conformance.run import build
 
 AT_ONCE = 3  # rounds: they wait more than they compute
@@ -46,9 +46,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--faults", help=f"only these, of {', '.join(FAULTS)}")
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
     parser.add_argument("--relay", action="store_true", help="with relays, and without keys")
-    parser.add_argument(
-        "--clients", type=Path, default=ROOT, metavar="FOLDER", help="a checkout with the clients"
-    )
     parser.add_argument("--story", action="store_true", help="tell what happened in any case")
     return parser.parse_args(words)
 
@@ -71,12 +68,11 @@ def one(
     clock: Path,
     *,
     relayed: bool = False,
-    root: Path = ROOT,
 ) -> Outcome:
     """Play the round of a seed. (In a process of its own.)"""
     ours = [row.key for row in LANGUAGES if row.key in languages]
     made = plan(seed, ours, faults, publisher, relayed=relayed)
-    outcome = play(made, {row.key: row.command for row in chosen(None, root)}, clock)
+    outcome = play(made, {row.key: row.command for row in LANGUAGES}, clock)
     outcome.story[:0] = made.lines
     outcome.counts["with keys" if made.keyed else "without keys"] += 1
     return outcome
@@ -86,9 +82,8 @@ def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> I
     """Play rounds, some at a time."""
     faults = options.faults.split(",") if options.faults else [*FAULTS]
     given = able, faults, options.publisher, clock
-    more = {"relayed": options.relay, "root": options.clients}
     if options.seed is not None:
-        yield one(options.seed, *given, **more)
+        yield one(options.seed, *given, relayed=options.relay)
         return
     seeds, over = iter(range(options.first, options.first + options.rounds)), time.monotonic()
     over += options.seconds
@@ -99,7 +94,7 @@ def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> I
                 seed = next(seeds, None)
                 if seed is None:
                     break
-                playing.add(pool.submit(one, seed, *given, **more))
+                playing.add(pool.submit(one, seed, *given, relayed=options.relay))
             if not playing:
                 return
             done, playing = wait(playing, return_when=FIRST_COMPLETED)
@@ -136,7 +131,7 @@ def main(words: Sequence[str]) -> int:
     """Play rounds; return the exit status."""
     options = parse(words)
     apart(words)
-    languages = chosen(options.languages, options.clients)
+    languages = chosen(options.languages)
     able = [each.key for each in (languages if options.no_build else ready(languages))]
     if not (options.no_build or options.publisher in able or ready(chosen(options.publisher))):
         return 1  # nobody publishes
