@@ -292,8 +292,7 @@ class _Passed:
 
     def give_up(self, machine: PublisherMachine, _now: float) -> list[Effect]:
         """Drop the version below, which will not be whole, in the publisher's thread."""
-        among = [self.offer.snapshot]
-        return machine.make_room(self.offer.model, among, replaces_latest=True)
+        return [] if self.version is None else machine.abandon(self.version)
 
     def abort(self, machine: PublisherMachine, _now: float) -> list[Effect]:
         """Abort the version below, in the publisher's thread."""
@@ -422,7 +421,13 @@ class _PassesOn:
         offer.names, offer.metadata = names, announce.metadata
         offer.only = frozenset(announce.workers) or None
         passed = self._passed[model] = _Passed(offer, chunks)
+        # Workers may still receive the one before: they get the rest of it, or are refused it.
+        whole = before is not None and before.chunks.whole
+        if before is not None and whole:
+            self._below.decide(before.more)
         self._below.decide(passed.announce)
+        if before is not None and not whole and not before.given_up:
+            self._below.decide(before.give_up)
         return passed
 
 

@@ -310,6 +310,11 @@ class PublisherMachine:
             effects += reports.hashed(self.state, version, now)
         return self._with_freed_memory(effects)
 
+    def abandon(self, version: Version) -> list[Effect]:
+        """Drop a version that a relay does not receive whole any more."""
+        abandoned = [] if version.gone else serving.abandon(self.state, version)
+        return self._with_freed_memory(abandoned)
+
     def compared(self, comparison: Comparison, _now: float) -> list[Effect]:
         """Handle the end of a `Compare` effect: return the answer to the observer."""
         return self._with_freed_memory(self.observers.checks.compared(comparison))

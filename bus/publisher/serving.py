@@ -117,6 +117,20 @@ def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]
     return effects
 
 
+def abandon(state: PublisherState, version: Version) -> list[Effect]:
+    """Drop a version that does not arrive whole; refuse it to the workers that receive it.
+
+    Otherwise such a worker requests it again and again, and gets neither chunks nor a refusal.
+    """
+    waiting = version.receivers | version.waits.keys() | version.end_awaiters
+    state.store[version.model].abandon(version)
+    epoch, number = version.key
+    text = f"version {number} of epoch {epoch} does not arrive whole here"
+    refuse = Refuse(code="gone", text=text, model=version.model, epoch=epoch, version=number)
+    peers = (state.roster.by_name(name) for name in sorted(waiting))
+    return [Send(refuse, to=peer.identity) for peer in peers if peer is not None and not peer.lost]
+
+
 def describe(
     state: PublisherState, peer: Peer, version: Version, *, layout: bool = False, end: bool = False
 ) -> list[Effect]:

@@ -69,7 +69,7 @@ class Versions:
     def end_epoch(self) -> None:
         """Drop all versions, and begin anew: the next version is of a later epoch."""
         for version in list(self):
-            self._move(version, "aborted" if version.phase == "pending" else "evicted")
+            self.abandon(version)
         self._digests.clear()
         self.times.clear()
         self._count = 0
@@ -197,6 +197,10 @@ class Versions:
     def drop(self, version: Version) -> None:
         """Drop a version that was aborted."""
         self._move(version, "aborted")
+
+    def abandon(self, version: Version) -> None:
+        """Drop a version that cannot be sent any more, even if workers receive it."""
+        self._move(version, "aborted" if version.phase == "pending" else "evicted")
 
     def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
         """Make room for the next version: evict the least needed version of these snapshots.
