@@ -7,6 +7,7 @@ RUNS ?= 100000
 COUNT ?= 100000
 ROUNDS ?= 100
 PUBLISHER ?= python
+RELAY ?=
 VLLM ?=
 SMALL ?= 200000
 LARGE ?= 2000
@@ -163,6 +164,7 @@ fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing/fuzz.py --runs $(RUNS)
 
 # Real processes of all languages, killed, stopped, cut off and starved; with keys in every second round.
+# With RELAY=1, there are relays on the way, and no keys.
 chaos: $(STAMP)
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --publisher $(PUBLISHER) $(if $(RELAY),--relay)
 
@@ -184,6 +186,7 @@ $(CLIENTS:=-tested): $(STAMP)
 	$(MAKE) -j1 -C $(@:-tested=) fuzz SECONDS=5
 
 # Every client in every language: golden vectors, and live scenarios. Writes docs/CONFORMANCE.md.
+# With RELAY=1, only the scenarios, with a relay between publisher and worker.
 conformance: $(STAMP)
 	$(BIN)/python tests/conformance/run.py --keep-going $(if $(RELAY),--relay)
 

@@ -1,6 +1,7 @@
 """The conformance suite examines the Python client, and finds out whoever lies to it."""
 
 import copy
+import fnmatch
 import random
 import re
 import signal
@@ -16,7 +17,7 @@ import pytest
 from weightbus.benchmarks.bus import TRANSPORTS
 from weightbus.tests.cli.starting import python
 from weightbus.tests.compose.waiting import wait_for
-from weightbus.tests.conformance import elsewhere, run, vectors
+from weightbus.tests.conformance import elsewhere, relaying, run, vectors
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.languages import CORE_LACKS, LANGUAGES, Language, chosen
 from weightbus.tests.conformance.liar import BROKEN, LIES
@@ -194,7 +195,7 @@ def test_a_red_scenario_is_played_alone_and_what_it_said_first_is_told(
 ) -> None:
     played: list[str] = []
 
-    def playing(scenario: Scenario, *_: object) -> Cell:
+    def playing(scenario: Scenario, *_: object, **__: object) -> Cell:
         played.append(scenario.name)
         return Cell("wrong", faults=("again",)) if len(played) == spoiled else Cell("right")
 
@@ -229,6 +230,28 @@ def test_what_the_core_lacks_as_a_publisher_is_said_of_scenarios_that_there_are(
     assert CORE_LACKS.keys() < BY_NAME.keys()
     cell = run.scenario_cell(BY_NAME["shared-memory"], PYTHON, SEED, "rust")
     assert cell == Cell("unsupported", reason="it has no shared memory")
+
+
+@pytest.mark.parametrize("name", ["cut-while-receiving", "publisher-restart"])
+def test_the_python_client_passes_behind_a_relay(name: str) -> None:
+    assert play(BY_NAME[name], PYTHON.command, SEED, relayed=True) == ""
+
+
+@pytest.mark.parametrize("lie", ["blind", "obedient"])
+def test_a_liar_behind_a_relay_is_found_out(lie: str) -> None:
+    assert play(BY_NAME[CAUGHT_IN[lie]], liar(lie), SEED, PATIENCE, relayed=True)
+
+
+def test_what_is_not_played_behind_a_relay_is_said_of_scenarios_that_there_are() -> None:
+    for pattern in relaying.LACKS:
+        assert fnmatch.filter(BY_NAME, pattern), pattern
+    left = [name for name in BY_NAME if relaying.lacking(name)]
+    assert 0 < len(left) < len(BY_NAME)
+    cell = run.scenario_cell(BY_NAME["targeted"], PYTHON, SEED, relayed=True)
+    made = Matrix([PYTHON.title])
+    made.add("scenarios", "targeted", PYTHON.title, cell)
+    made.add("scenarios", "late-join", PYTHON.title, Cell("right"))
+    assert run.counts_of(made) == ["Python: 1 passed, 0 failed, 1 left out"]
 
 
 def test_clients_and_a_publisher_can_be_of_another_checkout(tmp_path: Path) -> None:
