@@ -107,6 +107,7 @@ def apply_breaks(stage: Stage) -> None:
     stage.wait_joined_again(*workers)
     stage.publish(uniform(MINE, 5))
     for worker in workers:
+        worker.wait_applied("m", stage.publisher.epoch, 1)
         hellos = stage.proxy.seen("hello", of(worker.name))
         expect(bool(hellos), f"{worker.name} has said no hello")
         for hello in hellos:

@@ -2,9 +2,9 @@
 
     worker ── proxy (rules) ── relay ── another proxy ── publisher
 
-The relay stays while publishers come and go: the proxy above it leads to the publisher of now. A
-scenario sees both as one publisher (`Behind`): versions go out above, and what becomes of them at
-the workers is what the relay has from them.
+The relay stays while publishers come and go: the proxy above it leads to the publisher of now. The
+relay reports the workers behind it to a publisher that takes `below`. For the Rust core, which does
+not, `Behind` puts into receipts what the relay has of the workers.
 """
 
 import fnmatch
@@ -35,23 +35,27 @@ MODELS = ("m", "policy", "critic.v2")  # all that scenarios publish
 ANSWER_SECONDS = 10.0
 Key = tuple[str, int, int]  # model, epoch, version
 
-_BELOW = "the publisher does not know the workers behind a relay"
 # What is not played behind a relay: patterns of the names of scenarios, and why.
 LACKS: Mapping[str, str] = {
     "keys-*": "a relay has no keys",
     "shared-memory*": "a relay does not share memory",
     "patched*": "a relay does not pass patches on",
-    "targeted": f"{_BELOW}, and so publishes to none of them by name",
-    "metadata-renamed": f"{_BELOW}, and so publishes to none of them by name",
-    "together-*": f"{_BELOW}, and so does not wait until they have staged",
+    "targeted": "a relay does not pass on what is for some workers",
+    "metadata-renamed": "a relay does not pass on what is for some workers",
+    "cast-target": "a relay does not report which values a worker's dtype cannot hold",
     "stale-publisher": "the relay turns a publisher of a lower epoch away itself",
     "publisher-restart-while-receiving": "a relay sends what it has when the publisher is gone",
 }
+# And where the Rust core publishes.
+CORE_LACKS: Mapping[str, str] = {
+    "together-*": "the core does not know the workers behind a relay, and does not wait for them",
+}
 
 
-def lacking(scenario: str) -> str:
-    """Return why a scenario is not played behind a relay; nothing if it is."""
-    return next((why for name, why in LACKS.items() if fnmatch.fnmatch(scenario, name)), "")
+def lacking(scenario: str, publisher: str = "python") -> str:
+    """Return why a scenario is not played behind a relay of a publisher; nothing if it is."""
+    lacks = {**LACKS, **(CORE_LACKS if publisher == "rust" else {})}
+    return next((why for name, why in lacks.items() if fnmatch.fnmatch(scenario, name)), "")
 
 
 class Above(Protocol):
@@ -117,7 +121,7 @@ class Reported(Relay):
 
 
 class Behind:
-    """A publisher and the relay below it, with what scenarios use of a publisher.
+    """A publisher without `below` and the relay below it, with what scenarios use of a publisher.
 
     Args:
         above: The publisher.
@@ -126,8 +130,7 @@ class Behind:
 
     def __init__(self, above: Above, relay: Reported) -> None:
         self._above, self._relay = above, relay
-        self.epoch, self.address = above.epoch, relay.address
-        self.data_address = relay.loop.data_address
+        self.epoch = above.epoch
 
     def publish_async(self, model: str, weights: Weights, **options: Any) -> "Future[Receipt]":
         """Publish; the receipt has the workers behind the relay in the relay's place."""
@@ -233,20 +236,21 @@ class Between:
 
     Args:
         patience: Seconds for anything that must come.
+        reports: Whether publishers take the relay's reports of the workers behind it.
 
     Attributes:
         proxy: Above the relay, with no rules.
         relay: The relay, once there was a publisher.
     """
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, patience: float, *, reports: bool) -> None:
+        self._patience, self._reports = patience, reports
         self.proxy = Proxy(patience)
-        self.relay: Reported | None = None
+        self.relay: Relay | None = None
 
     def put_below(
         self, above: Above, timing: Timing, address: str, advertise: str | None
-    ) -> Behind:
+    ) -> Above | Behind:
         """Return a publisher with the relay below it, once the relay receives from it.
 
         Args:
@@ -258,13 +262,23 @@ class Between:
         self.proxy.lead_to(above.address, above.data_address)
         if self.relay is None:
             settings = Settings(ping=timing.ping, lost_after=timing.lost_after, advertise=advertise)
-            self.relay = Reported(self.proxy.address, address, settings)
+            above_it = self.proxy.address
+            if self._reports:
+                self.relay = Relay(above_it, address, MODELS, name=NAME, settings=settings)
+            else:
+                self.relay = Reported(above_it, address, settings)
 
         def wrong(known: Mapping[str, WorkerStatus]) -> str:
             return "" if NAME in known else "the relay has not joined"
 
         above.wait_until(wrong, self._patience)
-        return Behind(above, self.relay)
+        return Behind(above, self.relay) if isinstance(self.relay, Reported) else above
+
+    def addresses(self) -> tuple[str, str]:
+        """Return the control address and the data address of the relay."""
+        assert self.relay is not None
+        below = self.relay._below  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        return below.address, below.data_address
 
     def close(self) -> None:
         """End the relay and the proxy."""

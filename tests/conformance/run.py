@@ -80,7 +80,7 @@ def scenario_cell(
     relayed: bool = False,
 ) -> Cell:
     """Play one scenario; `publisher_of` is the checkout that has the Rust core as publisher."""
-    if relayed and (why := lacking(scenario.name)):
+    if relayed and (why := lacking(scenario.name, publisher)):
         return Cell("unsupported", reason=why)
     unsupported = {**language.unsupported, **(CORE_LACKS if publisher == "rust" else {})}
     if scenario.name in unsupported:

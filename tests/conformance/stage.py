@@ -84,7 +84,7 @@ class Stage:
         relayed: bool = False,
     ) -> None:
         self._patience, self._elsewhere = patience, publisher
-        self._between = Between(patience) if relayed else None
+        self._between = Between(patience, reports=publisher is None) if relayed else None
         self.keys = folder / "keys" if keyed else None
         if self.keys is not None:
             generate(self.keys, {ANYBODY: "worker"})
@@ -121,8 +121,10 @@ class Stage:
         made = self._open(options) if self._between is None else self._open_above(options)
         self._publishers.append(made)
         self.chunk_bytes: int = options["chunk_bytes"]
-        if made.address.startswith("tcp:"):
-            self.proxy.lead_to(made.address, made.data_address)
+        between = self._between
+        ends = (made.address, made.data_address) if between is None else between.addresses()
+        if ends[0].startswith("tcp:"):
+            self.proxy.lead_to(*ends)
         return made
 
     def _open(self, options: dict[str, Any]) -> Watched:
@@ -240,6 +242,8 @@ class Stage:
             self.wait_status(name, lambda status: status.road != "pulled")
             return
         self.proxy.wait_answered(lambda p: p.worker == name and p.header.get("subscribed") is True)
+        if self._between is not None:  # the publisher learns of it later
+            self.wait_status(name, lambda status: status.road != "pulled")
 
     def wait_status(self, name: str, right: Callable[[WorkerStatus], bool]) -> None:
         """Wait until the publisher's view of a worker is right."""
