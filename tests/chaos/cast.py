@@ -136,9 +136,9 @@ class Cast:
         return child
 
     @property
-    def serving(self) -> Child:
-        """The process that workers receive from: the publisher, or the last relay."""
-        return self.relays[-1] if self.relays else self.publisher
+    def observed(self) -> Child:
+        """The process that knows the workers: the publisher, or else the last relay."""
+        return self.publisher if self.plan.knows else self.relays[-1]
 
     @property
     def _led(self) -> bool:

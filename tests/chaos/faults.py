@@ -156,8 +156,9 @@ def full_disk(cast: Cast, _step: Step) -> End:
 
 def few_descriptors(cast: Cast, step: Step) -> End:
     """The publisher, a relay, or a worker, can open hardly any file or connection more."""
-    served = cast.publisher if step.who % 2 else cast.serving
-    whose = served if step.strength > 0.2 else cast.workers[cast.part(step.who).name]
+    served = [cast.publisher, *cast.relays]
+    named = served[step.who % len(served)]
+    whose = named if step.strength > 0.2 else cast.workers[cast.part(step.who).name]
     free = round(10 * step.strength) % (FREE_DESCRIPTORS + 1)
     with contextlib.suppress(OSError):  # it has ended
         usual = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

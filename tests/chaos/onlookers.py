@@ -25,8 +25,8 @@ EVERY_SECONDS = 0.2
 
 
 def observer(cast: Cast) -> Observer:
-    """Look on at whom workers receive from now."""
-    address = cast.serving.those("ready")[0]["address"]
+    """Look on at the process that knows the workers now."""
+    address = cast.observed.those("ready")[0]["address"]
     file = None if cast.keys is None else cast.keys / "workers" / f"{OBSERVER}.json"
     return Observer(address, None if file is None else WorkerKeys.read(file))
 
@@ -87,7 +87,7 @@ def _roster(looking: Observer) -> Runs:
 
 
 def _status(cast: Cast) -> Runs:
-    address = cast.serving.those("ready")[0]["address"]
+    address = cast.observed.those("ready")[0]["address"]
     words = [sys.executable, "-m", "weightbus", "status", address, "--json", "--expect"]
     words += [str(len(cast.workers)), "--within", "0"]
     if cast.keys is not None:
@@ -129,7 +129,7 @@ def disagreements(
     """
     truth = of_workers(cast, receipts)
     sources: dict[str, Callable[[], Runs]] = {}
-    if not cast.plan.relays:  # behind which the publisher does not know the workers
+    if cast.plan.knows:
         sources |= {"receipts": lambda: of_receipts(receipts), "workers()": lambda: of_calm(calm)}
     sources["an observer"] = lambda: _roster(looking)
     if cast.plan.watched:
@@ -137,7 +137,7 @@ def disagreements(
     if cast.plan.serves:
         sources |= {"the page": lambda: _page(cast), "the metrics": lambda: _metrics(cast)}
     for source, read in sources.items():
-        runs = read()
+        runs = {key: runs for key, runs in read().items() if key[0] in cast.workers}  # no relays
         wrong = {key: (runs.get(key), truth.get(key)) for key in runs.keys() | truth.keys()}
         wrong = {key: pair for key, pair in wrong.items() if pair[0] != pair[1]}
         if wrong:
@@ -145,7 +145,7 @@ def disagreements(
 
 
 class Watcher:
-    """Looks on all the time, in a thread of its own, at whom workers receive from."""
+    """Looks on all the time, in a thread of its own, at the process that knows the workers."""
 
     def __init__(self, cast: Cast) -> None:
         self._cast, self._over = cast, threading.Event()
@@ -162,9 +162,9 @@ class Watcher:
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            child = self._cast.serving
+            child = self._cast.observed
             with observer(self._cast) as found:
-                while child is self._cast.serving and not self._over.wait(EVERY_SECONDS):
+                while child is self._cast.observed and not self._over.wait(EVERY_SECONDS):
                     try:
                         found.look(EVERY_SECONDS)
                     except RefusedError:  # while the publisher is being killed, say

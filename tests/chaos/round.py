@@ -169,7 +169,7 @@ class Round:
         cast = self._cast
         child, done = cast.publisher, len(cast.publisher.those("calm"))
         self._story.tell("calm")
-        child.order(f"calm {1 if cast.relays else len(cast.workers)}")
+        child.order(f"calm {len(cast.workers) if cast.plan.knows else 1}")
         calm = child.wait("calm", done + 1, 3 * CALM_SECONDS)
         newest = {r["model"]: r for r in sorted(child.those("receipt"), key=itemgetter("serial"))}
         last = [newest[model] for model in MODELS]
@@ -204,7 +204,8 @@ class Round:
         if self._watcher is not None:
             self._watcher.end()
             if not cast.plan.misleads:
-                faults += judge.claims(self._watcher.seen, cast.killed, cast.drivers)
+                claims = [claim for claim in self._watcher.seen if claim[0] in cast.workers]
+                faults += judge.claims(claims, cast.killed, cast.drivers)
         if faults:
             raise Fault("\n".join(faults[:10]))
 

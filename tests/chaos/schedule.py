@@ -116,8 +116,13 @@ class Plan:
 
     @property
     def serves(self) -> bool:
-        """Whether there are a page and metrics, of those from whom workers receive."""
-        return self.watched and self.publisher == "python" and not self.relays
+        """Whether there are a page and metrics."""
+        return self.watched and self.publisher == "python"
+
+    @property
+    def knows(self) -> bool:
+        """Whether the publisher knows the workers: one in Python does behind relays, too."""
+        return not self.relays or self.publisher == "python"
 
     @property
     def acts(self) -> list[Sequence[Step]]:

@@ -66,7 +66,9 @@ def test_relays_have_every_fault_that_they_can_have() -> None:
     plans = [plan(seed, ALL, FAULTS, relayed=True) for seed in SEEDS]
     assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - SHARING - KEYED
     assert {each.relays for each in plans} == {1, 2}
-    assert not any(each.keyed or each.serves for each in plans)
+    assert not any(each.keyed for each in plans)
+    assert all(each.knows for each in plans)
+    assert not any(plan(seed, ALL, FAULTS, "rust", relayed=True).knows for seed in SEEDS)
 
 
 def test_every_fault_lasts_and_says_what_it_is() -> None:
@@ -165,8 +167,9 @@ def test_a_source_that_differs_from_the_workers_is_named(monkeypatch: pytest.Mon
     receipts = [{"model": SMALL, "version": 7, **states}, {"model": LARGE, "version": 8, **states}]
     for which in ("_roster", "_status", "_page", "_metrics", "of_workers"):
         monkeypatch.setattr(onlookers, which, lambda *_: dict(truth))
-    plan_facts = {"watched": True, "serves": True, "relays": 0}
-    cast: Any = type("Cast", (), {"plan": type("Plan", (), plan_facts)})
+    plan_facts = {"watched": True, "serves": True, "knows": True}
+    facts = {"plan": type("Plan", (), plan_facts), "workers": {"w0"}}
+    cast: Any = type("Cast", (), facts)
     looking: Any = None
     assert not [*onlookers.disagreements(cast, calm, receipts, looking)]
     old: Callable[[Any], onlookers.Runs] = lambda _: truth | {("w0", SMALL): (1, 6)}  # noqa: E731
@@ -310,7 +313,7 @@ def test_whoever_looks_on_does_not_end_in_silence(monkeypatch: pytest.MonkeyPatc
         raise ZeroDivisionError
 
     monkeypatch.setattr(onlookers, "observer", broken)
-    cast: Any = type("Cast", (), {"serving": None})
+    cast: Any = type("Cast", (), {"observed": None})
     watcher = onlookers.Watcher(cast)
     with pytest.raises(ZeroDivisionError):
         watcher.end()
