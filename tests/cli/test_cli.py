@@ -391,7 +391,9 @@ def test_what_can_never_be_received(tmp_path: Path, changes: dict[str, str], wor
     assert words in result_of(result)["text"]
 
 
-@pytest.mark.parametrize("command", [[], ["publish"], ["relay"], ["subscribe"], ["inspect"], ["demo"]])
+@pytest.mark.parametrize(
+    "command", [[], ["publish"], ["relay"], ["subscribe"], ["inspect"], ["demo"]]
+)
 def test_help_says_what_takes_a_value(command: list[str]) -> None:
     shown = run(*command, "--help").stdout
     assert "--help" in shown

@@ -11,7 +11,7 @@ from weightbus.bus.net import worker_loop
 from weightbus.python_client.relay import Relay
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.ports import lasting_address
-from weightbus.tests.relay.test_relay import CHUNKED, SECONDS, Tree, arrays, tree
+from weightbus.tests.relay.test_relay import CHUNKED, SECONDS, Tree, tree, whole
 
 __all__ = ["tree"]  # a fixture
 
@@ -38,8 +38,7 @@ def test_a_stream_through_a_relay_needs_no_new_memory(tree: Tree, allocated: lis
     worker = tree.worker(tree.relay(publisher), CHUNKED)
     assert worker.wait_joined(SECONDS)
     for value in range(1, 13):
-        receipt = publisher.publish("m", arrays(value, CHUNKED), expect=1)
-        tree.receives(worker, (publisher.epoch, receipt.version))
+        tree.receives(worker, tree.publishes(publisher, value))
         assert (tree.targets[worker]["w"] == value).all()
     worker_buffers, relay_buffers = 2, 3  # that of the latest version is on loan meanwhile
     assert len(allocated) <= worker_buffers + relay_buffers
@@ -51,13 +50,13 @@ def test_a_renamed_version_is_not_offered_from_memory_that_was_let_go(
     address = lasting_address()
     publisher = tree.publisher(address=address, state=tmp_path)
     relay = tree.relay(publisher)
-    publisher.publish("m", arrays(1, CHUNKED), expect=1)
+    tree.publishes(publisher, 1)
+    wait_for(lambda: whole(relay), "the relay has it", SECONDS)
     (kept,) = versions_of(relay)
     assert relay._below.make_room("m", [kept.snapshot], True, SECONDS)  # noqa: SLF001 # pyright: ignore
     wait_for(lambda: publisher.history("m"), "it is on disk", SECONDS)
     publisher.close()
     again = tree.publisher(address=address, state=tmp_path)
-    again.wait_for_workers(1, SECONDS, "m")
     follower = relay._above._machine.followers["m"]  # noqa: SLF001 # pyright: ignore
     wait_for(
         lambda: follower.running is not None and follower.running.epoch == again.epoch,
@@ -66,6 +65,5 @@ def test_a_renamed_version_is_not_offered_from_memory_that_was_let_go(
     )
     assert [*versions_of(relay)] == []
     worker = tree.worker(relay, CHUNKED)
-    second = again.publish("m", arrays(2, CHUNKED), expect=1)
-    tree.receives(worker, (second.epoch, second.version))
+    tree.receives(worker, tree.publishes(again, 2))
     assert (tree.targets[worker]["w"] == 2).all()

@@ -43,8 +43,8 @@ def test_a_relay_says_what_it_has_and_received(tree: Tree, size: int, chunks: in
     publisher = tree.publisher()
     relay = tree.relay(publisher)
     assert relay.wait_joined(SECONDS)
-    receipt = publisher.publish("m", arrays(1, size), expect=1, metadata={"step": "7"})
-    key = receipt.epoch, receipt.version
+    publisher.publish("m", arrays(1, size), metadata={"step": "7"})
+    key = publisher.epoch, 1
     found = wait_for(lambda: whole(relay, key), "it is whole", SECONDS)
     digest = publisher.publish("m", arrays(1, size), settings=Settings(verify=True)).digest
     assert found == HeldVersion(
@@ -62,8 +62,8 @@ def test_a_version_that_only_has_a_new_name_is_not_received_twice(
     address = lasting_address()
     publisher = tree.publisher(address=address, state=tmp_path)
     relay = tree.relay(publisher)
-    first = publisher.publish("m", arrays(1, CHUNKED), expect=1)
-    wait_for(lambda: whole(relay, (first.epoch, first.version)), "it is whole", SECONDS)
+    first = tree.publishes(publisher, 1)
+    wait_for(lambda: whole(relay, first), "it is whole", SECONDS)
     wait_for(lambda: publisher.history("m"), "it is on disk", SECONDS)
     publisher.close()
     again = tree.publisher(address=address, state=tmp_path)
@@ -77,8 +77,7 @@ def test_a_relay_names_its_workers_as_a_publisher_does(tree: Tree) -> None:
     events = list[WorkerEvent]()
     end = relay.on_worker(events.append)
     worker = tree.worker(relay, CHUNKED)
-    receipt = publisher.publish("m", arrays(1, CHUNKED), expect=1)
-    key = receipt.epoch, receipt.version
+    key = tree.publishes(publisher, 1)
     tree.receives(worker, key)
     wait_for(lambda: relay.workers()["worker"].running == {"m": key}, "it runs it", SECONDS)
     assert [(event.kind, event.worker) for event in events] == [("joined", "worker")]
@@ -92,8 +91,9 @@ def test_a_relay_without_its_publisher_says_so(
     address = lasting_address()
     publisher = tree.publisher(address=address)
     relay = tree.relay(publisher)
-    receipt = publisher.publish("m", arrays(1, WHOLE), expect=1)
-    wait_for(lambda: whole(relay, (receipt.epoch, receipt.version)), "it is whole", SECONDS)
+    publisher.publish_async("m", arrays(1, WHOLE))
+    epoch = publisher.epoch
+    wait_for(lambda: whole(relay, (epoch, 1)), "it is whole", SECONDS)
     publisher.close()
     with Observer(relay.address) as observer:
 
@@ -113,7 +113,7 @@ def test_a_relay_without_its_publisher_says_so(
         status = relay.status()
         assert not status.joined
         assert status.lost_s is not None
-        assert status.epoch == receipt.epoch
+        assert status.epoch == epoch
         tree.publisher(address=address)
         wait_for(lambda: not told(), "it has joined again", SECONDS)
     wait_for(lambda: relay.status().joined, "it has joined again", SECONDS)
@@ -127,8 +127,8 @@ def test_the_metrics_of_a_relay(tree: Tree) -> None:
     ) as relay:
         worker = tree.worker(relay, CHUNKED)
         assert worker.wait_joined(SECONDS)
-        receipt = publisher.publish("m", arrays(1, CHUNKED), expect=1, metadata={"step": "1"})
-        tree.receives(worker, (receipt.epoch, receipt.version))
+        publisher.publish_async("m", arrays(1, CHUNKED), metadata={"step": "1"})
+        tree.receives(worker, (publisher.epoch, 1))
 
         def text() -> str:
             with urllib.request.urlopen(relay.shown.metrics, timeout=SECONDS) as answer:  # noqa: S310
@@ -137,7 +137,7 @@ def test_the_metrics_of_a_relay(tree: Tree) -> None:
         def current() -> Samples | None:
             found = samples(text())
             runs = found.get(("weightbus_worker_version", (*model, ("worker", "worker"))))
-            return found if runs == receipt.version else None
+            return found if runs == 1 else None
 
         model = (("model", "m"),)
         found = wait_for(current, "its worker runs the version", SECONDS)
