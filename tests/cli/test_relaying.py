@@ -16,7 +16,7 @@ from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.ports import lasting_address
 
 ANY = "tcp://127.0.0.1:0"
-QUICK = weightbus.Settings(ping=0.1, lost_after=0.5)
+SOON = weightbus.Settings(ping=0.1, lost_after=3.0)
 
 
 @pytest.fixture
@@ -96,6 +96,20 @@ def test_a_relay_of_a_name_that_is_taken_ends(commands: Commands) -> None:
     assert "name-taken" in last["text"]
 
 
+def test_a_relay_that_has_joined_before_goes_on_when_it_is_refused(commands: Commands) -> None:
+    address = lasting_address()
+    with weightbus.Publisher(address, settings=weightbus.Settings(epoch=2)) as publisher:
+        relay, told = started(commands, address, "--name", "r")
+        publisher.publish("m", arrays(), expect=1, timeout=DEADLINE)
+        assert relay.line()["joined"]
+        assert relay.line()["version"] == 1
+    with weightbus.Publisher(address, settings=weightbus.Settings(epoch=1)):
+        assert "refuses worker 'r' (stale-epoch)" in relay.complaint("stale-epoch")
+        with weightbus.Subscriber(told["address"], {"m": arrays()}, name="late").start() as late:
+            assert late.wait_for_version("m", timeout=DEADLINE)
+    assert relay.stop(signal.SIGTERM)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
@@ -133,20 +147,21 @@ def test_a_relay_serves_its_page_and_its_metrics(commands: Commands) -> None:
 
 def test_observers_read_a_relay_as_a_publisher() -> None:
     with (
-        weightbus.Publisher(settings=QUICK) as publisher,
-        weightbus.Relay(publisher.address, ANY, ["m"], name="r", settings=QUICK) as relay,
-        weightbus.Subscriber(relay.address, {"m": arrays()}, name="w", settings=QUICK).start(),
+        weightbus.Publisher(settings=SOON) as publisher,
+        weightbus.Relay(publisher.address, ANY, ["m"], name="r", settings=SOON) as relay,
+        weightbus.Subscriber(relay.address, {"m": arrays()}, name="w", settings=SOON).start(),
     ):
         receipt = publisher.publish("m", arrays(), expect=1)
         key = receipt.epoch, receipt.version
-        wait_for(lambda: relay.workers()["w"].running == {"m": key}, "w runs it", DEADLINE)
-        for command in (("status",), ("top", "--once"), ("verify",), ("doctor",)):
-            words = command[0], relay.address, *command[1:]
-            done = run(*words, "--json")
+        runs = [{"m": key}]
+        wait_for(lambda: [w.running for w in relay.workers().values()] == runs, "it", DEADLINE)
+        for command in (("status",), ("top", "--once"), ("verify",)):
+            done = run(command[0], relay.address, *command[1:], "--json")
             assert done.exit_code == 0, done.output
-            if command[0] != "doctor":
-                (row,) = result_of(done)["workers"]
-                assert (row["worker"], row["version"]) == ("w", receipt.version)
+            (row,) = result_of(done)["workers"]
+            assert (row["worker"], row["version"]) == ("w", receipt.version)
+        findings = result_of(run("doctor", relay.address, "--json"))["findings"]
+        assert "all 1 run the newest versions" in [found["text"] for found in findings]
         publisher.close()
 
         def cut_off() -> bool:
