@@ -68,14 +68,22 @@ class SealedVersion:
         group: The group key, from which the version's own key derives.
         subject: The names and sizes of the version or patch, which go into that key.
         buffer: Memory for the encrypted bytes, as large as the unencrypted bytes.
-        again: Whether chunks of the version were encrypted before, perhaps under the same key. If
+        crcs: The CRC-32C of each chunk that was encrypted under this group key, by index; it
+            outlives this object, whose buffer another version may need.
+        again: Whether chunks of the version were encrypted before, perhaps under another key. If
             so, each chunk is checked to have the same bytes as then.
     """
 
     def __init__(
-        self, group: GroupKey, subject: Subject, buffer: NDArray[np.uint8], *, again: bool
+        self,
+        group: GroupKey,
+        subject: Subject,
+        buffer: NDArray[np.uint8],
+        crcs: dict[int, int],
+        *,
+        again: bool,
     ) -> None:
-        self.group, self.subject, self._again = group, subject, again
+        self.group, self.subject, self._crcs, self._again = group, subject, crcs, again
         self._key = group.version_key(subject)
         self._buffer = buffer
         self._chunks: dict[int, tuple[str, memoryview]] = {}  # send queues hold weak references
@@ -84,11 +92,15 @@ class SealedVersion:
         """Return a chunk's authentication tag in hexadecimal digits, and its encrypted bytes.
 
         The first call for a chunk encrypts and hashes it. A nonce must never be used for two
-        plaintexts, so a chunk that has changed is not sent.
+        plaintexts, so a chunk that has changed is not sent: neither one that a trainer wrote to,
+        nor one that a relay has received again, with other bytes.
 
         Raises:
             AssertionError: The chunk has changed, so the publisher must not send this version.
         """
+        known, before = version.chunks.crcs[index], self._crcs.get(index)
+        if before is not None and known not in (None, before):
+            raise _changed(version, index)
         found = self._chunks.get(index)
         if found is not None:
             return found
@@ -96,20 +108,25 @@ class SealedVersion:
         buffer = self._buffer.data[begin:end]
         data = self.subject.associated(CHUNK, index, end - begin)
         plain = version.snapshot.bytes(begin, end)
-        known = version.chunks.crcs[index]
         known_crc = None if self._again else known
         tag, crc = seal(self._key, nonce_of(CHUNK, index), data, plain, buffer, known_crc)
-        if known not in (None, crc):  # E3
-            raise AssertionError(
-                f"chunk {index} of {version.target.model} has changed since it was hashed"
-            )
-        version.chunks.put(index, crc)
+        if any(each not in (None, crc) for each in (known, before)):  # E3
+            raise _changed(version, index)
+        self._crcs[index] = crc
+        if known is None and version.chunks.whole:  # else the receiving worker writes the record
+            version.chunks.put(index, crc)
         self._chunks[index] = tag.hex(), buffer
         return self._chunks[index]
 
     def is_of(self, group: GroupKey, version: Sealable) -> bool:
         """True if the chunks were sealed under this group key and the version's present epoch."""
         return self.group is group and self.subject.epoch == version.target.epoch
+
+
+def _changed(version: Sealable, index: int) -> AssertionError:
+    return AssertionError(
+        f"chunk {index} of {version.target.model} has changed since it was hashed"
+    )
 
 
 class SealInUseError(MemoryError):
@@ -138,9 +155,8 @@ class Sealer:
     ) -> None:
         ciphers()  # raises an error if there are none
         self._draw, self._take, self._life = draw, take, life
-        self._sealed_versions = weakref.WeakSet[
-            Sealable
-        ]()  # versions and patches with chunks sealed under the group key
+        # Versions and patches with chunks sealed under the group key, and the chunks' CRC-32Cs.
+        self._sealed_versions = weakref.WeakKeyDictionary[Sealable, dict[int, int]]()
         self.rekey(now)
 
     def rekey(self, now: float) -> None:
@@ -216,9 +232,9 @@ class Sealer:
             buffer = self._buffer_for(version)
             subject = Subject(*name, plan.nbytes, plan.chunk_bytes, *_encoding_of(patch))
             again = version.was_sealed
-            sealed = version.sealed = SealedVersion(self._group, subject, buffer, again=again)
-            version.was_sealed = True
-            self._sealed_versions.add(version)
+            crcs = self._sealed_versions.setdefault(version, {})
+            sealed = SealedVersion(self._group, subject, buffer, crcs, again=again)
+            version.sealed, version.was_sealed = sealed, True
         tag, payload = sealed.chunk(version, index)
         chunk = SealedChunk(
             model=named.model,

@@ -229,6 +229,32 @@ def test_bytes_that_changed_are_never_sealed_again() -> None:
         by.chunk(version, 0)
 
 
+def test_no_group_key_seals_a_chunk_that_a_relay_receives_again_with_other_bytes() -> None:
+    data = np.arange(40, dtype=np.uint8)
+    version, by = version_of(1, data, 64, 7), sealer()
+    version.chunks.whole = False  # it is still being received
+    version.chunks.put(0, crc32c(data))
+    by.chunk(version, 0)
+    version.chunks.clear()
+    data[3] = 99
+    version.chunks.put(0, crc32c(data))
+    with pytest.raises(AssertionError, match="has changed"):
+        by.chunk(version, 0)
+    version.sealed = None  # its memory was needed
+    with pytest.raises(AssertionError, match="has changed"):
+        by.chunk(version, 0)
+    by.rekey(0.0)
+    assert by.chunk(version, 0)[0].key != "", "it goes out under another key"
+
+
+def test_sealing_records_no_chunk_of_a_version_that_is_being_received() -> None:
+    version, by = version_of(1, np.arange(40, dtype=np.uint8), 64, 7), sealer()
+    version.chunks.whole = False
+    version.chunks.clear()
+    by.chunk(version, 0)
+    assert version.chunks.crcs == [None], "its worker alone says what has arrived"
+
+
 def test_the_same_bytes_under_another_epoch_or_group_key_are_sealed_anew() -> None:
     version, by = numbered(), sealer()
     first = bytes(by.chunk(version, 0)[1])
