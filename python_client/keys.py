@@ -23,7 +23,15 @@ from ..bus.sealer import Sealer
 from ..bus.spare import Spare
 from ..bus.trust import curve
 from ..bus.trust.grants import Grant
-from ..bus.trust.keys import Allowed, PublisherKeys, ScarceError, WorkerKeys
+from ..bus.trust.keys import (
+    PUBLISHER,
+    UPSTREAM,
+    Allowed,
+    PublisherKeys,
+    RelayKeys,
+    ScarceError,
+    WorkerKeys,
+)
 from ..codecs.sealing import KEY_BYTES
 from .publishing.models import PublishedModel
 
@@ -59,6 +67,20 @@ def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> Work
         return given
     path = _path(given)
     return WorkerKeys.read(path, name) if path else None
+
+
+def relay_keys(given: RelayKeys | str | Path | None, name: str | None) -> RelayKeys:
+    """Return a relay's keys; without any if neither `given` nor the environment names some.
+
+    If the path is a folder with several relays, `name` selects one.
+
+    Raises:
+        KeysError: The keys cannot be read.
+    """
+    if isinstance(given, RelayKeys):
+        return given
+    path = _path(given)
+    return RelayKeys.read(path, name) if path else RelayKeys(None, None)
 
 
 def _path(given: object) -> str:
@@ -116,6 +138,33 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
             f"other hosts can reach {exposed[0]} and would get the weights: give keys= (--keys; "
             "make them with weightbus keygen), or set insecure=True (--insecure) if you trust all "
             "hosts of the network; 127.0.0.1 needs neither"
+        )
+
+
+def check_both_sides(keys: RelayKeys, name: str, upstream: str, *addresses: str | None) -> None:
+    """Check that a relay with keys on one side has no other hosts on the side without.
+
+    On this host alone, a side without keys is as safe as a publisher without keys. Elsewhere it
+    would undo what keys promise to the other side, whose owner cannot see that; so `insecure` does
+    not allow it.
+
+    Raises:
+        AddressError: Other hosts can reach the side without keys, or are on it.
+    """
+    make = f"make them with weightbus keygen DIR --relay {name}"
+    if keys.upstream is not None and keys.below is None:
+        exposed = [a for a in addresses if a is not None and not endpoints.is_local(a)]
+        if exposed:
+            raise AddressError(
+                f"relay {name} has a key for {upstream} and none for its own workers, so other "
+                f"hosts could get at {exposed[0]} what is encrypted above: put {PUBLISHER} and "
+                f"allowed/ into its folder of keys ({make}), or use 127.0.0.1"
+            )
+    if keys.below is not None and keys.upstream is None and not endpoints.is_local(upstream):
+        raise AddressError(
+            f"relay {name} has keys for its own workers and none for {upstream}, so they would "
+            f"trust weights that anybody on the way can change: put {UPSTREAM} into its folder of "
+            f"keys ({make}), or leave keys= out"
         )
 
 

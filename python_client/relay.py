@@ -4,6 +4,9 @@ A relay is a worker of the publisher above it, and a publisher for the workers b
 memory of a version and the record of its chunks: a chunk is sent on once its CRC-32C is right.
 Versions keep the epoch, number, layout, chunks and digest that their origin gave them.
 
+With keys, the worker decrypts what arrives before it records a chunk, and the publisher encrypts
+with group keys of its own. So workers at one relay cannot read what is published at another.
+
 The worker's thread receives, and after each of its turns passes on what is new (`_PassesOn`). The
 publisher's thread sends. The publisher's thread only reads the record of chunks, except that it
 adds missing checksums.
@@ -13,6 +16,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NoReturn
 
 from ..bus.chunks import Chunks, Memory
@@ -34,7 +38,9 @@ from ..bus.publisher.reporting import BelowReports
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
 from ..bus.staged import StagedVersion
+from ..bus.trust.keys import RelayKeys
 from ..bus.worker.events import Report
+from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
 from ..bus.worker.version_store import VersionEntry, VersionStore
 from ..codecs.errors import WeightBusError
@@ -42,7 +48,7 @@ from . import checks
 from .applying.awaiting import in_thread
 from .checks import check_name
 from .closing import InOneProcess, end_with
-from .keys import check_exposure
+from .keys import check_both_sides, check_exposure, relay_keys, watch_keys
 from .observing.access import Http
 from .observing.diagnosis import CUT_OFF, REJOINED
 from .observing.http_endpoints import HttpEndpoints
@@ -63,16 +69,22 @@ class Relay(InOneProcess):
         upstream: The address of the publisher, or of another relay. It may start later.
         address: The address for workers, as a `Publisher` has it.
         models: The ids of the models that the relay receives and passes on.
-        name: This relay's name, unique among the workers of the publisher above it. None: make a
-            name from host, process id and random digits.
-        insecure: Allow an address that other hosts can reach. A relay has no keys yet.
+        name: This relay's name, unique among the workers of the publisher above it. None: that of
+            its key; without keys, make a name from host, process id and random digits.
+        keys: The relay's folder of `weightbus keygen --relay`, the folder that has it (then `name`
+            selects it), or its contents: the relay connects only to the publisher whose key is in
+            it, and only workers with a key in its `allowed` can join. None: use the folder in
+            WEIGHTBUS_KEYS; if that is not set, use no keys.
+        insecure: Without keys, allow an address that other hosts can reach.
         dashboard, metrics: Where to serve a live page of the workers below, and metrics, as a
             `Publisher` does.
         settings: Rarely needed options: times, sockets, memory.
 
     Raises:
-        AddressError: An address is invalid or in use, other hosts can reach it, or `upstream` is
-            the relay's own address.
+        AddressError: An address is invalid or in use, other hosts can reach it without keys, or
+            `upstream` is the relay's own address; or only one side has keys, and the other side is
+            not on this host.
+        KeysError: The keys cannot be read.
         OSError: Too few file descriptors are left for sockets; the text names `ulimit -n`.
         ValueError: A name is invalid, or there are no models.
 
@@ -91,6 +103,7 @@ class Relay(InOneProcess):
         models: Iterable[str],
         *,
         name: str | None = None,
+        keys: RelayKeys | str | Path | None = None,
         insecure: bool = False,
         dashboard: str | Http | None = None,
         metrics: str | Http | None = None,
@@ -98,30 +111,39 @@ class Relay(InOneProcess):
     ) -> None:
         """Bind the sockets, and start. `help(weightbus.Relay)` describes the parameters."""
         chosen = settings_of("Relay", settings)
-        self.name = check_name(default_name(None) if name is None else name, "relay")
+        own = relay_keys(keys, name)
+        self.name = check_name(default_name(own.upstream) if name is None else name, "relay")
         ids = _ids(models)
-        check_exposure(None, insecure, address, chosen.data)
+        check_both_sides(own, self.name, upstream, address, chosen.data)
+        check_exposure(own.below, insecure, address, chosen.data)
         if endpoints.leads_to(upstream, address):
             raise AddressError(
                 f"relay {self.name} would be its own publisher: upstream={upstream!r} is its own "
                 f"address ({address}); give the address of the publisher above it"
             )
         identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY)
-        machine = WorkerMachine(identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing)
+        ring = None if own.upstream is None else Keyring()
+        machine = WorkerMachine(
+            identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing, keyring=ring
+        )
         self.upstream, self._ready = upstream, ReadyQueue("relay")
         with contextlib.ExitStack() as undo:
-            self._below = open_loop(address, chosen, None, FIRST_EPOCH, origin=False)
+            self._below = open_loop(address, chosen, own.below, FIRST_EPOCH, origin=False)
             undo.callback(self._below.close)
             self.address, self.data_address = self._below.address, self._below.data_address
             sockets = WorkerSockets(
-                upstream, machine.place, None, machine.awaits, any_data_host=chosen.any_data_host
+                upstream,
+                machine.place,
+                own.upstream,
+                machine.awaits,
+                any_data_host=chosen.any_data_host,
             )
             undo.enter_context(contextlib.closing(sockets))
             # No object that a thread of the relay uses may refer to `self`: see `closing`.
             passes_on = _PassesOn(machine, self._ready, self._below, upstream)
             reports = _Reports(machine, self._below, sockets.wake)
             self._below.after_turns(reports.collect)
-            hints = StallHints(upstream, machine, self._ready, keyed=False)
+            hints = StallHints(upstream, machine, self._ready, keyed=ring is not None)
             self._above = WorkerLoop(
                 machine,
                 sockets,
@@ -134,6 +156,8 @@ class Relay(InOneProcess):
             end_with(self, self._above, self._below)
             undo.pop_all()
         self._below.start()
+        if own.below is not None:
+            watch_keys(own.below, chosen.timing, self._below, lambda: None)
         self._above.start()
         self._status = passes_on.status
         self.shown = HttpEndpoints(self, self._below, self._status)
@@ -388,6 +412,8 @@ class _PassesOn:
             return
         chunks = passed.chunks
         count = chunks.here + chunks.whole
+        if count < passed.count:  # it is received again: its bytes were not those of its digest
+            self._below.rekey()  # since no key may seal a chunk twice, if the bytes differ (E3)
         if count != passed.count:
             passed.count = count
             self._received[model] += passed.received()

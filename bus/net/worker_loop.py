@@ -46,7 +46,7 @@ from ..headers import encode
 from ..lease import Lease
 from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
-from ..messages import Check
+from ..messages import RELAY, Check
 from ..staged import StagedVersion
 from ..worker.events import Copied, Decoded, Granted, LoopEvent, Opened, Report
 from ..worker.machine import WorkerMachine
@@ -89,6 +89,7 @@ class WorkerLoop:
         after_turn: Callable[[], list[Effect]] | None = None,
     ) -> None:
         self._machine, self._sockets, self._ready_queue = machine, sockets, ready_queue
+        self._kind = "relay" if RELAY in machine.identity.features else "worker"  # in texts
         self._after_turn = after_turn
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
@@ -309,7 +310,7 @@ class WorkerLoop:
     def _log(self, kind: str, text: str, *, warning: bool = False) -> None:
         """Log a text on one line, whatever characters it contains."""
         name, level = self._machine.identity.name, logging.WARNING if warning else logging.INFO
-        line = printable(f"worker {name} of {self._sockets.address}: {text}")
+        line = printable(f"{self._kind} {name} of {self._sockets.address}: {text}")
         log.log(level, "%s", line, extra={"weightbus": {"kind": kind, "worker": name}})
 
     def _join(self, epoch: int) -> None:
@@ -320,7 +321,7 @@ class WorkerLoop:
     def _refuse(self, code: str, text: str) -> None:
         """Report a refusal to the user; log it once, though the worker repeats its hello."""
         reason = (
-            f"the publisher at {self._sockets.address} refuses worker "
+            f"the publisher at {self._sockets.address} refuses {self._kind} "
             f"{self._machine.identity.name!r} ({code}): {text}"
         )
         if reason != self._refused:

@@ -28,6 +28,11 @@ from .roster import Peer
 from .sessions import back, keep_newest, leave, lose
 from .state import PublisherState
 
+NO_RELAY = (
+    "its key is a worker's, which may not pass versions on: make a relay's with "
+    "`weightbus keygen DIR --relay NAME`"
+)
+
 
 def hello(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
@@ -41,6 +46,8 @@ def hello(
     if grant is not None and grant.role == "observer":  # K4
         text = "an observer's key reads how things stand, and gets no weights"
         return _refuse_hello(state, identity, hello, "not-allowed", text, now)
+    if grant is not None and not grant.admits(hello.name, relay=RELAY in hello.features):  # K11
+        return _refuse_hello(state, identity, hello, "not-allowed", NO_RELAY, now)
     fault = contradiction(hello)
     if fault:
         state.count_malformed()

@@ -188,7 +188,7 @@ def revoke(state: PublisherState, now: float) -> list[Effect]:
     effects: list[Effect] = []
     for peer in state.roster.sessions():
         grant = state.grants.of(peer.key) if state.grants is not None else None
-        if grant is None or not grant.fits(peer.name) or grant.role != "worker":
+        if grant is None or not grant.admits(peer.name, relay=peer.relay):
             effects.append(Send(Refuse(code="revoked", text=REVOKED), to=peer.identity))
             effects += leave(state, peer, "its key was revoked", now)
     return [*effects, DropRevoked()]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["worker", "observer"]
+Role = Literal["worker", "relay", "observer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,9 @@ class Grant:
     Attributes:
         name: The name with which the owner of the key may join. At most one `*` in the name stands
             for any number of characters, also none.
-        role: `worker` or `observer`. An observer may read the roster, and receives no weights, no
-            group key and no data connection.
+        role: `worker`, `relay` or `observer`. A relay is a worker that may pass versions on to
+            workers of its own. An observer may read the roster, and receives no weights, no group
+            key and no data connection.
     """
 
     name: str
@@ -32,6 +33,13 @@ class Grant:
             return name == begin
         long_enough = len(name) >= len(begin) + len(end)
         return long_enough and name.startswith(begin) and name.endswith(end)
+
+    def admits(self, name: str, *, relay: bool) -> bool:
+        """True if the owner of the key may receive data under this name; `relay`: and pass it on.
+
+        A relay's key is a worker's, too; a worker's key is not a relay's.
+        """  # K4, K11
+        return self.fits(name) and (self.role == "relay" or (self.role == "worker" and not relay))
 
 
 class Grants:
@@ -51,7 +59,7 @@ class Grants:
     def may_read(self, name: str, key: str) -> bool:
         """True if the worker with this name and key may receive published data."""
         grant = self.of(key)
-        return grant is not None and grant.role == "worker" and grant.fits(name)
+        return grant is not None and grant.admits(name, relay=False)
 
     def replace(self, by_key: Mapping[str, Grant]) -> bool:
         """Replace all grants; return True if a key lost its grant or has another one now."""

@@ -1,18 +1,25 @@
-"""Files with keys: a publisher's folder, and the one file that a worker needs.
+"""Files with keys: a publisher's folder, a relay's folder, and the one file that a worker needs.
 
-    DIR/publisher.json        the publisher's key pair
-    DIR/allowed/NAME.json     an allowed public key, with its name and role
-    DIR/workers/NAME.json     a worker's key pair, its name, and the publisher's public key
+    DIR/publisher.json            the publisher's key pair
+    DIR/allowed/NAME.json         an allowed public key, with its name and role
+    DIR/workers/NAME.json         a worker's key pair, its name, and the publisher's public key
+    DIR/workers/NAME@RELAY.json   the same of a worker that connects to a relay, whose key it has
+    DIR/relays/RELAY.json         the public key that a relay has as a publisher
+    DIR/relays/RELAY/             the relay's own folder:
+        publisher.json            the relay's key pair as a publisher
+        upstream.json             its key pair as a worker, and the key of the publisher above
+        allowed/                  a link to DIR/allowed
 
-`allowed` has no secrets. The files in `workers` are copied to the workers' hosts, and can then be
-removed. The publisher rereads `allowed` regularly: a new file allows a key, and the removal of a
-file revokes a key. Each file is one small JSON object, so that every language can read it.
+`allowed` has no secrets. The files in `workers` and the folders in `relays` are copied to the hosts
+of workers and relays, and can then be removed. Publishers and relays reread `allowed` regularly: a
+new file allows a key, and the removal of a file revokes a key. Each file is one small JSON object,
+so that every language can read it.
 """
 
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +35,10 @@ from . import curve
 from .grants import Grant, Role
 
 PUBLISHER, ALLOWED, WORKERS, SUFFIX = "publisher.json", "allowed", "workers", ".json"
+RELAYS, UPSTREAM = "relays", "upstream.json"
 STAR: Final = "+"  # in file names, for the `*` of a name; no name has a `+`
+AT: Final = "@"  # in file names, between a worker and its relay; no name has an `@`
+ORIGIN: Final = "publisher"  # where a relay is named, the publisher itself
 
 Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
 Form = Annotated[str, msgspec.Meta(pattern=r"^(?=.{1,128}\Z)[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*\Z")]
@@ -157,6 +167,51 @@ class WorkerKeys:
         return cls(own.name, own.public, own.secret, own.publisher)
 
 
+@dataclass(frozen=True, slots=True)
+class RelayKeys:
+    """The keys of a relay. If one side has none, that side must not leave the relay's host.
+
+    Attributes:
+        upstream: The relay's keys as a worker of the publisher above.
+        below: The relay's keys as a publisher, and the permissions of its workers.
+    """
+
+    __module__ = "weightbus"
+
+    upstream: WorkerKeys | None
+    below: PublisherKeys | None
+
+    @classmethod
+    def read(cls, path: str | Path, name: str | None = None) -> "RelayKeys":
+        """Read a relay's folder.
+
+        Args:
+            path: The folder, or the folder of all keys, made by `weightbus keygen`, that has it.
+            name: The relay's name, for a folder with several relays.
+
+        Raises:
+            KeysError: There is no such folder, or a file in it is missing or invalid.
+        """
+        folder = _path(path)
+        if (folder / RELAYS).is_dir():
+            folder = _file_of(folder / RELAYS, name).with_suffix("")
+        has_upstream, has_own = ((folder / file).exists() for file in (UPSTREAM, PUBLISHER))
+        if not has_upstream and not has_own:
+            raise KeysError(
+                f"{folder} is no relay's folder: a relay's keys= is one that holds {UPSTREAM}, "
+                f"{PUBLISHER} and {ALLOWED}/; make it with: weightbus keygen DIR --relay NAME"
+            )
+        if has_own and not (folder / ALLOWED).is_dir():
+            raise KeysError(
+                f"{folder / ALLOWED} is missing: copy {ALLOWED}/ of the publisher's keys there, "
+                "or mount it; without it the relay does not know its workers"
+            )
+        return cls(
+            WorkerKeys.read(folder / UPSTREAM) if has_upstream else None,
+            PublisherKeys.read(folder) if has_own else None,
+        )
+
+
 class Allowed:
     """Reads the allowed keys in a publisher's folder, again at each call of `read`.
 
@@ -260,24 +315,36 @@ def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
     found[allowed.public] = Grant(allowed.name, allowed.role)
 
 
-def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
+def generate(
+    folder: Path, names: Mapping[str, Role], *, at: Iterable[str] = (), above: str = ORIGIN
+) -> list[Path]:
     """Make files with a key pair for each name in `names`, and for the publisher if it has none.
+
+    Args:
+        folder: The folder of all keys.
+        names: The role of each name.
+        at: The relays to which the workers and observers connect, each with a file of its own;
+            `ORIGIN`: the publisher itself. None: only the publisher.
+        above: The relay to which the relays connect, or `ORIGIN`.
 
     Returns:
         The files that were written. No existing file is overwritten.
 
     Raises:
-        KeysError: A worker's file exists already, or a name is not valid.
+        KeysError: A file exists already, a name is not valid, or there is no such relay.
     """
-    taken = [
-        file
-        for name in names
-        for file in (folder / ALLOWED / file_name(name), folder / WORKERS / file_name(name))
-        if file.exists()
-    ]
-    if taken:
-        raise KeysError(f"{taken[0]} exists; remove it first, if its worker is to get a new pair")
-    for each in (folder, folder / ALLOWED, folder / WORKERS):
+    relays = [name for name, role in names.items() if role == "relay"]
+    others: dict[str, Role] = {name: role for name, role in names.items() if role != "relay"}
+    at = [*dict.fromkeys(at)] or [ORIGIN]
+    _check_untaken(folder, relays, others, at)
+    for relay in (above, *(each for each in at if each not in relays)):
+        if relay != ORIGIN and not (folder / RELAYS / file_name(relay)).exists():
+            raise KeysError(
+                f"{folder / RELAYS} has no relay {relay!r}: make it first, with: weightbus keygen "
+                f"{folder} --relay {relay}"
+            )
+    homes = [folder / RELAYS] if relays else []
+    for each in (folder, folder / ALLOWED, folder / WORKERS, *homes):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     written: list[Path] = []
     if (folder / PUBLISHER).exists():
@@ -285,12 +352,51 @@ def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
     else:
         publisher, secret = curve.keypair()
         written.append(_write(folder / PUBLISHER, _PublisherFile(publisher, secret)))
-    for name, role in names.items():
+
+    def pinned(relay: str) -> str:
+        file = folder / RELAYS / file_name(relay)
+        return publisher if relay == ORIGIN else _read(file, _AllowedFile).public
+
+    for name in relays:
+        (public, secret), (own, own_secret) = curve.keypair(), curve.keypair()
+        home = folder / RELAYS / file_name(name).removesuffix(SUFFIX)
+        home.mkdir(mode=0o700)
+        upstream = _WorkerFile(name, public, secret, pinned(above))
+        written.append(_write(home / PUBLISHER, _PublisherFile(own, own_secret)))
+        written.append(_write(home / UPSTREAM, upstream))
+        (home / ALLOWED).symlink_to(Path("..", "..", ALLOWED), target_is_directory=True)
+        for where, key in ((RELAYS, own), (ALLOWED, public)):
+            made = _AllowedFile(name, key, "relay")
+            written.append(_write(folder / where / file_name(name), made))
+    for name, role in others.items():
         public, secret = curve.keypair()
-        made = _WorkerFile(name, public, secret, publisher)
-        written.append(_write(folder / WORKERS / file_name(name), made))
+        for relay in at:
+            of_worker = _WorkerFile(name, public, secret, pinned(relay))
+            written.append(_write(folder / WORKERS / _file_at(name, relay), of_worker))
         written.append(_write(folder / ALLOWED / file_name(name), _AllowedFile(name, public, role)))
     return written
+
+
+def _check_untaken(
+    folder: Path, relays: Iterable[str], others: Iterable[str], at: Iterable[str]
+) -> None:
+    """Check that no file exists that `generate` is about to write."""
+    files = [folder / WORKERS / _file_at(name, relay) for name in others for relay in at]
+    files += [folder / ALLOWED / file_name(name) for name in (*relays, *others)]
+    for name in relays:
+        if name == ORIGIN:
+            raise KeysError(f"a relay cannot be named {ORIGIN!r}, which stands for the publisher")
+        file = folder / RELAYS / file_name(name)
+        files += [file, file.with_suffix("")]
+    taken = next(filter(Path.exists, files), None)
+    if taken is not None:
+        raise KeysError(f"{taken} exists; remove it first, if its owner is to get a new pair")
+
+
+def _file_at(name: str, relay: str) -> str:
+    """Return the name of the file for a worker that connects to this relay, or to `ORIGIN`."""
+    of_worker, of_relay = file_name(name), file_name(relay)
+    return of_worker if relay == ORIGIN else of_worker.removesuffix(SUFFIX) + AT + of_relay
 
 
 def file_name(name: str) -> str:

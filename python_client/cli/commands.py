@@ -498,10 +498,25 @@ def keygen(
         list[str] | None,
         typer.Option(metavar="NAME", help="Somebody who reads how things stand, and no weights."),
     ] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A relay, which gets a folder: DIR/relays/NAME."),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RELAY",
+            help="Where the workers connect: a file for each RELAY; 'publisher': for no relay.",
+        ),
+    ] = None,
+    above: Annotated[
+        str | None,
+        typer.Option(metavar="RELAY", help="Where the relays connect, if not to the publisher."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make keys: a publisher's, and one for each worker that may have its weights."""
-    _end_with(as_json, run_keygen, folder, names, observer)
+    """Make keys: a publisher's, and one for each worker or relay that may have its weights."""
+    _end_with(as_json, run_keygen, folder, names, observer, relay, at, above)
 
 
 @app.command(cls=_Command)

@@ -1,4 +1,4 @@
-"""Keys: who gets in, under which name, what strangers get, and what revoking does. (K1 to K10)"""
+"""Keys: who gets in, under which name, what strangers get, and what revoking does. (K1 to K11)"""
 
 import contextlib
 import errno
@@ -24,6 +24,7 @@ from weightbus.bus.epochs import epoch_above
 from weightbus.bus.errors import AddressError, KeysError
 from weightbus.bus.headers import TOKEN_BYTES, encode, token_of
 from weightbus.bus.messages import (
+    RELAY,
     UPSTREAM,
     Bye,
     Fetch,
@@ -50,7 +51,14 @@ from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.structs import Message
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
-from weightbus.bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, file_name, generate
+from weightbus.bus.trust.keys import (
+    Allowed,
+    PublisherKeys,
+    RelayKeys,
+    WorkerKeys,
+    file_name,
+    generate,
+)
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.python_client.cli.keygen import keygen
 from weightbus.python_client.cli.outcome import UsageError
@@ -294,8 +302,79 @@ def test_keygen_says_what_it_made_and_takes_no_name_twice(
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     made = sorted(str(path) for path in folder.rglob("*.json"))
     assert (told["kind"], sorted(told["files"])) == ("keys", made)
-    with pytest.raises(UsageError, match="give each one name"):
+    with pytest.raises(UsageError, match="a worker and an observer: give each one name"):
         keygen(Screen(as_json=True), folder, ["x"], ["x"])
+    with pytest.raises(UsageError, match="a worker and a relay: give each one name"):
+        keygen(Screen(as_json=True), folder, ["x"], [], ["x"])
+    for at, above, option in ((["w"], None, "--at"), (None, "w", "--above")):
+        with pytest.raises(UsageError, match=option):
+            keygen(Screen(as_json=True), folder, [], [], [], at, above)
+
+
+def test_keygen_makes_a_folder_for_each_relay_and_files_that_pin_its_key(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {*folder.rglob("*")}
+    screen = Screen(as_json=True)
+    assert keygen(screen, folder, [], [], ["r1", "edge-*"]) == 0
+    assert keygen(screen, folder, [], [], ["r2"], above="r1") == 0
+    assert keygen(screen, folder, ["x"], ["y"], [], at=["r1", "edge-*", "publisher"]) == 0
+    told = [
+        Path(f) for line in capsys.readouterr().out.splitlines() for f in json.loads(line)["files"]
+    ]
+    made = {path for path in folder.rglob("*") if path.is_file()} - before
+    assert {*told} == made
+    assert {path.relative_to(folder).as_posix() for path in made} == {
+        *(f"allowed/{name}.json" for name in ("r1", "r2", "edge-+", "x", "y")),
+        *(f"workers/{name}{at}.json" for name in "xy" for at in ("", "@r1", "@edge-+")),
+        *(f"relays/{name}.json" for name in ("r1", "r2", "edge-+")),
+        *(
+            f"relays/{name}/{file}.json"
+            for name in ("r1", "r2", "edge-+")
+            for file in ("publisher", "upstream")
+        ),
+    }
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o600}
+    assert not any("secret" in path.read_text() for path in (folder / "relays").glob("*.json"))
+    origin = curve.public_of(PublisherKeys.read(folder).secret)
+    keys = {name: RelayKeys.read(folder, name) for name in ("r1", "r2", "edge-7")}
+    own = {name: curve.public_of(each.below.secret) for name, each in keys.items() if each.below}
+    above = {name: each.upstream.publisher for name, each in keys.items() if each.upstream}
+    assert above == {"r1": origin, "r2": own["r1"], "edge-7": origin}
+    assert len({*own.values(), origin}) == 4
+    pinned = {
+        at: WorkerKeys.read(folder / "workers" / f"x{at}.json") for at in ("", "@r1", "@edge-+")
+    }
+    publishers = [each.publisher for each in pinned.values()]
+    assert publishers == [origin, own["r1"], own["edge-7"]]
+    assert len({(each.public, each.secret) for each in pinned.values()}) == 1
+    grants = PublisherKeys.read(folder).grants
+    for each in keys.values():
+        assert each.upstream is not None
+        assert each.below is not None
+        assert each.below.grants == grants, "a relay allows who the publisher allows"
+        assert grants[each.upstream.public] == Grant(each.upstream.name, "relay")
+
+
+def test_keygen_makes_no_key_for_a_relay_that_there_is_not(folder: Path) -> None:
+    before = {*folder.rglob("*")}
+    for names, options in (
+        ({"x": "worker"}, {"at": ["r1"]}),
+        ({"r2": "relay"}, {"above": "r1"}),
+        ({"r2": "relay"}, {"above": "r2"}),
+        ({"x": "worker", "r2": "relay"}, {"at": ["r2"], "above": "r1"}),
+    ):
+        with pytest.raises(KeysError, match=r"has no relay .*--relay"):
+            generate(folder, names, **options)  # type: ignore[arg-type]
+    with pytest.raises(KeysError, match="stands for the publisher"):
+        generate(folder, {"publisher": "relay"})
+    assert {*folder.rglob("*")} == before
+    generate(folder, {"x": "worker", "r1": "relay"}, at=["r1"])
+    before = {*folder.rglob("*")}
+    for again in ({"r1": "relay"}, {"x": "worker"}, {"new": "worker", "r1": "worker"}):
+        with pytest.raises(KeysError, match="exists"):
+            generate(folder, again, at=["r1"])  # type: ignore[arg-type]
+    assert {*folder.rglob("*")} == before
 
 
 @pytest.mark.parametrize("name", ["", "a" * 129, "a/b", "..*/", "*-*", "a\n", "ä"])
@@ -419,6 +498,38 @@ def test_an_observer_reads_how_things_stand_and_gets_nothing_else() -> None:
     fetch = Fetch(model="m", epoch=7, version=0, layout=True)
     assert code_of(sent(keyed.say("c", fetch))[0]) == "unknown-worker"
     assert keyed.names == ["w"]
+
+
+def test_a_relay_needs_a_relays_key_which_is_a_workers_too() -> None:
+    keyed = Keyed()
+    keyed.machine.grant(keyed.granted | {"r": Grant("r-*", "relay")}, 0.0)
+    refused = keyed.hello("a", "w", features=[RELAY])
+    assert isinstance(refused, Refuse)
+    assert refused.code == "not-allowed"
+    assert "weightbus keygen DIR --relay" in refused.text
+    assert code_of(keyed.hello("c", "eye", features=[RELAY])) == "not-allowed"
+    assert code_of(keyed.hello("r", "w", features=[RELAY])) == "wrong-name"
+    assert keyed.names == []
+    assert isinstance(keyed.hello("r", "r-1", features=[RELAY]), Welcome)
+    ticket = ticket_of(keyed.hello("r", "r-2", at="2"))
+    assert keyed.machine.redeem(ticket, 0.0) == ("r-2", "r")
+    assert keyed.machine.state.grants is not None
+    assert keyed.machine.state.grants.may_read("r-2", "r")
+    assert keyed.names == ["r-1", "r-2"]
+    for message in (Observe(), Verify(worker="r-1", model="m")):
+        assert code_of(sent(keyed.say("r", message))[0]) == "not-allowed"
+
+
+def test_a_relay_whose_key_becomes_a_workers_has_to_stop() -> None:
+    keyed = Keyed()
+    keyed.granted["r"] = Grant("r-*", "relay")
+    keyed.grant()
+    assert isinstance(keyed.hello("r", "r-1", features=[RELAY]), Welcome)
+    assert isinstance(keyed.hello("r", "r-2", at="2"), Welcome)
+    effects = keyed.grant(r=Grant("r-*", "worker"))
+    assert [code_of(message) for message in sent(effects)] == ["revoked"]
+    assert keyed.names == ["r-2"], "which does not relay"
+    assert code_of(keyed.hello("r", "r-1", features=[RELAY])) == "not-allowed"
 
 
 @pytest.mark.parametrize(
