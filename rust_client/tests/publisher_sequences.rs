@@ -323,7 +323,11 @@ fn contains(value: &Value, wanted: &Value) -> bool {
 
 fn grants(keys: &Value) -> ByKey {
     let grant = |(key, about): (&String, &Value)| {
-        let role = if about[1] == "observer" { Role::Observer } else { Role::Worker };
+        let role = match about[1].as_str() {
+            Some("observer") => Role::Observer,
+            Some("relay") => Role::Relay,
+            _ => Role::Worker,
+        };
         (key.clone(), Grant { name: about[0].as_str().unwrap().to_owned(), role })
     };
     keys.as_object().unwrap().iter().map(grant).collect()

@@ -1197,6 +1197,15 @@ def _keys() -> Iterator[Case]:
     verify = {"type": "verify", "worker": "w", "model": "m"}
     case.says("p", verify, refuse("p", "not-allowed"), key="g")
     yield case.says("o", verify, to("o", "verified", code="unsupported"), key="eye")
+    relay: Json = {"features": ["relay"]}
+    relays = {**keys, "r": ["r-*", "relay"]}
+    case = Case("a relay needs a relay's key", "K4 K11", {"keys": relays})
+    case.says("w", hello("w", **relay), refuse("w", "not-allowed"), key="w")
+    case.says("r", hello("r-1", **relay), welcome("r"), key="r")
+    case.says("2", hello("r-2"), welcome("2"), key="r")
+    case.says("o", {"type": "observe"}, refuse("o", "not-allowed"), key="r")
+    allow = {"allow": {**relays, "r": ["r-*", "worker"]}}
+    yield case.does(allow, refuse("r", "revoked"), tells=["left r-1"])
     case = Case("a key that is not allowed", "K8", dict(keyed))
     case.says("x", hello("w"), refuse("x", "revoked"), key="other")
     case.says("x", ping(), refuse("x", "revoked"), key="")

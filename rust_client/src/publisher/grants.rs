@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     Worker,
+    /// A worker that may pass versions on to workers of its own.
+    Relay,
     /// May request the roster. An observer gets no weights, no group key and no data connection.
     Observer,
 }
@@ -28,6 +30,13 @@ impl Grant {
     /// True if the key's owner may join under this name (K3).
     pub fn fits(&self, name: &str) -> bool {
         fits(&self.name, name)
+    }
+
+    /// True if the key's owner may receive versions under this name; if `relay`, and pass them on
+    /// (K4, K11).
+    pub fn admits(&self, name: &str, relay: bool) -> bool {
+        let reads = self.role == Role::Relay || (self.role == Role::Worker && !relay);
+        reads && self.fits(name)
     }
 }
 
@@ -50,7 +59,7 @@ impl Grants {
 
     /// True if the worker with this name and key may receive versions.
     pub fn may_read(&self, name: &str, key: &str) -> bool {
-        self.of(key).map_or(false, |grant| grant.role == Role::Worker && grant.fits(name))
+        self.of(key).map_or(false, |grant| grant.admits(name, false))
     }
 
     /// Replaces all permissions. Returns true if a permission was removed or changed.
@@ -81,6 +90,18 @@ mod tests {
         }
         for (form, name) in [("w", "w2"), ("gpu-*", "gpu"), ("a*b", "a"), ("ab*ba", "aba")] {
             assert!(!grant(form).fits(name), "{} {}", form, name);
+        }
+    }
+
+    #[test]
+    fn a_relays_key_is_a_workers_too_and_a_workers_is_no_relays() {
+        let grant = |role| Grant { name: "r-*".to_owned(), role };
+        for (role, reads, relays) in
+            [(Role::Worker, true, false), (Role::Relay, true, true), (Role::Observer, false, false)]
+        {
+            assert_eq!(grant(role).admits("r-1", false), reads, "{:?}", role);
+            assert_eq!(grant(role).admits("r-1", true), relays, "{:?}", role);
+            assert!(!grant(role).admits("w", false) && !grant(role).admits("w", true), "{:?}", role);
         }
     }
 

@@ -19,7 +19,7 @@ const DRIFT: f64 = 1.001;
 impl PublisherMachine {
     /// Handles a hello (P3).
     pub(super) fn hello(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
-        if let Some((code, text)) = self.misfit(key, &hello.name) {
+        if let Some((code, text)) = self.misfit(key, hello) {
             return self.turn_away((from, key), hello, code, &text, now);
         }
         if let Some(text) = contradiction(hello) {

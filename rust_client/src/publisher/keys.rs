@@ -228,6 +228,9 @@ mod tests {
     fn a_folder_is_read() {
         let folder = Folder::new("read");
         folder.allow("gpu-+.json", "gpu-*", 0, "");
+        folder.allow("eye.json", "eye", 1, r#", "role": "relay""#);
+        let role = |keys: PublisherKeys| keys.by_key[PUBLIC[1]].role;
+        assert_eq!(role(PublisherKeys::read(&folder.0).unwrap()), Role::Relay);
         folder.allow("eye.json", "eye", 1, r#", "role": "observer""#);
         folder.write("allowed/.part", "{", 0o600);
         let keys = PublisherKeys::read(&folder.0).unwrap();

@@ -2,8 +2,9 @@
 //! is permitted to every peer.
 
 use super::effects::{Effect, Payload};
-use super::grants::{ByKey, Grants, Role};
+use super::grants::{ByKey, Grant, Grants, Role};
 use super::machine::PublisherMachine;
+use super::roster::Peer;
 use crate::limits::TICKET_SECONDS;
 use crate::messages::*;
 use crate::transfer::Time;
@@ -11,6 +12,9 @@ use std::time::Duration;
 
 const TICKET_LIFE: Duration = Duration::from_secs(TICKET_SECONDS);
 const REVOKED: &str = "this publisher does not allow the key any more: ask whoever keeps its folder of keys";
+
+const NO_RELAY: &str = "its key is a worker's, which may not pass versions on: make a relay's with \
+    `weightbus keygen DIR --relay NAME`";
 
 /// The permissions and the group key of a publisher with keys.
 pub struct Trust {
@@ -20,6 +24,11 @@ pub struct Trust {
 
 /// The owner of a data connection: the name and the key of a worker.
 pub type Owner = (String, String);
+
+/// True if the worker passes versions on.
+fn relays(hello: &Hello) -> bool {
+    hello.features.iter().any(|feature| feature == RELAY)
+}
 
 impl PublisherMachine {
     /// Makes the machine admit only keys with a permission, and send this group key to workers.
@@ -55,18 +64,20 @@ impl PublisherMachine {
     }
 
     /// Returns the code and the text of a refusal if this key does not permit to join under this
-    /// name; `None` if it does (K3, K4).
-    pub(super) fn misfit(&self, key: &str, name: &str) -> Option<(&'static str, String)> {
+    /// name, or to relay; `None` if it does (K3, K4, K11).
+    pub(super) fn misfit(&self, key: &str, hello: &Hello) -> Option<(&'static str, String)> {
         let grant = self.trust.as_ref()?.grants.of(key)?;
-        if !grant.fits(name) {
+        if !grant.fits(&hello.name) {
             let text =
                 format!("its key is for the name {}; use that, or make a key for this one", grant.name);
             return Some(("wrong-name", text));
         }
-        let observer = grant.role == Role::Observer;
-        observer.then(|| {
-            ("not-allowed", "an observer's key reads how things stand, and gets no weights".to_owned())
-        })
+        let text = match grant.role {
+            Role::Observer => "an observer's key reads how things stand, and gets no weights",
+            Role::Worker if relays(hello) => NO_RELAY,
+            _ => return None,
+        };
+        Some(("not-allowed", text.to_owned()))
     }
 
     /// Allows these keys from now on, and no others.
@@ -80,9 +91,14 @@ impl PublisherMachine {
     /// Removes workers whose keys are not allowed any more (K8).
     fn revoke(&mut self, now: Time) {
         self.perform(Effect::Screen); // before anything else is published
-        let owner = |peer: &super::roster::Peer| (peer.hello.name.clone(), peer.key.clone());
-        let gone: Vec<Owner> = self.roster.iter().map(owner).filter(|owner| !self.may_read(owner)).collect();
-        for (name, _) in gone {
+        let grants = self.trust.as_ref().map(|trust| &trust.grants);
+        let admits = |peer: &Peer, grant: &Grant| grant.admits(&peer.hello.name, relays(&peer.hello));
+        let may_stay = |peer: &&Peer| {
+            grants.map_or(true, |grants| grants.of(&peer.key).map_or(false, |grant| admits(peer, grant)))
+        };
+        let gone: Vec<String> =
+            self.roster.iter().filter(|peer| !may_stay(peer)).map(|peer| peer.hello.name.clone()).collect();
+        for name in gone {
             if let Some(to) = self.roster.get(&name).map(|peer| peer.identity.clone()) {
                 self.refuse_revoked(&to);
             }
