@@ -111,6 +111,8 @@ def test_a_version_passes_keyed_relays_each_with_a_group_key_of_its_own(
     assert worker.wait_joined(SECONDS)
     for value in (1, 2, 3):
         keyed.publish(value, worker, size=size)
+    receipt = keyed.publisher.publish("m", arrays(4, size), expect=1, timeout=SECONDS)
+    assert {name: each.state for name, each in receipt.workers.items()} == {"w": "applied"}
     keys = [ids_of(side) for side in (keyed.publisher, relay, last)]
     assert len(set[str]().union(*keys)) == 3
     assert known_to(worker) == keys[-1]
@@ -155,7 +157,11 @@ def test_workers_of_a_revoked_relay_keep_their_version_and_the_relay_reports_it(
     assert worker.wait_joined(SECONDS)
     first = keyed.publish(1, worker)
     keyed.revoke("r1")
-    wait_for(lambda: not keyed.publisher.workers(), "the relay to leave the roster", SECONDS)
+
+    def gone() -> bool:
+        return "r1" not in keyed.publisher.workers()
+
+    wait_for(gone, "the relay to leave the roster", SECONDS)
     error = refusal_of(relay)
     assert error.code == "revoked"
     assert f"the publisher at {keyed.publisher.address} refuses relay 'r1'" in str(error)
