@@ -48,7 +48,7 @@ OF_CODECS: Final = {
 TABLES: Final = {
     "worker.version": ("Phase", "Event", "ARROWS"),
     "worker.model": ("Mode", "ModeEvent", "MODES"),
-    "worker.session": ("Session", "Change", "SESSIONS"),
+    "worker.session": ("SessionPhase", "Change", "SESSIONS"),
     "worker.announced": ("Lack", "LackEvent", "LACKS"),
     "worker.arriving": ("Coming", "Way", "COMING"),
     "publisher.worker": ("WorkerPhase", "WorkerEvent", "WORKERS"),

@@ -350,7 +350,7 @@ class _PassesOn:
             while self._ready.filled and isinstance(staged := self._ready.take(0.0), StagedVersion):
                 self._tell(Report(staged.model, staged.key, "taken"))
                 self._tell(Report(staged.model, staged.key, "applied"))
-        terms = self._machine.terms
+        terms = self._machine.session.terms
         if self._machine.in_session and terms.epoch > self._epoch:
             self._epoch = terms.epoch
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
@@ -370,7 +370,7 @@ class _PassesOn:
             upstream=self._upstream,
             joined=lost_at is None,
             lost_s=None if lost_at is None else time.monotonic() - lost_at,
-            epoch=self._machine.terms.epoch,
+            epoch=self._machine.session.terms.epoch,
             versions=result_of(self._below.held(), ANSWER_SECONDS),
             received=dict(self._received),
         )
@@ -491,8 +491,8 @@ class _Reports:
     def send(self) -> list[WorkerEffect]:
         """Return the effects that send the reports, in the worker's thread."""
         machine, welcome = self._machine, None
-        if machine.in_session and machine.terms.relay:
-            welcome = machine.welcomes, machine.terms.epoch
+        if machine.in_session and machine.session.terms.relay:
+            welcome = machine.welcomes, machine.session.terms.epoch
         if welcome != self._welcome:
             self._welcome = welcome
             self._below.decide(_nothing)  # a turn of the publisher's thread

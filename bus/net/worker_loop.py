@@ -173,8 +173,8 @@ class WorkerLoop:
 
     def _run_once(self, next_tick: float) -> float:
         """Run one turn: process what is ready, and tick if it is time."""
-        outside = self._machine.session == "outside"
-        may_hello = outside and self._machine.may_say_hello(time.monotonic())
+        session = self._machine.session
+        may_hello = session.phase == "outside" and session.may_say_hello(time.monotonic())
         wait = 0.0 if self._work else next_tick - time.monotonic()
         activity = self._sockets.poll(wait, writable=may_hello)
         now = time.monotonic()
@@ -258,7 +258,7 @@ class WorkerLoop:
         # Perform one effect.
         match effect:
             case Send(message):
-                token = self._machine.terms.upstream if effect.upstream else ""
+                token = self._machine.session.terms.upstream if effect.upstream else ""
                 self._sockets.send(encode(message), token)
             case Ready():
                 self._deliver(effect.staged)

@@ -1,15 +1,12 @@
 """The worker's behaviour, without sockets, threads or clocks.
 
-The state of a worker's session is `outside`, `probing` or `inside` (`tables.SESSIONS`). Inside a
-session, each message goes to the follower of its model (`follower.py`). Outside a session, the
-worker keeps its staged and running versions and keeps sending hello, so workers rejoin a restarted
-publisher by themselves.
+`session.py` has the worker's session. Inside a session, each message goes to the follower of its
+model (`follower.py`). Outside a session, the worker keeps its staged and running versions and keeps
+sending hello, so workers rejoin a restarted publisher by themselves.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from ...codecs.sealing import AES_256_GCM
@@ -34,9 +31,7 @@ from ..lease import Lease
 from ..limits import CHECKS, STAGING_BYTES_MAX, Timing
 from ..messages import (
     DELTA,
-    RELAY,
     TICKET,
-    UPSTREAM,
     Abort,
     Announce,
     Beacon,
@@ -54,7 +49,6 @@ from ..messages import (
     Rename,
     SealedChunk,
     SealedMessage,
-    ToWorker,
     Welcome,
 )
 from ..observed import to_worker, unchecked
@@ -66,37 +60,15 @@ from .events import Examined, Flush, LoopEvent, Opened, Report, Wanted
 from .follower import Follower, applied
 from .keyring import Keyring
 from .layouts import Accepts, Expected
-from .tables import SESSIONS, TURNED_AWAY, Change, Session
+from .session import Session
+from .tables import TURNED_AWAY
 from .transfer import place_for
 
 FLUSHING = 2**52  # a ping's token of at least this marks a flush; a smaller token is the time
 
-# The messages that concern one model.
+# The messages that concern one model, and the others.
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
-
-
-class _Terms(msgspec.Struct, frozen=True):
-    """The properties of a session, from its welcome and from what happened since.
-
-    Attributes:
-        epoch: The publisher's epoch.
-        data: The endpoint of the publisher's data socket.
-        ping_every: Seconds between two pings.
-        shared: The publisher is on this host, and its memory can be read.
-        upstream: The session's token for reports on the data connection; empty if there is none.
-        subscribed: A published message has arrived in this session.
-        unheard_at: When to warn the user, unless a published message has arrived before.
-        relay: The publisher takes reports of the workers behind this relay.
-    """
-
-    epoch: int
-    data: str
-    ping_every: float
-    shared: bool = False
-    upstream: str = ""
-    subscribed: bool = False
-    unheard_at: float = math.inf
-    relay: bool = False
+OfSession = Check | Ping | Pong | Refuse | Rekey | Welcome
 
 
 class WorkerMachine:
@@ -111,6 +83,10 @@ class WorkerMachine:
         timing: The timeouts and intervals. The worker pings more often if a welcome requires that.
         keyring: Decrypts versions with the keys that arrive on the control connection; None if
             versions are not encrypted.
+
+    Attributes:
+        session: The session with the publisher, or the attempts to begin one.
+        malformed: The number of messages dropped because they violate the protocol.
     """
 
     def __init__(
@@ -130,19 +106,11 @@ class WorkerMachine:
         self.timing, self._keyring = timing or Timing(), keyring
         self.followers = {m: Follower(m, accepts, bytes_max, self.timing, known[m]) for m in known}
         self._bytes_max = bytes_max
-        self.session: Session = "outside"
-        self.terms = _Terms(0, "", self.timing.ping)  # of this session, or of the last one
-        self._redial_at: float | None = None  # when to redial after a handshake with a wrong key
+        self.session = Session(self.timing)
         self.welcomes = 0  # welcomes so far
         self.malformed = 0  # messages dropped because they violate the protocol
-        self._waiting: Welcome | None = None  # the welcome to enter by, while probing
         self._whole = bytearray(WHOLE_BYTES_MAX)  # receives one small version
-        self._heard_at = self._answered_at = 0.0  # of any message; of control messages
         self._ages = Ages()
-        self._said_hello_at = -self.timing.hello_retry
-        # When hello was sent or the control connection changed, if no control message came since.
-        self._unanswered_since: float | None = None
-        self._pinged_at = 0.0
         self._checks = TokenBucket(CHECKS, 0.0)
 
     # Incoming messages.
@@ -154,14 +122,14 @@ class WorkerMachine:
     def receive_published(self, arrived: Sequence[Buffer] | Lease, now: float) -> list[Effect]:
         """Process a published message: its frames, topic included, or the lease of its payload."""
         effects: list[Effect] = []
-        inside = self.session == "inside"
-        if inside and not self.terms.subscribed:  # the message proves the subscription
-            self.terms = replace(self.terms, subscribed=True)  # W18
+        inside = self.session.phase == "inside"
+        if inside and not self.session.terms.subscribed:  # the message proves the subscription
+            self.session.subscribed()  # W18
             effects.append(self._ping(now))
         if not isinstance(arrived, Lease):
             return effects + (self._receive(arrived[1:], now, pushed=True) if inside else [])
-        if inside and arrived.message is not None:
-            effects += self._process(arrived.message, arrived, now, pushed=True)
+        if inside and isinstance(message := arrived.message, OfModel):
+            effects += self._process_of_model(message, arrived, now, pushed=True)
         if arrived.live:
             arrived.cancel()  # not used: its message is no longer needed
         return effects
@@ -177,14 +145,14 @@ class WorkerMachine:
             header, _ = from_publisher([frames[1], b""])
         except ProtocolError:
             return None
-        if self.session != "inside":
+        if self.session.phase != "inside":
             return None
         keyring = self._keyring
         message = header if keyring is None else keyring.published(header, [b""], counts=False)
         if not isinstance(message, (Announce, Chunk, SealedChunk)):
             return None
-        follower = self.followers.get(message.model) if message.epoch == self.terms.epoch else None
-        if follower is None:
+        follower = self.followers.get(message.model)
+        if follower is None or message.epoch != self.session.terms.epoch:
             return None
         if isinstance(message, Chunk | SealedChunk):
             return follower.place(message, size)
@@ -210,17 +178,21 @@ class WorkerMachine:
             self.malformed += 1  # W21
             return []
         if isinstance(message, Check):  # checks are not answered when published (W35, E1)
-            return [] if pushed else self._process(message, None, now, pushed=False)
+            return [] if pushed else self._process(message, now, pushed=False)
         keyring = self._keyring if pushed else None
         heard = message if keyring is None else keyring.published(message, payloads)
-        return self._process(heard, payloads[0] if payloads else None, now, pushed=pushed)
+        if isinstance(heard, OfModel):
+            payload = payloads[0] if payloads else None
+            return self._process_of_model(heard, payload, now, pushed=pushed)
+        return self._process(heard, now, pushed=pushed)
 
     def _process(
-        self, message: ToWorker | None, payload: Buffer | Lease | None, now: float, *, pushed: bool
+        self, message: OfSession | SealedMessage | None, now: float, *, pushed: bool
     ) -> list[Effect]:
-        """Process a well-formed message. (W3)"""
+        """Process a well-formed message that concerns no model. (W3)"""
+        session = self.session
         if not pushed:
-            self._answered_at, self._unanswered_since = now, None
+            session.answered(now)
         match message:
             case None | SealedMessage():  # not authentic, or sealed with an unknown key
                 return []
@@ -229,40 +201,30 @@ class WorkerMachine:
             case Ping():
                 return [Send(Pong(token=message.token))]  # W18
             case Refuse():
-                self._heard_at = now if self.in_session else self._heard_at
+                if self.in_session:
+                    session.heard(now, pushed=pushed)
                 return self._refuse(message, now)
-            case _ if self.session != "inside":
+            case _ if session.phase != "inside":
                 return []
-            case _ if message.epoch != self.terms.epoch:
+            case _ if message.epoch != session.terms.epoch:
                 # The publisher restarted, or our welcome was damaged: a hello finds out which.
-                return self._hello(now) if self.may_say_hello(now) else []
+                return self._hello_if_due(now)
             case Rekey():
-                self._heard_at = now
+                session.heard(now, pushed=pushed)
                 if self._keyring is not None:
                     self._keyring.add(message.keys, now + self.timing.lost_after)  # E6
                 return []
             case Check():
+                session.heard(now, pushed=pushed)
                 return self._check(message, now)
             case Pong(token=token) if token >= FLUSHING:
-                self._heard_at = now
+                session.heard(now, pushed=pushed)
                 return [Flushed(token - FLUSHING)]
             case Pong():
-                self._heard_at = now
+                session.heard(now, pushed=pushed)
                 for each in self.followers.values():
                     each.planner.answered(message.token / 1000)
                 return self._hear_of(message.epoch, message.models, now)
-            case SealedChunk() if self._ignores(message, pushed=pushed):
-                return []
-            case Chunk() if self._keyring is not None and self._ignores(message, pushed=pushed):
-                return []
-            case _:
-                self._heard_at = now
-                follower = self.followers.get(message.model)
-                return (
-                    []
-                    if follower is None
-                    else self._process_of_model(follower, message, payload, now, pushed=pushed)
-                )
 
     def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
         """True if a chunk must not change any state, since it is not authenticated."""
@@ -275,14 +237,31 @@ class WorkerMachine:
 
     def _process_of_model(
         self,
-        follower: Follower,
         message: OfModel,
         payload: Buffer | Lease | None,
         now: float,
         *,
         pushed: bool,
     ) -> list[Effect]:
-        """Process a message of this epoch that concerns one model."""
+        """Process a well-formed message that concerns one model. (W3)"""
+        session, inside = self.session, self.session.phase == "inside"
+        ignored = elsewhere = not inside or message.epoch != session.terms.epoch
+        match message:
+            case SealedChunk() if not elsewhere:
+                ignored = self._ignores(message, pushed=pushed)
+            case Chunk() if not elsewhere and self._keyring is not None:
+                ignored = self._ignores(message, pushed=pushed)
+            case _:
+                pass
+        if ignored:
+            if not pushed:
+                session.answered(now)
+            # The publisher restarted, or our welcome was damaged: a hello finds out which.
+            return self._hello_if_due(now) if inside and elsewhere else []
+        session.heard(now, pushed=pushed)
+        follower = self.followers.get(message.model)
+        if follower is None:
+            return []
         match message:
             case Chunk() | SealedChunk():
                 return follower.chunk(message, payload or b"", now, pushed=pushed)
@@ -305,12 +284,11 @@ class WorkerMachine:
             case Rename():
                 return follower.renamed(message, now)
             case Prepare():  # map now, so that the first version does not wait for that (S11)
-                wanted = self.terms.shared and message.nbytes <= self._bytes_max
+                wanted = session.terms.shared and message.nbytes <= self._bytes_max
                 return [Prefault(message.shared, message.nbytes)] if wanted else []
 
     def _check(self, check: Check, now: float) -> list[Effect]:
         """Examine the current weights, unless checks arrive too often."""  # W35
-        self._heard_at = now
         if self._checks.take(1, now):
             return [Examine(check)]
         return [Send(unchecked(check, "busy", "it was asked too often: ask again in a moment"))]
@@ -326,14 +304,14 @@ class WorkerMachine:
         # Handle a publisher's refusal of a hello or request.
         match refuse.code:
             case "unknown-worker":
-                self._change_session("unknown")  # W20
-                return self._hello(now) if self.may_say_hello(now) else []
+                self.session.change("unknown")  # W20
+                return self._hello_if_due(now)
             case "gone" | "range" if self.in_session and refuse.model in self.followers:
                 return self.followers[refuse.model].gone(refuse.epoch, refuse.version, now)
             case "no-patch" if self.in_session and refuse.model in self.followers:
                 return self.followers[refuse.model].patches.refused(refuse, now)
             case code if code in TURNED_AWAY:
-                self._change_session("refused")
+                self.session.change("refused")
                 return [Refused(code, refuse.text)]
             case _:
                 return [Notice(refuse.code, refuse.text, warning=True)]
@@ -343,30 +321,18 @@ class WorkerMachine:
     @property
     def in_session(self) -> bool:
         """True while there is a session."""
-        return self.session == "inside"
-
-    def _change_session(self, change: Change, waiting: Welcome | None = None) -> bool:
-        """Apply an event to the session; return whether the state has a transition for it."""
-        after = SESSIONS[self.session].get(change)
-        if after is not None:
-            self.session, self._waiting = after, waiting
-            if not self.in_session:
-                self.terms = replace(self.terms, upstream="")  # valid only in its session (W34)
-        return after is not None
+        return self.session.phase == "inside"
 
     @property
     def applied_epoch(self) -> int:
         """The latest epoch of an applied version; a publisher of an older epoch is rejected."""
         return max((follower.epoch for follower in self.followers.values()), default=0)
 
-    def may_say_hello(self, now: float) -> bool:
-        """True if enough time has passed since the last hello."""
-        return now - self._said_hello_at >= self.timing.hello_retry  # W1
+    def _hello_if_due(self, now: float) -> list[Effect]:
+        return self._hello(now) if self.session.may_say_hello(now) else []
 
     def _hello(self, now: float) -> list[Effect]:
-        self._said_hello_at = now
-        if self._unanswered_since is None:
-            self._unanswered_since = now
+        self.session.said_hello(now)
         epoch, running = self.applied_epoch, {m: s.running for m, s in self.followers.items()}
         age_ms = self._ages.of(epoch, now)
         return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
@@ -380,32 +346,23 @@ class WorkerMachine:
             return [Refused("stale-epoch", text)]
         self.welcomes += 1
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
-        self._heard_at, self._redial_at = now, None
-        if self.in_session and welcome.epoch == self.terms.epoch:
-            self.terms = replace(self.terms, upstream=token_of(welcome, UPSTREAM))  # W34
+        self.session.welcomed(now)
+        if self.in_session and welcome.epoch == self.session.terms.epoch:
+            self.session.welcomed_again(welcome)
             if self._keyring is not None:
                 self._keyring.add(welcome.keys, now + self.timing.lost_after)
             ticket = token_of(welcome, TICKET)
-            dial = [Connect(self.terms.data, ticket)] if ticket else []
+            dial = [Connect(self.session.terms.data, ticket)] if ticket else []
             return dial + self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
-        self._change_session("located", welcome)
+        self.session.change("located", welcome)
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
         """Begin the session; `memory` is None if the publisher's cannot be read. (W28, S2)"""
-        self._change_session("welcomed")
-        shared, before = memory is not None, self.terms.data
-        self.terms = _Terms(
-            welcome.epoch,
-            welcome.data,
-            min(self.timing.ping, welcome.ping_ms / 1000),
-            shared=shared,
-            upstream=token_of(welcome, UPSTREAM),  # W34
-            unheard_at=now + self.timing.lost_after,
-            relay=RELAY in welcome.features,
-        )
+        shared, before = memory is not None, self.session.terms.data
+        self.session.begin(welcome, now, shared=shared)
         if self._keyring is not None:
             self._keyring.begin(welcome.keys, now + self.timing.lost_after)
         effects: list[Effect] = [Joined(welcome.epoch)]
@@ -421,49 +378,32 @@ class WorkerMachine:
             effects += follower.reconnected(welcome.epoch, latest, now, shared=shared)
         return effects
 
-    def _silent(self, now: float) -> bool:
-        """True if the publisher is silent for too long, or the control connection seems dead.
-
-        TCP detects a dead connection late. Also, libzmq abandons a connection on which anything
-        else than ZMTP arrives: the connection then changes no more, and no hello can be sent. While
-        libzmq tries to connect, the connection changes all the time, so a long time without a
-        change means that libzmq has given up.
-        """
-        timing, since = self.timing, self._unanswered_since
-        if since is not None and now - since >= timing.lost_after:
-            return True
-        # A frame with a damaged length swallows all later messages until it is full. (W19)
-        deaf = now - self._answered_at >= timing.deaf_after
-        return self.session != "outside" and (deaf or now - self._heard_at >= timing.lost_after)
-
     def _reconnect(self) -> list[Effect]:
         text = "the publisher is silent: the weights stay in use, and this worker joins it again"
         lost: list[Effect] = (
-            [Notice("lost", text, warning=True)] if self._change_session("silent") else []
+            [Notice("lost", text, warning=True)] if self.session.change("silent") else []
         )
-        self._unanswered_since = self._redial_at = None
+        self.session.redialled()
         return [*lost, Redial()]
 
     def handshake_refused(self, why: str, now: float) -> list[Effect]:
-        """Report a handshake with a wrong key; redial later, as libzmq may have given up."""  # K5
-        if self._redial_at is not None:
+        """Report a handshake with a wrong key, once until the worker dials again."""  # K5
+        if not self.session.handshake_failed(now):
             return []
-        self._redial_at = now + self.timing.ping
-        self._change_session("refused")
+        self.session.change("refused")
         return [Refused("keys", why)]
 
     def without_ticket(self, now: float) -> list[Effect]:
         """Return a hello, if it is due: its welcome brings a ticket for a data connection."""  # K7
-        return self._hello(now) if self.in_session and self.may_say_hello(now) else []
+        return self._hello_if_due(now) if self.in_session else []
 
     def changed(self, now: float) -> None:
         """Record that the control connection opened, closed, or tries to connect."""
-        self._unanswered_since = now
+        self.session.changed(now)
 
     def connected(self, now: float) -> list[Effect]:
         """Return a hello, if it is due, since the control connection is open."""
-        outside = self.session == "outside"
-        return self._hello(now) if outside and self.may_say_hello(now) else []
+        return self._hello_if_due(now) if self.session.phase == "outside" else []
 
     def close(self) -> list[Effect]:
         """Return the last messages: reports of the running versions, and then a goodbye.
@@ -472,8 +412,9 @@ class WorkerMachine:
         and are ignored then. The goodbye is sent outside a session, too, since a hello may have
         arrived at the publisher.
         """
-        running = [(m, s.running) for m, s in self.followers.items()] if self.terms.upstream else []
-        last = [applied(model, what) for model, what in running if what is not None]
+        running = [(m, s.running) for m, s in self.followers.items()]
+        repeats = bool(self.session.terms.upstream)
+        last = [applied(model, what) for model, what in running if what is not None and repeats]
         return [*last, Send(Bye())]  # W22, W34
 
     # Events that are not messages.
@@ -483,11 +424,12 @@ class WorkerMachine:
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.in_session else []
         if isinstance(event, Flush):  # the publisher processes earlier messages before this ping
-            about = {"subscribed": self.terms.subscribed, "shared": self.terms.shared}
+            terms = self.session.terms
+            about = {"subscribed": terms.subscribed, "shared": terms.shared}
             return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.in_session else []
         follower = self.followers.get(event.model)
         if follower is None:  # the event is about the publisher's probe segment
-            welcome = self._waiting
+            welcome = self.session.waiting
             if not isinstance(event, Opened) or welcome is None or event.key[0] != welcome.epoch:
                 return []
             return self._enter(welcome, event.memory, now)
@@ -506,7 +448,7 @@ class WorkerMachine:
         for model, follower in self.followers.items():
             report = event if isinstance(event, Report) and event.model == model else None
             effects += follower.broken(why, now, report)
-        self._change_session("unknown")
+        self.session.change("unknown")
         return effects
 
     # Time.
@@ -514,29 +456,25 @@ class WorkerMachine:
     def tick(self, now: float) -> list[Effect]:
         """Perform what is due."""
         lacking = self._keyring is not None and self._keyring.lacks(now)  # outside too: keys expire
-        if self._silent(now) or (self._redial_at is not None and now >= self._redial_at):
+        if self.session.redial_due(now):
             return self._reconnect()
         if not self.in_session:
             return []
-        effects = self._unheard(now)
-        elsewhere = self.applied_epoch > self.terms.epoch  # a later epoch was applied late: W3
-        if (lacking or elsewhere) and self.may_say_hello(now):
-            effects += self._hello(now)  # the welcome contains the missing key (E6)
+        effects: list[Effect] = []
+        if self.session.unheard(now):  # W33
+            effects.append(reports.unheard(self.session.terms.data, self.timing.lost_after))
+        # a later epoch was applied late: W3
+        elsewhere = self.applied_epoch > self.session.terms.epoch
+        if lacking or elsewhere:
+            effects += self._hello_if_due(now)  # the welcome contains the missing key (E6)
         for follower in self.followers.values():
             effects += follower.tick(now)
-        if now - self._pinged_at >= self.terms.ping_every:  # W17, W18
-            self._pinged_at = now
+        if self.session.ping_due(now):
             effects.append(self._ping(now))
             for follower in self.followers.values():
                 effects += follower.repeat()
         return effects
 
     def _ping(self, now: float) -> Effect:
-        return reports.ping(now, subscribed=self.terms.subscribed, shared=self.terms.shared)
-
-    def _unheard(self, now: float) -> list[Effect]:
-        """Return the warning that no published message arrives, once in a session."""
-        if self.terms.subscribed or now < self.terms.unheard_at:  # W33
-            return []
-        self.terms = replace(self.terms, unheard_at=math.inf)
-        return [reports.unheard(self.terms.data, self.timing.lost_after)]
+        terms = self.session.terms
+        return reports.ping(now, subscribed=terms.subscribed, shared=terms.shared)

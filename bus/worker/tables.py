@@ -88,7 +88,7 @@ MODES: dict[Mode, dict[ModeEvent, Mode]] = {
 }
 
 # A worker's session.
-Session = Literal[
+SessionPhase = Literal[
     "outside",  # has no session
     "probing",  # has an answer to its hello, and is opening the publisher's shared memory (S2)
     "inside",  # has a session
@@ -102,7 +102,7 @@ Change = Literal[
     "silent",  # the publisher is lost (W19)
 ]
 
-SESSIONS: dict[Session, dict[Change, Session]] = {
+SESSIONS: dict[SessionPhase, dict[Change, SessionPhase]] = {
     "outside": {"located": "probing", "welcomed": "inside"},
     "probing": {
         "located": "probing",

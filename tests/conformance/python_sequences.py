@@ -70,7 +70,7 @@ class Player:
         until = self._now + seconds
         while self._now < until:
             self._now = min(until, self._now + TICK)
-            if not self._machine.in_session and self._machine.may_say_hello(self._now):
+            if not self._machine.in_session and self._machine.session.may_say_hello(self._now):
                 self._perform(self._machine.connected(self._now))
             self._perform(self._machine.tick(self._now))
 

@@ -33,7 +33,7 @@ FIXED = (
     *(Layout, Timing, ChunkPlan, Expected),
 )
 # Frozen as well, but of moments, or of memory that is used again.
-MOVING = {"StagedVersion", "_Terms", "_Exact", "_Backoff"}
+MOVING = {"StagedVersion", "Terms", "_Exact", "_Backoff"}
 BUILT = (tuple, frozenset, MethodType, msgspec.Struct)  # of what it consists of, all at once
 # Moments in the past, and how many seconds of their age matter: as many as the longest timer that
 # begins with them. 0: nothing depends on it but what people are told.

@@ -162,7 +162,7 @@ def test_a_worker_says_what_is_new_upstream_and_repeats_it_on_the_control_channe
             epoch=7, data="tcp://d:1", ping_ms=1000, lost_ms=5000, models={}, features=[*features]
         )
         machine.receive([encode(welcome)], 0.0)
-        return machine.terms.upstream
+        return machine.session.terms.upstream
 
     assert welcomed() == ""
     assert welcomed("other", f"{UPSTREAM}.{token}") == token
@@ -171,7 +171,7 @@ def test_a_worker_says_what_is_new_upstream_and_repeats_it_on_the_control_channe
     assert welcomed(f"{UPSTREAM}.{token}") == token
     unknown = Refuse(code="unknown-worker", text="say hello first")
     machine.receive([encode(unknown)], 0.0)
-    assert machine.terms.upstream == "", "it was good for that session"
+    assert machine.session.terms.upstream == "", "it was good for that session"
 
 
 def word(body: bytes) -> bytes:

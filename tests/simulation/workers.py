@@ -210,7 +210,7 @@ class Worker:
                     self.sim.invariants.on_claim(self.name, effect.message, self.contents)
                     if isinstance(effect.message, Hello):
                         assert effect.message.epoch == self.written, "it forgot whom it followed"
-                    token = self.machine.terms.upstream if effect.upstream else ""
+                    token = self.machine.session.terms.upstream if effect.upstream else ""
                     if not (token and self.sim.word_to_publisher(self, token, effect.message)):
                         self.sim.to_publisher(self, effect.message)
                 case Rejected(model, epoch, version, "gone"):

@@ -404,7 +404,7 @@ class Relay:
             self._welcomes = machine.welcomes
             self._reports.begin()
         if self._welcomes:
-            messages = self._reports.due(machine.terms.epoch, self.scene.now)
+            messages = self._reports.due(machine.session.terms.epoch, self.scene.now)
             self.above.do([Send(message) for message in messages])
 
     def offer(self, version: Version, data: bytes) -> None:

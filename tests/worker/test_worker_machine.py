@@ -184,7 +184,7 @@ def test_the_first_published_message_proves_the_subscription() -> None:
 def test_a_welcome_is_not_taken_from_the_data_channel() -> None:
     bench = Bench()
     bench.publish(welcome(EPOCH + 5))
-    assert bench.machine.terms.epoch == EPOCH
+    assert bench.machine.session.terms.epoch == EPOCH
 
 
 @pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
@@ -200,7 +200,7 @@ def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> No
         bench.now += 1.0
         assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
     assert bench.machine.followers["a"].versions.in_phase["arriving"] is None
-    assert bench.machine.terms.epoch == EPOCH, "only a welcome settles it"
+    assert bench.machine.session.terms.epoch == EPOCH, "only a welcome settles it"
 
 
 def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> None:
@@ -441,7 +441,7 @@ def test_a_session_begins_once_the_publishers_memory_is_open(inside: bool) -> No
     assert not bench.machine.in_session
     assert Joined(EPOCH + 1) in bench.opened()
     assert bench.machine.in_session
-    assert bench.machine.terms.shared
+    assert bench.machine.session.terms.shared
     assert bench.opened() == [], "it is opened twice if the welcome comes twice"
 
 
@@ -456,7 +456,7 @@ def test_what_comes_of_a_probe_that_was_left_changes_nothing(inside: bool, left:
         bench.machine.handshake_refused("no key", bench.now)
     else:
         bench.hear(Refuse(code=left, text=""))
-    assert bench.machine.session == "outside"
+    assert bench.machine.session.phase == "outside"
     assert bench.opened() == []
     assert not bench.machine.in_session
 
@@ -464,13 +464,13 @@ def test_what_comes_of_a_probe_that_was_left_changes_nothing(inside: bool, left:
 def test_another_welcome_takes_the_place_of_the_one_that_waits() -> None:
     bench = Probing()
     assert [type(effect) for effect in bench.hear(probe(EPOCH + 2))] == [Open]
-    assert bench.machine.session == "probing"
+    assert bench.machine.session.phase == "probing"
     assert bench.opened() == [], "that was another publisher"
     assert Joined(EPOCH + 2) in bench.opened(EPOCH + 2)
     bench = Probing()
     assert Joined(EPOCH + 2) in bench.hear(welcome(EPOCH + 2)), "it is of another host"
     assert bench.opened() == []
-    assert not bench.machine.terms.shared
+    assert not bench.machine.session.terms.shared
 
 
 def test_whoever_probes_is_in_no_session_and_says_no_hello() -> None:
@@ -482,7 +482,7 @@ def test_whoever_probes_is_in_no_session_and_says_no_hello() -> None:
     header = encode(Chunk(model="a", epoch=EPOCH + 1, version=1, index=0, crc=crc32c(DATA)))
     lease = machine.place([b"a/dat", header], len(DATA))
     assert lease is not None
-    assert machine.terms.upstream == token
+    assert machine.session.terms.upstream == token
     machine.receive([encode(probe(EPOCH + 2))], bench.now)
     assert machine.place([b"a/dat", header], len(DATA)) is None
     machine.receive_published(lease, bench.now)
@@ -601,9 +601,9 @@ def test_a_chunk_that_is_dropped_once_it_is_in_its_place_is_fetched(end: str) ->
     lease.view[lease.count :] = DATA
     lease.received(len(DATA))
     if end == "outside":
-        bench.machine.session = "outside"
+        bench.machine.session.phase = "outside"
         bench.machine.receive_published(lease, bench.now)
-        bench.machine.session = "inside"
+        bench.machine.session.phase = "inside"
     else:
         lease.cancel()
     assert not lease.live
