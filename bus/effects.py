@@ -47,7 +47,21 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Redial(msgspec.Struct, frozen=True):
-    """Reconnect both sockets, as the present connections may be dead."""
+    """Reconnect both sockets, as the present connections may be dead.
+
+    `at`: the index of the control address. `pause`: seconds until it is dialled. Without `same`,
+    the data connection only ends, since the publisher is another one.
+    """
+
+    at: int = 0
+    pause: float = 0.0
+    same: bool = True
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """Find out whether a publisher answers at a control address; answered by `Probed`."""
+
+    at: int
 
 
 class Subscribe(msgspec.Struct, frozen=True):
@@ -154,6 +168,7 @@ Effect = (
     | Notice
     | Connect
     | Redial
+    | Probe
     | Subscribe
     | Reserve
     | Open

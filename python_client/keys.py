@@ -5,7 +5,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -81,6 +81,29 @@ def relay_keys(given: RelayKeys | str | Path | None, name: str | None) -> RelayK
         return given
     path = _path(given)
     return RelayKeys.read(path, name) if path else RelayKeys(None, None)
+
+
+def keys_for(
+    given: WorkerKeys | str | Path | Sequence[WorkerKeys | str | Path] | None,
+    name: str | None,
+    addresses: Sequence[str],
+) -> WorkerKeys | tuple[WorkerKeys, ...] | None:
+    """Return the keys of a worker with these addresses: one for all, or one for each.
+
+    Raises:
+        KeysError: The keys cannot be read, or their number is wrong.
+    """
+    if given is None or isinstance(given, WorkerKeys | str | Path):
+        return worker_keys(given, name)
+    if not isinstance(given, Sequence) or len(given) != len(addresses):  # pyright: ignore
+        raise KeysError(
+            f"keys= must be one file, or a list of {len(addresses)}, one for each of the addresses "
+            f"{', '.join(addresses)}"
+        )
+    each = [WorkerKeys.read(one, name) if isinstance(one, str | Path) else one for one in given]
+    if not all(isinstance(one, WorkerKeys) for one in each):  # pyright: ignore
+        raise KeysError("keys= is a list: give a path, or keys that were read, for each address")
+    return tuple(each)
 
 
 def _path(given: object) -> str:

@@ -15,7 +15,7 @@ adds missing checksums.
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +28,7 @@ from ..bus.messages import RELAY, RENAMING, UPSTREAM, Below
 from ..bus.net import endpoints
 from ..bus.net.callbacks import WorkerEvent
 from ..bus.net.control import WorkerSockets
+from ..bus.net.endpoints import check_all
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.net.ready_queue import ReadyQueue
 from ..bus.net.worker_loop import WorkerLoop
@@ -66,7 +67,8 @@ class Relay(InOneProcess):
     """Passes the versions of some models on to workers, while they arrive from a publisher.
 
     Args:
-        upstream: The address of the publisher, or of another relay. It may start later.
+        upstream: The address of the publisher, or of another relay. It may start later. Or several
+            addresses, the preferred one first, as a Subscriber has them.
         address: The address for workers, as a `Publisher` has it.
         models: The ids of the models that the relay receives and passes on.
         name: This relay's name, unique among the workers of the publisher above it. None: that of
@@ -98,7 +100,7 @@ class Relay(InOneProcess):
 
     def __init__(
         self,
-        upstream: str,
+        upstream: str | Sequence[str],
         address: str,
         models: Iterable[str],
         *,
@@ -113,26 +115,33 @@ class Relay(InOneProcess):
         chosen = settings_of("Relay", settings)
         own = relay_keys(keys, name)
         self.name = check_name(default_name(own.upstream) if name is None else name, "relay")
-        ids = _ids(models)
-        check_both_sides(own, self.name, upstream, address, chosen.data)
+        ids, above = _ids(models), check_all(upstream)
         check_exposure(own.below, insecure, address, chosen.data)
-        if endpoints.leads_to(upstream, address):
-            raise AddressError(
-                f"relay {self.name} would be its own publisher: upstream={upstream!r} is its own "
-                f"address ({address}); give the address of the publisher above it"
-            )
+        for each in above:
+            check_both_sides(own, self.name, each, address, chosen.data)
+            if endpoints.leads_to(each, address):
+                raise AddressError(
+                    f"relay {self.name} would be its own publisher: upstream={each!r} is its own "
+                    f"address ({address}); give the address of the publisher above it"
+                )
         identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY)
         ring = None if own.upstream is None else Keyring()
         machine = WorkerMachine(
-            identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing, keyring=ring
+            identity,
+            ids,
+            lambda _m, _l: "",
+            chosen.bytes_max,
+            chosen.timing,
+            keyring=ring,
+            addresses=above,
         )
-        self.upstream, self._ready = upstream, ReadyQueue("relay")
+        self._ready = ReadyQueue("relay")
         with contextlib.ExitStack() as undo:
             self._below = open_loop(address, chosen, own.below, FIRST_EPOCH, origin=False)
             undo.callback(self._below.close)
             self.address, self.data_address = self._below.address, self._below.data_address
-            sockets = WorkerSockets(
-                upstream,
+            sockets = self._sockets = WorkerSockets(
+                above,
                 machine.place,
                 own.upstream,
                 machine.awaits,
@@ -140,10 +149,10 @@ class Relay(InOneProcess):
             )
             undo.enter_context(contextlib.closing(sockets))
             # No object that a thread of the relay uses may refer to `self`: see `closing`.
-            passes_on = _PassesOn(machine, self._ready, self._below, upstream)
+            passes_on = _PassesOn(machine, self._ready, self._below, lambda: sockets.address)
             reports = _Reports(machine, self._below, sockets.wake)
             self._below.after_turns(reports.collect)
-            hints = StallHints(upstream, machine, self._ready, keyed=ring is not None)
+            hints = StallHints(above, machine, self._ready, keyed=ring is not None)
             self._above = WorkerLoop(
                 machine,
                 sockets,
@@ -168,6 +177,11 @@ class Relay(InOneProcess):
             "a Relay stays in its process, with its sockets and threads: hand over its address "
             f"({self.address!r}) for a Subscriber there, or make the Relay there"
         )
+
+    @property
+    def upstream(self) -> str:
+        """The address above; of several, the one that the relay is with, or tries."""
+        return self._sockets.address
 
     def __repr__(self) -> str:
         return f"<Relay {self.name} of {self.upstream} at {self.address}>"
@@ -328,7 +342,11 @@ class _PassesOn:
     """Passes on what is new at the worker above, in that worker's thread, after each turn."""
 
     def __init__(
-        self, machine: WorkerMachine, ready: ReadyQueue, below: PublisherLoop, upstream: str
+        self,
+        machine: WorkerMachine,
+        ready: ReadyQueue,
+        below: PublisherLoop,
+        upstream: Callable[[], str],
     ) -> None:
         self._machine, self._ready, self._below = machine, ready, below
         self._upstream = upstream
@@ -367,7 +385,7 @@ class _PassesOn:
         """
         lost_at = self._lost_at
         return RelayStatus(
-            upstream=self._upstream,
+            upstream=self._upstream(),
             joined=lost_at is None,
             lost_s=None if lost_at is None else time.monotonic() - lost_at,
             epoch=self._machine.session.terms.epoch,
@@ -391,11 +409,11 @@ class _PassesOn:
             return
         self._cut_off, name = cut_off, self._machine.identity.name
         if cut_off:
-            text = f"relay {name} has no publisher: {self._upstream} does not answer"
+            text = f"relay {name} has no publisher: {self._upstream()} does not answer"
             held = ", ".join(f"{m} {p.key[1]}" for m, p in self._passed.items() if p.chunks.whole)
             text += f"; workers get the versions that it has ({held})" if held else ""
         else:
-            text = f"relay {name} has joined the publisher at {self._upstream}"
+            text = f"relay {name} has joined the publisher at {self._upstream()}"
         kind = CUT_OFF if cut_off else REJOINED
         notice = Notice(kind, text, name, warning=cut_off)
         self._below.decide(lambda _machine, _now: [notice])

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -21,6 +21,7 @@ from ..bus.effects import Renamed
 from ..bus.errors import ApplyError, ClosedError
 from ..bus.messages import CHECKING, DELTA, MAPPING, RENAMING, UPSTREAM, Hello
 from ..bus.net.control import WorkerSockets
+from ..bus.net.endpoints import check_all
 from ..bus.net.ready_queue import ReadyQueue
 from ..bus.net.worker_loop import WorkerLoop
 from ..bus.trust.keys import WorkerKeys
@@ -40,7 +41,7 @@ from .applying.resident import ResidentTarget
 from .applying.targets import by_id, fault_of, targets_of
 from .checks import check_name
 from .closing import InOneProcess, end_with
-from .keys import worker_keys
+from .keys import keys_for
 from .observing.checking import Checker
 from .observing.stall_hints import StallHints
 from .observing.traces import settle
@@ -55,14 +56,16 @@ HOOK_SECONDS = 1.0  # seconds that `close` waits for the user's code
 ROUND_SECONDS = 30.0  # seconds of one wait in `async for`, and of its wait for readers
 COPY_SECONDS = 10.0  # seconds that `close` waits for a copy to end
 
-_here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
+_here: "WeakValueDictionary[tuple[tuple[str, ...], str], Subscriber]" = WeakValueDictionary()
 
 
 class Subscriber(InOneProcess):
     """Receives the versions of some models and applies them.
 
     Args:
-        address: The publisher's address. The publisher may start later.
+        address: The publisher's address. The publisher may start later. Or a list of addresses, the
+            preferred one first: if the publisher or relay there is gone, the worker goes on with
+            the next one, and returns to the first one when that answers again.
         models: A target for each model id: an `nn.Module`, a `TensorDict`, a mapping of names to
             torch tensors or numpy arrays (all copied in place), a path (a safetensors file,
             replaced atomically), or a function. A function gets (name, tensor) pairs in the bus's
@@ -72,7 +75,8 @@ class Subscriber(InOneProcess):
             host, process id and random digits.
         keys: A worker's file from `weightbus keygen`, its folder (then `name` selects the file), or
             the file's contents: the worker connects only to the publisher that has the other keys
-            of that folder. None: use the path in WEIGHTBUS_KEYS; if that is not set, use no keys.
+            of that folder. Or a list of these, one for each address. None: use the path in
+            WEIGHTBUS_KEYS; if that is not set, use no keys.
         strict: Whether version and target must have the same tensor names. With False, a version
             may have more tensors than the target; the worker skips them, but still verifies and
             reports the whole version. A version that lacks a tensor of the target is always
@@ -105,11 +109,11 @@ class Subscriber(InOneProcess):
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         models: Mapping[str, object],
         *,
         name: str | None = None,
-        keys: WorkerKeys | str | Path | None = None,
+        keys: WorkerKeys | str | Path | Sequence[WorkerKeys | str | Path] | None = None,
         strict: bool = True,
         cast: bool = False,
         rename: Rename = None,
@@ -117,8 +121,9 @@ class Subscriber(InOneProcess):
     ) -> None:
         """Start to receive. `help(weightbus.Subscriber)` describes the parameters."""
         chosen = settings_of("Subscriber", settings)
-        keys = worker_keys(keys, name)
-        self.name = check_name(default_name(keys) if name is None else name, "worker")
+        at = self.addresses = check_all(address)
+        own = keys_for(keys, name, at)
+        self.name = check_name(default_name(own) if name is None else name, "worker")
         self._targets = targets_of(
             by_id(models),
             strict=strict,
@@ -127,7 +132,7 @@ class Subscriber(InOneProcess):
             renaming=renaming_of(rename),
             keep=ResidentTarget if chosen.resident else None,
         )
-        self.address, self._ready_queue = address, ReadyQueue()
+        self._ready_queue = ReadyQueue()
         self._applied = self._ready_queue.changed
         self._calls = Calls(chosen.apply_timeout)
         self._running: dict[str, Update] = {}
@@ -136,17 +141,17 @@ class Subscriber(InOneProcess):
         who = identity_of(self.name, CHECKING, RENAMING, UPSTREAM, DELTA, *shared)
         like = {model: target.expected() for model, target in self._targets.items()}
         # No object that the subscriber's thread uses may refer to `self`: see `closing`.
-        ring = None if keys is None else Keyring()
+        ring = None if own is None else Keyring()
         fault = partial(fault_of, self._targets)
         machine = WorkerMachine(
-            who, self._targets, fault, chosen.bytes_max, chosen.timing, like, keyring=ring
+            who, self._targets, fault, chosen.bytes_max, chosen.timing, like, ring, at
         )
         with ExitStack() as undo:
-            sockets = WorkerSockets(
-                address, machine.place, keys, machine.awaits, any_data_host=chosen.any_data_host
+            sockets = self._sockets = WorkerSockets(
+                at, machine.place, own, machine.awaits, any_data_host=chosen.any_data_host
             )
             undo.enter_context(closing(sockets))
-            stall_hints = StallHints(address, machine, self._ready_queue, keyed=keys is not None)
+            stall_hints = StallHints(at, machine, self._ready_queue, keyed=own is not None)
             self._loop = WorkerLoop(
                 machine,
                 sockets,
@@ -169,9 +174,9 @@ class Subscriber(InOneProcess):
         self._loop.start()
 
     def _take_over(self) -> None:
-        """Close this process's earlier subscriber of the same address and name, if any."""
-        before = _here.get((self.address, self.name))
-        _here[self.address, self.name] = self
+        """Close this process's earlier subscriber of the same addresses and name, if any."""
+        before = _here.get((self.addresses, self.name))
+        _here[self.addresses, self.name] = self
         if before is not None:
             before._give_way()  # noqa: SLF001 - one of ours
 
@@ -191,11 +196,20 @@ class Subscriber(InOneProcess):
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Subscriber stays in its process, with its sockets and threads: hand over its "
-            f"publisher's address ({self.address!r}), and make a Subscriber there"
+            f"publisher's address ({self._named!r}), and make a Subscriber there"
         )
 
     def __repr__(self) -> str:
-        return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"
+        return f"<Subscriber {self.name} of {self._named}: {', '.join(self._targets)}>"
+
+    @property
+    def _named(self) -> str:
+        return ", ".join(self.addresses)
+
+    @property
+    def address(self) -> str:
+        """The publisher's address; of several, the one that the worker is with, or tries."""
+        return self._sockets.address
 
     # Applying in the caller's thread.
 
@@ -403,7 +417,7 @@ class Subscriber(InOneProcess):
         only = next(iter(self._targets)) if len(self._targets) == 1 else model
         if needs_version:
             of = (*self._targets,) if model is None else (model,)
-            lacks = partial(_lacks, self._running, of, self.address)
+            lacks = partial(_lacks, self._running, of, self._named)
         lock = self._applier.lock if model is None else self._applier.lock_of(model)
         return Reading(lock, timeout, partial(Running, self._running, only), model, lacks=lacks)
 
@@ -629,8 +643,9 @@ def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Rena
         changed.notify_all()
 
 
-def default_name(keys: WorkerKeys | None) -> str:
+def default_name(keys: WorkerKeys | tuple[WorkerKeys, ...] | None) -> str:
     """Return a name of host, process id and random digits, or as the key's pattern has it."""
-    form = "*" if keys is None else keys.name
+    first = keys[0] if isinstance(keys, tuple) else keys
+    form = "*" if first is None else first.name
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
     return form.replace("*", f"{host}-{os.getpid()}-{secrets.token_hex(2)}")

@@ -66,27 +66,34 @@ class WorkerSockets:
     """The sockets of one worker: a DEALER for control, and a `Subscription` for data.
 
     Args:
-        address: The endpoint of the publisher's control socket.
+        addresses: The endpoints of control sockets, in order of preference; or the only one.
         place: Returns where to receive the payload of a published message; see `zmtp.Stream`.
-        keys: The worker's keys, and the publisher's public key; None: no keys are used.
+        keys: The worker's keys, and the publisher's public key; or those for each address. None:
+            no keys are used.
         awaits: Returns the most requested bytes that may be in transit to this worker.
         any_data_host: Whether published data may come from another host; see `endpoints.resolve`.
 
+    Attributes:
+        addresses: As given.
+        address: The one that is connected to, or will be.
+
     Raises:
-        AddressError: The address is invalid.
+        AddressError: An address is invalid, or given twice; or there is none.
         OSError: Too few descriptors are left.
     """
 
     def __init__(
         self,
-        address: str,
+        addresses: str | Sequence[str],
         place: Place,
-        keys: WorkerKeys | None = None,
+        keys: WorkerKeys | Sequence[WorkerKeys] | None = None,
         awaits: Callable[[], int] = lambda: 0,
         *,
         any_data_host: bool = False,
     ) -> None:
-        self.address, self._any_data_host = endpoints.check(address), any_data_host
+        self.addresses, self._any_data_host = endpoints.check_all(addresses), any_data_host
+        self.address = self.addresses[0]
+        self._keys = [keys] * len(self.addresses) if isinstance(keys, WorkerKeys) else keys
         self._events_fresh = False  # whether `_ready` is the current state of the control socket
         self._ready = 0
         check_left()
@@ -104,26 +111,34 @@ class WorkerSockets:
             descriptor = int(self._control.get(zmq.FD))
             self._selector.register(descriptor, selectors.EVENT_READ, self._control)
             undo.pop_all()
-        self._monitor_events = curve.ConnectionEvents(self._changes, keyed=keys is not None)
+        self._monitor_events = curve.ConnectionEvents(self._changes, keyed=self._keys is not None)
         self._incoming, self._awaits = Incoming(), awaits
-        self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if keys is not None else 0)
+        self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if self._keys is not None else 0)
         self._dial_at = math.inf  # when to reconnect after an exceeded limit
         self._limit_warning = RateLimitedWarning(log, "hung up on the publisher: %s")
         self.data = Subscription(place, self.wake)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
-            if keys is not None:
-                curve.pin(self._control, keys.public, keys.secret, keys.publisher)
             self._dialled = ""  # the endpoint of the control socket
-            self._lookup = Lookup(address, self._waker.wake) if is_name(address) else None
+            self._lookups = [
+                Lookup(each, self._waker.wake) if is_name(each) else None for each in self.addresses
+            ]
+            self._lookup = self._lookups[0]
+            self._undialled = False  # whether libzmq cannot connect to the address at all
+            self._pin(0)
             if self._lookup is None:
-                self._dial(address)
+                self._dial(self.address)
         except BaseException as error:
             self.close()
             if isinstance(error, zmq.ZMQError):
-                raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
+                raise AddressError(f"cannot connect to {self.address}: {error.strerror}") from None
             raise
         close_in_children(self)
+
+    def _pin(self, at: int) -> None:
+        if self._keys is not None:
+            keys = self._keys[at]
+            curve.pin(self._control, keys.public, keys.secret, keys.publisher)
 
     def _dealer(self) -> "zmq.Socket[bytes]":
         # Return a new DEALER socket with its options set.
@@ -148,11 +163,11 @@ class WorkerSockets:
         if now >= self._incoming.look_at:
             self._look(now)
         if now >= self._dial_at:
-            self._dial(self._dialled)
+            self._dial_again()
         watched = self.data.process_events(now)
         if watched != self._watched:
             self._watch(watched)
-        if self._lookup is not None:
+        if self._lookup is not None and self._dial_at == math.inf:
             self._look_up(self._lookup, now)
             seconds = min(seconds, AGAIN_SECONDS)
         seconds = min(seconds, self._incoming.look_at - now)
@@ -209,12 +224,25 @@ class WorkerSockets:
         if self._dialled:
             self._hang_up()
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._monitor_events.dial(endpoint)
         self._control.connect(endpoint)
         self._dialled = endpoint
 
+    def _dial_again(self) -> None:
+        """Connect to the present address, as soon as its host is known."""
+        self._dial_at = math.inf
+        endpoint = self.address if self._lookup is None else self._lookup.found
+        if not endpoint:
+            return
+        try:
+            self._dial(endpoint)
+        except zmq.ZMQError:  # of several addresses, the first of which could be connected to
+            self._undialled = True
+
     def unknown(self, now: float) -> str:
-        """Return an error text if the publisher's host name has long had no address; else ""."""
-        return self._lookup.fault(now) if self._lookup is not None else ""
+        """Return an error text if no publisher's host name has long had an address; else ""."""
+        faults = [each.fault(now) if each is not None else "" for each in self._lookups]
+        return "; ".join(faults) if all(faults) else ""
 
     def _watch(self, wanted: tuple[socket.socket, bool] | None) -> None:
         """Register the data connection, if any, with the selector."""
@@ -251,15 +279,19 @@ class WorkerSockets:
         with contextlib.suppress(zmq.Again):
             self._control.send(header, AT_ONCE)
 
-    def changed(self, patience: float) -> tuple[bool, str]:
-        """Return whether the control connection has changed, and why a handshake failed.
+    def changed(self, patience: float) -> curve.Changes:
+        """Return what has happened to the control connection.
 
         Handshakes that end without a status count as a failure after `patience` seconds.
         """
+        now = time.monotonic()
         before = self._monitor_events.descriptor, self._monitor_events.connections
-        changed = self._monitor_events.read(time.monotonic(), patience)
+        changed = self._monitor_events.read(now, patience)
         if (self._monitor_events.descriptor, self._monitor_events.connections) != before:
             self._incoming.follow(self._monitor_events.descriptor, self._dialled)
+        unknown = self._lookup is not None and self._lookup.failed(now)
+        if self._dial_at == math.inf and (self._undialled or unknown):
+            return changed._replace(closed=True)
         return changed
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:
@@ -277,6 +309,23 @@ class WorkerSockets:
         if self._dialled:
             self._dial(self._dialled)
         self.data.redial()
+
+    def change_over(self, at: int, pause: float) -> None:
+        """Connect to another of the addresses, after `pause` seconds, and end the data connection.
+
+        Messages that are sent already have `LINGER_MS` to go out.
+        """
+        if self._dialled:
+            self._hang_up()
+        self._monitor_events.leave(self._dialled)
+        self._dialled, self._undialled, self._events_fresh = "", False, False
+        self.address, self._lookup = self.addresses[at], self._lookups[at]
+        self._pin(at)
+        self.data.connect("")
+        if pause:
+            self._dial_at = time.monotonic() + pause
+        else:
+            self._dial_again()
 
     def close_in_child(self) -> None:
         """Close the descriptors that a forked child has inherited; see `inheritance`."""

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Sequence
 
 from ..errors import AddressError
 from ..protocol_limits import TEXT_MAX
@@ -45,6 +46,18 @@ def check(endpoint: str) -> str:
     if match is not None and match["port"] != "*" and int(match["port"]) > 65535:
         raise AddressError(f"{endpoint!r}: a port is at most 65535")
     return endpoint
+
+
+def check_all(endpoints: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the control addresses of a worker: one, or several in order of preference.
+
+    Raises:
+        AddressError: An endpoint is invalid, or given twice; or there is none.
+    """
+    each = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+    if not each or len({*map(check, each)}) < len(each):
+        raise AddressError(f"{each!r}: give one address, or several that differ")
+    return each
 
 
 def beside(control: str) -> str:

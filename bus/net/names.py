@@ -69,6 +69,11 @@ class Lookup:
         self._error = None
         return moved
 
+    def failed(self, now: float) -> bool:
+        """True if the host has no address as far as is known, or its name server is slow."""
+        slow = self._since is not None and now - self._since >= PATIENCE_SECONDS
+        return not self.found and (self._error is not None or slow)
+
     def fault(self, now: float) -> str:
         """Return an error text if the host has had no address for a while; else ""."""
         if self.found or self._since is None or now - self._since < PATIENCE_SECONDS:

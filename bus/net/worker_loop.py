@@ -30,6 +30,7 @@ from ..effects import (
     Notice,
     Open,
     Prefault,
+    Probe,
     Ready,
     Redial,
     Refused,
@@ -48,10 +49,11 @@ from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
 from ..messages import RELAY, Check
 from ..staged import StagedVersion
-from ..worker.events import Copied, Decoded, Granted, LoopEvent, Opened, Report
+from ..worker.events import Copied, Decoded, Granted, LoopEvent, Opened, Probed, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
+from .probing import probe
 from .ready_queue import ReadyQueue
 from .threads import IoThread
 
@@ -197,11 +199,13 @@ class WorkerLoop:
                     break
         now = time.monotonic()
         if now >= next_tick:
-            changed, refused = self._sockets.changed(self._machine.timing.lost_after)
-            if changed:
+            changes = self._sockets.changed(self._machine.timing.lost_after)
+            if changes.changed:
                 self._machine.changed(now)
-            if refused:
-                self._perform(self._machine.handshake_refused, refused, now)
+            if changes.refused:
+                self._perform(self._machine.handshake_refused, changes.refused, now)
+            elif changes.closed:
+                self._perform(self._machine.disconnected, now)
             self._ready_queue.unknown(self._sockets.unknown(now))
             if self._sockets.data.needs_ticket:
                 self._perform(self._machine.without_ticket, now)
@@ -283,8 +287,12 @@ class WorkerLoop:
                 self._sockets.data.subscribe(effect.topic, on=effect.on)
             case Connect():
                 self._connect(effect.endpoint, effect.ticket)
-            case Redial():
+            case Redial(same=True):
                 self._sockets.redial()
+            case Redial(at, pause):
+                self._sockets.change_over(at, pause)
+            case Probe(at):
+                probe(self._sockets.addresses[at], partial(_enqueue, self._work, self._sockets))
             case Flushed(mark):
                 self._ready_queue.flush(mark)
             case Joined():
@@ -320,10 +328,10 @@ class WorkerLoop:
 
     def _refuse(self, code: str, text: str) -> None:
         """Report a refusal to the user; log it once, though the worker repeats its hello."""
-        reason = (
-            f"the publisher at {self._sockets.address} refuses {self._kind} "
-            f"{self._machine.identity.name!r} ({code}): {text}"
-        )
+        sockets, name = self._sockets, self._machine.identity.name
+        several = len(sockets.addresses) > 1
+        who = "no publisher takes" if several else f"the publisher at {sockets.address} refuses"
+        reason = f"{who} {self._kind} {name!r} ({code}): {text}"
         if reason != self._refused:
             self._refused = reason
             self._log("refused", f"refused ({code}): {text}", warning=True)
@@ -383,6 +391,8 @@ def _failure_event(effect: Effect, why: str) -> LoopEvent | None:
             return Copied(copy, None)
         case Decode(job):
             return Decoded(job, why)
+        case Probe():
+            return Probed(reached=False)
         case _:
             return None
 

@@ -7,6 +7,7 @@ in `curve_server.py`.
 
 import contextlib
 import struct
+from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -93,6 +94,27 @@ def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> Non
     s.setsockopt(zmq.CURVE_SERVERKEY, publisher.encode())
 
 
+class Changes(NamedTuple):
+    """What happened to a connection.
+
+    Attributes:
+        changed: Whether an event came.
+        refused: Why a handshake failed; empty if none failed, or for another reason than keys.
+        closed: Whether the connection closed or could not be opened.
+    """
+
+    changed: bool
+    refused: str
+    closed: bool
+
+
+class _Handshakes:
+    """Consecutive handshakes with one endpoint that ended without a status."""
+
+    def __init__(self) -> None:
+        self.count, self.since, self.overloaded = 0, 0.0, False
+
+
 class ConnectionEvents:
     """Reads the events of a connecting socket, and finds out why a handshake failed.
 
@@ -109,25 +131,40 @@ class ConnectionEvents:
     def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
         self._told, self._keyed = told, keyed
         self.descriptor, self.connections = -1, 0
-        self._broken = 0  # consecutive handshakes that ended without a status
-        self._broken_since, self._overloaded = 0.0, False
+        self._handshakes: dict[bytes, _Handshakes] = {}  # by endpoint
+        self._left: bytes | None = None
 
-    def read(self, now: float, patience: float) -> tuple[bool, str]:
-        """Return whether an event came since the last call, and why a handshake failed.
+    def leave(self, endpoint: str) -> None:
+        """Ignore late events of this endpoint, until it is dialled again."""
+        self._left, self.descriptor = endpoint.encode(), -1
 
-        The text is empty if no handshake failed. Handshakes that ended without a status are
-        reported once they have gone on for `patience` seconds.
+    def dial(self, endpoint: str) -> None:
+        """Read the events of this endpoint."""
+        if self._left == endpoint.encode():
+            self._left = None
+
+    def read(self, now: float, patience: float) -> Changes:
+        """Return what happened since the last call.
+
+        Handshakes that ended without a status are reported once they have gone on for `patience`
+        seconds.
 
         Call this often, since ZeroMQ blocks while a thousand events are queued.
         """
-        changed, refused = False, ""
+        changed, refused, closed = False, "", False
         with contextlib.suppress(zmq.Again):
             while True:
-                event, value = struct.unpack("=HI", self._told.recv_multipart(zmq.NOBLOCK)[0])
-                changed, refused = True, self._why(event, value, now, patience) or refused
-        return changed, refused
+                about, endpoint = self._told.recv_multipart(zmq.NOBLOCK)
+                if endpoint == self._left:
+                    continue
+                event, value = struct.unpack("=HI", about)
+                shakes = self._handshakes.setdefault(endpoint, _Handshakes())
+                changed = True
+                refused = self._why(event, value, shakes, now, patience) or refused
+                closed = closed or event in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_DISCONNECTED)
+        return Changes(changed, refused, closed)
 
-    def _why(self, event: int, value: int, now: float, patience: float) -> str:
+    def _why(self, event: int, value: int, shakes: _Handshakes, now: float, patience: float) -> str:
         """Return a text of why a handshake failed; empty if keys are not the reason."""  # K5
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
             self.descriptor = value if event == zmq.EVENT_CONNECTED else -1
@@ -138,13 +175,13 @@ class ConnectionEvents:
             mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
             return (_NO_KEYS_THERE if self._keyed else _NO_KEYS_HERE) if mismatch else ""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._broken = 0
+            shakes.count = 0
         overloaded = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
         if not (overloaded or event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) or not self._keyed:
             return ""
-        self._broken_since = self._broken_since if self._broken else now
-        self._broken += 1
-        self._overloaded = overloaded or (self._overloaded and self._broken > 1)
-        if self._broken < BROKEN or now - self._broken_since < patience:
+        shakes.since = shakes.since if shakes.count else now
+        shakes.count += 1
+        shakes.overloaded = overloaded or (shakes.overloaded and shakes.count > 1)
+        if shakes.count < BROKEN or now - shakes.since < patience:
             return ""
-        return _OVERLOADED if self._overloaded else _ANOTHER_KEY
+        return _OVERLOADED if shakes.overloaded else _ANOTHER_KEY

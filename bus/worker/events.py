@@ -115,5 +115,11 @@ class Flush(msgspec.Struct, frozen=True):
     mark: int
 
 
+class Probed(msgspec.Struct, frozen=True):
+    """The result of `Probe`: whether a publisher answers there."""
+
+    reached: bool
+
+
 OfModel = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # these have a `model`
-LoopEvent = OfModel | Examined | Flush
+LoopEvent = OfModel | Examined | Flush | Probed

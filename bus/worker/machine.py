@@ -19,6 +19,7 @@ from ..effects import (
     Notice,
     Open,
     Prefault,
+    Probe,
     Redial,
     Refused,
     Send,
@@ -56,7 +57,8 @@ from ..protocol_limits import WHOLE_BYTES_MAX
 from ..staged import SharedMemory
 from ..token_bucket import TokenBucket
 from . import reports
-from .events import Examined, Flush, LoopEvent, Opened, Report, Wanted
+from .addresses import Addresses, Fault
+from .events import Examined, Flush, LoopEvent, Opened, Probed, Report, Wanted
 from .follower import Follower, applied
 from .keyring import Keyring
 from .layouts import Accepts, Expected
@@ -83,8 +85,11 @@ class WorkerMachine:
         timing: The timeouts and intervals. The worker pings more often if a welcome requires that.
         keyring: Decrypts versions with the keys that arrive on the control connection; None if
             versions are not encrypted.
+        addresses: The publisher's control addresses, in order of preference. They are named to
+            users, and effects have their indices.
 
     Attributes:
+        addresses: The addresses, and the one that the worker is with.
         session: The session with the publisher, or the attempts to begin one.
         malformed: The number of messages dropped because they violate the protocol.
     """
@@ -98,6 +103,7 @@ class WorkerMachine:
         timing: Timing | None = None,
         expected: Mapping[str, Expected] | None = None,
         keyring: Keyring | None = None,
+        addresses: Sequence[str] = ("",),
     ) -> None:
         self.identity = identity
         patches = DELTA in identity.features
@@ -106,6 +112,7 @@ class WorkerMachine:
         self.timing, self._keyring = timing or Timing(), keyring
         self.followers = {m: Follower(m, accepts, bytes_max, self.timing, known[m]) for m in known}
         self._bytes_max = bytes_max
+        self.addresses = Addresses(addresses, self.timing)
         self.session = Session(self.timing)
         self.welcomes = 0  # welcomes so far
         self.malformed = 0  # messages dropped because they violate the protocol
@@ -311,8 +318,7 @@ class WorkerMachine:
             case "no-patch" if self.in_session and refuse.model in self.followers:
                 return self.followers[refuse.model].patches.refused(refuse, now)
             case code if code in TURNED_AWAY:
-                self.session.change("refused")
-                return [Refused(code, refuse.text)]
+                return self._turned_away(Fault(code, refuse.text), now)
             case _:
                 return [Notice(refuse.code, refuse.text, warning=True)]
 
@@ -343,6 +349,8 @@ class WorkerMachine:
                 f"the publisher is of epoch {welcome.epoch}, but this worker runs weights of the "
                 f"later epoch {self.applied_epoch}: connect it to the newer publisher"
             )
+            if self.addresses.several:
+                return self._change_over(Fault("stale-epoch", text), now)
             return [Refused("stale-epoch", text)]
         self.welcomes += 1
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
@@ -363,6 +371,7 @@ class WorkerMachine:
         """Begin the session; `memory` is None if the publisher's cannot be read. (W28, S2)"""
         shared, before = memory is not None, self.session.terms.data
         self.session.begin(welcome, now, shared=shared)
+        self.addresses.welcomed(now)
         if self._keyring is not None:
             self._keyring.begin(welcome.keys, now + self.timing.lost_after)
         effects: list[Effect] = [Joined(welcome.epoch)]
@@ -378,7 +387,40 @@ class WorkerMachine:
             effects += follower.reconnected(welcome.epoch, latest, now, shared=shared)
         return effects
 
-    def _reconnect(self) -> list[Effect]:
+    def _turned_away(self, fault: Fault, now: float) -> list[Effect]:
+        """End the session, and go on to another address if there is one."""
+        if self.addresses.several:
+            return self._change_over(fault, now)
+        self.session.change("refused")
+        return [Refused(fault.code, fault.text)]
+
+    def _change_over(self, fault: Fault, now: float) -> list[Effect]:
+        """Leave this address for the next one. After a round, report who refuses the worker."""
+        addresses, effects = self.addresses, list[Effect]()
+        left, untried = addresses.name, addresses.untried
+        pause = addresses.leave(fault, self.session.said_hello_at, now)
+        if untried:  # later rounds would fill the log
+            text = f"from {left} to {addresses.name}, since {fault.text}"
+            effects.append(Notice("changed over", text))
+        if pause and (refusal := addresses.refusal()) is not None:
+            effects.append(Refused(refusal.code, refusal.text))
+        return [*effects, self._dial(pause)]
+
+    def _dial(self, pause: float = 0.0) -> Effect:
+        """Begin anew at an address to which the worker has changed over."""
+        self.session = Session(self.timing, self.addresses.said_hello_at)
+        return Redial(self.addresses.at, pause, same=False)
+
+    def _return(self, now: float) -> list[Effect]:
+        """Leave a publisher for that of the first address, which answers again."""
+        effects, left = self.close(), self.addresses.name
+        self.addresses.go_back(self.session.said_hello_at, now)
+        text = f"from {left} to {self.addresses.name}, which answers again"
+        return [*effects, Notice("changed over", text), self._dial()]
+
+    def _reconnect(self, now: float) -> list[Effect]:
+        if self.addresses.several:
+            return self._change_over(Fault("", "its publisher is silent"), now)
         text = "the publisher is silent: the weights stay in use, and this worker joins it again"
         lost: list[Effect] = (
             [Notice("lost", text, warning=True)] if self.session.change("silent") else []
@@ -388,10 +430,9 @@ class WorkerMachine:
 
     def handshake_refused(self, why: str, now: float) -> list[Effect]:
         """Report a handshake with a wrong key, once until the worker dials again."""  # K5
-        if not self.session.handshake_failed(now):
-            return []
-        self.session.change("refused")
-        return [Refused("keys", why)]
+        if self.addresses.several or self.session.handshake_failed(now):
+            return self._turned_away(Fault("keys", why), now)
+        return []
 
     def without_ticket(self, now: float) -> list[Effect]:
         """Return a hello, if it is due: its welcome brings a ticket for a data connection."""  # K7
@@ -400,6 +441,15 @@ class WorkerMachine:
     def changed(self, now: float) -> None:
         """Record that the control connection opened, closed, or tries to connect."""
         self.session.changed(now)
+
+    def disconnected(self, now: float) -> list[Effect]:
+        """Go on to another address, as the control connection closed or cannot be opened.
+
+        With one address, the connection is being opened again.
+        """
+        if not self.addresses.several:
+            return []
+        return self._change_over(Fault("", "its connection closed or cannot be opened"), now)
 
     def connected(self, now: float) -> list[Effect]:
         """Return a hello, if it is due, since the control connection is open."""
@@ -423,6 +473,9 @@ class WorkerMachine:
         """Process the result of an effect, or the outcome of a version that was ready."""
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.in_session else []
+        if isinstance(event, Probed):
+            back = self.addresses.probed(now, reached=event.reached)
+            return self._return(now) if back and self.in_session else []
         if isinstance(event, Flush):  # the publisher processes earlier messages before this ping
             terms = self.session.terms
             about = {"subscribed": terms.subscribed, "shared": terms.shared}
@@ -457,10 +510,10 @@ class WorkerMachine:
         """Perform what is due."""
         lacking = self._keyring is not None and self._keyring.lacks(now)  # outside too: keys expire
         if self.session.redial_due(now):
-            return self._reconnect()
+            return self._reconnect(now)
         if not self.in_session:
             return []
-        effects: list[Effect] = []
+        effects: list[Effect] = [Probe(0)] if self.addresses.probe_due(now) else []
         if self.session.unheard(now):  # W33
             effects.append(reports.unheard(self.session.terms.data, self.timing.lost_after))
         # a later epoch was applied late: W3

@@ -96,6 +96,14 @@ Checkpoint = Annotated[
 Address = Annotated[
     str, typer.Argument(metavar="ADDR", help="The address of the publisher, or of a relay.")
 ]
+Addresses = Annotated[
+    str,
+    typer.Argument(
+        metavar="ADDR",
+        help="The address of the publisher, or of a relay; or several, with commas, the best "
+        "first.",
+    ),
+]
 SECONDS_MIN = 0.1
 
 
@@ -293,7 +301,9 @@ def relay(
     upstream: Annotated[
         str,
         typer.Argument(
-            metavar="UPSTREAM", help="The address of the publisher, or of another relay."
+            metavar="UPSTREAM",
+            help="The address of the publisher, or of another relay; or several, with commas, the "
+            "best first.",
         ),
     ],
     model: Annotated[
@@ -304,6 +314,7 @@ def relay(
         str | None,
         typer.Option(metavar="NAME", help="This relay's name. [default: host and process]"),
     ] = None,
+    keys: Keys = None,
     insecure: Insecure = False,
     dashboard: Dashboard = None,
     metrics: MetricsAt = None,
@@ -313,12 +324,12 @@ def relay(
 ) -> None:
     """Pass models' versions on from a publisher to workers, until Ctrl-C."""
     pages = PageOptions(dashboard, metrics, token, insecure_http)
-    _end_with(as_json, run_relay, RelayOptions(upstream, bind, model, name, insecure, pages))
+    _end_with(as_json, run_relay, RelayOptions(upstream, bind, model, name, keys, insecure, pages))
 
 
 @app.command(cls=_Command)
 def subscribe(
-    address: Address,
+    address: Addresses,
     model: Model,
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The .safetensors file, replaced atomically.")
@@ -334,13 +345,13 @@ def subscribe(
     ] = False,
 ) -> None:
     """Write a model's versions into a file as they are published."""
-    wanted = SubscribeOptions(address, model, once, timeout, name, keys)
+    wanted = SubscribeOptions.of(address, model, once, timeout, name, keys)
     _end_with(as_json, run_subscribe, wanted, out, untied=untied)
 
 
 @app.command(cls=_Command)
 def bridge(
-    address: Address,
+    address: Addresses,
     model: Model,
     server: Annotated[
         list[str], typer.Option(metavar="URL", help="A server's; repeat it for more.")
@@ -404,7 +415,7 @@ def bridge(
     ] = None,
 ) -> None:
     """Have inference servers load a model's versions as they are published."""
-    wanted = SubscribeOptions(address, model, once, timeout, name, keys)
+    wanted = SubscribeOptions.of(address, model, once, timeout, name, keys)
     how = (server_folder, like, lora, pause, load_timeout, token, unchecked)
     served = BridgeOptions(server, kind, folder, *how)
     _end_with(as_json, run_bridge, wanted, served)

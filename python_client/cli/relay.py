@@ -1,8 +1,10 @@
 """`weightbus relay`: passes the versions of models on from a publisher to workers."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...bus.errors import AddressError, RefusedError
 from ...bus.net import endpoints
@@ -29,8 +31,14 @@ class RelayOptions:
     bind: str
     models: Sequence[str]
     name: str | None
+    keys: Path | None
     insecure: bool
     pages: PageOptions
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses above."""
+        return re.split(r",(?=\w+://)", self.upstream)
 
     def check(self) -> None:
         """Reject options that can never work.
@@ -38,16 +46,13 @@ class RelayOptions:
         Raises:
             UsageError: An option is invalid; the message says what to write instead.
         """
-        addresses = self.upstream.split(",")
-        if len(addresses) > 1:
-            raise UsageError(f"{self.upstream}: a relay takes one address above it; give one")
         try:
             for model in self.models:
                 check_name(model, "model")
             if self.name is not None:
                 check_name(self.name, "relay")
-            for address in (*addresses, self.bind):
-                endpoints.check(address)
+            endpoints.check_all(self.addresses)
+            endpoints.check(self.bind)
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
 
@@ -62,10 +67,11 @@ class RelayOptions:
         dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)
         try:
             return Relay(
-                self.upstream,
+                self.addresses,
                 self.bind,
                 self.models,
                 name=self.name,
+                keys=self.keys,
                 insecure=self.insecure,
                 dashboard=dashboard,
                 metrics=metrics,

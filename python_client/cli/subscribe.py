@@ -1,5 +1,6 @@
 """`weightbus subscribe`: writes the versions of a model to a safetensors file."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,12 +31,27 @@ class NothingCameError(WeightBusError, TimeoutError):
 class SubscribeOptions:
     """The options of the commands that receive versions."""
 
-    address: str
+    addresses: tuple[str, ...]
     model: str
     once: bool
     timeout: float | None
     name: str | None
-    keys: Path | None
+    keys: Path | tuple[Path, ...] | None
+
+    @classmethod
+    def of(
+        cls,
+        addresses: str,
+        model: str,
+        once: bool,
+        timeout: float | None,
+        name: str | None,
+        keys: Path | None,
+    ) -> "SubscribeOptions":
+        """Return the options of a command line; several addresses and their keys have commas."""
+        each = tuple(re.split(r",(?=\w+://)", addresses))
+        files = keys if keys is None or len(each) == 1 else _files(str(keys))
+        return cls(each, model, once, timeout, name, files)
 
     def check(self) -> None:
         """Reject options that can never work.
@@ -47,14 +63,23 @@ class SubscribeOptions:
             check_name(self.model, "model")
             if self.name is not None:
                 check_name(self.name, "worker")
-            endpoints.check(self.address)
+            endpoints.check_all(self.addresses)
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
+
+    @property
+    def address(self) -> str:
+        """The addresses, as a user names them."""
+        return ",".join(self.addresses)
 
     @property
     def patience(self) -> float | None:
         """Seconds to wait for a version; None: no limit."""
         return ONCE_SECONDS if self.once and self.timeout is None else self.timeout
+
+
+def _files(keys: str) -> Path | tuple[Path, ...]:
+    return tuple(map(Path, keys.split(","))) if "," in keys else Path(keys)
 
 
 def subscribe(screen: Screen, wanted: SubscribeOptions, out: Path, *, untied: bool) -> int:
@@ -81,7 +106,7 @@ def follow(
     `look` is called repeatedly.
     """
     targets = {wanted.model: target}
-    with Subscriber(wanted.address, targets, name=wanted.name, keys=wanted.keys) as subscriber:
+    with Subscriber(wanted.addresses, targets, name=wanted.name, keys=wanted.keys) as subscriber:
         screen.say(f"{subscriber.name} for {wanted.model} of {wanted.address}", DIM)
         receive = partial(_receive, screen, wanted, subscriber, look)
         show = partial(_show, screen, where, fields)

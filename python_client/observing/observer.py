@@ -139,7 +139,7 @@ class Observer(Closable):
 
     def _wait(self, until: float, *, writable: bool = False) -> Activity:
         """Wait briefly for an answer; with `writable`, also until a request can be sent."""
-        _, refused = self._sockets.changed(BROKEN_SECONDS)
+        refused = self._sockets.changed(BROKEN_SECONDS).refused
         if refused:
             raise RefusedError(f"observing is refused: {refused}", "keys")
         left = min(LOOK_SECONDS, until - time.monotonic())

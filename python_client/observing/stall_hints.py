@@ -21,16 +21,21 @@ class StallHints:
     """Logs a warning if a worker finds no publisher, or applies no versions: once for each stall.
 
     Args:
-        address: The publisher's address.
+        addresses: The publisher's addresses.
         machine: The worker's machine.
         ready_queue: The queue of the worker's versions that are ready to be applied.
         keyed: Whether the worker has keys.
     """
 
     def __init__(
-        self, address: str, machine: WorkerMachine, ready_queue: ReadyQueue, *, keyed: bool
+        self,
+        addresses: tuple[str, ...],
+        machine: WorkerMachine,
+        ready_queue: ReadyQueue,
+        *,
+        keyed: bool,
     ) -> None:
-        self._address, self._machine, self._ready_queue = address, machine, ready_queue
+        self._addresses, self._machine, self._ready_queue = addresses, machine, ready_queue
         self._name, self._keyed = machine.identity.name, keyed
         self._patience = machine.timing.hint_after
         self._outside_since: float | None = None
@@ -70,19 +75,26 @@ class StallHints:
             )
 
     def _say_what_answers(self, seconds: float) -> None:
-        """Check what answers at the address, and log a warning. (In a separate thread.)"""
-        found = reach(self._address, keyed=self._keyed, timeout=REACH * self._patience)
+        """Check what answers at the addresses, and log a warning. (In a separate thread.)"""
+        wrong = {each: self._wrong(each) for each in self._addresses}
         if self._machine.in_session or self._ready_queue.refused or self._ready_queue.closed:
             return
-        wrong = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
-        if not wrong and self._keyed:
+        if not all(wrong.values()):
             return  # if the keys are wrong, the worker reports a refusal
-        if not wrong:
-            wrong = (
-                f"ZeroMQ answers at {self._address}, and no publisher of weightbus; is that "
-                "another program, or is its process busy, or stopped?"
-            )
+        what = "; ".join(f"{each}: {text}" for each, text in wrong.items())
+        what = what if len(wrong) > 1 else wrong[self._addresses[0]]
         text = (
-            f"worker {self._name} has found no publisher for {span(seconds)}, and tries on: {wrong}"
+            f"worker {self._name} has found no publisher for {span(seconds)}, and tries on: {what}"
         )
         log.warning("%s", printable(text))
+
+    def _wrong(self, address: str) -> str:
+        # Return what is wrong with an address; empty if only the keys can be wrong.
+        found = reach(address, keyed=self._keyed, timeout=REACH * self._patience)
+        wrong = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
+        if wrong or self._keyed:
+            return wrong
+        return (
+            f"ZeroMQ answers at {address}, and no publisher of weightbus; is that another "
+            "program, or is its process busy, or stopped?"
+        )

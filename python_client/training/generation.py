@@ -4,7 +4,7 @@ Weights change only between two calls of `generate`, so each sequence is generat
 Any model with a `generate` method works, such as those of Hugging Face transformers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ class GenerationWorker(Closable):
     """A model that applies the newest version before each generation.
 
     Args:
-        address: The publisher's address.
+        address: The publisher's address, or several, as a `Subscriber` has them.
         generator: The model; it must have the published names and dtypes.
         model: The model's id on the bus.
         on_commit: Called after new weights are applied, before the next generation. Use it to drop
@@ -32,7 +32,7 @@ class GenerationWorker(Closable):
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         generator: Any,
         *,
         model: str = "policy",

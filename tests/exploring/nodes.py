@@ -39,8 +39,9 @@ BUILT = (tuple, frozenset, MethodType, msgspec.Struct)  # of what it consists of
 # begins with them. 0: nothing depends on it but what people are told.
 SINCE: dict[str, float] = {
     "_heard_at": 2,
+    "_entered_at": 0,  # a worker has one address here
     "_answered_at": 0,  # nothing is damaged here, so nobody is deaf
-    "_said_hello_at": 1,
+    "said_hello_at": 1,
     "_unanswered_since": 2,
     "_pinged_at": 1,
     "_latest_at": 1,
@@ -63,6 +64,7 @@ LENGTHS = {
     "ping_every",
     "pause",
     "renewal_pause",
+    "_pause",
     "_patience",
     "_timeout",
     "_gap",

@@ -19,7 +19,7 @@ class Passing(Chain):
     def __init__(self, *below: str) -> None:
         super().__init__(*below)
         loop: Any = self  # the publisher's thread, as far as it matters
-        self.pass_on = _PassesOn(self.above.machine, ReadyQueue(), loop, "tcp://above:1")
+        self.pass_on = _PassesOn(self.above.machine, ReadyQueue(), loop, lambda: "tcp://above:1")
 
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
         """Call the function, as the publisher's thread does."""
