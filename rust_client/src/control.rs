@@ -94,12 +94,30 @@ struct Line {
     counted_at: Time,
 }
 
-/// A DEALER socket that is connected to one publisher, and dials again after a loss.
-pub struct Control {
+/// A control address, and what is needed and known there.
+struct Place {
     address: String,
     endpoint: Endpoint,
-    any_data_host: bool,
     keys: Option<(Arc<Pair>, Key)>, // this worker's key pair, and the publisher's key
+    door: Door,
+}
+
+/// Changes of a control connection.
+#[derive(Default)]
+pub struct Changes {
+    /// True if an attempt to connect began or ended, or the connection changed.
+    pub any: bool,
+    /// True if the connection ended, or could not be opened.
+    pub ended: bool,
+    /// Why a handshake failed, if keys are the cause.
+    pub refused: Option<&'static str>,
+}
+
+/// A DEALER socket that is connected to one publisher, and dials again after a loss.
+pub struct Control {
+    places: Vec<Place>, // at least one
+    present: usize,     // index of the place that is dialled
+    any_data_host: bool,
     payload_max: usize,
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
@@ -108,35 +126,39 @@ pub struct Control {
     dial_at: Time,
     pause: Duration,
     line: Option<Line>,
-    door: Door,
     news: Vec<Event>, // since the last call of `changed`
 }
 
 impl Control {
-    /// Makes a socket that connects to `address`; with `keys`, only to the owner of the publisher's
-    /// key. Payloads of more than `payload_max` bytes are skipped.
+    /// Makes a socket that connects to the first of `addresses`. `keys` has the worker's keys for
+    /// each address, or one for all; with it, the socket connects only to the owner of the
+    /// publisher's key. Payloads of more than `payload_max` bytes are skipped.
     pub fn connect(
-        address: &str,
-        keys: Option<&WorkerKeys>,
+        addresses: &[String],
+        keys: &[WorkerKeys],
         payload_max: u64,
         waker: Arc<Waker>,
     ) -> Result<Control, Error> {
-        let endpoint = Endpoint::parse(address)?;
-        let odd = || Error::Keys("one of the keys is none".to_owned());
         let read = |keys: &WorkerKeys| {
             let pair = Pair { public: key_of(&keys.public)?, secret: key_of(&keys.secret)? };
             Some((Arc::new(pair), key_of(&keys.publisher)?))
         };
-        let keys = keys.map(|keys| read(keys).ok_or_else(odd)).transpose()?; // K1
+        let odd = || Error::Keys("one of the keys is none".to_owned());
+        let place = |(at, address): (usize, &String)| {
+            let endpoint = Endpoint::parse(address)?;
+            let keys = keys.get(at).or_else(|| keys.first());
+            let keys = keys.map(|keys| read(keys).ok_or_else(odd)).transpose()?; // K1
+            let door = Door::new(keys.is_some());
+            Ok(Place { address: address.clone(), endpoint, keys, door })
+        };
+        let places = addresses.iter().enumerate().map(place).collect::<Result<Vec<Place>, Error>>()?;
 
         // An encrypted frame must be read as a whole. It comes from the owner of the pinned key.
-        let payload_max = if keys.is_some() { MESSAGE_BYTES_MAX } else { payload_max };
-        let door = Door::new(keys.is_some());
+        let payload_max = if keys.is_empty() { payload_max } else { MESSAGE_BYTES_MAX };
         Ok(Control {
-            address: address.to_owned(),
-            endpoint,
+            places,
+            present: 0,
             any_data_host: false,
-            keys,
             payload_max: payload_max.min(MESSAGE_BYTES_MAX) as usize,
             waker,
             dialled: channel(),
@@ -145,7 +167,6 @@ impl Control {
             dial_at: Time::ZERO,
             pause: REDIAL,
             line: None,
-            door,
             news: Vec::new(),
         })
     }
@@ -178,7 +199,8 @@ impl Control {
     /// not connect to it.
     pub fn data_endpoint(&self, told: &str) -> Result<Endpoint, Error> {
         let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
-        Endpoint::of_data(told, &self.address, peer.map(|peer| peer.ip()), self.any_data_host)
+        let address = &self.places[self.present].address;
+        Endpoint::of_data(told, address, peer.map(|peer| peer.ip()), self.any_data_host)
     }
 
     /// True if the connection is open, and nothing is unsent.
@@ -231,15 +253,39 @@ impl Control {
         }
     }
 
-    /// Returns true if an attempt to connect began or ended, or the connection changed, since the
-    /// last call. The text is the reason if a handshake failed because of the keys.
-    pub fn changed(&mut self, now: Time, patience: Duration) -> (bool, Option<&'static str>) {
-        let mut refused = None;
-        let changed = !self.news.is_empty();
+    /// True if there are changes that `changed` has not returned yet.
+    pub fn has_changed(&self) -> bool {
+        !self.news.is_empty()
+    }
+
+    /// Returns what has changed since the last call. `patience` is that of `Door::why`.
+    pub fn changed(&mut self, now: Time, patience: Duration) -> Changes {
+        let mut changes = Changes { any: self.has_changed(), ..Changes::default() };
+        let door = &mut self.places[self.present].door;
         for event in self.news.drain(..) {
-            refused = self.door.why(event, now, patience).or(refused);
+            changes.refused = door.why(event, now, patience).or(changes.refused);
+            changes.ended |= event.is_end();
         }
-        (changed, refused)
+        changes
+    }
+
+    /// Closes the connection, and dials the place `to` at `dial_at`. What was sent to the present
+    /// publisher still arrives there.
+    pub fn change_over(&mut self, to: usize, dial_at: Time) {
+        if let Some(line) = self.line.take() {
+            let thread = thread::Builder::new().name("weightbus-linger".to_owned());
+            let _ = thread.spawn(move || line.linger()); // without a thread, a `bye` may be lost
+        }
+        self.present = to;
+        self.generation += 1; // the result of an attempt at another place is dropped
+        self.dialling = false;
+        (self.dial_at, self.pause) = (dial_at, REDIAL);
+        self.news.clear();
+    }
+
+    /// Returns the first of the endpoints.
+    pub fn first(&self) -> &Endpoint {
+        &self.places[0].endpoint
     }
 
     /// Closes the connection and dials at once. Unsent messages are lost.
@@ -257,7 +303,7 @@ impl Control {
         self.dial_at = now + self.pause;
         self.pause = (2 * self.pause).min(REDIAL_MAX);
         self.generation += 1;
-        let (endpoint, generation) = (self.endpoint.clone(), self.generation);
+        let (endpoint, generation) = (self.places[self.present].endpoint.clone(), self.generation);
         let (found, waker) = (self.dialled.0.clone(), self.waker.clone());
         let dial = move || {
             let connection = dial(&endpoint, DIAL);
@@ -269,15 +315,20 @@ impl Control {
     }
 
     fn adopt(&mut self, dialled: Dialled, now: Time) {
-        self.dialling = false;
-        if dialled.generation != self.generation || self.line.is_some() {
+        if dialled.generation != self.generation {
             return;
         }
-        self.news.push(Event::Dialled);
-        if let Ok(connection) = dialled.connection {
-            let curve = self.keys.as_ref().map(|(own, server)| Client::new(own.clone(), *server));
-            self.line = Some(Line::new(connection, curve, self.payload_max, now));
-            self.write();
+        self.dialling = false;
+        match dialled.connection {
+            _ if self.line.is_some() => {}
+            Ok(connection) => {
+                self.news.push(Event::Dialled);
+                let keys = self.places[self.present].keys.as_ref();
+                let curve = keys.map(|(own, server)| Client::new(own.clone(), *server));
+                self.line = Some(Line::new(connection, curve, self.payload_max, now));
+                self.write();
+            }
+            Err(_) => self.news.push(Event::Unreachable),
         }
     }
 

@@ -23,8 +23,10 @@ const NO_KEYS_HERE: &str = "the publisher asks for keys, and this worker has non
 /// An event of a control connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// An attempt to connect began or ended.
+    /// An attempt to connect began or succeeded.
     Dialled,
+    /// An attempt to connect failed.
+    Unreachable,
     /// The handshake succeeded.
     Met,
     /// The peer's greeting names another security mechanism.
@@ -33,6 +35,13 @@ pub enum Event {
     Denied,
     BrokenInHandshake,
     Broken,
+}
+
+impl Event {
+    /// True if there is no connection after this event, until the next attempt.
+    pub fn is_end(self) -> bool {
+        !matches!(self, Event::Dialled | Event::Met)
+    }
 }
 
 /// Counts the failed handshakes of a control connection that keys may have caused.

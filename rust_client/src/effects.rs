@@ -7,6 +7,7 @@ use crate::segment::Segment;
 use crate::staging::StagedVersion;
 use crate::transfer::Key;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An action for the run loop.
 #[derive(Debug)]
@@ -18,6 +19,11 @@ pub enum Effect {
     Connect { endpoint: String, ticket: String },
     /// Close both connections, which may be dead, and dial again.
     Redial,
+    /// Close both connections, and dial another of the worker's addresses after a pause. A pause
+    /// ends a round in which no address gave the worker a session.
+    ChangeOver { to: usize, pause: Duration },
+    /// Find out whether a publisher listens at the first address, and report the answer.
+    Probe,
     /// Subscribe to a topic, or unsubscribe.
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.

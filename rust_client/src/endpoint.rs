@@ -37,6 +37,21 @@ impl Endpoint {
         Ok(Endpoint::Tcp { host: host.to_owned(), port })
     }
 
+    /// Returns the addresses in a list. A comma that no address follows belongs to a path.
+    pub fn addresses_in(list: &str) -> Vec<String> {
+        let mut found: Vec<String> = Vec::new();
+        for part in list.split(',') {
+            let address = part.trim_start();
+            let begins = ["tcp://", "ipc://"].iter().any(|scheme| address.starts_with(scheme));
+            match found.last_mut() {
+                Some(last) if !begins => *last += &format!(",{}", part),
+                Some(_) => found.push(address.to_owned()),
+                None => found.push(part.to_owned()),
+            }
+        }
+        found
+    }
+
     /// Returns the data endpoint for the address `told` that a publisher sent. `control` is the
     /// control address of this worker's connection, and `peer` its IP address. A host of `*` stands
     /// for the host of `control`. Unless `anywhere`, any other endpoint must be on that host, or at
@@ -133,6 +148,13 @@ mod tests {
         ] {
             assert!(Endpoint::parse(text).is_err(), "{:?}", text);
         }
+    }
+
+    #[test]
+    fn a_list_is_split_where_another_address_begins() {
+        let list = "ipc:///a,b, tcp://c:1,ipc://d";
+        assert_eq!(Endpoint::addresses_in(list), ["ipc:///a,b", "tcp://c:1", "ipc://d"]);
+        assert_eq!(Endpoint::addresses_in("tcp://a:1,"), ["tcp://a:1,"]);
     }
 
     #[test]

@@ -19,7 +19,9 @@ pub enum Error {
     /// A version was rejected. The model still holds the previous version, bit for bit, unless the
     /// text says that no version runs.
     Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
-    /// The publisher refuses this worker, which keeps trying to join.
+    /// The publisher refuses this worker, which keeps trying to join. Of a worker with several
+    /// addresses: no address gave it a session. `address` lists all of them, and `text` has the
+    /// answer of each.
     Refused { worker: String, address: String, code: Code, text: String },
     /// The worker is closed.
     Closed { worker: String, reason: String },
@@ -53,6 +55,11 @@ impl fmt::Display for Error {
             Error::Rejected { model, version, code, text, .. } => {
                 write!(f, "version {} of {} cannot be applied here ({}): {}", version, model, code, text)
             }
+            Error::Refused { worker, address, text, .. } if address.contains(", ") => write!(
+                f,
+                "no publisher takes worker {:?}: {}; the worker goes on asking",
+                worker, text
+            ),
             Error::Refused { worker, address, code, text } => write!(
                 f,
                 "the publisher at {} refuses worker {:?} ({}): {}; the worker goes on asking",

@@ -7,9 +7,11 @@ use crate::fields::{text, Fault, Fields};
 use crate::json::Value;
 use crate::limits::{NAME_MAX, TEXT_MAX};
 use crate::sealing;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -38,6 +40,20 @@ impl WorkerKeys {
         let file = if path.is_dir() { file_of(&path.join("workers"), name)? } else { path.to_owned() };
         let json = read(&file, true).map_err(Unread::error)?;
         parse(&json, &file.display().to_string())
+    }
+
+    /// Reads the key file of each of `count` addresses, or the one file or folder for all. The paths
+    /// are separated by commas; an empty path stands for no keys.
+    pub(crate) fn read_all(path: &Path, name: Option<&str>, count: usize) -> Result<Vec<WorkerKeys>, Error> {
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.is_empty() {
+            return Ok(Vec::new());
+        }
+        if count == 1 || !bytes.contains(&b',') || path.exists() || check_path(path).is_err() {
+            return Ok(vec![WorkerKeys::read(path, name)?]);
+        }
+        let paths = bytes.split(|&byte| byte == b',').map(|path| Path::new(OsStr::from_bytes(path)));
+        paths.map(|path| WorkerKeys::read(path, name)).collect()
     }
 
     /// Parses the content of a worker's key file, for users who store secrets in another way.

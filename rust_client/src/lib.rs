@@ -24,6 +24,7 @@ mod gate;
 mod keys;
 mod model;
 mod names;
+mod probe;
 mod raw;
 mod ready_queue;
 mod run;
@@ -61,6 +62,8 @@ pub use worker::{Builder, Update, Updates, Worker};
 
 // The protocol without sockets: for conformance tests, fuzzers and tools. It may change in any
 // version of this crate.
+#[doc(hidden)]
+pub mod addresses;
 #[doc(hidden)]
 pub mod ages;
 #[doc(hidden)]

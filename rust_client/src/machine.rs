@@ -3,8 +3,9 @@
 //! A worker is in a session or outside, and may probe shared memory before a session
 //! (`phases::SESSIONS`). In a session, each message goes to the follower of its model. Outside,
 //! staged and running versions stay as they are, and the worker repeats `hello`, so that it rejoins
-//! a restarted publisher.
+//! a restarted publisher, or joins the publisher at the next of its addresses.
 
+use crate::addresses::Addresses;
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
 use crate::follower::{Follower, ModelState};
@@ -64,6 +65,7 @@ pub struct WorkerMachine {
     host: Arc<dyn Host>,
     keyring: Option<Keyring>, // opens sealed versions; None: versions come in the clear
     ages: Ages,
+    addresses: Addresses,
     data: String,
     subscribed: bool,
     heard_at: Time,
@@ -98,6 +100,7 @@ impl WorkerMachine {
             host,
             keyring: None,
             ages: Ages::default(),
+            addresses: Addresses::new(1, &timing),
             data: String::new(),
             subscribed: false,
             heard_at: Time::ZERO,
@@ -120,6 +123,11 @@ impl WorkerMachine {
     /// Makes the worker accept patches, and announce that in its hello.
     pub fn take_patches(&mut self) {
         self.followers.iter_mut().for_each(|(follower, _)| follower.take_patches());
+    }
+
+    /// Sets the number of control addresses, in order of preference; default: 1.
+    pub fn use_addresses(&mut self, count: usize) {
+        self.addresses = Addresses::new(count, &self.timing);
     }
 
     pub fn timing(&self) -> &Timing {
@@ -358,10 +366,7 @@ impl WorkerMachine {
                 _ => Vec::new(),
             },
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
-            | "revoked" => {
-                self.change_session(Change::Refused);
-                vec![Effect::Refused { code: refuse.code, text: escaped(&refuse.text) }]
-            }
+            | "revoked" => self.turned_away(refuse.code, escaped(&refuse.text), now),
             _ => vec![Effect::Notice { code: escaped(&refuse.code), text: escaped(&refuse.text) }],
         }
     }
@@ -426,7 +431,11 @@ impl WorkerMachine {
                 welcome.epoch,
                 self.applied_epoch()
             );
-            return vec![Effect::Refused { code: "stale-epoch".to_owned(), text }];
+            let code = "stale-epoch".to_owned();
+            if self.addresses.are_several() {
+                return self.turned_away(code, text, now);
+            }
+            return vec![Effect::Refused { code, text }];
         }
         self.ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch(), now);
         let ticket = token_of(&welcome.features, TICKET).to_owned();
@@ -440,6 +449,7 @@ impl WorkerMachine {
         self.change_session(Change::Welcomed);
         self.epoch = welcome.epoch;
         (self.heard_at, self.redial_at) = (now, None);
+        self.addresses.joined(now);
         self.ping_every = self.timing.ping.min(Duration::from_millis(welcome.ping_ms));
         self.subscribed = false;
         let mut effects = vec![Effect::Joined { epoch: welcome.epoch }];
@@ -494,24 +504,71 @@ impl WorkerMachine {
         self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
 
-    fn call_again(&mut self) -> Vec<Effect> {
+    fn call_again(&mut self, now: Time) -> Vec<Effect> {
         (self.unanswered_since, self.redial_at) = (None, None);
-        if self.change_session(Change::Silent) {
-            vec![Effect::Lost, Effect::Redial]
+        let lost = self.change_session(Change::Silent).then_some(Effect::Lost);
+        let redial = if self.addresses.are_several() { self.change_over(now) } else { vec![Effect::Redial] };
+        lost.into_iter().chain(redial).collect()
+    }
+
+    /// Handles a control connection that ended or could not be opened. With one address, `Control`
+    /// dials again, and the session may go on.
+    pub fn disconnected(&mut self, now: Time) -> Vec<Effect> {
+        if self.addresses.are_several() {
+            self.call_again(now)
         } else {
-            vec![Effect::Redial]
+            Vec::new()
         }
     }
 
-    /// Handles a handshake that failed for lack of the right key: the worker redials after a pause.
-    /// `why` is the error message.
+    /// Ends the session, since the publisher refuses this worker. With several addresses, the next
+    /// one is tried.
+    fn turned_away(&mut self, code: String, text: String, now: Time) -> Vec<Effect> {
+        self.change_session(Change::Refused);
+        let mut effects = vec![Effect::Refused { code, text }];
+        if self.addresses.are_several() {
+            effects.extend(self.change_over(now));
+        }
+        effects
+    }
+
+    fn change_over(&mut self, now: Time) -> Vec<Effect> {
+        let (to, pause) = self.addresses.advance(now);
+        self.leave();
+        vec![Effect::ChangeOver { to, pause }]
+    }
+
+    /// Forgets what is known of the publisher at one address, before the worker dials another one.
+    fn leave(&mut self) {
+        (self.unanswered_since, self.said_hello_at) = (None, None);
+        self.data.clear(); // on another host, the same text is another endpoint
+    }
+
+    /// Handles the answer of a probe: true if a publisher listens at the first address. Then the
+    /// worker returns there.
+    pub fn probed(&mut self, answers: bool, now: Time) -> Vec<Effect> {
+        self.addresses.probed(now);
+        if !answers || !self.in_session() || self.addresses.is_first() {
+            return Vec::new();
+        }
+        let mut effects = self.close();
+        self.change_session(Change::Silent);
+        let to = self.addresses.go_back(now);
+        self.leave();
+        effects.push(Effect::ChangeOver { to, pause: Duration::ZERO });
+        effects
+    }
+
+    /// Handles a handshake that failed for lack of the right key: the worker redials after a pause,
+    /// or dials its next address. `why` is the error message.
     pub fn shut_out(&mut self, why: &str, now: Time) -> Vec<Effect> {
         if self.redial_at.is_some() {
             return Vec::new();
         }
-        self.redial_at = Some(now + self.timing.ping); // K5
-        self.change_session(Change::Refused);
-        vec![Effect::Refused { code: "keys".to_owned(), text: why.to_owned() }]
+        if !self.addresses.are_several() {
+            self.redial_at = Some(now + self.timing.ping); // K5
+        }
+        self.turned_away("keys".to_owned(), why.to_owned(), now)
     }
 
     /// Handles the loss of the data connection and of its ticket. If a hello is due, returns it:
@@ -606,12 +663,15 @@ impl WorkerMachine {
             keyring.expire(now);
         }
         if self.silent(now) || self.redial_at.map_or(false, |at| now >= at) {
-            return self.call_again();
+            return self.call_again(now);
         }
         if !self.in_session() {
             return Vec::new();
         }
         let mut effects = Vec::new();
+        if self.addresses.take_probe(now) {
+            effects.push(Effect::Probe);
+        }
         let lacks = self.keyring.as_ref().map_or(false, Keyring::lacks);
         let elsewhere = self.applied_epoch() > self.epoch; // a late apply raised the epoch (W3)
         if (lacks || elsewhere) && self.may_say_hello(now) {

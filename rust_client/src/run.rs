@@ -13,16 +13,17 @@ use crate::machine::{State, Ticket, WorkerMachine};
 use crate::messages::encode;
 use crate::names::Names;
 use crate::patching::{Base, Patching};
+use crate::probe::Probe;
 use crate::protocol::codes::Code;
 use crate::raw::fork::Process;
 use crate::ready_queue::ReadyQueue;
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
 use crate::waker::Waker;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::os::unix::io::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,8 +60,11 @@ pub enum Outcome {
 pub enum Event {
     /// The publisher has admitted this worker.
     Joined { epoch: u64 },
-    /// The publisher is lost. The worker sends `hello` until the publisher answers.
+    /// The publisher is lost. The worker sends `hello` until the publisher answers, or changes over
+    /// to the next of its addresses.
     Lost,
+    /// The worker, which has several addresses, is with another one from now on.
+    ChangedOver { from: String, to: String },
     /// The publisher refuses this worker.
     Refused { code: Code, text: String },
     /// A version was rejected. The previous version still runs, unless the text says that none
@@ -79,6 +83,7 @@ pub struct Shared {
     pub ready_queue: ReadyQueue,
     waker: Arc<Waker>,
     stopping: AtomicBool,
+    address: AtomicUsize,                                  // index of the present one
     pub outcomes: Mutex<VecDeque<(String, Key, Outcome)>>, // in the order in which they happened
     calls: Mutex<Vec<Calling>>,
     state: Mutex<State>, // at the last tick
@@ -91,6 +96,7 @@ impl Shared {
             ready_queue: ReadyQueue::new()?,
             waker: Arc::new(Waker::new()?),
             stopping: AtomicBool::new(false),
+            address: AtomicUsize::new(0),
             outcomes: Mutex::default(),
             calls: Mutex::default(),
             state: Mutex::default(),
@@ -149,6 +155,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the index of the address that the worker is with.
+    pub fn address(&self) -> usize {
+        self.address.load(Ordering::Acquire)
+    }
+
     /// Makes the worker's thread send `bye` and end.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
@@ -160,15 +171,17 @@ impl Shared {
 pub struct Loop {
     pub machine: WorkerMachine,
     pub control: Control,
-    pub address: String,
+    pub addresses: Vec<String>,
     pub worker: String,
     pub shared: Arc<Shared>,
     pub listener: Option<Listener>,
     host: Arc<dyn Host>,
     decoder: Decoder,
     data: Subscription<Ticket>,
+    probe: Probe,
     begun: Instant,
-    names: Option<Names>,
+    names: Vec<Names>,
+    refusals: BTreeMap<usize, (Code, String)>, // of this round, by address
     told: Option<(String, Key, &'static str)>, // last reported rejection, to skip repetitions
     overflowed: HashSet<(String, String)>,     // models and tensors whose overflow was reported
 }
@@ -177,7 +190,7 @@ impl Loop {
     pub fn new(
         machine: WorkerMachine,
         control: Control,
-        address: String,
+        addresses: Vec<String>,
         worker: String,
         shared: Arc<Shared>,
         listener: Option<Listener>,
@@ -186,20 +199,22 @@ impl Loop {
         let data = Subscription::new(shared.waker.clone());
         let begun = Instant::now();
         let decoder = Decoder::new(shared.clone());
-        let names = Names::of(&address);
+        let names = addresses.iter().filter_map(|address| Names::of(address)).collect();
         let told = None;
         Loop {
             machine,
             control,
-            address,
+            addresses,
             worker,
             shared,
             listener,
             host,
             decoder,
             data,
+            probe: Probe::default(),
             begun,
             names,
+            refusals: BTreeMap::new(),
             told,
             overflowed: HashSet::new(),
         }
@@ -236,6 +251,7 @@ impl Loop {
         if found.control {
             self.take_control();
         }
+        self.note_changes();
         if self.control.is_open() {
             let effects = self.machine.connected(self.now());
             self.perform(effects);
@@ -246,24 +262,39 @@ impl Loop {
         }
         if due {
             let now = self.now();
-            let (changed, refused) = self.control.changed(now, self.machine.timing().lost_after);
-            if changed {
-                self.machine.changed(now);
-            }
-            let mut effects = refused.map_or_else(Vec::new, |why| self.machine.shut_out(why, now));
+            let mut effects = Vec::new();
             if self.data.needs_ticket() {
                 effects.extend(self.machine.without_ticket(now));
             }
             effects.extend(self.machine.tick(now));
             self.perform(effects);
             let inside = self.machine.in_session();
-            if let Some(text) = self.names.as_mut().and_then(|names| names.poll(inside, now)) {
+            let unknown: Vec<_> = self.names.iter_mut().filter_map(|name| name.poll(inside, now)).collect();
+            for text in unknown {
                 self.tell(Event::Notice { code: Code::from("unknown-host"), text });
             }
             self.note_state();
             *next_tick = now + TICK;
         }
         Ok(())
+    }
+
+    /// Handles changes of the control connection, and the answer of a probe.
+    fn note_changes(&mut self) {
+        let now = self.now();
+        let changes = self.control.changed(now, self.machine.timing().lost_after);
+        if changes.any {
+            self.machine.changed(now);
+        }
+        let mut effects = match changes.refused {
+            Some(why) => self.machine.shut_out(why, now),
+            None if changes.ended => self.machine.disconnected(now),
+            None => Vec::new(),
+        };
+        if let Some(answers) = self.probe.ended() {
+            effects.extend(self.machine.probed(answers, now));
+        }
+        self.perform(effects);
     }
 
     fn note_state(&self) {
@@ -282,8 +313,9 @@ impl Loop {
         items.extend(control.map(watched));
         items.extend(data.map(watched));
         let (said, here) = (self.control.has_arrived(), self.data.has_arrived());
+        let changed = self.control.has_changed();
         let open = writable && self.control.is_open(); // a due hello is sent without waiting
-        let milliseconds = if here || said || open { 0 } else { (time.as_micros() + 999) / 1000 };
+        let milliseconds = if here || said || open || changed { 0 } else { (time.as_micros() + 999) / 1000 };
         match zmq::poll(&mut items, milliseconds as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
@@ -392,6 +424,8 @@ impl Loop {
                 Effect::Subscribe { topic, on } => self.data.subscribe(&topic, on),
                 Effect::Connect { endpoint, ticket } => self.connect(&endpoint, ticket),
                 Effect::Redial => self.redial(),
+                Effect::ChangeOver { to, pause } => self.change_over(to, pause),
+                Effect::Probe => self.probe.start(self.control.first(), self.shared.waker()),
                 Effect::Ready(staged) => {
                     if let Some(older) = self.shared.ready_queue.put(staged) {
                         let (model, key) = (older.model.clone(), older.key);
@@ -405,6 +439,7 @@ impl Loop {
                     self.host.renamed(&model, was, key, &metadata)
                 }
                 Effect::Joined { epoch } => {
+                    self.refusals.clear();
                     self.note_state();
                     self.tell(Event::Joined { epoch }); // before `wait_joined` returns
                     self.shared.ready_queue.join(epoch);
@@ -434,6 +469,17 @@ impl Loop {
         self.data.redial(&mut self.machine);
     }
 
+    fn change_over(&mut self, to: usize, pause: Duration) {
+        if !pause.is_zero() {
+            self.refused_everywhere();
+        }
+        self.control.change_over(to, self.now() + pause);
+        self.data.disconnect(&mut self.machine);
+        let from = self.shared.address.swap(to, Ordering::AcqRel);
+        let [from, to] = [from, to].map(|at| self.addresses[at].clone());
+        self.tell(Event::ChangedOver { from, to });
+    }
+
     fn rejected(&mut self, model: String, key: Key, code: &'static str, text: String) {
         let told = Some((model.clone(), key, code));
         if self.told == told {
@@ -454,12 +500,29 @@ impl Loop {
 
     fn refused(&mut self, code: Code, text: String) {
         self.tell(Event::Refused { code: code.clone(), text: text.clone() });
-        self.shared.ready_queue.refuse(Error::Refused {
-            worker: self.worker.clone(),
-            address: self.address.clone(),
-            code,
-            text,
-        });
+        if let [address] = &self.addresses[..] {
+            let (worker, address) = (self.worker.clone(), address.clone());
+            self.shared.ready_queue.refuse(Error::Refused { worker, address, code, text });
+        } else {
+            self.refusals.insert(self.shared.address(), (code, text));
+        }
+    }
+
+    /// Ends a round in which no address gave this worker a session: an error for the user, if a
+    /// publisher refused the worker.
+    fn refused_everywhere(&mut self) {
+        let refusals = std::mem::take(&mut self.refusals);
+        let code = match refusals.values().next() {
+            Some((code, _)) => code.clone(),
+            None => return,
+        };
+        let answer = |(at, address): (usize, &String)| match refusals.get(&at) {
+            Some((code, text)) => format!("{} ({}): {}", address, code, text),
+            None => format!("{}: no session", address),
+        };
+        let text = self.addresses.iter().enumerate().map(answer).collect::<Vec<_>>().join("; ");
+        let (worker, address) = (self.worker.clone(), self.addresses.join(", "));
+        self.shared.ready_queue.refuse(Error::Refused { worker, address, code, text });
     }
 
     fn tell(&mut self, event: Event) {

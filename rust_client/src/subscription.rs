@@ -106,18 +106,26 @@ impl<T: Copy> Subscription<T> {
     /// Connects to this endpoint instead of the previous one. If `ticket` is not empty, every
     /// connection needs a ticket, which is valid once.
     pub fn connect(&mut self, endpoint: Endpoint, ticket: String, places: &mut impl Places<Ticket = T>) {
+        if self.endpoint.as_ref() != Some(&endpoint) {
+            self.disconnect(places);
+            self.endpoint = Some(endpoint);
+        }
         self.ticketed = !ticket.is_empty();
         self.ticket = ticket;
-        if self.endpoint.as_ref() != Some(&endpoint) {
-            self.redial(places);
-            self.endpoint = Some(endpoint);
-            self.generation += 1;
-        }
     }
 
     /// True if no connection can be made because the ticket was used.
     pub fn needs_ticket(&self) -> bool {
         self.ticketed && self.ticket.is_empty() && self.connection.is_none() && !self.dialling
+    }
+
+    /// Closes the connection. The next one needs another call of `connect`.
+    pub fn disconnect(&mut self, places: &mut impl Places<Ticket = T>) {
+        self.redial(places);
+        self.endpoint = None;
+        self.ticketed = false;
+        self.generation += 1;
+        self.dialling = false; // a lookup of another host may take long
     }
 
     /// Closes the connection and dials again at once.
@@ -232,8 +240,11 @@ impl<T: Copy> Subscription<T> {
     }
 
     fn adopt(&mut self, dialled: Dialled, now: Time) {
+        if dialled.generation != self.generation {
+            return;
+        }
         self.dialling = false;
-        if dialled.generation != self.generation || self.connection.is_some() {
+        if self.connection.is_some() {
             return;
         }
         if let Ok(connection) = dialled.connection {

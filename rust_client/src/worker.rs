@@ -102,7 +102,7 @@ impl Target {
 /// Configures and starts a `Worker`.
 #[must_use = "nothing happens before `connect`"]
 pub struct Builder {
-    address: String,
+    addresses: Vec<String>,
     name: Option<String>,
     client: String,
     targets: BTreeMap<String, Target>,
@@ -122,18 +122,26 @@ pub struct Builder {
 
 /// Source of the keys, if configured.
 enum Keys {
-    At(PathBuf), // empty: no keys
-    Here(WorkerKeys),
+    At(PathBuf),           // empty: no keys
+    Here(Vec<WorkerKeys>), // one for all addresses, or one for each
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let models: Vec<&String> = self.targets.keys().collect();
-        write!(f, "Builder(of {}: {:?})", self.address, models)
+        write!(f, "Builder(of {}: {:?})", self.addresses.join(", "), models)
     }
 }
 
 impl Builder {
+    /// Adds an address that the worker changes over to when those before fail: a publisher, or a
+    /// relay of it. After the last one, the worker tries the first one again. While it is with
+    /// another address than the first, it returns to the first one once a publisher answers there.
+    pub fn fallback(mut self, address: impl Into<String>) -> Builder {
+        self.addresses.extend(Endpoint::addresses_in(&address.into()));
+        self
+    }
+
     /// Sets the worker's name, which must be unique among the publisher's workers. Default: host
     /// name, process id and a random suffix.
     pub fn name(mut self, name: impl Into<String>) -> Builder {
@@ -215,15 +223,21 @@ impl Builder {
     /// Sets the path of this worker's key file from `weightbus keygen`, or of its folder, where
     /// `name` selects the file. The worker then accepts only the publisher whose key is in the
     /// file, and all traffic is encrypted. Default: the path in the environment variable
-    /// `WEIGHTBUS_KEYS`, else no keys. An empty path means no keys.
+    /// `WEIGHTBUS_KEYS`, else no keys. An empty path means no keys. A worker with several addresses
+    /// may have a path for each of them, in the same order, separated by commas.
     pub fn keys(mut self, path: impl Into<PathBuf>) -> Builder {
         self.keys = Some(Keys::At(path.into()));
         self
     }
 
     /// Sets this worker's keys instead of the path of a file.
-    pub fn worker_keys(mut self, keys: WorkerKeys) -> Builder {
-        self.keys = Some(Keys::Here(keys));
+    pub fn worker_keys(self, keys: WorkerKeys) -> Builder {
+        self.worker_keys_of_each([keys])
+    }
+
+    /// Sets this worker's keys for each of its addresses, in the same order.
+    pub fn worker_keys_of_each(mut self, keys: impl IntoIterator<Item = WorkerKeys>) -> Builder {
+        self.keys = Some(Keys::Here(keys.into_iter().collect()));
         self
     }
 
@@ -278,14 +292,14 @@ impl Builder {
     pub fn connect(mut self) -> Result<Worker, Error> {
         self.check()?;
         let keys = self.own_keys()?;
-        Endpoint::parse(&self.address)?;
-        let form = keys.as_ref().map_or("*", WorkerKeys::name);
+        self.check_addresses()?;
+        let form = keys.first().map_or("*", WorkerKeys::name);
         let name = self.name.unwrap_or_else(|| form.replace('*', &default_name()));
         if !is_name(&name) {
             return Err(Error::Setup(format!("{:?} cannot name a worker: {}", name, NAME_RULE)));
         }
         check_descriptors()
-            .map_err(|error| Error::Io { what: format!("cannot connect to {}", self.address), error })?;
+            .map_err(|error| Error::Io { what: format!("cannot connect to {}", self.addresses[0]), error })?;
         let broken = |what: &str| {
             let what = format!("worker {:?} cannot start: {}", name, what);
             move |error| Error::Io { what, error }
@@ -311,7 +325,8 @@ impl Builder {
                 machine.expect_tensors(id, model.count());
             }
         }
-        if keys.is_some() {
+        machine.use_addresses(self.addresses.len());
+        if !keys.is_empty() {
             machine.take_sealed();
         }
         if self.patches {
@@ -319,24 +334,45 @@ impl Builder {
         }
         let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
         let payload_max = machine.payload_bytes_max();
-        let control = Control::connect(&self.address, keys.as_ref(), payload_max, shared.waker())?;
+        let control = Control::connect(&self.addresses, &keys, payload_max, shared.waker())?;
         let control = control.any_data_host(self.any_data_host);
-        let (address, listener) = (self.address.clone(), self.listener);
-        let run = Loop::new(machine, control, address, name.clone(), shared.clone(), listener, host);
+        let (addresses, listener) = (self.addresses.clone(), self.listener);
+        let run = Loop::new(machine, control, addresses, name.clone(), shared.clone(), listener, host);
         let thread = thread::Builder::new().name("weightbus-worker".to_owned());
         let thread = thread.spawn(move || run.run()).map_err(broken("no thread"))?;
-        let (address, functions) = (self.address, self.functions);
-        Ok(Worker { name, address, targets, functions, alike, shared, thread: Mutex::new(Some(thread)) })
+        let (addresses, functions) = (self.addresses, self.functions);
+        Ok(Worker { name, addresses, targets, functions, alike, shared, thread: Mutex::new(Some(thread)) })
     }
 
-    fn own_keys(&mut self) -> Result<Option<WorkerKeys>, Error> {
-        let path = match self.keys.take() {
-            Some(Keys::Here(keys)) => return Ok(Some(keys)),
-            Some(Keys::At(path)) => path,
-            None => std::env::var_os("WEIGHTBUS_KEYS").unwrap_or_default().into(),
+    /// Returns this worker's keys: none, those for all addresses, or those for each.
+    fn own_keys(&mut self) -> Result<Vec<WorkerKeys>, Error> {
+        let (name, count) = (self.name.as_deref(), self.addresses.len());
+        let keys = match self.keys.take() {
+            Some(Keys::Here(keys)) => keys,
+            Some(Keys::At(path)) => WorkerKeys::read_all(&path, name, count)?,
+            None => WorkerKeys::read_all(
+                std::env::var_os("WEIGHTBUS_KEYS").unwrap_or_default().as_ref(),
+                name,
+                count,
+            )?,
         };
-        let given = !path.as_os_str().is_empty();
-        given.then(|| WorkerKeys::read(path, self.name.as_deref())).transpose()
+        if keys.len() > 1 && keys.len() != count {
+            let text =
+                format!("{} keys for {} addresses; give one for all, or one for each", keys.len(), count);
+            return Err(Error::Keys(text));
+        }
+        Ok(keys)
+    }
+
+    fn check_addresses(&self) -> Result<(), Error> {
+        for (at, address) in self.addresses.iter().enumerate() {
+            Endpoint::parse(address)?;
+            if self.addresses[..at].contains(address) {
+                let text = format!("address {:?} is given twice; give each address once", address);
+                return Err(Error::Setup(text));
+            }
+        }
+        Ok(())
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -410,7 +446,7 @@ impl Host for UserHost {
 /// methods take `&self`: several threads may share a worker.
 pub struct Worker {
     name: String,
-    address: String,
+    addresses: Vec<String>,
     targets: Arc<BTreeMap<String, Target>>,
     functions: Functions,
     alike: bool, // models hold the exact bytes of a version
@@ -421,7 +457,7 @@ pub struct Worker {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let models: Vec<&String> = self.targets.keys().collect();
-        write!(f, "Worker({} of {}: {:?})", self.name, self.address, models)
+        write!(f, "Worker({} of {}: {:?})", self.name, self.addresses.join(", "), models)
     }
 }
 
@@ -449,10 +485,11 @@ enum Attempt {
 
 impl Worker {
     /// Returns a builder of a worker for the publisher at this address: `tcp://HOST:PORT` or
-    /// `ipc://PATH`.
+    /// `ipc://PATH`. The text may have several addresses, in order of preference, separated by
+    /// commas (see `Builder::fallback`).
     pub fn builder(address: impl Into<String>) -> Builder {
         Builder {
-            address: address.into(),
+            addresses: Endpoint::addresses_in(&address.into()),
             name: None,
             client: concat!("weightbus-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
             targets: BTreeMap::new(),
@@ -475,9 +512,15 @@ impl Worker {
         &self.name
     }
 
-    /// Returns the publisher's address.
+    /// Returns the publisher's address. Of a worker with several addresses: the one that it is with,
+    /// or tries now.
     pub fn address(&self) -> &str {
-        &self.address
+        &self.addresses[self.shared.address()]
+    }
+
+    /// Returns all addresses of the worker, in order of preference.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
     }
 
     /// Applies the newest version that has arrived, and waits for one if necessary. Returns `None`
@@ -941,7 +984,7 @@ mod tests {
         let apply: Option<Decide> = Some(Box::new(apply));
         Worker {
             name: "w".to_owned(),
-            address: String::new(),
+            addresses: vec![String::new()],
             targets: Arc::new(BTreeMap::from([("m".to_owned(), Target::InPlace(model.clone()))])),
             functions: Functions { before: None, apply, timeout },
             alike: true,

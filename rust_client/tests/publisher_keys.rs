@@ -72,6 +72,18 @@ impl Folder {
         WorkerKeys::from_json(&json).unwrap()
     }
 
+    /// Writes the key file of a worker, and returns its path.
+    fn file_of(&self, name: &str, Pair { public, secret }: &Pair) -> String {
+        let file = self.path.join(format!("{}.json", name));
+        let json = format!(
+            r#"{{"name": {:?}, "public": {:?}, "secret": {:?}, "publisher": {:?}}}"#,
+            name, public, secret, self.publisher
+        );
+        fs::write(&file, json).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        file.display().to_string()
+    }
+
     fn revoke(&self, name: &str) {
         fs::remove_file(self.path.join("allowed").join(format!("{}.json", name))).unwrap();
     }
@@ -181,6 +193,27 @@ fn who_is_revoked_runs_on_gets_nothing_more_and_may_come_back() {
     };
     assert_eq!(update.version, 2);
     published(&publisher, &[&w, &other], b"and what all see");
+}
+
+#[test]
+fn each_address_has_a_key_of_its_own() {
+    let (one, two) = (Folder::new("first"), Folder::new("next"));
+    let pairs = [Pair::new(), Pair::new()];
+    let (second, first) = (two.publisher(), one.publisher()); // the first one has the later epoch
+    let list = format!("{},{}", first.address(), second.address());
+    let builder = || Worker::builder(&list[..]).name("w").snapshots(MODEL);
+    let files = [one.file_of("w", &pairs[0]), two.file_of("w", &pairs[1])];
+    two.allow("w", "worker", &pairs[1].public);
+    let worker = builder().keys(files.join(",")).connect().unwrap();
+    assert!(second.wait_for_workers(1, MODEL, LONG).unwrap(), "the first one does not allow its key");
+    assert_eq!(worker.address(), second.address());
+    published(&second, &[&worker], PLAIN);
+    one.allow("w", "worker", &pairs[0].public);
+    drop(second);
+    assert!(first.wait_for_workers(1, MODEL, LONG).unwrap());
+
+    let three = builder().keys([&files[0][..]; 3].join(",")).connect();
+    assert!(three.unwrap_err().to_string().contains("3 keys for 2 addresses"));
 }
 
 #[test]

@@ -266,6 +266,8 @@ impl World {
                 Effect::Refused { code, text } => panic!("{}: {}", code, text),
                 Effect::Connect { .. }
                 | Effect::Redial
+                | Effect::ChangeOver { .. }
+                | Effect::Probe
                 | Effect::Renamed { .. }
                 | Effect::Joined { .. }
                 | Effect::Lost

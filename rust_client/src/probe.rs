@@ -1,0 +1,62 @@
+//! Finds out whether a ZeroMQ socket answers at an endpoint, without blocking the worker's thread.
+
+use crate::endpoint::Endpoint;
+use crate::framing::greeting;
+use crate::subscription::dial;
+use crate::waker::Waker;
+use std::io::{self, Read, Write};
+use std::sync::mpsc::{channel, Receiver, TryRecvError};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(1); // for each address of a host, and for the answer
+const SIGNATURE_BYTES: usize = 10; // of a greeting: then the peer knows that this is ZMTP
+
+/// At most one probe at a time.
+#[derive(Default)]
+pub struct Probe(Option<Receiver<bool>>);
+
+impl Probe {
+    /// Starts a thread that probes the endpoint and wakes the worker's thread, unless a probe is
+    /// under way.
+    pub fn start(&mut self, endpoint: &Endpoint, waker: Arc<Waker>) {
+        if self.0.is_some() {
+            return;
+        }
+        let (found, answer) = channel();
+        let endpoint = endpoint.clone();
+        let probe = move || {
+            let _ = found.send(answers(&endpoint).unwrap_or(false)); // the receiver may be gone
+            drop(found);
+            waker.wake();
+        };
+        self.0 = Some(answer);
+        let _ = thread::Builder::new().name("weightbus-probe".to_owned()).spawn(probe);
+        // else no answer
+    }
+
+    /// Returns the result of a probe that has ended.
+    pub fn ended(&mut self) -> Option<bool> {
+        let result = match self.0.as_ref()?.try_recv() {
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => false, // no thread could be started
+            Ok(found) => found,
+        };
+        self.0 = None;
+        Some(result)
+    }
+}
+
+/// True if the first byte of the peer is that of a greeting.
+fn answers(endpoint: &Endpoint) -> io::Result<bool> {
+    let mut connection = dial(endpoint, PATIENCE)?;
+    connection.set_nonblocking(false)?;
+    connection.set_write_timeout(Some(PATIENCE))?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    let mine = &greeting(false, false)[..SIGNATURE_BYTES];
+    connection.write_all(mine)?;
+    let mut first = [0];
+    connection.read_exact(&mut first)?;
+    Ok(first[0] == mine[0])
+}
