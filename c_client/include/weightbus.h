@@ -125,7 +125,7 @@ typedef struct {
 
 // An event of a worker or a publisher, for logs and screens. It is borrowed for the call.
 typedef struct {
-  // "joined", "lost", "refused", "rejected" or "notice"; others may be added.
+  // "joined", "lost", "refused", "rejected", "changed-over" or "notice"; others may be added.
   const char *kind;
   // Model of an event about a version, else empty. Of a publisher: name of a worker.
   const char *model;
@@ -167,7 +167,10 @@ typedef struct {
   // A library that knows fewer fields accepts more fields if they are zero; else it returns
   // WB_INVALID.
   size_t size;
-  // Address of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
+  // Address of the publisher: "tcp://HOST:PORT" or "ipc://PATH". Or several addresses, of relays
+  // and the publisher, separated by commas, in order of preference. The worker changes over to
+  // the next one when one fails ("changed-over"), and returns to the first one once a publisher
+  // answers there.
   const char *address;
   // Name of this worker, unique among the publisher's workers. NULL: a name is generated.
   const char *name;
@@ -201,7 +204,8 @@ typedef struct {
   const char *client;
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
   // or of the folder, or the content of the file, which begins with {. NULL: the environment's
-  // WEIGHTBUS_KEYS, else no keys. "": no keys.
+  // WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, it may have a path for each
+  // of them, in the same order, separated by commas.
   const char *keys;
   // True: every version arrives whole, never as a patch on the running one. With `partial` or
   // `cast`, patches need a second copy of the running version.
@@ -406,6 +410,10 @@ wb_code wb_connect(const wb_options *options, wb_worker **worker);
 
 // Returns the name of a worker, which is valid as long as the worker; empty for NULL.
 const char *wb_name(const wb_worker *worker);
+
+// Returns the address that a worker is with, or tries now, which is valid as long as the worker;
+// empty for NULL.
+const char *wb_worker_address(const wb_worker *worker);
 
 // Waits until the publisher admits the worker, and sets `epoch`, unless it is NULL, to the
 // publisher's.

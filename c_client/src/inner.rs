@@ -377,10 +377,24 @@ impl CMetadata {
     }
 }
 
-/// Returns the worker with its name as a text for C.
+/// The name and the addresses of a worker, as texts for C.
+pub struct Names {
+    pub worker: CString,
+    addresses: Vec<CString>,
+}
+
+impl Names {
+    pub fn address(&self, address: &str) -> *const c_char {
+        let found = self.addresses.iter().find(|known| known.as_bytes() == address.as_bytes());
+        found.map_or(b"\0".as_ptr().cast(), |address| address.as_ptr())
+    }
+}
+
+/// Returns the worker with its name and addresses as texts for C.
 pub fn named(worker: Worker) -> wb_worker {
-    let name = c_text(worker.name());
-    wb_worker(worker, name, KeptMetadata::default())
+    let addresses = worker.addresses().iter().map(|address| c_text(address)).collect();
+    let names = Names { worker: c_text(worker.name()), addresses };
+    wb_worker(worker, names, KeptMetadata::default())
 }
 
 /// A pointer that is only passed on to the caller's functions.
@@ -407,12 +421,17 @@ pub fn listener(
 ) -> impl FnMut(&Event) + Send + 'static {
     let user = User::new(user);
     move |event| {
+        let moved;
         let (kind, (model, epoch, version), code, text) = match event {
             Event::Joined { epoch } => ("joined", ("", *epoch, 0), "", ""),
             Event::Lost => ("lost", ("", 0, 0), "", ""),
             Event::Refused { code, text } => ("refused", ("", 0, 0), code.as_str(), &text[..]),
             Event::Rejected { model, epoch, version, code, text } => {
                 ("rejected", (&model[..], *epoch, *version), code.as_str(), &text[..])
+            }
+            Event::ChangedOver { from, to } => {
+                moved = format!("from {} to {}", from, to);
+                ("changed-over", ("", 0, 0), "", &moved[..])
             }
             Event::Notice { code, text } => ("notice", ("", 0, 0), code.as_str(), &text[..]),
             _ => return,

@@ -76,7 +76,7 @@ pub struct wb_wanted {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_event {
-    /// "joined", "lost", "refused", "rejected" or "notice"; others may be added.
+    /// "joined", "lost", "refused", "rejected", "changed-over" or "notice"; others may be added.
     pub kind: *const c_char,
     /// Model of an event about a version, else empty. Of a publisher: name of a worker.
     pub model: *const c_char,
@@ -123,7 +123,10 @@ pub struct wb_options {
     /// A library that knows fewer fields accepts more fields if they are zero; else it returns
     /// WB_INVALID.
     pub size: usize,
-    /// Address of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
+    /// Address of the publisher: "tcp://HOST:PORT" or "ipc://PATH". Or several addresses, of relays
+    /// and the publisher, separated by commas, in order of preference. The worker changes over to
+    /// the next one when one fails ("changed-over"), and returns to the first one once a publisher
+    /// answers there.
     pub address: *const c_char,
     /// Name of this worker, unique among the publisher's workers. NULL: a name is generated.
     pub name: *const c_char,
@@ -157,7 +160,8 @@ pub struct wb_options {
     pub client: *const c_char,
     /// This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
     /// or of the folder, or the content of the file, which begins with {. NULL: the environment's
-    /// WEIGHTBUS_KEYS, else no keys. "": no keys.
+    /// WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, it may have a path for each
+    /// of them, in the same order, separated by commas.
     pub keys: *const c_char,
     /// True: every version arrives whole, never as a patch on the running one. With `partial` or
     /// `cast`, patches need a second copy of the running version.
@@ -231,7 +235,7 @@ pub struct wb_model(weightbus_core::Model);
 /// Read access to a model.
 pub struct wb_reading(#[allow(dead_code)] inner::Reading); // only its end matters
 /// A worker.
-pub struct wb_worker(weightbus_core::Worker, CString, inner::KeptMetadata);
+pub struct wb_worker(weightbus_core::Worker, inner::Names, inner::KeptMetadata);
 /// Metadata of a version.
 pub struct wb_metadata(inner::CMetadata);
 /// A snapshot: a version that never changes.
@@ -519,7 +523,15 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
 #[no_mangle]
 pub unsafe extern "C" fn wb_name(worker: *const wb_worker) -> *const c_char {
     // SAFETY: the caller gives a worker that lives, or NULL.
-    unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.as_ptr())
+    unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.worker.as_ptr())
+}
+
+/// Returns the address that a worker is with, or tries now, which is valid as long as the worker;
+/// empty for NULL.
+#[no_mangle]
+pub unsafe extern "C" fn wb_worker_address(worker: *const wb_worker) -> *const c_char {
+    // SAFETY: the caller gives a worker that lives, or NULL.
+    unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.address(worker.0.address()))
 }
 
 /// Waits until the publisher admits the worker, and sets `epoch`, unless it is NULL, to the

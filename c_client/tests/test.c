@@ -739,6 +739,39 @@ static int kept_by_a_child(bool before[], wb_publisher* publisher, wb_worker* wo
   return count;
 }
 
+static void count_change_overs(const wb_event* event, void* user) {
+  if (strcmp(event->kind, "changed-over") == 0 && strstr(event->text, " to tcp://"))
+    atomic_fetch_add((atomic_int*)user, 1);
+}
+
+static void a_worker_changes_over_to_its_next_address(void) {
+  wb_publisher_options options = {
+      .size = sizeof options, .address = "tcp://127.0.0.1:0", .keys = ""};
+  wb_publisher *first = NULL, *second = NULL;
+  EXPECT(wb_bind(&options, &first) == WB_OK && wb_bind(&options, &second) == WB_OK);
+  char list[128];
+  snprintf(list, sizeof list, "%s,%s", wb_address(first), wb_address(second));
+  atomic_int changes = 0;
+  const wb_wanted wanted = {.id = "line"};
+  const wb_options its = {.size = sizeof its,
+                          .address = list,
+                          .wanted = &wanted,
+                          .wanted_count = 1,
+                          .on_event = count_change_overs,
+                          .user = &changes,
+                          .keys = ""};
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&its, &worker) == WB_OK);
+  EXPECT(wb_wait_for_workers(first, "line", 1, LONG_MS) == WB_OK);
+  EXPECT(strcmp(wb_worker_address(worker), wb_address(first)) == 0 && atomic_load(&changes) == 0);
+  wb_publisher_free(first);
+  EXPECT(wb_wait_for_workers(second, "line", 1, LONG_MS) == WB_OK);
+  EXPECT(strcmp(wb_worker_address(worker), wb_address(second)) == 0 && atomic_load(&changes) > 0);
+  EXPECT(wb_worker_address(NULL)[0] == 0);
+  wb_worker_free(worker);
+  wb_publisher_free(second);
+}
+
 static void a_forked_child_keeps_nothing(bool before[]) {
   wb_publisher_options options = {
       .size = sizeof options, .address = "tcp://127.0.0.1:0", .keys = ""};
@@ -772,6 +805,7 @@ int main(int argc, char** argv) {
   a_trainer_in_c_sends_what_has_changed();
   a_trainer_in_c_with_keys_lets_nobody_else_in();
   what_runs_has_the_words_of_its_new_name();
+  a_worker_changes_over_to_its_next_address();
   a_forked_child_keeps_nothing(before);
   calls_are_back_in_time(false);
   calls_are_back_in_time(true);

@@ -124,6 +124,22 @@ TEST_CASE("a large version changes places with memory of the library's") {
   CHECK(refused.error().text.find("moved from") != std::string::npos);
 }
 
+TEST_CASE("the next address is tried if nothing listens at the first one") {
+  const std::string nowhere = "tcp://127.0.0.1:1";
+  auto worker =
+      Worker::connect({nowhere, address}, options_of("falling-back").snapshots("fallback"));
+  REQUIRE_MESSAGE(worker.ok(), (worker ? "" : worker.error().text));
+  REQUIRE(worker->wait_joined(kLong).ok());
+  CHECK(worker->address() == address);
+  publish("fallback", "4x3", 1);
+  CHECK(next(*worker).version == 1);
+
+  const std::vector<std::string> twice = {address, address};
+  const auto refused = Worker::connect(twice, options_of("twice").snapshots("fallback"));
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().text.find("given twice") != std::string::npos);
+}
+
 TEST_CASE("versions are applied in place, where receive is called") {
   Line line({4, 3});
   Worker worker = connected(options_of("in-place").in_place("place", line.tensors()));

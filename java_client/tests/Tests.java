@@ -38,6 +38,7 @@ final class Tests {
     address = words[words.length - 1];
     network = words.length > 1;
     whatCannotBeIsSaid();
+    theNextAddressIsTried();
     versionsAreWrittenInPlace();
     whatDoesNotFitIsTurnedDown();
     theUserDecides();
@@ -156,6 +157,27 @@ final class Tests {
     same(odd.tensors().toString(), "[a\0é: F32[2], none: I64[0]]");
     same(odd.tensor("a\0é").nbytes(), 8L);
     same(odd.tensor("none").bytes().capacity(), 0);
+  }
+
+  private static void theNextAddressIsTried() {
+    String nowhere = "tcp://127.0.0.1:1";
+    try (Worker worker = Worker.builder(List.of(nowhere, address))
+                             .name("falling-back")
+                             .snapshots("fallback")
+                             .connect()) {
+      expect(worker.joined(LONG).isPresent(), "nobody lets it in");
+      same(worker.address(), address);
+      publish("fallback", "4x3", 1);
+      same(next(worker).version(), 1L);
+    }
+    fails("invalid", "given twice",
+        () -> Worker.builder(List.of(address, address)).snapshots("fallback").connect());
+    fails("invalid", "nowhere/b.json",
+        ()
+            -> Worker.builder(List.of(nowhere, address))
+                   .snapshots("fallback")
+                   .keys(List.of("nowhere/b.json", "nowhere/c.json"))
+                   .connect());
   }
 
   private static void versionsAreWrittenInPlace() throws InterruptedException {

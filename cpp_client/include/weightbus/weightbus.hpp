@@ -17,6 +17,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -401,7 +402,8 @@ struct Offer {
 // publisher. Throwing rejects it.
 using Decide = std::function<std::optional<std::string>(const Offer&)>;
 
-// An event: "joined", "lost", "refused", "rejected" or "notice"; more kinds may be added.
+// An event: "joined", "lost", "refused", "rejected", "changed-over" or "notice"; more kinds may be
+// added.
 struct Event {
   std::string kind, model;
   std::uint64_t epoch = 0, version = 0;
@@ -443,7 +445,8 @@ struct Options {
 
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
   // the path of the folder, or the contents of the file, which begin with {. Not given: the
-  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
+  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys. With several addresses, it may
+  // have a path for each of them, in the same order, separated by commas.
   std::optional<std::string> keys;
 
   // Called in the worker's own thread, which answers the publisher: it must not block, and must not
@@ -501,10 +504,27 @@ class Worker {
  public:
   using Duration = std::chrono::steady_clock::duration;
 
-  // Starts a worker. The publisher may start later.
+  // Starts a worker. The publisher may start later. The text may have several addresses, separated
+  // by commas.
   static Result<Worker> connect(const std::string& address, Options options);
 
+  // The same for several addresses, of relays and the publisher, in order of preference. The worker
+  // changes over to the next one when one fails, and returns to the first one once a publisher
+  // answers there.
+  static Result<Worker> connect(const std::vector<std::string>& addresses, Options options) {
+    std::string list;
+    for (const std::string& address : addresses) list += (list.empty() ? "" : ",") + address;
+    return connect(list, std::move(options));
+  }
+
+  static Result<Worker> connect(std::initializer_list<std::string> addresses, Options options) {
+    return connect(std::vector<std::string>(addresses), std::move(options));
+  }
+
   const std::string& name() const { return core_->name; }
+
+  // The address that the worker is with, or tries now.
+  std::string address() const { return wb_worker_address(core_->raw.get()); }
 
   // Applies the newest version that has arrived, waiting for one if necessary, and returns the
   // update; nullopt if none arrived in time. It is applied in place, in this thread: call it where
@@ -565,7 +585,8 @@ class Worker {
     std::uint64_t epoch = 0;
     const wb_code code = wb_joined(core_->raw.get(), Core::milliseconds(timeout), &epoch);
     if (code == WB_NOTHING)
-      return Error{"timeout", "no publisher has let worker " + name() + " in"};
+      return Error{"timeout",
+                   "no publisher at " + core_->addresses + " has let worker " + name() + " in"};
     if (code != WB_OK) return detail::error_of(code);
     return epoch;
   }
@@ -715,7 +736,7 @@ class Worker {
       return decide(static_cast<Core*>(user)->before_apply, *offer, text, room);
     }
 
-    std::string name;
+    std::string name, addresses;
     std::vector<std::string> ids;
     std::function<void(const Event&)> on_event;
     Decide apply, before_apply;
@@ -780,6 +801,7 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
   if (code != WB_OK) return detail::error_of(code);
   core->raw.reset(made);
   core->name = wb_name(made);
+  core->addresses = address;
   return Worker(std::move(core));
 }
 

@@ -3,7 +3,8 @@ package io.github.weightbus;
 /**
  * An event of a worker, for logs and screens.
  *
- * @param kind "joined", "lost", "refused", "rejected" or "notice"; more kinds may be added
+ * @param kind "joined", "lost", "refused", "rejected", "changed-over" or "notice"; more kinds may
+ *     be added
  * @param model "" unless it is about a version; then the numbers are 0 as well
  * @param code of the protocol, such as "layout-mismatch", or ""
  */

@@ -53,6 +53,8 @@ interface Lib extends Library {
 
   String wb_name(Pointer worker);
 
+  String wb_worker_address(Pointer worker);
+
   int wb_joined(Pointer worker, int timeout_ms, LongByReference epoch);
 
   int wb_receive(Pointer worker, int timeout_ms, RawUpdate update);

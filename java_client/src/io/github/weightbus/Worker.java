@@ -6,6 +6,7 @@ import com.sun.jna.ptr.PointerByReference;
 import java.lang.ref.Reference;
 import java.time.Duration;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalLong;
@@ -38,9 +39,21 @@ public final class Worker implements AutoCloseable {
     volatile Thread telling; // the worker's own, while it calls onEvent
   }
 
-  /** Returns a builder for a worker of the publisher at "tcp://HOST:PORT" or "ipc://PATH". */
+  /**
+   * Returns a builder for a worker of the publisher at "tcp://HOST:PORT" or "ipc://PATH". The text
+   * may have several addresses, separated by commas.
+   */
   public static Builder builder(String address) {
     return new Builder(address);
+  }
+
+  /**
+   * Returns a builder for a worker with several addresses, of relays and the publisher, in order of
+   * preference. The worker changes over to the next one when one fails, and returns to the first
+   * one once a publisher answers there.
+   */
+  public static Builder builder(List<String> addresses) {
+    return new Builder(String.join(",", addresses));
   }
 
   /** The settings of a worker. Nothing is started before {@link #connect}. */
@@ -82,6 +95,11 @@ public final class Worker implements AutoCloseable {
     public Builder keys(String keys) {
       raw.keys = keys;
       return this;
+    }
+
+    /** Sets the path of this worker's keys for each of its addresses, in the same order. */
+    public Builder keys(List<String> paths) {
+      return keys(String.join(",", paths));
     }
 
     /** Sets the size of the largest version to accept, in bytes. Default: 64 GiB. */
@@ -214,6 +232,15 @@ public final class Worker implements AutoCloseable {
   /** Returns the worker's name. */
   public String name() {
     return name;
+  }
+
+  /**
+   * Returns the address that the worker is with, or tries now.
+   *
+   * @throws WeightbusException it was closed ("closed")
+   */
+  public String address() {
+    return handle.use(Lib.LIB::wb_worker_address);
   }
 
   /**
