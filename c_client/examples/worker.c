@@ -1,4 +1,4 @@
-// A worker that keeps the model "line" in memory of its own: worker tcp://HOST:PORT [SECONDS]
+// A worker that keeps the model "line" in memory of its own: worker ADDRESS[,ADDRESS...] [SECONDS]
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ static int fail(const char* what) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    fprintf(stderr, "usage: worker tcp://HOST:PORT [SECONDS]\n");
+    fprintf(stderr, "usage: worker ADDRESS[,ADDRESS...] [SECONDS]\n");
     return 2;
   }
   float slope[3] = {0}, offset = 0;

@@ -25,7 +25,7 @@ void print(const std::string& name, const weightbus::Update& update, double pred
 }
 
 int usage() {
-  std::cerr << "usage: worker ADDRESS [--name NAME] [--patience SECONDS]\n";
+  std::cerr << "usage: worker ADDRESS[,ADDRESS...] [--name NAME] [--patience SECONDS]\n";
   return 2;
 }
 

@@ -16,7 +16,7 @@ import java.util.Optional;
 final class LineWorker {
   public static void main(String[] words) throws InterruptedException {
     if (words.length % 2 == 0) {
-      System.err.println("usage: worker ADDRESS [--name NAME] [--patience SECONDS]");
+      System.err.println("usage: worker ADDRESS[,ADDRESS...] [--name NAME] [--patience SECONDS]");
       System.exit(2);
     }
     Model line = Model.resident(Tensor.f32("slope", 3), Tensor.f32("offset"));

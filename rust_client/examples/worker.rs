@@ -1,6 +1,8 @@
 //! Predicts with the newest weights of the model `line`, and says which version it runs.
 //!
 //! worker tcp://localhost:5555 --name w0
+//!
+//! The address may be a list, separated by commas, in order of preference.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +63,7 @@ struct Options {
 
 impl Options {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
-        let usage = "usage: worker ADDRESS [--name NAME] [--patience SECONDS]";
+        let usage = "usage: worker ADDRESS[,ADDRESS...] [--name NAME] [--patience SECONDS]";
         let mut options = Options { address: String::new(), name: None, patience: Duration::from_secs(30) };
         while let Some(argument) = arguments.next() {
             match argument.as_str() {

@@ -53,7 +53,11 @@ impl Addresses {
     /// Notes that a session begins at the present address.
     pub fn joined(&mut self, now: Time) {
         self.since = Some(now);
-        self.probe_at = (self.present > 0).then(|| now + self.pause);
+        self.set_probe(now);
+    }
+
+    fn set_probe(&mut self, now: Time) {
+        self.probe_at = if self.present > 0 { now.checked_add(self.pause) } else { None };
     }
 
     /// Changes over to the next address. Returns its index, and the pause before it is dialled.
@@ -63,7 +67,7 @@ impl Addresses {
             let returned = self.returned.take();
             let soon = |at| self.since.is_none() || now.saturating_sub(at) < self.return_after;
             if returned.map_or(false, soon) {
-                self.pause = (2 * self.pause).min(RETURN_MAX);
+                self.pause = self.pause.saturating_mul(2).min(RETURN_MAX.max(self.return_after));
             } else if lasted >= self.return_after {
                 self.pause = self.return_after;
             }
@@ -102,8 +106,8 @@ impl Addresses {
     /// Notes that a probe has ended. If the worker has a session at another address than the first,
     /// the next probe is due after a pause.
     pub fn probed(&mut self, now: Time) {
-        if self.since.is_some() && self.present > 0 {
-            self.probe_at = Some(now + self.pause);
+        if self.since.is_some() {
+            self.set_probe(now);
         }
     }
 }

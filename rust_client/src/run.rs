@@ -473,7 +473,7 @@ impl Loop {
         if !pause.is_zero() {
             self.refused_everywhere();
         }
-        self.control.change_over(to, self.now() + pause);
+        self.control.change_over(to, self.now().saturating_add(pause));
         self.data.disconnect(&mut self.machine);
         let from = self.shared.address.swap(to, Ordering::AcqRel);
         let [from, to] = [from, to].map(|at| self.addresses[at].clone());

@@ -9,6 +9,7 @@ use std::net::TcpListener;
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use weightbus::addresses::Addresses;
 use weightbus::effects::Effect;
 use weightbus::machine::WorkerMachine;
 use weightbus::messages::*;
@@ -204,6 +205,20 @@ fn it_returns_to_the_first_address_and_tries_less_often_if_sessions_there_end_so
     assert_eq!(session.probed_after(100.0), Some(5.0), "the session was long enough");
     session.disconnect();
     assert!(session.machine.probed(true, session.now).is_empty(), "it is there already");
+}
+
+#[test]
+fn a_worker_that_waits_long_for_its_publisher_looks_seldom_for_the_first_one() {
+    for (lost_after, expected) in [(Duration::from_secs(90), Some(90)), (Duration::MAX, None)] {
+        let mut addresses = Addresses::new(2, &Timing { lost_after, ..Timing::default() });
+        for _ in 0..2 {
+            addresses.advance(Duration::ZERO);
+            addresses.joined(Duration::ZERO);
+            let due = (1..200).find(|&second| addresses.take_probe(Duration::from_secs(second)));
+            assert_eq!(due, expected);
+            addresses.go_back(Duration::ZERO);
+        }
+    }
 }
 
 // On real sockets.
