@@ -172,6 +172,7 @@ final class Tests {
     }
     fails("invalid", "given twice",
         () -> Worker.builder(List.of(address, address)).snapshots("fallback").connect());
+    fails("invalid", "no paths", () -> Worker.builder(address).keys(List.of()));
     fails("invalid", "nowhere/b.json",
         ()
             -> Worker.builder(List.of(nowhere, address))

@@ -348,6 +348,10 @@ impl Builder {
     fn own_keys(&mut self) -> Result<Vec<WorkerKeys>, Error> {
         let (name, count) = (self.name.as_deref(), self.addresses.len());
         let keys = match self.keys.take() {
+            Some(Keys::Here(keys)) if keys.is_empty() => {
+                let text = "an empty list of keys; give keys, or .keys(\"\") for none";
+                return Err(Error::Keys(text.to_owned()));
+            }
             Some(Keys::Here(keys)) => keys,
             Some(Keys::At(path)) => WorkerKeys::read_all(&path, name, count)?,
             None => WorkerKeys::read_all(

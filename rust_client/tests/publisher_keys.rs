@@ -214,6 +214,8 @@ fn each_address_has_a_key_of_its_own() {
 
     let three = builder().keys([&files[0][..]; 3].join(",")).connect();
     assert!(three.unwrap_err().to_string().contains("3 keys for 2 addresses"));
+    let none = builder().worker_keys_of_each([]).connect();
+    assert!(matches!(none, Err(Error::Keys(_))), "it never connects without keys instead");
 }
 
 #[test]

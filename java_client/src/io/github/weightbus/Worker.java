@@ -99,6 +99,9 @@ public final class Worker implements AutoCloseable {
 
     /** Sets the path of this worker's keys for each of its addresses, in the same order. */
     public Builder keys(List<String> paths) {
+      if (paths.isEmpty()) {
+        throw new WeightbusException("invalid", "no paths of keys: give some, or \"\" for no keys");
+      }
       return keys(String.join(",", paths));
     }
 
