@@ -1,4 +1,4 @@
-//! The control addresses of a worker, in order of preference, and the choice of the one to use.
+//! The control addresses of a worker, in order of preference, and the choice of the one to use. (W37)
 //!
 //! A worker changes over to the next address when the present one fails, and returns to the first
 //! one when a probe shows that a publisher answers there again.
