@@ -104,7 +104,7 @@ def test_a_relay_that_has_joined_before_goes_on_when_it_is_refused(commands: Com
         assert relay.line()["joined"]
         assert relay.line()["version"] == 1
     with weightbus.Publisher(address, settings=weightbus.Settings(epoch=1)):
-        assert "refuses worker 'r' (stale-epoch)" in relay.complaint("stale-epoch")
+        assert "refuses relay 'r' (stale-epoch)" in relay.complaint("stale-epoch")
         with weightbus.Subscriber(told["address"], {"m": arrays()}, name="late").start() as late:
             assert late.wait_for_version("m", timeout=DEADLINE)
     assert relay.stop(signal.SIGTERM)[0] == 0

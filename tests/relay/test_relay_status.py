@@ -164,7 +164,7 @@ def test_two_relays_of_one_name_are_refused(tree: Tree) -> None:
         Relay(publisher.address, ANY, ["m"], name="same", settings=SOON) as second,
     ):
         assert first.wait_joined(SECONDS)
-        with pytest.raises(RefusedError, match=r"refuses worker 'same' \(name-taken\)"):
+        with pytest.raises(RefusedError, match=r"refuses relay 'same' \(name-taken\)"):
             second.wait_joined(SECONDS)
 
 

@@ -243,7 +243,7 @@ def test_a_publisher_in_rust_is_cut_as_in_python() -> None:
     text = "\n".join(path.read_text() for path in PUBLISHER.glob("*.rs"))
     there = set(re.findall(LANGUAGES["Rust"].types, text))
     records = {name for stem in RECORDS_OF_PYTHON for name in classes(PYTHON / f"{stem}.py")}
-    assert records - there == set()
+    assert records - there == {"HeldVersion"}, "which only relays have"
 
 
 @pytest.mark.parametrize("path", sorted(PUBLISHER.glob("*.rs")), ids=lambda path: path.stem)
