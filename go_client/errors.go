@@ -3,6 +3,7 @@ package weightbus
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
@@ -69,10 +70,16 @@ type RefusedError struct {
 	Name    string // of this worker
 	Code    Code
 	Text    string // the publisher's reason
+
+	Tried []string // all addresses, if there are several: none has accepted the worker
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("the publisher at %s refuses worker %q (%s): %s", e.Address, e.Name, string(e.Code), e.Text)
+	text := fmt.Sprintf("the publisher at %s refuses worker %q (%s): %s", e.Address, e.Name, string(e.Code), e.Text)
+	if len(e.Tried) > 0 {
+		text += "; no publisher at " + strings.Join(e.Tried, ", ") + " has accepted this worker"
+	}
+	return text
 }
 
 // Unwrap makes errors.Is(err, CodeNameTaken) work.

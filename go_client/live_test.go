@@ -28,12 +28,18 @@ type publisher struct {
 // publish starts a publisher; options are those of weightbus.Publisher.
 func publish(t *testing.T, options object) *publisher {
 	t.Helper()
+	text, _ := json.Marshal(options)
+	return steer(t, "testdata/publisher.py", string(text))
+}
+
+// steer starts a Python program that is steered by lines of JSON.
+func steer(t *testing.T, words ...string) *publisher {
+	t.Helper()
 	python, err := filepath.Abs("../.venv/bin/python")
 	if _, missing := os.Stat(python); err != nil || missing != nil {
 		t.Skip("there is no ../.venv to publish from: run `make test` in the root once")
 	}
-	text, _ := json.Marshal(options)
-	p := &publisher{t: t, command: exec.Command(python, "testdata/publisher.py", string(text))}
+	p := &publisher{t: t, command: exec.Command(python, words...)}
 	p.command.Stderr = os.Stderr
 	p.in, _ = p.command.StdinPipe()
 	out, _ := p.command.StdoutPipe()

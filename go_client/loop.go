@@ -24,13 +24,17 @@ type loop struct {
 	machine     *wbp.WorkerMachine
 	transport   transport
 	handoff     *handoff
-	address     string
+	sites       []site
+	route       *route
+	waiting     bool          // the pause after a round of failures lasts until route.movedAt
+	refusal     *RefusedError // the latest one in this round, if another address may accept the worker
 	name        string
+	lostAfter   time.Duration
 	anyDataHost bool // allow a data endpoint on another host
 	defects     int  // panics since the last Defect event
 	toldAt      time.Time
 	renamed     func(model string, key wbp.Key, metadata map[string]string)
-	door        door
+	doors       []door // of each site
 	started     time.Time
 	events      chan Event
 	stats       Stats // except Malformed, which the machine counts
@@ -70,13 +74,66 @@ func (l *loop) tick() {
 
 // look does the periodic work of the transport and the machine. The caller holds the lock.
 func (l *loop) look(now time.Time) {
-	if l.transport.tick(now) {
+	connected := l.transport.tick(now)
+	if connected {
 		l.perform(l.machine.Connected(false, l.now()))
+	}
+	if l.route.branches() {
+		l.lookAround(connected)
 	}
 	if l.transport.wantsTicket() {
 		l.perform(l.machine.WithoutTicket(l.now()))
 	}
 	l.perform(l.machine.Tick(l.now()))
+}
+
+// lookAround dials after a pause, moves on from an address that does not answer in time, and starts
+// probes of the first address.
+func (l *loop) lookAround(connected bool) {
+	since := l.now() - l.route.movedAt
+	switch {
+	case since < 0:
+	case l.waiting:
+		l.waiting = false
+		l.transport.dial(l.sites[l.route.present])
+	case !connected && since >= l.lostAfter:
+		l.changeOver("there is no connection to it")
+	case l.route.probes(l.now()):
+		l.transport.probe(l.sites[0])
+	}
+}
+
+// changeOver ends the session, if there is one, and goes on to the next address.
+func (l *loop) changeOver(why string) {
+	from := l.route.address()
+	wait := l.route.failed(l.now())
+	if wait > 0 && l.refusal != nil { // no address accepts the worker
+		l.handoff.refuse(l.refusal)
+		l.refusal = nil
+	}
+	l.move(from, why, wait > 0)
+}
+
+// move goes from an address to the present one of the route, at once unless it waits.
+func (l *loop) move(from, why string, waits bool) {
+	l.tell(Event{Kind: Moved, Text: fmt.Sprintf("this worker changes over from %s to %s: %s", from, l.route.address(), why)})
+	l.machine.Moved()
+	l.transport.leave()
+	if l.waiting = waits; !waits {
+		l.transport.dial(l.sites[l.route.present])
+	}
+}
+
+// probed returns to the first address if a publisher answers there.
+func (l *loop) probed(answers bool) {
+	l.Lock()
+	defer l.Unlock()
+	from := l.route.address()
+	if l.closed || !l.route.probed(answers, l.now()) {
+		return
+	}
+	l.perform([]wbp.Effect{wbp.Send{Message: &wbp.Bye{}}})
+	l.move(from, "the first one answers again", false)
 }
 
 // guarded calls work and recovers from a panic, since no message may end the process. The caller
@@ -119,7 +176,7 @@ func (l *loop) close() {
 // Calls from the transport.
 
 func (l *loop) connected() {
-	l.door.opened()
+	l.doors[l.route.present].opened()
 	l.perform(l.machine.Connected(true, l.now()))
 }
 
@@ -143,12 +200,13 @@ func (l *loop) broke(err error) {
 }
 
 func (l *loop) disconnected(err error) {
-	l.Lock()
-	defer l.Unlock()
-	if why := l.door.why(err, l.now()); why != "" {
+	if why := l.doors[l.route.present].why(err, l.now()); why != "" {
 		l.perform(l.machine.ShutOut(why))
-	} else {
-		l.broke(err)
+		return
+	}
+	l.broke(err)
+	if l.route.branches() {
+		l.changeOver(wbp.Printable(err.Error(), 0))
 	}
 }
 
@@ -204,7 +262,11 @@ func (l *loop) perform(effects []wbp.Effect) {
 		case wbp.Connect:
 			l.listen(effect.Endpoint, effect.Ticket)
 		case wbp.Redial:
-			l.transport.redial()
+			if l.route.branches() {
+				l.changeOver("its publisher is silent")
+			} else {
+				l.transport.redial()
+			}
 		case wbp.DecodePatch:
 			l.decoding.Add(1)
 			go l.decode(effect.Job)
@@ -222,6 +284,8 @@ func (l *loop) perform(effects []wbp.Effect) {
 		case wbp.Renamed:
 			l.renamed(effect.Model, effect.Key, effect.Metadata)
 		case wbp.Joined:
+			l.refusal = nil
+			l.route.joined(l.now())
 			l.handoff.join(effect.Epoch)
 			l.tell(Event{Kind: Joined, Epoch: effect.Epoch})
 		case wbp.Lost:
@@ -230,10 +294,23 @@ func (l *loop) perform(effects []wbp.Effect) {
 			l.tell(Event{Kind: Unheard, Text: "nothing published comes from " + effect.Endpoint + ", so everything is " +
 				"fetched: does a firewall stand in the way of it?"})
 		case wbp.Refused:
-			l.handoff.refuse(&RefusedError{l.address, l.name, effect.Code, effect.Text})
 			l.tell(Event{Kind: Refused, Code: effect.Code, Text: effect.Text})
+			l.refused(effect)
 		}
 	}
+}
+
+// refused passes a refusal on to the user, and goes on to the next address if it turns the worker
+// away. With several addresses, such a refusal is an error only if all of them have failed.
+func (l *loop) refused(by wbp.Refused) {
+	refusal := &RefusedError{Address: l.route.address(), Name: l.name, Code: by.Code, Text: by.Text}
+	if !l.route.branches() || !by.TurnsAway() {
+		l.handoff.refuse(refusal)
+		return
+	}
+	refusal.Tried = l.route.addresses
+	l.refusal = refusal
+	l.changeOver(fmt.Sprintf("it refuses this worker (%s)", string(by.Code)))
 }
 
 // decode decodes a patch on its own goroutine, so that pings are answered meanwhile. (D5)
@@ -263,7 +340,7 @@ func (l *loop) decoded(job *wbp.Patching) (fault string) {
 // listen connects to the publisher's data endpoint. If the endpoint is invalid, versions are
 // fetched.
 func (l *loop) listen(data, ticket string) {
-	end, err := dataEndpoint(data, l.address, l.anyDataHost)
+	end, err := dataEndpoint(data, l.route.address(), l.anyDataHost)
 	if err != nil {
 		l.tell(Event{Kind: Disconnected, Text: "no pushed data: " + err.Error()})
 		return

@@ -25,6 +25,9 @@ type stage struct {
 	data      endpoint
 	topics    map[string]bool
 	redialled int
+	dialled   []string         // addresses after the first
+	probes    []string         // addresses that were probed
+	connected bool             // what tick returns
 	keep      bool             // keep of announcements
 	patches   []wbp.PatchOffer // patches of announcements
 }
@@ -41,8 +44,11 @@ func (s *stage) send(header []byte) {
 func (s *stage) listen(data endpoint, _ string)  { s.data = data }
 func (s *stage) wantsTicket() bool               { return false }
 func (s *stage) redial()                         { s.redialled++ }
+func (s *stage) leave()                          { s.connected = false }
+func (s *stage) dial(to site)                    { s.dialled = append(s.dialled, to.address) }
+func (s *stage) probe(of site)                   { s.probes = append(s.probes, of.address) }
 func (s *stage) subscribe(topic string, on bool) { s.topics[topic] = on }
-func (s *stage) tick(time.Time) (connected bool) { return false }
+func (s *stage) tick(time.Time) (connected bool) { return s.connected }
 func (s *stage) close()                          {}
 func (s *stage) counted(kind string) (count int) {
 	s.loop.Lock()
@@ -65,9 +71,20 @@ func performIn(t *testing.T, models map[string]Tensors, opens wbp.Opens) *stage 
 
 // performWith returns a stage with options.
 func performWith(t *testing.T, options Options, opens wbp.Opens) *stage {
+	s := begin(t, "tcp://host:5", options, opens)
+	s.welcome()
+	return s
+}
+
+// begin returns a stage whose worker has addresses, and has not joined.
+func begin(t *testing.T, addresses string, options Options, opens wbp.Opens) *stage {
 	s := &stage{t: t, epoch: 7, topics: map[string]bool{}}
 	options.Name = "w"
-	worker, err := newWorker("tcp://host:5", options, opens, func(c transportHandler) transport {
+	sites, err := options.sites(addresses)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker, err := newWorker(sites, options, opens, func(c transportHandler) transport {
 		s.loop = c
 		return s
 	})
@@ -76,8 +93,11 @@ func performWith(t *testing.T, options Options, opens wbp.Opens) *stage {
 	}
 	t.Cleanup(func() { worker.Close() })
 	s.worker = worker
-	s.control(&wbp.Welcome{Epoch: 7, Data: "tcp://*:6", PingMS: 1000, LostMS: 5000, Models: map[string]int64{}, Features: []string{}})
 	return s
+}
+
+func (s *stage) welcome() {
+	s.control(&wbp.Welcome{Epoch: 7, Data: "tcp://*:6", PingMS: 1000, LostMS: 5000, Models: map[string]int64{}, Features: []string{}})
 }
 
 func (s *stage) control(m wbp.Message, payload ...[]byte) {

@@ -1,6 +1,7 @@
 package weightbus
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -24,6 +25,13 @@ type transport interface {
 	wantsTicket() bool
 	// redial reconnects both channels at once; messages queued on the old connections are lost.
 	redial()
+	// leave closes both channels, the control channel once it has sent queued messages for a short
+	// time. Until dial, messages are dropped.
+	leave()
+	// dial connects to another control address, after leave.
+	dial(control site)
+	// probe finds out in the background whether a publisher answers at an address, and calls probed.
+	probe(control site)
 	// subscribe subscribes to a topic, or unsubscribes if on is false. A repeated call has no
 	// effect.
 	subscribe(topic string, on bool)
@@ -46,10 +54,12 @@ type transportHandler interface {
 	received(frames [][]byte, lease *wbp.Lease)
 	// published processes a published message: topic, header, payload.
 	published(frames [][]byte, lease *wbp.Lease)
-	// broke is called, without the lock, when the data connection broke or an attempt failed.
+	// broke is called when the data connection broke or an attempt failed.
 	broke(err error)
-	// disconnected is called, without the lock, when the control connection or an attempt failed.
+	// disconnected is called when the control connection or an attempt failed.
 	disconnected(err error)
+	// probed is called, without the lock, after probe.
+	probed(answers bool)
 }
 
 var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMax}
@@ -57,31 +67,77 @@ var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMa
 // sockets is a transport with a DEALER socket and, once the data endpoint is known, a SUB socket.
 type sockets struct {
 	handler transportHandler
-	control *zmtp.Connection
+	control *zmtp.Connection // nil between leave and dial
 	data    *zmtp.Connection
-	ending  sync.WaitGroup // previous data connections
+	ending  sync.WaitGroup // previous connections, and probes
 	dataEnd endpoint
 	topics  map[string]bool
+	life    context.Context // of probes
+	end     context.CancelFunc
 }
 
-// newSockets starts to connect to the publisher; keys may be nil.
-func newSockets(control endpoint, keys *zmtp.Keys, c transportHandler) *sockets {
+// newSockets starts to connect to the publisher.
+func newSockets(control site, c transportHandler) *sockets {
 	s := &sockets{handler: c, topics: map[string]bool{}}
-	dealer := zmtp.Dealer
-	dealer.Keys = keys // K1
-	s.control = zmtp.Dial(control.network, control.address, nil, dealer, limits, zmtp.Owner{
-		Lock:     c,
-		Opened:   c.connected,
-		Place:    s.placing(0),
-		Received: func(m zmtp.Message) { c.received(m.Frames, leaseOf(m)) },
-		Closed:   c.disconnected,
-	})
+	s.life, s.end = context.WithCancel(context.Background())
+	s.dial(control)
 	return s
+}
+
+func (s *sockets) dial(control site) {
+	dealer := zmtp.Dealer
+	dealer.Keys = control.keys // K1
+	place := s.placing(0)
+	var current *zmtp.Connection
+	ifCurrent := func(do func()) {
+		if s.control == current { // else the worker has left that address
+			do()
+		}
+	}
+	current = zmtp.Dial(control.control.network, control.control.address, nil, dealer, limits, zmtp.Owner{
+		Lock:   s.handler,
+		Opened: func() { ifCurrent(s.handler.connected) },
+		Place: func(frames [][]byte, size int) zmtp.Place {
+			if s.control != current {
+				return nil
+			}
+			return place(frames, size)
+		},
+		Received: func(m zmtp.Message) {
+			if lease := leaseOf(m); s.control == current {
+				s.handler.received(m.Frames, lease)
+			} else if lease != nil {
+				lease.Cancel()
+			}
+		},
+		Closed: func(err error) { ifCurrent(func() { s.handler.disconnected(err) }) },
+	})
+	s.control = current
+}
+
+func (s *sockets) leave() {
+	control := s.control
+	s.control = nil
+	s.ending.Add(1)
+	go func() { defer s.ending.Done(); control.Close(linger); control.Wait() }()
+	if s.data != nil {
+		s.stop(s.data)
+	}
+	s.data, s.dataEnd = nil, endpoint{}
+}
+
+func (s *sockets) probe(control site) {
+	s.ending.Add(1)
+	go func() {
+		defer s.ending.Done()
+		answers := zmtp.Answers(s.life, control.control.network, control.control.address)
+		s.handler.probed(answers)
+	}()
 }
 
 func (s *sockets) listen(data endpoint, ticket string) {
 	if data != s.dataEnd {
-		s.dial(data)
+		s.dialData(data)
 	}
 	var first []byte
 	if ticket != "" {
@@ -92,11 +148,11 @@ func (s *sockets) listen(data endpoint, ticket string) {
 
 func (s *sockets) wantsTicket() bool { return s.data != nil && s.data.Barred() }
 
-// dial starts to connect to a data endpoint. The lock is held, so the connection waits until listen
-// has set its ticket.
-func (s *sockets) dial(data endpoint) {
+// dialData starts to connect to a data endpoint. The lock is held, so the connection waits until
+// listen has set its ticket.
+func (s *sockets) dialData(data endpoint) {
 	if s.data != nil {
-		s.end(s.data)
+		s.stop(s.data)
 	}
 	s.dataEnd = data
 	var current *zmtp.Connection
@@ -140,7 +196,11 @@ func leaseOf(m zmtp.Message) *wbp.Lease {
 	return lease
 }
 
-func (s *sockets) send(header []byte) { s.control.Send(header) }
+func (s *sockets) send(header []byte) {
+	if s.control != nil {
+		s.control.Send(header)
+	}
+}
 
 func (s *sockets) subscribe(topic string, on bool) {
 	s.topics[topic] = on
@@ -150,26 +210,28 @@ func (s *sockets) subscribe(topic string, on bool) {
 }
 
 func (s *sockets) tick(now time.Time) bool {
-	s.control.Tick(now)
 	if s.data != nil {
 		s.data.Tick(now)
 	}
+	if s.control == nil {
+		return false
+	}
+	s.control.Tick(now)
 	return s.control.Open()
 }
 
 func (s *sockets) close() {
-	s.control.Close(linger)
+	s.end()
 	s.handler.Lock()
-	if s.data != nil {
-		s.end(s.data)
+	if s.control != nil {
+		s.leave()
 	}
 	s.handler.Unlock()
-	s.control.Wait()
 	s.ending.Wait()
 }
 
-// end stops a data connection in the background.
-func (s *sockets) end(c *zmtp.Connection) {
+// stop stops a data connection in the background.
+func (s *sockets) stop(c *zmtp.Connection) {
 	c.Stop()
 	s.ending.Add(1)
 	go func() { defer s.ending.Done(); c.Wait() }()

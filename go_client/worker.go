@@ -36,6 +36,9 @@ type Options struct {
 	// folder that the environment variable WEIGHTBUS_KEYS names, else none. An empty Keys means
 	// none.
 	Keys *Keys
+	// KeysOfEach has the keys for each of several addresses, in their order, if one file does not
+	// serve for all. It takes the place of Keys.
+	KeysOfEach []*Keys
 	// AnyDataHost lets the worker connect to any data endpoint that the publisher names. By default
 	// the endpoint must be on the host of the control address; without this limit, a publisher could
 	// make the worker connect to anything.
@@ -107,6 +110,7 @@ const (
 	Panicked     EventKind = "panicked"     // BeforeApply or Apply panicked, and the version failed; Text has the stack
 	Defect       EventKind = "defect"       // internal error on a message; the worker continues: please report it
 	Late         EventKind = "late"         // BeforeApply or Apply returned after ApplyTimeout
+	Moved        EventKind = "moved"        // the worker changes over to another of its addresses; Text has both, and why
 )
 
 // A Worker receives versions of models. It is safe for concurrent use.
@@ -136,12 +140,13 @@ func Dial(ctx context.Context, address string, options Options) (*Worker, error)
 
 // New returns a worker for the publisher at tcp://HOST:PORT or ipc://PATH. The publisher may start
 // later, and restart at any time.
+//
+// Several addresses, separated by commas, are those of publishers of the same versions: a publisher
+// and its relays, for example. The worker is with one at a time. If that publisher is lost or
+// refuses the worker, it goes on to the next one, and after the last to the first. While it is with
+// another than the first, it returns as soon as the first one answers.
 func New(address string, options Options) (*Worker, error) {
-	control, err := parseEndpoint(address)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := options.findKeys()
+	sites, err := options.sites(address)
 	if err != nil {
 		return nil, err
 	}
@@ -149,12 +154,12 @@ func New(address string, options Options) (*Worker, error) {
 	if !options.NetworkOnly {
 		opens = segment.NewCache().Open
 	}
-	return newWorker(address, options, opens, func(h transportHandler) transport { return newSockets(control, keys, h) })
+	return newWorker(sites, options, opens, func(h transportHandler) transport { return newSockets(sites[0], h) })
 }
 
 // newWorker returns a worker that uses the transport that connect returns. If opens is nil, the
 // shared-memory transport is disabled.
-func newWorker(address string, options Options, opens wbp.Opens, connect func(transportHandler) transport) (*Worker, error) {
+func newWorker(sites []site, options Options, opens wbp.Opens, connect func(transportHandler) transport) (*Worker, error) {
 	if err := options.setDefaultsAndCheck(); err != nil {
 		return nil, err
 	}
@@ -172,12 +177,16 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(tr
 	}
 	id := wbp.Identity{Name: w.name, Instance: random(16), Client: client, Host: host, PID: int64(os.Getpid()),
 		Keyed: options.Keys != nil, Patches: !options.NoPatches}
+	timing := wbp.TimingOf(options.Ping, options.LostAfter)
 	w.loop = &loop{
-		machine: wbp.NewWorkerMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
-		handoff: newHandoff(options.decides()), address: address, name: w.name, started: time.Now(),
+		machine: wbp.NewWorkerMachine(id, expected, options.BytesMax, timing, opens),
+		handoff: newHandoff(options.decides()), name: w.name, started: time.Now(),
 		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
-		anyDataHost: options.AnyDataHost,
-		door:        door{keyed: options.Keys != nil, patience: options.LostAfter},
+		anyDataHost: options.AnyDataHost, lostAfter: options.LostAfter,
+		sites: sites, route: newRoute(addressesOf(sites), timing.HelloRetry, options.LostAfter),
+	}
+	for range sites {
+		w.loop.doors = append(w.loop.doors, door{keyed: options.Keys != nil, patience: options.LostAfter})
 	}
 	w.loop.run(connect)
 	return w, nil
@@ -239,10 +248,18 @@ func (o *Options) decides() bool { return o.BeforeApply != nil || o.Apply != nil
 // Name returns the worker's name.
 func (w *Worker) Name() string { return w.name }
 
+// Address returns the address that the worker is with, or tries: one of those that New was given.
+func (w *Worker) Address() string {
+	w.loop.Lock()
+	defer w.loop.Unlock()
+	return w.loop.route.address()
+}
+
 // Join waits until the publisher has accepted the worker.
 func (w *Worker) Join(ctx context.Context) error {
 	if _, err := w.loop.handoff.waitJoined(ctx); err != nil {
-		return fmt.Errorf("worker %q has not joined the publisher at %s: %w", w.name, w.loop.address, err)
+		addresses := strings.Join(w.loop.route.addresses, ", ")
+		return fmt.Errorf("worker %q has not joined the publisher at %s: %w", w.name, addresses, err)
 	}
 	return nil
 }

@@ -136,7 +136,7 @@ func TestErrorsHaveCodes(t *testing.T) {
 	if !errors.Is(err, CodeTooLarge) || errors.Is(err, CodeApply) {
 		t.Fatal(err)
 	}
-	err = &RefusedError{"tcp://a:1", "w", CodeNameTaken, "another lives"}
+	err = &RefusedError{Address: "tcp://a:1", Name: "w", Code: CodeNameTaken, Text: "another lives"}
 	if !errors.Is(err, CodeNameTaken) || !strings.Contains(err.Error(), "another lives") {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // A sidecar: keeps the newest version of a model, and serves it as a safetensors file to processes that know
 // nothing of the bus. Whoever can connect to it gets the weights.
 //
-//	sidecar tcp://localhost:5555 MODEL 127.0.0.1:8000    (or unix:PATH)
+//	sidecar tcp://localhost:5555 MODEL 127.0.0.1:8000    (or unix:PATH; or several addresses, separated by commas)
 //	curl --fail --remote-name http://127.0.0.1:8000/model.safetensors
 package main
 

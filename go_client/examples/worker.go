@@ -1,6 +1,6 @@
 // A worker that predicts with the newest weights and prints the version it runs:
 //
-//	worker tcp://localhost:5555 --name w0
+//	worker tcp://localhost:5555 --name w0    (or several addresses, separated by commas)
 package main
 
 import (

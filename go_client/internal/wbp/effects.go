@@ -52,3 +52,6 @@ type (
 		Text string
 	}
 )
+
+// TurnsAway reports whether the publisher has refused the worker, not just a message.
+func (r Refused) TurnsAway() bool { return r.Code == CodeKeys || endsSession[r.Code] }

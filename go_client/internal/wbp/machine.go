@@ -474,6 +474,13 @@ func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	return m.helloIfDue(now)
 }
 
+// Moved must be called when the worker changes over to another control address: the session ends, and
+// nothing that it knows of the publisher's connections holds any longer. Versions stay.
+func (m *WorkerMachine) Moved() {
+	m.changeSession(silent)
+	m.saidHelloAt, m.unansweredSince, m.data = never, never, ""
+}
+
 // callAgain returns Redial if a hello was not answered for LostAfter: the connections may be dead,
 // which TCP detects late.
 func (m *WorkerMachine) callAgain(now time.Duration) []Effect {

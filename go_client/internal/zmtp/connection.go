@@ -23,14 +23,14 @@ const (
 )
 
 // An Owner is the user of connections. Its Lock guards the whole state of the connections. A
-// Connection holds Lock when it calls Opened, Place and Received. The owner must hold Lock when it
-// calls any method of a Connection except Close and Wait.
+// Connection holds Lock when it calls the functions. The owner must hold Lock when it calls any
+// method of a Connection except Close and Wait.
 type Owner struct {
 	Lock     sync.Locker
 	Opened   func()                                // messages can be sent
 	Place    func(frames [][]byte, size int) Place // see NewStream
 	Received func(m Message)                       // a message is complete
-	Closed   func(err error)                       // the connection broke, or an attempt failed; called without the lock
+	Closed   func(err error)                       // the connection broke, or an attempt failed
 }
 
 // A HungUpError means that the peer closed the connection during the handshake.
@@ -198,9 +198,7 @@ func (c *Connection) run(ctx context.Context) {
 		if gotMessage { // a completed handshake alone does not show that reconnecting is worth it
 			pause = redialMin
 		}
-		if attempt.Err() == nil { // not aborted by this side
-			c.owner.Closed(err)
-		}
+		c.closed(attempt, err)
 		select {
 		case <-attempt.Done():
 			pause = redialMin
@@ -210,6 +208,15 @@ func (c *Connection) run(ctx context.Context) {
 		if pause *= 2; pause > redialMax {
 			pause = redialMax
 		}
+	}
+}
+
+// closed calls Closed, unless this side has aborted the attempt.
+func (c *Connection) closed(attempt context.Context, err error) {
+	c.owner.Lock.Lock()
+	defer c.owner.Lock.Unlock()
+	if attempt.Err() == nil {
+		c.owner.Closed(err)
 	}
 }
 
