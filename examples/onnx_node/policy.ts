@@ -1,7 +1,7 @@
 /**
  * Runs a policy in ONNX Runtime with the newest weights of its trainer.
  *
- *     node policy.ts tcp://localhost:5555
+ *     node policy.ts tcp://localhost:5555    (or several addresses, separated by commas)
  *
  * The weights are inputs of policy.onnx. The arrays into which versions are copied are those that the runtime is given.
  */

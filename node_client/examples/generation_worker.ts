@@ -1,7 +1,7 @@
 /**
  * A generation worker: writes answers with the newest weights of a tiny language model, a JSON line for each batch.
  *
- *     generation_worker tcp://localhost:5555 --name w2 --seed 3
+ *     generation_worker tcp://localhost:5555 --name w2 --seed 3    (or several addresses, separated by commas)
  *
  * It is a worker of `weightbus demo --model llm` and does what `examples/demo/llm/worker.py` does. Numbers here are
  * of double precision, so its greedy answers are those of the Python workers with the same version: what they compute

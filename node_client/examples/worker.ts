@@ -1,7 +1,7 @@
 /**
  * A worker that predicts with the newest weights, and says which version it runs.
  *
- *     worker tcp://localhost:5555 --name n0
+ *     worker tcp://localhost:5555 --name n0    (or several addresses, separated by commas)
  */
 
 import { parseArgs } from "node:util";

@@ -2,7 +2,7 @@
 
 import { Connection } from "./connection.js";
 import { controlDestination } from "./endpoints.js";
-import { NO_KEYS_HERE } from "./handshakes.js";
+import { type Handshakes, NO_KEYS_HERE } from "./handshakes.js";
 import { KeyedControl } from "./keyed_control.js";
 import type { WorkerKeys } from "./keys.js";
 import { CONNECT_MS, LINGER_MS, UNSENT_BYTES_MAX } from "./limits.js";
@@ -22,6 +22,11 @@ export interface ControlHandlers {
   readonly changed: () => void;
   /** Called when a handshake failed because of keys. `why` explains the failure. */
   readonly shutOut: (why: string) => void;
+  /**
+   * Called, possibly more than once, when the connection closed or an attempt failed. Another
+   * attempt follows unless the channel is closed.
+   */
+  readonly broke: (why: string) => void;
   /** Called when the channel has ended: no more messages will be received. */
   readonly ended: (error: unknown) => void;
 }
@@ -45,20 +50,19 @@ export interface Control {
  *
  * @param keys - the worker's pair and the publisher's public key; null without keys.
  * @param bytesMax - the largest version to accept, in bytes.
- * @param patience - milliseconds for which the peer may abort handshakes before keys are reported
- * as the cause.
+ * @param handshakes - the outcomes of earlier handshakes at this address.
  * @throws AddressError, KeysError - if the address or the keys cannot be used.
  */
 export function control(
   address: string,
   keys: WorkerKeys | null,
   bytesMax: number,
-  patience: number,
+  handshakes: Handshakes,
   handlers: ControlHandlers,
 ): Control {
   return keys === null
     ? new PlainControl(address, handlers)
-    : new KeyedControl(address, keys, bytesMax, patience, handlers);
+    : new KeyedControl(address, keys, bytesMax, handshakes, handlers);
 }
 
 /** The control channel without keys. */
@@ -87,6 +91,7 @@ class PlainControl implements Control {
           handlers.changed();
           const keyed = error instanceof MechanismError && error.mechanism === "CURVE";
           if (keyed) handlers.shutOut(NO_KEYS_HERE);
+          handlers.broke(error.message);
         },
       },
     );

@@ -40,6 +40,19 @@ export function checkAddress(address: string): string {
 }
 
 /**
+ * Return the control addresses of a worker. A text has several if a comma, and then a scheme,
+ * follows an address: a path may contain commas, too.
+ *
+ * @throws AddressError - if one is invalid, or there is none.
+ */
+export function controlAddresses(given: string | readonly string[]): string[] {
+  const addresses = typeof given === "string" ? given.split(/,\s*(?=\w+:\/\/)/) : [...given];
+  for (const address of addresses) controlDestination(address);
+  if (addresses.length === 0) throw new AddressError("no address: give one, or a list of some");
+  return addresses;
+}
+
+/**
  * Return the destination of a control address.
  *
  * @throws AddressError - if the address is invalid.

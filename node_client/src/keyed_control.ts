@@ -5,7 +5,7 @@ import { setImmediate } from "node:timers/promises";
 import { capability, Dealer } from "zeromq";
 import type { Control, ControlHandlers } from "./control.js";
 import { AddressError, KeysError } from "./errors.js";
-import { Handshakes } from "./handshakes.js";
+import type { Handshakes } from "./handshakes.js";
 import type { WorkerKeys } from "./keys.js";
 import {
   CONNECT_MS,
@@ -74,7 +74,7 @@ export class KeyedControl implements Control {
     readonly address: string,
     keys: WorkerKeys,
     bytesMax: number,
-    patience: number,
+    handshakes: Handshakes,
     readonly handlers: ControlHandlers,
   ) {
     this.#socket = dealer(address, bytesMax);
@@ -82,7 +82,7 @@ export class KeyedControl implements Control {
       this.#pin(keys);
       this.#socket.ipv6 = address.includes("[");
       // Watch before connecting: the first attempt may fail at once, without a retry.
-      this.#watch(new Handshakes(patience));
+      this.#watch(handshakes);
       this.#socket.connect(address);
     } catch (error) {
       this.#socket.close();
@@ -114,7 +114,10 @@ export class KeyedControl implements Control {
     });
     const failed = (why: string) => {
       if (why !== "") this.handlers.shutOut(why);
+      this.handlers.broke("the handshake fails");
     };
+    events.on("disconnect", () => this.handlers.broke("the publisher closed the connection"));
+    events.on("connect:retry", () => this.handlers.broke("no connection is made"));
     events.on("handshake:error:auth", () => failed(handshakes.refused()));
     events.on("handshake:error:protocol", ({ error }) => failed(handshakes.mismatched(error.code)));
     events.on("handshake:error:other", () => failed(handshakes.cutOff(performance.now())));

@@ -62,6 +62,34 @@ export function workerKeys(
 }
 
 /**
+ * Return the keys for each of several addresses; null for all if the worker has none.
+ *
+ * @param given - what `workerKeys` takes, for all addresses; or a list with one for each.
+ * @throws KeysError - also if the list has another length, or no keys for an address.
+ */
+export function keysOfEach(
+  given: WorkerKeys | string | readonly (WorkerKeys | string)[] | undefined,
+  addresses: readonly string[],
+  name?: string,
+): (WorkerKeys | null)[] {
+  const list: readonly (WorkerKeys | string)[] | null = Array.isArray(given) ? given : null;
+  if (list === null) {
+    const keys = workerKeys(given as WorkerKeys | string | undefined, name);
+    return addresses.map(() => keys);
+  }
+  if (list.length !== addresses.length) {
+    const count = `${list.length} keys for ${addresses.length} addresses`;
+    throw new KeysError(`${count} (${addresses.join(", ")}): give one for each, or one for all`);
+  }
+  return addresses.map((address, index) => {
+    const keys = workerKeys(list[index], name);
+    if (keys !== null) return keys;
+    const why = "a worker with keys connects to no publisher without";
+    throw new KeysError(`no keys for ${address}: ${why}; give one for each address, or none`);
+  });
+}
+
+/**
  * Read a worker's key file, or the file for `name` in a folder that `weightbus keygen` made.
  *
  * @throws KeysError - if there is no such file, or it is invalid.

@@ -19,6 +19,7 @@ export const LAYOUTS_BYTES_KEPT = 2 ** 22; // of all layouts but the last; ten t
 
 export const CONNECT_MS = 3_000; // per attempt; the kernel sends SYN again after 1 s and after 3 s
 export const LINGER_MS = 200; // for queued messages at closing, such as `bye` or an acknowledgement
+export const PROBE_MS = 1_000; // for a probe of the first of several addresses, as a whole
 export const FAULT_MS = 1_000; // between two notices of internal errors: a flood causes one
 /**
  * Rate limit of ZMTP commands, since answers take time. A publisher sends a PING every few seconds.

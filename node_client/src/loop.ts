@@ -6,13 +6,16 @@
 import { setImmediate as turned } from "node:timers/promises";
 import { type Control, control } from "./control.js";
 import type { Effect } from "./effects.js";
-import { dataDestination } from "./endpoints.js";
+import { controlDestination, dataDestination } from "./endpoints.js";
+import { Handshakes } from "./handshakes.js";
 import { encode } from "./headers.js";
 import type { WorkerKeys } from "./keys.js";
 import { FAULT_MS } from "./limits.js";
 import type { WorkerMachine } from "./machine.js";
 import { Names } from "./names.js";
 import { type Patching, patching } from "./patching.js";
+import { answers } from "./probe.js";
+import { Route } from "./route.js";
 import { inSlices, touched } from "./slices.js";
 import { Subscription } from "./subscription.js";
 import { printable } from "./words.js";
@@ -21,12 +24,33 @@ const TICK_MS = 100; // between two calls of `machine.tick`
 
 /**
  * The effects that the loop passes to its handlers: all except those for connections, memory and
- * decoding.
+ * decoding. Besides, changes of address.
  */
-export type Told = Exclude<
-  Effect,
-  { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }
->;
+export type Told =
+  | Exclude<Effect, { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }>
+  | Moved;
+
+/** The worker has changed over to another address. */
+export interface Moved {
+  readonly do: "moved";
+  readonly from: string;
+  readonly to: string;
+  readonly why: string;
+  /** Whether all addresses have failed since the last session. */
+  readonly exhausted: boolean;
+}
+
+/** A control address, and the keys for the publisher there; null without keys. */
+export interface Site {
+  readonly address: string;
+  readonly keys: WorkerKeys | null;
+}
+
+/** A site, and what is known of the attempts to connect to it. */
+interface Place extends Site {
+  readonly handshakes: Handshakes;
+  readonly names: Names;
+}
 
 export interface LoopHandlers {
   readonly told: (effect: Told) => void;
@@ -35,37 +59,37 @@ export interface LoopHandlers {
 }
 
 export class WorkerLoop {
-  readonly #control: Control;
+  #control: Control | null = null; // null in the pause after a round of addresses
+  #visit = 0; // number of times that an address was dialled or left
+  readonly #route: Route;
+  readonly #places: readonly Place[];
   readonly #subscription: Subscription;
   readonly #timer: NodeJS.Timeout;
-  readonly #names: Names;
+  readonly #ending = new AbortController(); // ends probes
   readonly #patches: Patching[] = []; // to be decoded; the first is in progress
   #closed = false;
   #faults = 0; // internal errors that were not reported yet
   #toldAt = Number.NEGATIVE_INFINITY; // when a fault was last reported
 
   constructor(
-    readonly address: string,
+    /** The addresses, at least one, in order of preference. */
+    sites: readonly Site[],
     readonly machine: WorkerMachine,
     readonly handlers: LoopHandlers,
-    keys: WorkerKeys | null = null,
     /** Whether the data endpoint may be on another host than the address. */
     readonly anyDataHost = false,
   ) {
-    this.#control = control(address, keys, machine.bytesMax, machine.timing.lostAfter, {
-      place: (header, size) => this.#guard(() => machine.placeControl(header, size), null),
-      message: (frames) => this.#guarded(() => machine.receive(frames, now())),
-      connected: () => this.#guarded(() => machine.helloIfOutside(now())),
-      changed: () => machine.changed(now()),
-      shutOut: (why) => this.#guarded(() => machine.shutOut(why, now())),
-      ended: (error) => this.#end(error),
+    const { helloRetry, lostAfter } = machine.timing;
+    this.#places = sites.map((site) => {
+      return { ...site, handshakes: new Handshakes(lostAfter), names: new Names(site.address) };
     });
+    this.#route = new Route(sites.length, helloRetry, lostAfter);
+    this.#control = this.#dial();
     this.#subscription = new Subscription({
       place: (frames, size) => this.#guard(() => machine.place(frames, size), null),
       message: (frames) => this.#guarded(() => machine.receivePublished(frames, now())),
       broken: (reason) => this.#notice(`no pushed data, all is fetched: ${reason}`),
     });
-    this.#names = new Names(address);
     // The event loop runs timers before input. If user code has blocked it for long, the messages
     // that arrived meanwhile must be read before the publisher is considered lost.
     this.#timer = setInterval(() => setImmediate(() => this.#tick()), TICK_MS);
@@ -76,14 +100,25 @@ export class WorkerLoop {
     for (const effect of effects) {
       switch (effect.do) {
         case "send":
-          this.#control.send(encode(effect.message));
+          this.#control?.send(encode(effect.message));
           break;
         case "connect":
           this.#connect(effect.endpoint, effect.ticket);
           break;
         case "redial":
-          this.#control.redial();
-          this.#subscription.redial();
+          if (this.#branches) this.#changeOver("its publisher is silent");
+          else {
+            this.#control?.redial();
+            this.#subscription.redial();
+          }
+          break;
+        case "refused":
+          this.handlers.told(effect);
+          if (this.#branches) this.#changeOver(`it refuses this worker (${effect.code})`);
+          break;
+        case "joined":
+          this.#route.joined(now());
+          this.handlers.told(effect);
           break;
         case "subscribe":
           this.#subscription.subscribe(effect.topic, effect.on);
@@ -106,6 +141,87 @@ export class WorkerLoop {
     this.#stop();
   }
 
+  /** The address that the worker is with, or tries. */
+  get address(): string {
+    return this.#place.address;
+  }
+
+  get #place(): Place {
+    return this.#places[this.#route.present] as Place;
+  }
+
+  /** Whether there is more than one address. */
+  get #branches(): boolean {
+    return this.#places.length > 1;
+  }
+
+  // Addresses.
+
+  /** Connect to the present address. The handlers ignore a channel once the worker has left it. */
+  #dial(): Control {
+    const { machine } = this;
+    const { address, keys, handshakes } = this.#place;
+    const visit = ++this.#visit;
+    const here = () => visit === this.#visit;
+    const guarded = (effects: () => Effect[]) => {
+      if (here()) this.#guarded(effects);
+    };
+    return control(address, keys, machine.bytesMax, handshakes, {
+      place: (header, size) =>
+        here() ? this.#guard(() => machine.placeControl(header, size), null) : null,
+      message: (frames) => guarded(() => machine.receive(frames, now())),
+      connected: () => guarded(() => machine.helloIfOutside(now())),
+      changed: () => here() && machine.changed(now()),
+      shutOut: (why) => guarded(() => machine.shutOut(why, now())),
+      broke: (why) => here() && this.#branches && this.#changeOver(why),
+      ended: (error) => here() && this.#end(error),
+    });
+  }
+
+  /** End the session, if there is one, and go on to the next address. */
+  #changeOver(why: string): void {
+    if (this.#closed) return;
+    const from = this.address;
+    const wait = this.#route.failed(now());
+    this.#move(from, why, wait > 0);
+  }
+
+  /** Go from an address to the present one of the route, at once unless it `waits`. */
+  #move(from: string, why: string, waits: boolean): void {
+    const left = this.#control;
+    this.#visit += 1;
+    this.#control = null;
+    left?.close();
+    this.#subscription.close();
+    this.machine.moved();
+    this.handlers.told({ do: "moved", from, to: this.address, why, exhausted: waits });
+    if (!waits) this.#arrive();
+  }
+
+  #arrive(): void {
+    try {
+      this.#control = this.#dial();
+    } catch (error) {
+      this.#changeOver((error as Error).message);
+    }
+  }
+
+  /** Dial after the pause that follows a round, and probe the first address. */
+  #lookAround(): void {
+    if (this.#closed || !this.#branches) return;
+    if (this.#control === null && now() >= this.#route.movedAt) this.#arrive();
+    if (this.#route.probes(now())) void this.#probe();
+  }
+
+  async #probe(): Promise<void> {
+    const destination = controlDestination((this.#places[0] as Site).address);
+    const found = await answers(destination, this.#ending.signal);
+    const from = this.address;
+    if (this.#closed || !this.#route.probed(found, now())) return;
+    this.perform(this.machine.close()); // bye
+    this.#move(from, "the first one answers again", false);
+  }
+
   /**
    * Decode the queued patches one at a time: several at once would keep the event loop busy for too
    * long.
@@ -123,13 +239,14 @@ export class WorkerLoop {
   }
 
   #tick(): void {
-    if (!this.#closed && !this.machine.inSession && this.#control.connected) {
+    if (!this.#closed && !this.machine.inSession && this.#control?.connected) {
       this.#guarded(() => this.machine.helloIfOutside(now()));
     }
+    this.#lookAround();
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
     // Tick last: if `tick` closes a connection, messages sent just after it would be lost.
     this.#guarded(() => this.machine.tick(now()));
-    const text = this.#closed ? null : this.#names.poll(this.machine.inSession, now());
+    const text = this.#closed ? null : this.#place.names.poll(this.machine.inSession, now());
     if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
   }
 
@@ -189,8 +306,9 @@ export class WorkerLoop {
     this.#closed = true;
     clearInterval(this.#timer);
     for (const job of this.#patches) job.end();
+    this.#ending.abort();
     this.#subscription.close();
-    this.#control.close();
+    this.#control?.close();
   }
 }
 

@@ -379,6 +379,18 @@ export class WorkerMachine {
     return this.inSession ? this.hello(now) : []; // K7
   }
 
+  /**
+   * Handle a change of the control address: the session ends, and what was known of the
+   * connections no longer holds. Versions stay.
+   */
+  moved(): void {
+    this.#changeSession("silent");
+    this.#helloAt = Number.NEGATIVE_INFINITY;
+    this.#unansweredSince = null;
+    this.#redialAt = Number.POSITIVE_INFINITY;
+    this.#data = "";
+  }
+
   /** Record that the control connection opened or broke, or an attempt started or failed. */
   changed(now: number): void {
     this.#unansweredSince = now;

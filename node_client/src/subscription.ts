@@ -75,9 +75,10 @@ export class Subscription {
     this.#connection.stream?.subscribe(topic, on);
   }
 
-  /** Close the connection. */
+  /** Close the connection, until the next `connect`. Subscriptions stay. */
   close(): void {
     this.#destination = null;
+    this.#ticketed = false;
     this.#connection.close();
   }
 }

@@ -4,11 +4,11 @@ import { randomBytes } from "node:crypto";
 import { EventEmitter } from "node:events";
 import { endianness, hostname } from "node:os";
 import { Applier, type Hook, type Update } from "./applying.js";
-import { checkAddress } from "./endpoints.js";
+import { controlAddresses } from "./endpoints.js";
 import { ApplyError, ClosedError, RefusedError, TimeoutError } from "./errors.js";
 import { asText, checkName } from "./headers.js";
 import { Keyring } from "./keyring.js";
-import { type WorkerKeys, workerKeys } from "./keys.js";
+import { keysOfEach, type WorkerKeys } from "./keys.js";
 import {
   APPLY_MS,
   APPLY_MS_MAX,
@@ -17,7 +17,7 @@ import {
   STAGING_BYTES_MAX,
   timing,
 } from "./limits.js";
-import { type Told, WorkerLoop } from "./loop.js";
+import { type Moved, type Told, WorkerLoop } from "./loop.js";
 import { WorkerMachine } from "./machine.js";
 import type { Running as OnWire } from "./messages.js";
 import { type Registered, RegisteredTarget, SnapshotTarget, type Target } from "./target.js";
@@ -61,9 +61,9 @@ export interface WorkerOptions {
    * The path of a file that `weightbus keygen` wrote, the path of its folder (then `name` selects
    * the file), or the parsed file. With keys the worker connects only to the publisher that the
    * file names. By default the path is the value of the environment variable WEIGHTBUS_KEYS;
-   * without that, there are no keys. `""` ignores the variable.
+   * without that, there are no keys. `""` ignores the variable. A list has one for each address.
    */
-  readonly keys?: WorkerKeys | string | undefined;
+  readonly keys?: WorkerKeys | string | readonly (WorkerKeys | string)[] | undefined;
   /** The largest version to accept, in bytes. */
   readonly bytesMax?: number | undefined;
   /**
@@ -119,6 +119,8 @@ export type State = "joining" | "joined" | "lost" | "refused" | "closed";
  */
 export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposable {
   readonly name: string;
+  /** The addresses, in order of preference. */
+  readonly addresses: readonly string[];
   readonly #targets: ReadonlyMap<string, Target>;
   readonly #machine: WorkerMachine;
   readonly #loop: WorkerLoop;
@@ -129,7 +131,9 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   #applying = 0; // number of versions being applied, at most one per pending `receive()`
   #updates: Update[] = []; // of versions applied after their `receive()` had ended
   #errors: (ApplyError | RefusedError)[] = [];
-  #refusal: RefusedError | null = null;
+  readonly #refusals = new Map<string, RefusedError>(); // the last of each address
+  #turnedAway: RefusedError | null = null; // the last in this round of the addresses
+  #refusal: RefusedError | null = null; // by the only address, or by the last after a round of all
   #state: State = "joining";
   #closed: unknown; // the reason that the worker closed; undefined after `close()`
 
@@ -139,7 +143,10 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
    * @param options - with `timeout` in milliseconds (30000) and `signal`, as for `joined`.
    * @throws RefusedError, TimeoutError, the errors of the constructor, or the signal's reason.
    */
-  static async connect(address: string, options: WorkerOptions & Deadline): Promise<Worker> {
+  static async connect(
+    address: string | readonly string[],
+    options: WorkerOptions & Deadline,
+  ): Promise<Worker> {
     const worker = new Worker(address, options);
     try {
       await worker.joined(options);
@@ -153,16 +160,20 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   /**
    * Start a worker. It joins in the background as soon as the publisher is reachable.
    *
+   * @param address - `tcp://HOST:PORT` or `ipc://PATH`; or a list of publishers of the same
+   * versions, such as the relays of one, in order of preference (or a text of several, separated by
+   * commas). The worker is with one at a time. If that publisher is lost or refuses the worker, it
+   * goes on to the next one, and after the last to the first. While it is with another than the
+   * first, it returns as soon as the first one answers.
    * @throws AddressError, KeysError, RangeError, or TypeError, if the address, the keys, a name, or
    * registered memory is invalid.
    */
-  constructor(
-    readonly address: string,
-    options: WorkerOptions,
-  ) {
+  constructor(address: string | readonly string[], options: WorkerOptions) {
     super();
     if (endianness() !== "LE") throw new TypeError("weightbus needs a little-endian machine");
-    const keys = workerKeys(options.keys, options.name);
+    this.addresses = controlAddresses(address);
+    const each = keysOfEach(options.keys, this.addresses, options.name);
+    const [keys] = each;
     this.name = checkName(options.name ?? defaultName(keys?.name), "worker");
     this.#targets = targetsOf(options);
     const identity = {
@@ -181,8 +192,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
       told: (effect: Told) => this.#told(effect),
       ended: (reason: unknown) => this.#end(reason),
     };
-    const { anyDataHost } = options;
-    this.#loop = new WorkerLoop(checkAddress(address), this.#machine, handlers, keys, anyDataHost);
+    const sites = this.addresses.map((one, index) => ({ address: one, keys: each[index] ?? null }));
+    this.#loop = new WorkerLoop(sites, this.#machine, handlers, options.anyDataHost);
     const { apply, beforeApply } = options;
     const hooks = { apply, beforeApply, timeout: checkTimeout(options.applyTimeout) };
     this.#applier = new Applier(this.#machine, this.#targets, hooks, {
@@ -190,6 +201,11 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
       freed: () => this.#serve(),
       late: (text) => this.#emit("notice", "apply-late", text),
     });
+  }
+
+  /** The address that the worker is with, or tries. */
+  get address(): string {
+    return this.#loop.address;
   }
 
   get state(): State {
@@ -218,7 +234,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     if (this.#refusal !== null) throw this.#refusal;
     const { timeout = JOIN_MS, signal } = deadline;
     await this.#joiners.wait({ timeout, signal }, (waiter) => {
-      const text = `no publisher answered at ${this.address} within ${timeout} ms: is one there?`;
+      const at = this.addresses.join(", ");
+      const text = `no publisher answered at ${at} within ${timeout} ms: is one there?`;
       waiter.reject(new TimeoutError(text));
     });
   }
@@ -305,6 +322,9 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
       case "refused":
         this.#refuse(effect.code, effect.text);
         break;
+      case "moved":
+        this.#move(effect);
+        break;
       case "rejected": {
         const { model, epoch, version, code, text, intact } = effect;
         this.#fail(new ApplyError(model, epoch, version, code, text, intact));
@@ -325,7 +345,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   #enter(epoch: number): void {
     this.#state = "joined";
-    this.#refusal = null;
+    this.#refusal = this.#turnedAway = null;
+    this.#refusals.clear();
     this.#errors = this.#errors.filter((error) => !(error instanceof RefusedError));
     for (const joiner of this.#joiners.all()) joiner.resolve();
     this.#emit("joined", epoch);
@@ -333,12 +354,37 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   #refuse(code: string, text: string): void {
     this.#state = "refused";
-    if (this.#refusal?.code === code && this.#refusal.reason === text) return; // reported already
-    const words = `the publisher at ${this.address} refuses worker ${this.name} (${code}): ${text}`;
-    this.#refusal = new RefusedError(code, text, words);
-    for (const joiner of this.#joiners.all()) joiner.reject(this.#refusal);
-    if (this.listenerCount("refused") > 0) this.#emit("refused", this.#refusal);
-    else this.#throwLater(this.#refusal);
+    const { address } = this;
+    const last = this.#refusals.get(address);
+    if (last?.code === code && last.reason === text) {
+      this.#turnedAway = last; // reported already
+      return;
+    }
+    const words = `the publisher at ${address} refuses worker ${this.name} (${code}): ${text}`;
+    const refusal = new RefusedError(code, text, words);
+    this.#refusals.set(address, refusal);
+    this.#turnedAway = refusal;
+    if (this.listenerCount("refused") > 0) this.#emit("refused", refusal);
+    if (this.addresses.length === 1) this.#turnAway(refusal);
+  }
+
+  #move({ from, to, why, exhausted }: Moved): void {
+    if (this.#state === "joined") this.#state = "joining";
+    if (exhausted && this.#turnedAway !== null) {
+      const { code, reason, message } = this.#turnedAway;
+      const at = this.addresses.join(", ");
+      const words = `${message}; no publisher at ${at} has accepted this worker`;
+      if (this.#refusal?.message !== words) this.#turnAway(new RefusedError(code, reason, words));
+    }
+    if (exhausted) this.#turnedAway = null;
+    this.#emit("notice", "moved", `this worker changes over from ${from} to ${to}: ${why}`);
+  }
+
+  /** Reject the joiners, and have the next `receive()` throw, unless a listener has the refusal. */
+  #turnAway(refusal: RefusedError): void {
+    this.#refusal = refusal;
+    for (const joiner of this.#joiners.all()) joiner.reject(refusal);
+    if (this.listenerCount("refused") === 0) this.#throwLater(refusal);
   }
 
   #fail(error: ApplyError): void {

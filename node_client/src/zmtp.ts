@@ -31,7 +31,9 @@ const NOTHING = Buffer.alloc(0);
 const MECHANISM = "NULL";
 // Signature and version. The rest is sent once the peer's security mechanism is known: libzmq
 // closes a connection with another mechanism before it sends its own.
-const GREETING = Buffer.from("ff00000000000000007f0300", "hex");
+/** How the greeting of every ZMTP peer begins. */
+export const SIGNATURE = Buffer.from("ff00000000000000007f", "hex");
+const GREETING = Buffer.concat([SIGNATURE, Buffer.from([3, 0])]);
 const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
 
 /** A type of socket. */

@@ -5,6 +5,7 @@ import { once } from "node:events";
 import { test } from "node:test";
 import { Worker } from "node:worker_threads";
 import { curveKeyPair, Dealer, Socket } from "zeromq";
+import { Handshakes } from "../src/handshakes.js";
 import { KeyedControl } from "../src/keyed_control.js";
 import { GREETING } from "./streams.js";
 
@@ -44,13 +45,14 @@ test("an attempt that is over before anybody could look is told", { timeout: 60_
   });
   const { publicKey, secretKey } = curveKeyPair();
   const keys = { name: "w", public: publicKey, secret: secretKey, publisher: publicKey };
-  const control = new KeyedControl(`tcp://127.0.0.1:${port}`, keys, 1_000, 1_000, {
+  const control = new KeyedControl(`tcp://127.0.0.1:${port}`, keys, 1_000, new Handshakes(1_000), {
     place: () => null,
     ended: () => {},
     message: () => {},
     connected: () => {},
     changed: () => told(),
     shutOut: () => {},
+    broke: () => {},
   });
   await changed;
   control.close();

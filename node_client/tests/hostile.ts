@@ -20,9 +20,11 @@ export class Port implements AsyncDisposable {
   private constructor(
     readonly server: Server,
     readonly address: string,
+    /** What is said at once to whoever connects. */
+    public greets: Uint8Array,
   ) {}
 
-  /** Listen at a path, or at a port of the loopback; `greets` is what is said at once. */
+  /** Listen at a path, or at a port of the loopback. */
   static async open(greets: Uint8Array, path?: string): Promise<Port> {
     const server = createServer();
     if (path === undefined) server.listen(0, "127.0.0.1");
@@ -30,19 +32,19 @@ export class Port implements AsyncDisposable {
     await once(server, "listening");
     const bound = server.address();
     const tcp = () => `tcp://127.0.0.1:${(bound as AddressInfo).port}`;
-    const port = new Port(server, typeof bound === "string" ? `ipc://${bound}` : tcp());
-    server.on("connection", (socket) => port.#greet(socket, greets));
+    const port = new Port(server, typeof bound === "string" ? `ipc://${bound}` : tcp(), greets);
+    server.on("connection", (socket) => port.#greet(socket));
     return port;
   }
 
-  #greet(socket: Socket, greets: Uint8Array): void {
+  #greet(socket: Socket): void {
     socket.on("error", () => {}); // the other side hangs up when it likes
     socket.on("data", (bytes) => {
       this.heard.push(bytes);
       this.#arrived();
     });
     socket.on("close", () => this.#hungUp());
-    socket.write(greets);
+    socket.write(this.greets);
     this.peers.push(socket);
   }
 

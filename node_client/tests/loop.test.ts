@@ -12,6 +12,7 @@ import { Published, patchHead } from "./published.js";
 
 const SIZE = 2 ** 26; // its pages alone take more than a slice
 const BLOCKS = SIZE / 2 ** 18;
+const NOWHERE = [{ address: "ipc:///nobody/is-here", keys: null }];
 
 /** Return patches to be decoded, which change nothing. */
 function jobs(count: number): Patching[] {
@@ -33,7 +34,7 @@ test("patches are decoded one after another, between turns, and no further once 
     return [];
   };
   const failures: unknown[] = [];
-  const loop = new WorkerLoop("ipc:///nobody/is-here", machine, {
+  const loop = new WorkerLoop(NOWHERE, machine, {
     told: () => {},
     ended: (reason) => failures.push(reason),
   });
@@ -62,7 +63,7 @@ test("a message that the machine fails on is told, once in a while, and ends not
     return receive(frames, now);
   };
   const told: Told[] = [];
-  const loop = new WorkerLoop(hostile.address, machine, {
+  const loop = new WorkerLoop([{ address: hostile.address, keys: null }], machine, {
     told: (effect) => told.push(effect),
     ended: (reason) => assert.fail(String(reason)),
   });
@@ -84,7 +85,7 @@ test("a patch that fails in no known way is fetched as a whole", async () => {
     faults.push(fault);
     return [];
   };
-  const loop = new WorkerLoop("ipc:///nobody/is-here", machine, {
+  const loop = new WorkerLoop(NOWHERE, machine, {
     told: () => {},
     ended: (reason) => assert.fail(String(reason)),
   });

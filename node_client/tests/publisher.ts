@@ -33,8 +33,16 @@ export class Publisher implements AsyncDisposable {
     readonly epoch: number,
   ) {}
 
-  static async start(address = "tcp://127.0.0.1:0", options: Options = {}): Promise<Publisher> {
-    const args = [SCRIPT, address, JSON.stringify(options)];
+  static start(address = "tcp://127.0.0.1:0", options: Options = {}): Promise<Publisher> {
+    return Publisher.#run([SCRIPT, address, JSON.stringify(options)]);
+  }
+
+  /** Start a publisher with two relays; `address` has those of the relays, with a comma between. */
+  static relays(): Promise<Publisher> {
+    return Publisher.#run(["-m", "weightbus.tests.relay.steered"]);
+  }
+
+  static async #run(args: readonly string[]): Promise<Publisher> {
     const python = spawn(PYTHON, args, { stdio: ["pipe", "pipe", "inherit"] });
     const lines = createInterface({ input: python.stdout })[Symbol.asyncIterator]();
     const hello = JSON.parse(String((await lines.next()).value));
