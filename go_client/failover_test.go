@@ -298,7 +298,7 @@ func TestKeysOfEachAddress(t *testing.T) {
 	updates := applies(t, w)
 	publishers[0].kill()
 	publishers[1].do(object{"wait_for_workers": 1})
-	publishers[1].version(1, 5, object{})
+	publishers[1].version(1, 5, object{"require": 0, "wait": "none"})
 	if update := next(t, updates); update.Version != 1 || w.Address() != addresses[1] {
 		t.Fatalf("%+v from %s", update, w.Address())
 	}

@@ -55,6 +55,7 @@ type Connection struct {
 
 	stream  *Stream
 	conn    net.Conn // nil while not connected
+	writing bool     // bytes were taken from the stream, and are not written yet
 	topics  map[string]bool
 	ticket  []byte // the first message of the next connection
 	shows   bool   // each connection needs a ticket
@@ -167,7 +168,7 @@ func (c *Connection) Wait() { <-c.done }
 func (c *Connection) unsent() bool {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
-	return c.Open() && len(c.stream.Outgoing) > 0
+	return c.Open() && (c.writing || len(c.stream.Outgoing) > 0)
 }
 
 func (c *Connection) flush() {
@@ -289,6 +290,7 @@ func (c *Connection) begin(conn net.Conn) {
 		c.stream.Subscribe(topic, on)
 	}
 	now := time.Now()
+	c.writing = false
 	c.conn, c.heardAt, c.spokeAt, c.pinged, c.since, c.bucket = conn, now, now, now, now, newTokenBucket(now)
 	c.flush()
 }
@@ -313,7 +315,7 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 		}
 		c.owner.Lock.Lock()
 		out := c.stream.Outgoing
-		c.stream.Outgoing = spare[:0]
+		c.stream.Outgoing, c.writing = spare[:0], true
 		c.owner.Lock.Unlock()
 		_ = conn.SetWriteDeadline(time.Now().Add(silenceMax))
 		if _, err := conn.Write(out); err != nil {
@@ -321,6 +323,9 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 			return
 		}
 		spare = out
+		c.owner.Lock.Lock()
+		c.writing = false
+		c.owner.Lock.Unlock()
 	}
 }
 
