@@ -40,7 +40,7 @@ def main() -> None:
                 relays[command["relay"]].close()
             else:
                 weights = {"w": np.full(command["size"], command["value"], np.float32)}
-                publisher.publish("m", weights, require=0)
+                publisher.publish_async("m", weights, require=0)
             print(json.dumps({}), flush=True)
 
 
