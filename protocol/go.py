@@ -252,7 +252,9 @@ def _number(written: str) -> str:
 
 
 def _limits(protocol: d.Protocol) -> Iterator[str]:
-    limits = [each for each in protocol.limits.values() if each.page in LEVELS + EXTRAS]
+    messages = (m for m in protocol.messages.values() if m.page in LEVELS + EXTRAS)
+    pages = {each.page for message in messages for each in message.fields}  # of fields: more pages
+    limits = [each for each in protocol.limits.values() if each.page in pages | {*LEVELS, *EXTRAS}]
     rows = [(_name(each.name.lower()), f"= {_number(each.written)}") for each in limits]
     yield '\nimport "time"\n\n' + _comment(
         "Limits of the protocol. A peer may send anything: these limits bound the memory that its "

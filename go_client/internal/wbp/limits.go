@@ -33,6 +33,8 @@ const (
 	MetadataMax      = 32          // entries of a version's metadata
 	MetadataNameMax  = 128         // characters of a name in metadata
 	MetadataBytesMax = 4096        // bytes of names and texts of a version's metadata
+	RelaysMax        = 16          // relays between a publisher and a worker
+	NamedMax         = 256         // workers that an announcement to a relay names
 )
 
 // Timing has the intervals and timeouts of a worker.
