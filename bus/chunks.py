@@ -82,6 +82,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
             If False, only chunks with a CRC-32C have arrived.
         digest: The digest; empty until it is computed or verified.
         view: A weak reference to the publisher's view; None: no view was made so far.
+        restarts: How often `clear` was called: other bytes than before may arrive since then.
     """
 
     plan: ChunkPlan
@@ -92,6 +93,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     whole: bool = False
     digest: str = ""
     view: weakref.ref[Memory] | None = None
+    restarts: int = 0
 
     def has(self, index: int) -> bool:
         """True if the chunk with this index has arrived."""
@@ -128,6 +130,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     def clear(self) -> None:
         """Record that no chunk has arrived, because some of the bytes must be wrong."""
         self.crcs, self.here = [None] * self.plan.count, 0
+        self.restarts += 1
 
     def lend(self: "Chunks[Memory]") -> Memory:
         """Return a view of the memory. While it exists, the owner does not overwrite the memory."""

@@ -279,6 +279,7 @@ class _Passed:
         version: What the publisher's machine made of it; None: its thread has not made it yet.
         count: The number of chunks that were here when the publisher's thread was last told.
         looks: Whether the publisher's thread is about to look which chunks are here.
+        restarts: How often the version had been received from the start then.
         given_up: Whether the worker above dropped the version before it was whole.
         undecided: Whether workers below wait for a commit.
     """
@@ -288,7 +289,7 @@ class _Passed:
         # Bytes that have been counted as received; all of a version that only has another name.
         self._received = chunks.plan.nbytes if offer.names else 0
         self.version: Version | None = None
-        self.count = -1
+        self.count, self.restarts = -1, chunks.restarts
         self.looks = self.given_up = False
         self.undecided = offer.terms.commit == "together"
 
@@ -430,7 +431,8 @@ class _PassesOn:
             return
         chunks = passed.chunks
         count = chunks.here + chunks.whole
-        if count < passed.count:  # it is received again: its bytes were not those of its digest
+        if chunks.restarts != passed.restarts:  # its bytes were not those of its digest
+            passed.restarts = chunks.restarts
             self._below.rekey()  # since no key may seal a chunk twice, if the bytes differ (E3)
         if count != passed.count:
             passed.count = count

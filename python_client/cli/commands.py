@@ -312,7 +312,9 @@ def relay(
     bind: Bind,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="This relay's name. [default: host and process]"),
+        typer.Option(
+            metavar="NAME", help="This relay's name. [default: its key's, or host and process]"
+        ),
     ] = None,
     keys: Keys = None,
     insecure: Insecure = False,

@@ -62,6 +62,7 @@ class RelayOptions:
         Raises:
             UsageError: An address of a page is invalid.
             AddressError: The relay cannot listen.
+            KeysError: The keys cannot be read.
         """
         pages = self.pages
         dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)

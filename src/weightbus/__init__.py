@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UnknownWorkerError,
         WorkersMissingError,
     )
-    from .bus.trust.keys import PublisherKeys, WorkerKeys
+    from .bus.trust.keys import PublisherKeys, RelayKeys, WorkerKeys
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.applying.loading import UnchangedError
     from .python_client.applying.resident import resident
@@ -62,6 +62,7 @@ __all__ = [
     "PublisherKeys",
     "RefusedError",
     "Relay",
+    "RelayKeys",
     "Settings",
     "StateError",
     "StateFolderError",
@@ -93,6 +94,7 @@ _HOMES = {
     "PublisherKeys": "bus.trust.keys",
     "RefusedError": "bus.errors",
     "Relay": "python_client.relay",
+    "RelayKeys": "bus.trust.keys",
     "Settings": "python_client.settings",
     "StateError": "codecs.errors",
     "StateFolderError": "python_client.files.state_folder",

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightbus
+from weightbus.bus.trust.keys import generate
 from weightbus.tests.cli.test_cli import DEADLINE, SMALL, Command, Commands, result_of, run
 from weightbus.tests.client.settling import arrays
 from weightbus.tests.compose.waiting import wait_for
@@ -82,6 +83,25 @@ def test_a_relay_goes_on_without_its_publisher(commands: Commands) -> None:
         back = relay.line()
         assert (back["kind"], back["joined"]) == ("upstream", True)
     assert relay.stop(signal.SIGTERM)[0] == 0
+
+
+def test_a_relay_has_the_keys_and_the_name_of_its_folder(
+    commands: Commands, tmp_path: Path
+) -> None:
+    keys, out = tmp_path / "keys", tmp_path / "out.safetensors"
+    generate(keys, {"r": "relay", "w": "worker"}, at=["r"])
+    generate(tmp_path / "others", {"r": "relay"})
+    with weightbus.Publisher(keys=keys) as publisher:
+        _, told = started(commands, publisher.address, "--keys", keys / "relays" / "r")
+        assert told["name"] == "r"
+        file = keys / "workers" / "w@r.json"
+        worker = commands.subscribe(told["address"], out, "--keys", file)
+        publisher.publish("m", arrays(), expect=1, timeout=DEADLINE)
+        assert worker.line()["version"] == 1
+        stranger, _ = started(commands, publisher.address, "--keys", tmp_path / "others")
+        code, last = stranger.end()
+    assert (code, last["error"]) == (1, "RefusedError")
+    assert f"the publisher at {publisher.address} refuses relay 'r' (keys)" in last["text"]
 
 
 def test_a_relay_of_a_name_that_is_taken_ends(commands: Commands) -> None:

@@ -104,6 +104,7 @@ FACE = [
     "PublisherKeys",
     "RefusedError",
     "Relay",
+    "RelayKeys",
     "Settings",
     "StateError",
     "StateFolderError",
