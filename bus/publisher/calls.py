@@ -98,7 +98,20 @@ def renewed(state: PublisherState, epoch: int) -> None:
 
 
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
-    """Handle a worker's (re)join: return the undecided versions that the worker has to stage."""
+    """Handle a worker's (re)join: return the undecided versions that the worker has to stage.
+
+    A relay is no target of a call, but the workers behind it have to stage. (R5)
+    """
+    if peer.relay:
+        return [
+            call.version
+            for call in state.calls.values()
+            if call.terms.commit == "together"
+            and call.decision == "open"
+            and call.version.model in peer.hello.models
+            and not call.version.gone
+            and (call.terms.workers is None or state.roster.named_behind(peer, call.terms.workers))
+        ]
     state.note_reached(peer.hello.models)
     waiting: list[Version] = []
     for call in state.calls.values():

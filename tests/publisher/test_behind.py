@@ -444,3 +444,27 @@ def test_the_publisher_ends_with_what_the_relay_knows(steps: Sequence[Step]) -> 
     gone = known.keys() - expected.keys()
     assert all(known[name][0] for name in gone), "lost, since it left while the session was cut"
     assert {name: known[name] for name in expected} == expected
+
+
+def test_relays_are_none_of_the_workers_that_a_call_expects() -> None:
+    origin, relay, inner = Node(), Node("r"), Node("s")
+    origin.publishes(expect=2)
+    link, inner_link = Link(origin, relay), Link(relay, inner)
+    link.opens()
+    inner.now = relay.now
+    inner_link.opens()
+    inner.joins("x")
+    for each in (inner_link, link):
+        each.passes(REPORT_SECONDS)
+    assert origin.rows().keys() == {"r", "s", "x"}
+    assert [*origin.call.targets] == ["x"]
+    assert origin.call.missing == 1
+
+
+def test_a_relay_that_joins_late_is_announced_what_its_workers_have_to_stage() -> None:
+    origin, _, _ = tree("x")
+    origin.publishes(commit="together", grace=60.0)
+    hello = Hello(name="r", instance="9" * 32, models={"a": None}, features=[RELAY])
+    origin.say("r", Bye())
+    (announce,) = announcements(origin.say("r", hello))
+    assert (announce.message.version, announce.message.commit) == (1, "together")
