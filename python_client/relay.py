@@ -467,13 +467,9 @@ class _PassesOn:
         offer.names, offer.metadata = names, announce.metadata
         offer.only = frozenset(announce.workers) or None
         passed = self._passed[model] = _Passed(offer, chunks)
-        # Workers may still receive the one before: they get the rest of it, or are refused it.
-        whole = before is not None and before.chunks.whole
-        if before is not None and whole:
-            self._below.decide(before.more)
+        if before is not None and before.chunks.whole:  # workers may wait for the rest of it
+            before.send_more(self._below)
         self._below.decide(passed.announce)
-        if before is not None and not whole and not before.given_up:
-            self._below.decide(before.give_up)
         return passed
 
 

@@ -10,8 +10,7 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 
-from weightbus import Settings
-from weightbus.python_client.relay import Relay
+from weightbus import Relay, Settings
 from weightbus.tests.chaos.content import MODELS
 from weightbus.tests.chaos.trainer import LOST_AFTER, PING
 
@@ -40,9 +39,8 @@ def run(told: Passed) -> None:
     )
     made = Relay(told.upstream, "tcp://127.0.0.1:0", MODELS, name=told.name, settings=settings)
     with closing(made) as relay:
-        data = relay._below.data_address  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        ready = {"event": "ready", "address": relay.address, "data": data, "pid": os.getpid()}
-        print(json.dumps(ready), flush=True)
+        where = {"address": relay.address, "data": relay.data_address}
+        print(json.dumps({"event": "ready", "pid": os.getpid(), **where}), flush=True)
         while os.read(0, 2**16):
             pass
 

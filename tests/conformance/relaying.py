@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from weightbus import PublishError, Settings
+from weightbus import PublishError, Relay, Settings
 from weightbus.bus.limits import Timing
 from weightbus.bus.net.callbacks import EventCallback, WorkerEvent
 from weightbus.bus.publisher import calls
@@ -24,7 +24,6 @@ from weightbus.bus.publisher.publication import Publication, PublishTerms
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.publisher.version import Version, VersionOffer
 from weightbus.bus.receipt import State
-from weightbus.python_client.relay import Relay
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.ledger import Weights
 from weightbus.tests.conformance.proxy import Proxy
@@ -277,8 +276,7 @@ class Between:
     def addresses(self) -> tuple[str, str]:
         """Return the control address and the data address of the relay."""
         assert self.relay is not None
-        below = self.relay._below  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        return below.address, below.data_address
+        return self.relay.address, self.relay.data_address
 
     def close(self) -> None:
         """End the relay and the proxy."""
