@@ -62,8 +62,9 @@ class Tunnel:
         with contextlib.suppress(OSError):  # closed
             while True:
                 here, _ = self._server.accept()
+                self._ends.append(here)
                 there = socket.create_connection(self._target)
-                self._ends += [here, there]
+                self._ends.append(there)
                 self._begin(self._forward, here, there, self._dead, self.heard)
                 self._begin(self._forward, there, here, self._dead, self.told)
 
