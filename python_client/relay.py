@@ -24,6 +24,8 @@ from ..bus.deadline import ANSWER_SECONDS, result_of
 from ..bus.effects import Effect as WorkerEffect
 from ..bus.effects import Notice, Send
 from ..bus.errors import AddressError
+from ..bus.memory.segment import probe
+from ..bus.memory.shared_buffers import SharedBuffers
 from ..bus.messages import RELAY, RENAMING, UPSTREAM, Below
 from ..bus.net import endpoints
 from ..bus.net.callbacks import WorkerEvent
@@ -136,8 +138,14 @@ class Relay(InOneProcess):
             addresses=above,
         )
         self._ready = ReadyQueue("relay")
+        # a small shared segment; freed with its last reference
+        self._probe = probe() if chosen.shared_memory else None
+        shared = None if self._probe is None else self._probe.shared
+        buffers = None if self._probe is None else SharedBuffers()
         with contextlib.ExitStack() as undo:
-            self._below = open_loop(address, chosen, own.below, FIRST_EPOCH, origin=False)
+            self._below = open_loop(
+                address, chosen, own.below, FIRST_EPOCH, shared=shared, origin=False
+            )
             undo.callback(self._below.close)
             self.address, self.data_address = self._below.address, self._below.data_address
             sockets = self._sockets = WorkerSockets(
@@ -149,7 +157,9 @@ class Relay(InOneProcess):
             )
             undo.enter_context(contextlib.closing(sockets))
             # No object that a thread of the relay uses may refer to `self`: see `closing`.
-            passes_on = _PassesOn(machine, self._ready, self._below, lambda: sockets.address)
+            passes_on = _PassesOn(
+                machine, self._ready, self._below, lambda: sockets.address, buffers
+            )
             reports = _Reports(machine, self._below, sockets.wake)
             self._below.after_turns(reports.collect)
             hints = StallHints(above, machine, self._ready, keyed=ring is not None)
@@ -159,6 +169,7 @@ class Relay(InOneProcess):
                 self._ready,
                 hints.look,
                 shared_memory=False,
+                allocate=None if buffers is None else buffers.allocate,
                 after_turn=lambda: [*passes_on(), *reports.send()],
             )
             passes_on.report_by(self._above.tell)
@@ -348,9 +359,13 @@ class _PassesOn:
         ready: ReadyQueue,
         below: PublisherLoop,
         upstream: Callable[[], str],
+        buffers: SharedBuffers | None = None,
     ) -> None:
         self._machine, self._ready, self._below = machine, ready, below
-        self._upstream = upstream
+        self._upstream, self._buffers = upstream, buffers
+        if buffers is not None:
+            for follower in machine.followers.values():
+                follower.versions.claim_by(buffers.claim)
         self._passed: dict[str, _Passed] = {}
         self._epoch = FIRST_EPOCH
         self._tell: Callable[[Report], None] = _ignore
@@ -463,7 +478,9 @@ class _PassesOn:
             chunks = held.chunks
         if chunks is None:
             return before
-        offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms)
+        buffers = self._buffers
+        segment = None if buffers is None else buffers.segment_of(chunks.memory)
+        offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms, segment)
         offer.names, offer.metadata = names, announce.metadata
         offer.only = frozenset(announce.workers) or None
         passed = self._passed[model] = _Passed(offer, chunks)

@@ -26,6 +26,7 @@ the latest version.
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import re
@@ -43,10 +44,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..event_log import RateLimitedWarning
 from ..messages import Shared
 from ..staged import OverwrittenError, StaleError
 from .pages import STEP_BYTES, Check, populate
 
+unshared = RateLimitedWarning(
+    logging.getLogger("weightbus.publisher"),
+    "no shared memory (%s): workers on this host use the network too",
+)
 MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section is page-aligned
 MODEL_BYTES = 128  # the most bytes of a model's id

@@ -52,21 +52,17 @@ from ...codecs.overflow import LostValues
 from ...codecs.state import State, Writer
 from ..deadline import Deadline
 from ..errors import DeadlineError
-from ..event_log import RateLimitedWarning
 from ..headers import Buffer
 from ..limits import SNAPSHOTS_MAX
 from ..messages import Shared
 from ..sealer import SealInUseError
 from .pages import Check, memory_of
-from .segment import Segment
+from .segment import Segment, unshared
 
 if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving
 
 log = logging.getLogger("weightbus.publisher")
-_unshared = RateLimitedWarning(
-    log, "no shared memory (%s): workers on this host use the network too"
-)
 
 NEVER = Deadline(math.inf, "")
 PATIENCE = 1.0  # seconds for sockets to release a snapshot, or the machine to give one up
@@ -194,7 +190,7 @@ def _segment(nbytes: int, check: Check) -> Segment | None:
     except DeadlineError:  # which is an OSError, too
         raise
     except OSError as error:
-        _unshared.warn(error.strerror or error, time.monotonic())
+        unshared.warn(error.strerror or error, time.monotonic())
         return None
 
 

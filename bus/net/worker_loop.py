@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec
@@ -62,6 +62,9 @@ log = logging.getLogger("weightbus.worker")
 P = ParamSpec("P")
 
 TICK = 0.1  # seconds between two ticks, while idle
+# Shared memory is allocated page by page: more than this takes longer than a tick, and another
+# thread allocates it.
+ALLOCATED_AT_ONCE = 2**28
 BATCH = 16  # messages taken from one socket before the other is served
 
 
@@ -75,6 +78,7 @@ class WorkerLoop:
         look: Called many times a second; must not block.
         on_renamed: Called when the running version is renamed and the user has no version.
         shared_memory: Whether to read the publisher's memory if it is on this host.
+        allocate: Allocates the memory for a version, or raises MemoryError; None: private memory.
         after_turn: Called after each turn of the loop's thread, which may have received chunks;
             returns effects, and must not block. None: nothing is called.
     """
@@ -88,11 +92,12 @@ class WorkerLoop:
         on_renamed: Callable[[Renamed], None] | None = None,
         *,
         shared_memory: bool = True,
+        allocate: Callable[[int], NDArray[np.uint8]] | None = None,
         after_turn: Callable[[], list[Effect]] | None = None,
     ) -> None:
         self._machine, self._sockets, self._ready_queue = machine, sockets, ready_queue
         self._kind = "relay" if RELAY in machine.identity.features else "worker"  # in texts
-        self._after_turn = after_turn
+        self._after_turn, self._allocate = after_turn, allocate
         self._look, self._on_renamed = look, on_renamed
         self._views = MappedSegments() if shared_memory else None
         self._work: deque[LoopEvent] = deque()
@@ -268,6 +273,8 @@ class WorkerLoop:
                 self._deliver(effect.staged)
             case WholeStaged(staged):
                 self._ready_queue.whole(staged)
+            case Reserve(nbytes=nbytes) if self._allocate and nbytes > ALLOCATED_AT_ONCE:
+                self._copier.ahead(self._reserving(effect))
             case Reserve():
                 self._done(Granted(effect.model, effect.key, self._memory(effect)))
             case Open(model, key, shared, nbytes):
@@ -357,12 +364,21 @@ class WorkerLoop:
         """
         try:
             if effect.key is not None:
-                return memory_of(effect.nbytes)
+                return (self._allocate or memory_of)(effect.nbytes)
             memory, touching = memory_ahead(effect.nbytes)
         except MemoryError:
             return None
         self._copier.ahead(touching)
         return memory
+
+    def _reserving(self, effect: Reserve) -> Generator[None]:
+        """Allocate memory in the copier's thread."""
+        memory: NDArray[np.uint8] | None = None
+        try:
+            memory = self._memory(effect)
+        finally:
+            self.tell(Granted(effect.model, effect.key, memory))
+        yield
 
     def _connect(self, endpoint: str, ticket: str) -> None:
         try:

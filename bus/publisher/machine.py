@@ -305,7 +305,8 @@ class PublisherMachine:
         """Handle new chunks of a version that is published while it is being received."""
         if version.gone:
             return []
-        effects = serving.arrived(self.state, version, now)
+        effects = publishing.share(self.state, version)
+        effects += serving.arrived(self.state, version, now)
         if version.hashing and version.chunks.digest:
             effects += reports.hashed(self.state, version, now)
         return self._with_freed_memory(effects)

@@ -58,6 +58,25 @@ def pass_on(
     return version, effects
 
 
+def share(state: PublisherState, version: Version) -> list[Effect]:
+    """Announce a relay's version, which is complete now, to workers that read it in its segment.
+
+    Until then, these workers were not told of the version.
+    """
+    if version.unstamped is None or not version.chunks.whole or not version.share():
+        return []
+    effects: list[Effect] = [Stamp(version)]
+    versions, wanting = state.store[version.model], list[Peer]()
+    if version.phase in ("pending", "latest", "reclaimable"):
+        wanting = [p for p in state.roster if p.shared and not p.lost]
+        wanting = [peer for peer in wanting if version.model in peer.hello.models]
+    if any(peer.subscribed for peer in wanting):
+        effects.append(_to_all(versions, version, version.terms, push=False))
+    announce = announcement(version, version.terms)
+    alone = [peer for peer in wanting if not peer.subscribed]
+    return effects + [Send(announce, to=peer.identity) for peer in alone]
+
+
 def decide(state: PublisherState, version: Version, *, commit: bool, why: str) -> list[Effect]:
     """Commit or abort a relay's pending version, as its origin decided.
 
@@ -153,9 +172,11 @@ def _release(
             versions.supersede(version, peers)
     effects, alone = list[Effect](), peers
     if workers is None:
-        alone, push, patch = list[Peer](), False, False
+        alone, push, patch, postponed = list[Peer](), False, False, False
         for peer in peers:
-            if not peer.subscribed:
+            if peer.shared and version.unstamped:
+                postponed = True  # until `share`
+            elif not peer.subscribed:
                 alone.append(peer)
             elif not (peer.shared and version.shared):  # S9
                 taken = _patch_for(peer, version) if version.patches else None
@@ -163,7 +184,11 @@ def _release(
                 patch = patch or (taken is not None and taken is version.patches[0])
         if state.pushes:
             state.end_pushes(version.model)
-        to_all = _to_all(versions, version, terms, push=push)
+        if postponed:  # these workers do not subscribe to this topic
+            header, topic = version.layout.header, data_topic(version.model)
+            to_all = Broadcast(topic, announcement(version, terms), header)
+        else:
+            to_all = _to_all(versions, version, terms, push=push)
         effects += [Withdraw(version.model), to_all]
         if push and not isinstance(to_all, BroadcastWhole):
             state.begin_push(version, now)

@@ -140,6 +140,8 @@ def describe(
     has the digest, so it is sent later if the digest is not known yet. `layout`: whether to add the
     layout.
     """
+    if peer.shared and version.unstamped and not end:
+        return []  # once the version is complete, `publishing.share` announces it
     header = version.layout.header if layout else None
     announce = announcement(version, announced_terms(state, version))
     announce = addressed(state, announce, version, peer)

@@ -81,6 +81,23 @@ class Snapshot(ChunkSource, Protocol):
         ...
 
 
+class Segment(Protocol):
+    """Memory that other processes read, with a stamp of its version (`memory/segment.py`)."""
+
+    @property
+    def shared(self) -> Shared:
+        """The path and token by which workers find the segment."""
+        ...
+
+    def claim(self) -> bool:
+        """Lock the segment and clear its stamp; return False if a worker is copying from it."""
+        ...
+
+    def release(self, model: str, epoch: int, version: int) -> None:
+        """Stamp the segment with the version that it contains, and unlock it."""
+        ...
+
+
 class BytesInPlace:
     """Bytes that are sent from the memory in which they are, without a copy.
 
@@ -108,10 +125,11 @@ class Received(BytesInPlace):
 
     Args:
         chunks: The chunks, of which some may not have arrived yet.
+        segment: The segment that the buffer is in; None: it is in private memory.
     """
 
-    def __init__(self, chunks: Chunks[Memory]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: Chunks[Memory], segment: Segment | None = None) -> None:
+        self._chunks, self._segment = chunks, segment
         self._view: Memory | None = chunks.lend()
         super().__init__(self._view.data)
 
@@ -132,9 +150,16 @@ class Received(BytesInPlace):
         self._view = self._data = None
         self._views.clear()
 
-    def stamp(self, model: str, epoch: int, version: int) -> bool:  # noqa: ARG002
-        """Return False: no other process can read a staging buffer."""
-        return False
+    def stamp(self, model: str, epoch: int, version: int) -> bool:
+        """Let workers of this host read the bytes as this version, once they are complete.
+
+        Return False if the bytes are not complete or not in a segment, or if a worker copies them.
+        """
+        segment = self._segment
+        if segment is None or not (self.exists and self._chunks.whole and segment.claim()):
+            return False
+        segment.release(model, epoch, version)
+        return True
 
     def keep(self) -> Memory | None:
         """Return the bytes, or None if they are released or incomplete.
@@ -257,9 +282,15 @@ class VersionOffer(msgspec.Struct, eq=False):
         chunks: Chunks[Memory],
         key: tuple[int, int] | None = None,
         terms: AnnouncedTerms = NO_TERMS,
+        segment: Segment | None = None,
     ) -> "VersionOffer":
-        """Return an offer of a version, maybe incomplete, in a worker's staging buffer."""
-        return cls(model, layout, chunks, Received(chunks), key=key, terms=terms)
+        """Return an offer of a version, maybe incomplete, in a worker's staging buffer.
+
+        `segment`: the segment that the buffer is in, if workers of this host may read it.
+        """
+        shared = None if segment is None else segment.shared
+        snapshot = Received(chunks, segment)
+        return cls(model, layout, chunks, snapshot, shared, key=key, terms=terms)
 
     def restrict(self, workers: Collection[str]) -> None:
         """Offer the version to these workers only."""
@@ -304,6 +335,8 @@ class Version(Chunked):
         receivers: Names of the workers that are receiving the version.
         terms: The terms of the announcement, until the version is committed.
         only: The names of the workers that the version is for; None: for all.
+        shared: The segment from which workers on this host may read the version now, if any.
+        unstamped: The segment of a version that is not complete yet, if it is in one.
         phase: The version's phase (`phases.py`).
         hashing: Whether all chunks are being hashed, because the digest is needed.
         end_awaiters: Names of the workers to which `end` is sent once the digest is known.
@@ -321,7 +354,9 @@ class Version(Chunked):
         # The type is narrower than in `Chunked`. That is safe, since the attribute is never
         # reassigned.
         self.snapshot: Snapshot = offer.snapshot  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.shared = offer.shared
+        whole = offer.chunks.whole
+        self.shared = offer.shared if whole else None
+        self.unstamped = None if whole else offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
         self.detail, self.terms, self.only = offer.detail, offer.terms, offer.only
         self.patches: tuple[VersionPatch, ...] = ()
@@ -377,6 +412,11 @@ class Version(Chunked):
     def commit(self) -> None:
         """Record that workers may apply the version: it is announced without terms."""
         self.terms = NO_TERMS
+
+    def share(self) -> bool:
+        """Record that the version is complete in its segment; return False if it has none."""
+        self.shared, self.unstamped = self.unstamped or self.shared, None
+        return self.shared is not None
 
     def unshare(self) -> None:
         """Record that workers cannot read the version in shared memory."""

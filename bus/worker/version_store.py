@@ -11,6 +11,7 @@ changes this record.
 """
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -115,6 +116,7 @@ class VersionStore:
         self.mode: Mode = "following"
         self.newest_known: Key = (0, 0)
         self._free: list[Memory] = []
+        self._claim: Callable[[Memory], bool] = lambda _buffer: True
         # the bytes of each free buffer: the size of the version that was begun last
         self._nbytes = 0
         self._taken = 0  # buffers in use, with a version or without one
@@ -200,10 +202,11 @@ class VersionStore:
 
     def lend(self, announce: Announce) -> Lease | None:
         """Return a lease of a free buffer for an announcement's data; None if no buffer fits."""
-        if self._exhausted or not self._free or announce.nbytes != self._nbytes:
+        if self._exhausted or announce.nbytes != self._nbytes:
             return None
-        buffer = self._free.pop()
-        self._taken += 1
+        buffer = self._take_free()
+        if buffer is None:
+            return None
         lease = Lease(buffer.data, announce, partial(self.give_back, buffer), hashed=False)
         self._leased = lease, buffer
         return lease
@@ -226,11 +229,29 @@ class VersionStore:
         if self._nbytes != entry.announce.nbytes:
             self._free.clear()  # the size has changed: the old buffers do not fit
             self._nbytes = entry.announce.nbytes
-        if not self._free:
+        buffer = self._take_free()
+        if buffer is None:
             return False
-        self._taken += 1
-        entry.set_buffer(self._free.pop())
+        entry.set_buffer(buffer)
         return True
+
+    def claim_by(self, claim: Callable[[Memory], bool]) -> None:
+        """Set a function that says whether a free buffer may be overwritten now, once it is free.
+
+        It returns False while another process copies from the buffer.
+        """
+        self._claim = claim
+
+    def _take_free(self) -> Memory | None:
+        """Take the free buffer that has been free for longest; None if none may be overwritten."""
+        for index, buffer in enumerate(self._free):
+            if self._claim(buffer):
+                del self._free[index]
+                self._taken += 1
+                return buffer
+        if len(self._free) + len(self._on_loan) + self._taken >= SNAPSHOTS_MAX + BUFFERS_MAX:
+            del self._free[:1]  # the caller allocates another one instead
+        return None
 
     def _received_in(self, payload: Buffer | None) -> Memory | None:
         lease, buffer = self._leased or (None, None)
@@ -249,10 +270,11 @@ class VersionStore:
         """
         buffer = self._received_in(payload)
         if buffer is None:
-            if self._exhausted or self._nbytes != len(payload) or not self._free:
+            if self._exhausted or self._nbytes != len(payload):
                 return None
-            self._taken += 1
-            buffer = self._free.pop()
+            buffer = self._take_free()
+            if buffer is None:
+                return None
             np.copyto(buffer, np.frombuffer(payload, np.uint8))
         key, plan = (announce.epoch, announce.version), plan_of(len(payload), announce.chunk_bytes)
         chunks = Chunks(plan, buffer, [whole.crc], layout.id, 1, True, whole.digest)
@@ -274,9 +296,10 @@ class VersionStore:
         entry.set_buffer(buffer)
 
     def keep(self, buffer: Memory) -> None:
-        """Keep a buffer for a later version, unless there is a buffer already."""
+        """Keep a buffer for a later version, unless its size is outdated or one is free already."""
         if self.bare:
             self._nbytes = buffer.nbytes
+        if not self._free and buffer.nbytes == self._nbytes:
             self._free.append(buffer)
 
     def give_back(self, buffer: Memory) -> None:

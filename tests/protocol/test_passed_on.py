@@ -29,12 +29,20 @@ from weightbus.bus.messages import (
     Pong,
     Refuse,
     Running,
+    Shared,
     Welcome,
     Whole,
 )
 from weightbus.bus.protocol_limits import FETCH_CHUNKS_MAX
 from weightbus.bus.publisher import offers
-from weightbus.bus.publisher.effects import Broadcast, Effect, Hash
+from weightbus.bus.publisher.effects import (
+    Broadcast,
+    BroadcastChunk,
+    Effect,
+    Hash,
+    SendChunk,
+    Stamp,
+)
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
@@ -620,3 +628,118 @@ def test_a_newer_version_ends_one_that_is_undecided() -> None:
     chain.passes(TIMING.ping)
     assert (pending.phase, passed.phase) == ("gone", "reclaimable")
     assert [staged.key for staged in chain.below["below"].ready] == [made.key]
+
+
+class FakeSegment:
+    """A segment that notes its stamps."""
+
+    shared = Shared(path="/proc/1/fd/9", token="0" * 32)
+
+    def __init__(self) -> None:
+        self.stamp: tuple[str, int, int] | None = None
+        self.locked = True  # as the buffer of a version that arrives
+        self.copied = False  # whether a worker copies from it
+
+    def claim(self) -> bool:
+        self.locked, self.stamp = not self.copied, self.stamp if self.copied else None
+        return not self.copied
+
+    def release(self, model: str, epoch: int, version: int) -> None:
+        self.locked, self.stamp = False, (model, epoch, version)
+
+
+def announced(effects: list[Effect], to: bytes) -> list[Announce]:
+    """Return the announcements to one worker, or on one topic."""
+    found: list[Announce] = []
+    for effect in effects:
+        if not isinstance(effect, Send | Broadcast) or not isinstance(effect.message, Announce):
+            continue
+        if to == (effect.to if isinstance(effect, Send) else effect.topic):
+            found.append(effect.message)
+    return found
+
+
+def shared_worker(chain: Chain, name: bytes, *, subscribed: bool) -> None:
+    """Have a worker join that reads shared memory."""
+    hello = Hello(name=name.decode(), instance="c" * 32, models={"a": None})
+    told(chain, hello, Ping(token=1, subscribed=subscribed, shared=True), name=name)
+
+
+def carry_out(chain: Chain, effects: list[Effect]) -> list[Effect]:
+    for effect in effects:
+        if isinstance(effect, Stamp):
+            version = effect.version
+            if not version.snapshot.stamp(version.model, *version.key):
+                chain.publisher.unshared(version)
+    return effects
+
+
+@pytest.mark.parametrize("subscribed", [True, False])
+def test_workers_that_read_a_segment_are_told_of_a_version_once_it_is_whole(
+    subscribed: bool,
+) -> None:
+    chain, made, segment = Chain(), version(1), FakeSegment()
+    shared_worker(chain, b"near", subscribed=subscribed)
+    to_near = b"a/ctl" if subscribed else b"near"
+    far = Hello(name="far", instance="b" * 32, models={"a": None})
+    told(chain, far, Ping(token=1, subscribed=True), name=b"far")
+    chunks = chain.begins(made)
+    offer = VersionOffer.received("a", made.layout, chunks, made.key, segment=segment)
+    passed, effects = chain.publisher.pass_on(offer, chain.now)
+    carry_out(chain, effects)
+    assert (announced(effects, b"a/ctl"), announced(effects, b"near")) == ([], [])
+    (early,) = announced(effects, b"a/dat")
+    assert (early.version, early.shared) == (1, None)
+    assert not passed.snapshot.stamp("a", *made.key), "it is not whole"
+    for index in range(CHUNKS):
+        for asks in (
+            Fetch(model="a", epoch=EPOCH, version=0),
+            Fetch(model="a", epoch=EPOCH, version=1, layout=True),
+        ):
+            assert told(chain, asks, name=b"near") == [], "it is answered once the version is whole"
+        chain.arrives(made, (index,))
+        effects = carry_out(chain, chain.publisher.arrived(passed, chain.now))
+        assert (announced(effects, to_near), segment.stamp, segment.locked) == ([], None, True)
+        pushed = chain.publisher.push(chain.now)
+        assert [each.index for each in pushed if isinstance(each, BroadcastChunk)] == [index]
+    chain.ends(made)
+    effects = carry_out(chain, chain.publisher.arrived(passed, chain.now))
+    assert (segment.stamp, segment.locked) == (("a", *made.key), False)
+    (late,) = announced(effects, to_near)
+    assert (late.version, late.shared) == (1, segment.shared)
+    assert chain.publisher.arrived(passed, chain.now) == [], "once"
+    asks = Fetch(model="a", epoch=EPOCH, version=0)
+    (again,) = told(chain, asks, name=b"near")
+    assert isinstance(again, Announce)
+    assert again.shared == segment.shared
+
+
+def test_a_worker_that_began_to_fetch_a_version_gets_it_though_it_reads_segments_now() -> None:
+    chain, made = Chain(), version(1)
+    told(chain, HELLO)
+    chunks = chain.begins(made)
+    offer = VersionOffer.received("a", made.layout, chunks, made.key, segment=FakeSegment())
+    _, effects = chain.publisher.pass_on(offer, chain.now)
+    assert [each.shared for each in announced(effects, b"x")] == [None]
+    told(chain, Ping(token=1, shared=True))
+    chain.arrives(made, range(CHUNKS))
+    asks = Fetch(model="a", epoch=EPOCH, version=1, first=0, count=CHUNKS)
+    effects = chain.publisher.receive(b"x", [encode(asks)], chain.now)
+    assert [each.index for each in effects if isinstance(each, SendChunk)] == [*range(CHUNKS)]
+
+
+def test_a_version_whose_segment_cannot_be_stamped_is_fetched() -> None:
+    chain, made, segment = Chain(), version(1), FakeSegment()
+    shared_worker(chain, b"near", subscribed=False)
+    chunks = chain.begins(made)
+    chain.arrives(made, range(CHUNKS))
+    chain.ends(made)
+    segment.copied = True  # as of a version that gets another name while a worker copies it
+    offer = VersionOffer.received("a", made.layout, chunks, made.key, segment=segment)
+    passed, effects = chain.publisher.pass_on(offer, chain.now)
+    carry_out(chain, effects)
+    assert passed.shared is None
+    asks = Fetch(model="a", epoch=EPOCH, version=0)
+    again, end = told(chain, asks, name=b"near")
+    assert isinstance(again, Announce)
+    assert (again.shared, isinstance(end, End)) == (None, True)
