@@ -542,7 +542,8 @@ class Publisher(InOneProcess):
             future.result(timeout)
         except FutureTimeout:
             future.cancel()
-            names = _connected(tuple(self._known().values()), model)
+            known = (status for status in self._known().values() if not status.relay)
+            names = _connected(tuple(known), model)
             wanted = f" that want {model!r}" if model is not None else ""
             away = self._loop.known.turned_away
             raise WorkersMissingError(

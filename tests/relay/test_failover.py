@@ -147,10 +147,13 @@ def test_a_version_continues_to_arrive_through_another_relay(
     first = kind(stack, publisher.address)
     other = Relay(publisher.address, "tcp://127.0.0.1:0", ["m"], name="other", settings=SOON)
     stack.enter_context(other)
-    publisher.wait_for_workers(2, timeout=SECONDS)
+    wait_for(lambda: len(publisher.workers()) == 2, "both relays are here", SECONDS)
     worker = at(stack, first.address, other.address, size=SIZE)
     assert worker.wait_joined(SECONDS)
-    number = publish(publisher, 1, SIZE, require=2)  # both relays have it
+    publisher.publish_async("m", arrays(1, SIZE), timeout=SECONDS)
+    number = 1
+    relays = lambda: [w for w in publisher.workers().values() if w.relay]  # noqa: E731
+    wait_for(lambda: all(relay.running for relay in relays()), "both relays have it", SECONDS)
     wait_for(lambda: len(arrived(worker)) >= 3, "a part has arrived", SECONDS)
     assert (worker.address, worker.version("m")) == (first.address, 0)
     began = time.monotonic()
