@@ -69,18 +69,28 @@ def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> Work
     return WorkerKeys.read(path, name) if path else None
 
 
-def relay_keys(given: RelayKeys | str | Path | None, name: str | None) -> RelayKeys:
+def relay_keys(
+    given: RelayKeys | str | Path | None, name: str | None, addresses: Sequence[str]
+) -> RelayKeys:
     """Return a relay's keys; without any if neither `given` nor the environment names some.
 
     If the path is a folder with several relays, `name` selects one.
 
     Raises:
-        KeysError: The keys cannot be read.
+        KeysError: The keys cannot be read, or their number is not that of the addresses above.
     """
     if isinstance(given, RelayKeys):
-        return given
-    path = _path(given)
-    return RelayKeys.read(path, name) if path else RelayKeys(None, None)
+        keys = given
+    else:
+        path = _path(given)
+        keys = RelayKeys.read(path, name) if path else RelayKeys((), None)
+    if len(keys.upstream) not in (0, 1, len(addresses)):
+        raise KeysError(
+            f"the relay has {len(keys.upstream)} keys for what is above ({UPSTREAM} and others) "
+            f"and {len(addresses)} addresses ({', '.join(addresses)}): give as many addresses, in "
+            "the order of --above"
+        )
+    return keys
 
 
 def keys_for(
@@ -175,7 +185,7 @@ def check_both_sides(keys: RelayKeys, name: str, upstream: str, *addresses: str 
         AddressError: Other hosts can reach the side without keys, or are on it.
     """
     make = f"make them with weightbus keygen DIR --relay {name}"
-    if keys.upstream is not None and keys.below is None:
+    if keys.upstream and keys.below is None:
         exposed = [a for a in addresses if a is not None and not endpoints.is_local(a)]
         if exposed:
             raise AddressError(
@@ -183,7 +193,7 @@ def check_both_sides(keys: RelayKeys, name: str, upstream: str, *addresses: str 
                 f"hosts could get at {exposed[0]} what is encrypted above: put {PUBLISHER} and "
                 f"allowed/ into its folder of keys ({make}), or use 127.0.0.1"
             )
-    if keys.below is not None and keys.upstream is None and not endpoints.is_local(upstream):
+    if keys.below is not None and not keys.upstream and not endpoints.is_local(upstream):
         raise AddressError(
             f"relay {name} has keys for its own workers and none for {upstream}, so they would "
             f"trust weights that anybody on the way can change: put {UPSTREAM} into its folder of "

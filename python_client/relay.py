@@ -77,7 +77,8 @@ class Relay(InOneProcess):
             its key; without keys, make a name from host, process id and random digits.
         keys: The relay's folder of `weightbus keygen --relay`, the folder that has it (then `name`
             selects it), or its contents: the relay connects only to the publisher whose key is in
-            it, and only workers with a key in its `allowed` can join. None: use the folder in
+            it, and only workers with a key in its `allowed` can join. For several addresses above,
+            the folder may have a file for each. None: use the folder in
             WEIGHTBUS_KEYS; if that is not set, use no keys.
         insecure: Without keys, allow an address that other hosts can reach.
         dashboard, metrics: Where to serve a live page of the workers below, and metrics, as a
@@ -115,9 +116,10 @@ class Relay(InOneProcess):
     ) -> None:
         """Bind the sockets, and start. `help(weightbus.Relay)` describes the parameters."""
         chosen = settings_of("Relay", settings)
-        own = relay_keys(keys, name)
-        self.name = check_name(default_name(own.upstream) if name is None else name, "relay")
         ids, above = _ids(models), check_all(upstream)
+        own = relay_keys(keys, name, above)
+        first = own.upstream[0] if own.upstream else None
+        self.name = check_name(default_name(first) if name is None else name, "relay")
         check_exposure(own.below, insecure, address, chosen.data)
         for each in above:
             check_both_sides(own, self.name, each, address, chosen.data)
@@ -127,7 +129,7 @@ class Relay(InOneProcess):
                     f"address ({address}); give the address of the publisher above it"
                 )
         identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY)
-        ring = None if own.upstream is None else Keyring()
+        ring = Keyring() if own.upstream else None
         machine = WorkerMachine(
             identity,
             ids,
@@ -151,7 +153,7 @@ class Relay(InOneProcess):
             sockets = self._sockets = WorkerSockets(
                 above,
                 machine.place,
-                own.upstream,
+                own.upstream if len(own.upstream) > 1 else first,
                 machine.awaits,
                 any_data_host=chosen.any_data_host,
             )

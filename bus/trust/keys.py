@@ -8,6 +8,7 @@
     DIR/relays/RELAY/             the relay's own folder:
         publisher.json            the relay's key pair as a publisher
         upstream.json             its key pair as a worker, and the key of the publisher above
+        upstream-2.json ...       the same, for its second address above, and so on
         allowed/                  a link to DIR/allowed
 
 `allowed` has no secrets. The files in `workers` and the folders in `relays` are copied to the hosts
@@ -21,6 +22,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, TypeVar
@@ -172,13 +174,14 @@ class RelayKeys:
     """The keys of a relay. If one side has none, that side must not leave the relay's host.
 
     Attributes:
-        upstream: The relay's keys as a worker of the publisher above.
+        upstream: The relay's keys as a worker of the publisher above: one for each of the
+            addresses above, or one for all; empty: none.
         below: The relay's keys as a publisher, and the permissions of its workers.
     """
 
     __module__ = "weightbus"
 
-    upstream: WorkerKeys | None
+    upstream: tuple[WorkerKeys, ...]
     below: PublisherKeys | None
 
     @classmethod
@@ -195,8 +198,10 @@ class RelayKeys:
         folder = _path(path)
         if (folder / RELAYS).is_dir():
             folder = _file_of(folder / RELAYS, name).with_suffix("")
-        has_upstream, has_own = ((folder / file).exists() for file in (UPSTREAM, PUBLISHER))
-        if not has_upstream and not has_own:
+        files = takewhile(Path.exists, (folder / _upstream_file(at) for at in count()))
+        upstream = tuple(WorkerKeys.read(file) for file in files)
+        has_own = (folder / PUBLISHER).exists()
+        if not upstream and not has_own:
             raise KeysError(
                 f"{folder} is no relay's folder: a relay's keys= is one that holds {UPSTREAM}, "
                 f"{PUBLISHER} and {ALLOWED}/; make it with: weightbus keygen DIR --relay NAME"
@@ -206,10 +211,7 @@ class RelayKeys:
                 f"{folder / ALLOWED} is missing: copy {ALLOWED}/ of the publisher's keys there, "
                 "or mount it; without it the relay does not know its workers"
             )
-        return cls(
-            WorkerKeys.read(folder / UPSTREAM) if has_upstream else None,
-            PublisherKeys.read(folder) if has_own else None,
-        )
+        return cls(upstream, PublisherKeys.read(folder) if has_own else None)
 
 
 class Allowed:
@@ -316,7 +318,11 @@ def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
 
 
 def generate(
-    folder: Path, names: Mapping[str, Role], *, at: Iterable[str] = (), above: str = ORIGIN
+    folder: Path,
+    names: Mapping[str, Role],
+    *,
+    at: Iterable[str] = (),
+    above: Iterable[str] = (),
 ) -> list[Path]:
     """Make files with a key pair for each name in `names`, and for the publisher if it has none.
 
@@ -325,7 +331,8 @@ def generate(
         names: The role of each name.
         at: The relays to which the workers and observers connect, each with a file of its own;
             `ORIGIN`: the publisher itself. None: only the publisher.
-        above: The relay to which the relays connect, or `ORIGIN`.
+        above: The relays to which the relays connect, in order of preference, each with a file of
+            its own; `ORIGIN` as for `at`. None: only the publisher.
 
     Returns:
         The files that were written. No existing file is overwritten.
@@ -335,9 +342,9 @@ def generate(
     """
     relays = [name for name, role in names.items() if role == "relay"]
     others: dict[str, Role] = {name: role for name, role in names.items() if role != "relay"}
-    at = [*dict.fromkeys(at)] or [ORIGIN]
+    at, above = ([*dict.fromkeys(where)] or [ORIGIN] for where in (at, above))
     _check_untaken(folder, relays, others, at)
-    for relay in (above, *(each for each in at if each not in relays)):
+    for relay in (*above, *(each for each in at if each not in relays)):
         if relay != ORIGIN and not (folder / RELAYS / file_name(relay)).exists():
             raise KeysError(
                 f"{folder / RELAYS} has no relay {relay!r}: make it first, with: weightbus keygen "
@@ -361,9 +368,10 @@ def generate(
         (public, secret), (own, own_secret) = curve.keypair(), curve.keypair()
         home = folder / RELAYS / file_name(name).removesuffix(SUFFIX)
         home.mkdir(mode=0o700)
-        upstream = _WorkerFile(name, public, secret, pinned(above))
         written.append(_write(home / PUBLISHER, _PublisherFile(own, own_secret)))
-        written.append(_write(home / UPSTREAM, upstream))
+        for index, relay in enumerate(above):
+            upstream = _WorkerFile(name, public, secret, pinned(relay))
+            written.append(_write(home / _upstream_file(index), upstream))
         (home / ALLOWED).symlink_to(Path("..", "..", ALLOWED), target_is_directory=True)
         for where, key in ((RELAYS, own), (ALLOWED, public)):
             made = _AllowedFile(name, key, "relay")
@@ -391,6 +399,11 @@ def _check_untaken(
     taken = next(filter(Path.exists, files), None)
     if taken is not None:
         raise KeysError(f"{taken} exists; remove it first, if its owner is to get a new pair")
+
+
+def _upstream_file(at: int) -> str:
+    """Return the name of the file for a relay's address above, by its index."""
+    return f"{Path(UPSTREAM).stem}-{at + 1}{SUFFIX}" if at else UPSTREAM
 
 
 def _file_at(name: str, relay: str) -> str:

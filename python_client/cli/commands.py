@@ -523,8 +523,8 @@ def keygen(
         ),
     ] = None,
     above: Annotated[
-        str | None,
-        typer.Option(metavar="RELAY", help="Where the relays connect, if not to the publisher."),
+        list[str] | None,
+        typer.Option(metavar="RELAY", help="Where the relays connect, as --at; the best first."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...bus.trust.grants import Role
-from ...bus.trust.keys import ALLOWED, ORIGIN, PUBLISHER, RELAYS, WORKERS, generate
+from ...bus.trust.keys import ALLOWED, PUBLISHER, RELAYS, WORKERS, generate
 from .outcome import DONE, UsageError
 from .screen import DIM, Screen
 
@@ -16,7 +16,7 @@ def keygen(
     observers: Iterable[str] | None,
     relays: Iterable[str] | None = None,
     at: Iterable[str] | None = None,
-    above: str | None = None,
+    above: Iterable[str] | None = None,
 ) -> int:
     """Make the publisher's key pair if there is none, and key pairs for each name.
 
@@ -32,11 +32,11 @@ def keygen(
                     f"{name!r} cannot be {_a(names[name])} and {_a(role)}: give each one name"
                 )
             names[name] = role
-    if above is not None and not relays:
+    if above and not relays:
         raise UsageError("--above says to which relay a relay connects: name one, with --relay")
     if at and not (workers or observers):
         raise UsageError("--at says to which relay a worker connects: name a worker")
-    files = generate(folder, names, at=at or (), above=above or ORIGIN)
+    files = generate(folder, names, at=at or (), above=above or ())
     for file in files:
         screen.say(str(file))
     screen.say(

@@ -103,7 +103,7 @@ def refusal_of(side: Subscriber | Relay) -> RefusedError:
 def test_a_version_passes_keyed_relays_each_with_a_group_key_of_its_own(
     keyed: Keyed, size: int
 ) -> None:
-    keyed.keygen({"r2": "relay"}, above="r1")
+    keyed.keygen({"r2": "relay"}, above=["r1"])
     keyed.keygen({"w": "worker"}, at=["r2"])
     relay = keyed.relay(keyed.publisher)
     last = keyed.relay(relay, "r2")
@@ -193,12 +193,12 @@ def test_a_worker_revoked_at_a_relay_gets_and_can_decrypt_nothing_later(keyed: K
 
 def test_a_workers_key_may_not_relay_and_a_relays_key_may_not_observe(keyed: Keyed) -> None:
     below = PublisherKeys.read(keyed.folder / "relays" / "r1")
-    own = RelayKeys(WorkerKeys.read(keyed.folder, "direct"), below)
+    own = RelayKeys((WorkerKeys.read(keyed.folder, "direct"),), below)
     error = refusal_of(keyed.relay(keyed.publisher, "direct", own))
     assert error.code == "not-allowed"
     assert "weightbus keygen DIR --relay NAME" in str(error)
     assert keyed.publisher.workers() == {}
-    relays = RelayKeys.read(keyed.folder, "r1").upstream
+    [relays] = RelayKeys.read(keyed.folder, "r1").upstream
     with (
         Observer(keyed.publisher.address, relays) as observer,
         pytest.raises(RefusedError, match="an observer's"),
@@ -256,10 +256,32 @@ def test_a_side_without_keys_may_be_on_the_relays_host(keyed: Keyed) -> None:
     keyed.keygen({"w": "worker"}, at=["r1"])
     own = RelayKeys.read(keyed.folder, "r1")
     plain_below = keyed.relay(keyed.publisher, "r1", RelayKeys(own.upstream, None))
-    keyed_again = keyed.relay(plain_below, "r2", RelayKeys(None, own.below))
+    keyed_again = keyed.relay(plain_below, "r2", RelayKeys((), own.below))
     workers = keyed.worker(plain_below, None), keyed.worker(keyed_again, "w@r1.json")
     assert all(worker.wait_joined(SECONDS) for worker in workers)
     keyed.publish(1, *workers)
+
+
+def test_a_keyed_relay_and_its_worker_change_over_to_their_next_addresses(keyed: Keyed) -> None:
+    keyed.keygen({"r2": "relay"}, above=["r1", "publisher"])
+    keyed.keygen({"w": "worker"}, at=["r1", "r2"])
+    first, folder = keyed.relay(keyed.publisher), keyed.folder / "workers"
+    above = first.address, keyed.publisher.address
+    keys, target = keyed.folder / "relays" / "r2", arrays(0)
+    with Relay(above, "tcp://127.0.0.1:0", ["m"], keys=keys, settings=SOON) as second:
+        assert (second.name, second.upstream) == ("r2", first.address)
+        files = [folder / "w@r1.json", folder / "w@r2.json"]
+        addresses = [first.address, second.address]
+        with Subscriber(addresses, {"m": target}, keys=files, settings=SOON).start() as worker:
+            keyed.targets["w"] = target
+            assert worker.wait_joined(SECONDS)
+            keyed.publish(1, worker)
+            first.close()
+            wait_for(lambda: worker.address == second.address, "another relay", SECONDS)
+            keyed.publish(2, worker)
+            assert second.upstream == keyed.publisher.address
+    with pytest.raises(KeysError, match=r"has 2 keys .* and 3 addresses"):
+        Relay((*above, HERE), "tcp://127.0.0.1:0", ["m"], keys=keys)
 
 
 def test_a_folder_that_is_no_relays_is_named(tmp_path: Path) -> None:

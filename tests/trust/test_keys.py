@@ -306,7 +306,7 @@ def test_keygen_says_what_it_made_and_takes_no_name_twice(
         keygen(Screen(as_json=True), folder, ["x"], ["x"])
     with pytest.raises(UsageError, match="a worker and a relay: give each one name"):
         keygen(Screen(as_json=True), folder, ["x"], [], ["x"])
-    for at, above, option in ((["w"], None, "--at"), (None, "w", "--above")):
+    for at, above, option in ((["w"], None, "--at"), (None, ["w"], "--above")):
         with pytest.raises(UsageError, match=option):
             keygen(Screen(as_json=True), folder, [], [], [], at, above)
 
@@ -317,7 +317,7 @@ def test_keygen_makes_a_folder_for_each_relay_and_files_that_pin_its_key(
     before = {*folder.rglob("*")}
     screen = Screen(as_json=True)
     assert keygen(screen, folder, [], [], ["r1", "edge-*"]) == 0
-    assert keygen(screen, folder, [], [], ["r2"], above="r1") == 0
+    assert keygen(screen, folder, [], [], ["r2"], above=["r1", "publisher"]) == 0
     assert keygen(screen, folder, ["x"], ["y"], [], at=["r1", "edge-*", "publisher"]) == 0
     told = [
         Path(f) for line in capsys.readouterr().out.splitlines() for f in json.loads(line)["files"]
@@ -333,14 +333,15 @@ def test_keygen_makes_a_folder_for_each_relay_and_files_that_pin_its_key(
             for name in ("r1", "r2", "edge-+")
             for file in ("publisher", "upstream")
         ),
+        "relays/r2/upstream-2.json",
     }
     assert {path.stat().st_mode & 0o777 for path in made} == {0o600}
     assert not any("secret" in path.read_text() for path in (folder / "relays").glob("*.json"))
     origin = curve.public_of(PublisherKeys.read(folder).secret)
     keys = {name: RelayKeys.read(folder, name) for name in ("r1", "r2", "edge-7")}
     own = {name: curve.public_of(each.below.secret) for name, each in keys.items() if each.below}
-    above = {name: each.upstream.publisher for name, each in keys.items() if each.upstream}
-    assert above == {"r1": origin, "r2": own["r1"], "edge-7": origin}
+    above = {name: [of.publisher for of in each.upstream] for name, each in keys.items()}
+    assert above == {"r1": [origin], "r2": [own["r1"], origin], "edge-7": [origin]}
     assert len({*own.values(), origin}) == 4
     pinned = {
         at: WorkerKeys.read(folder / "workers" / f"x{at}.json") for at in ("", "@r1", "@edge-+")
@@ -350,19 +351,19 @@ def test_keygen_makes_a_folder_for_each_relay_and_files_that_pin_its_key(
     assert len({(each.public, each.secret) for each in pinned.values()}) == 1
     grants = PublisherKeys.read(folder).grants
     for each in keys.values():
-        assert each.upstream is not None
         assert each.below is not None
         assert each.below.grants == grants, "a relay allows who the publisher allows"
-        assert grants[each.upstream.public] == Grant(each.upstream.name, "relay")
+        [(name, public)] = {(of.name, of.public) for of in each.upstream}
+        assert grants[public] == Grant(name, "relay")
 
 
 def test_keygen_makes_no_key_for_a_relay_that_there_is_not(folder: Path) -> None:
     before = {*folder.rglob("*")}
     for names, options in (
         ({"x": "worker"}, {"at": ["r1"]}),
-        ({"r2": "relay"}, {"above": "r1"}),
-        ({"r2": "relay"}, {"above": "r2"}),
-        ({"x": "worker", "r2": "relay"}, {"at": ["r2"], "above": "r1"}),
+        ({"r2": "relay"}, {"above": ["r1"]}),
+        ({"r2": "relay"}, {"above": ["r2"]}),
+        ({"x": "worker", "r2": "relay"}, {"at": ["r2"], "above": ["r1"]}),
     ):
         with pytest.raises(KeysError, match=r"has no relay .*--relay"):
             generate(folder, names, **options)  # type: ignore[arg-type]
