@@ -179,7 +179,8 @@ class Relay(InOneProcess):
             undo.pop_all()
         self._below.start()
         if own.below is not None:
-            watch_keys(own.below, chosen.timing, self._below, lambda: None)
+            revoked = _no_segments if buffers is None else buffers.retire
+            watch_keys(own.below, chosen.timing, self._below, revoked)
         self._above.start()
         self._status = passes_on.status
         self.shown = HttpEndpoints(self, self._below, self._status)
@@ -541,6 +542,10 @@ class _Reports:
 
 def _nothing(_machine: PublisherMachine, _now: float) -> list[Effect]:
     return []
+
+
+def _no_segments() -> None:
+    """Do nothing: without segments, a revoked worker has mapped none."""
 
 
 def _ignore(_report: Report) -> None:

@@ -23,6 +23,7 @@ from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 60.0  # far more than anything here takes
 SOON = Settings(ping=0.1, lost_after=1.0, shared_memory=False)
+SHARED = Settings(ping=0.1, lost_after=1.0)
 CHUNKED = 3 * 2**18  # numbers of a version of three chunks
 WHOLE = 10  # numbers of a version that comes with its announcement
 
@@ -43,17 +44,29 @@ class Keyed:
     def keygen(self, names: dict[str, Role], **options: Any) -> None:
         generate(self.folder, names, **options)
 
-    def relay(self, above: Publisher | Relay, name: str = "r1", keys: Any = None) -> Relay:
+    def relay(
+        self,
+        above: Publisher | Relay,
+        name: str = "r1",
+        keys: Any = None,
+        settings: Settings = SOON,
+    ) -> Relay:
         keys = self.folder / "relays" / name if keys is None else keys
         relay = Relay(
-            above.address, "tcp://127.0.0.1:0", ["m"], name=name, keys=keys, settings=SOON
+            above.address, "tcp://127.0.0.1:0", ["m"], name=name, keys=keys, settings=settings
         )
         return self._stack.enter_context(relay)
 
-    def worker(self, above: Publisher | Relay, file: str | None, size: int = CHUNKED) -> Subscriber:
+    def worker(
+        self,
+        above: Publisher | Relay,
+        file: str | None,
+        size: int = CHUNKED,
+        settings: Settings = SOON,
+    ) -> Subscriber:
         """Return a worker with a file of `workers/`, which applies in the background."""
         target, keys = arrays(0, size), "" if file is None else self.folder / "workers" / file
-        worker = Subscriber(above.address, {"m": target}, keys=keys, settings=SOON)
+        worker = Subscriber(above.address, {"m": target}, keys=keys, settings=settings)
         self.targets[worker.name] = target
         return self._stack.enter_context(worker).start()
 
@@ -189,6 +202,31 @@ def test_a_worker_revoked_at_a_relay_gets_and_can_decrypt_nothing_later(keyed: K
     assert refusal_of(out).code == "revoked"
     assert out.version("m") == first
     assert known_to(out).isdisjoint(ids_of(relay) | ids_of(keyed.publisher) | above)
+
+
+def test_a_worker_revoked_at_a_relay_has_no_later_version_in_the_memory_that_it_mapped(
+    keyed: Keyed,
+) -> None:
+    keyed.keygen({"w": "worker", "out": "worker"}, at=["r1"])
+    relay = keyed.relay(keyed.publisher, settings=SHARED)
+    worker, out = (keyed.worker(relay, f"{name}@r1.json", settings=SHARED) for name in ("w", "out"))
+    assert worker.wait_joined(SECONDS)
+    assert out.wait_joined(SECONDS)
+
+    def segment() -> object:
+        store: Any = relay._below._machine.state.store["m"]  # noqa: SLF001 # pyright: ignore
+        return store.latest.chunks.memory.segment
+
+    mapped = list[object]()
+    for value in (1, 2, 3):
+        keyed.publish(value, worker, out)
+        mapped.append(segment())
+    before = ids_of(relay)
+    keyed.revoke("out")
+    wait_for(lambda: ids_of(relay) != before, "another group key at the relay", SECONDS)
+    for value in (4, 5, 6):
+        keyed.publish(value, worker)
+        assert segment() not in mapped
 
 
 def test_a_workers_key_may_not_relay_and_a_relays_key_may_not_observe(keyed: Keyed) -> None:
