@@ -1,11 +1,14 @@
 """Measure what a relay costs: `python benchmarks/relay.py`.
 
-One publisher has a worker; another has a relay, and the relay a worker. All of them are on this
-host, publishers in this process and the others in processes of their own, and every byte goes over
-loopback. What is measured, in turns, is the time from `publish` until the worker has applied the
-version. Then the memory that the relay has over that of an idle one, in models, and the pages that
-it touched for the first time per version, once it has buffers. A ratio or memory that breaks its
-bound ends it with status 1. A minute; on a busy machine the quartiles say how much to believe.
+One publisher has a worker; another has a relay, and the relay a worker; at a third, the relay's
+worker copies from the relay's memory. All of them are on this host, publishers in this process and
+the others in processes of their own, and all other bytes go over loopback. What is measured, in
+turns, is the time from `publish` until the worker has applied the version. Then the memory that the
+relay has over that of an idle one, in models, and the pages that it touched for the first time per
+version, once it has buffers. A ratio or memory that breaks its bound ends it with status 1. A
+minute; on a busy machine the quartiles say how much to believe. With two cores, three processes
+that copy at once share them: the ratio is then mostly that of the copies that are made, by the
+kernel and by ourselves.
 """
 
 import argparse
@@ -17,13 +20,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from weightbus import Publisher, Settings, Subscriber
+from weightbus import ClosedError, Publisher, Settings, Subscriber
 from weightbus.benchmarks import memory
 from weightbus.benchmarks.fleet import ANSWER_SECONDS, START_SECONDS
 from weightbus.benchmarks.machine import describe
@@ -42,14 +45,20 @@ FOREVER = 86_400.0
 NETWORK = Settings(shared_memory=False)
 
 
-def serve_worker(questions: dict[str, Callable[[], Answer]], about: dict[str, Any]) -> None:
+Questions = dict[str, Callable[[], Answer]]
+
+
+def serve_worker(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
     """Apply versions, and note when."""
     model, applied = Model(Shape.parse(about["size"]), zeros=True), queue.SimpleQueue[float]()
-    worker = Subscriber(about["above"], {MODEL: model.arrays}, name="w", settings=NETWORK)
+    settings = Settings(shared_memory=about["shared"])
+    made = Subscriber(about["above"], {MODEL: model.arrays}, name="w", settings=settings)
+    worker = undo.enter_context(made)
 
     def receive() -> None:
-        while worker.receive(FOREVER):
-            applied.put(time.perf_counter())
+        with suppress(ClosedError):
+            while worker.receive(FOREVER):
+                applied.put(time.perf_counter())
 
     questions["joined"] = lambda: {"joined": worker.wait_joined(START_SECONDS)}
     questions["applied"] = lambda: {"at": applied.get(timeout=ANSWER_SECONDS)}
@@ -57,9 +66,10 @@ def serve_worker(questions: dict[str, Callable[[], Answer]], about: dict[str, An
     threading.Thread(target=receive, daemon=True).start()
 
 
-def serve_relay(questions: dict[str, Callable[[], Answer]], about: dict[str, Any]) -> None:
-    """Pass versions on."""
-    relay = Relay(about["above"], "tcp://127.0.0.1:0", [MODEL], name="relay", settings=NETWORK)
+def serve_relay(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
+    """Pass versions on, from segments, as relays do unless their settings forbid that."""
+    made = Relay(about["above"], "tcp://127.0.0.1:0", [MODEL], name="relay")
+    relay = undo.enter_context(made)
     questions["address"] = lambda: {"address": relay.address}
     questions["memory"] = lambda: {
         "bytes": memory.private() + memory.shared(),
@@ -72,9 +82,10 @@ ROLES = {"worker": serve_worker, "relay": serve_relay}
 
 def serve(text: str) -> None:
     """Be a process of its own, until the parent closes our standard input."""
-    about, questions = json.loads(text), dict[str, Callable[[], Answer]]()
-    ROLES[about["role"]](questions, about)
-    Answers(questions).serve()
+    about, questions = json.loads(text), Questions()
+    with ExitStack() as undo:
+        ROLES[about["role"]](questions, about, undo)
+        Answers(questions).serve()
 
 
 class Way:
@@ -83,16 +94,19 @@ class Way:
     Args:
         name: What it is called in rows.
         relayed: Whether a relay is between them.
+        shared: Whether the worker copies from the memory of what is above it.
         size: The size of the model.
         undo: Ends everything.
     """
 
-    def __init__(self, name: str, size: str, undo: ExitStack, *, relayed: bool) -> None:
+    def __init__(
+        self, name: str, size: str, undo: ExitStack, *, relayed: bool = True, shared: bool = False
+    ) -> None:
         self.name, self.seconds = name, list[float]()
         self.model = Model(Shape.parse(size), zeros=False)
         self.publisher = undo.enter_context(Publisher(settings=NETWORK))
         above, self.relay = self.publisher.address, None
-        start = partial(self._start, size=size, undo=undo)
+        start = partial(self._start, size=size, shared=shared, undo=undo)
         if relayed:
             self.relay = start("relay", above)
             above = self.relay.ask("address", START_SECONDS)["address"]
@@ -102,8 +116,8 @@ class Way:
         if not self.worker.ask("joined", START_SECONDS)["joined"]:
             raise TimeoutError(f"{name}: {above} has not let the worker in")
 
-    def _start(self, role: str, above: str, *, size: str, undo: ExitStack) -> Process:
-        about = json.dumps({"role": role, "above": above, "size": size})
+    def _start(self, role: str, above: str, *, size: str, shared: bool, undo: ExitStack) -> Process:
+        about = json.dumps({"role": role, "above": above, "size": size, "shared": shared})
         return undo.enter_context(Process(f"{role} of {self.name}", "relay", about))
 
     def memory(self) -> Answer:
@@ -133,8 +147,8 @@ def quartiles(seconds: list[float]) -> str:
 def measure(size: str, rounds: int, console: Console) -> bool:
     """Measure both ways in turns; return whether every bound was kept."""
     with ExitStack() as undo:
-        ways = [Way(n, size, undo, relayed=n != "direct") for n in ("direct", "relay")]
-        direct, relayed = ways
+        direct, relayed = Way("direct", size, undo, relayed=False), Way("relay", size, undo)
+        ways = [direct, relayed, Way("shared", size, undo, shared=True)]
         ratios, before = list[float](), relayed.idle
         for count in range(WARM + rounds):
             if count == WARM:
