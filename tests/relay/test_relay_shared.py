@@ -1,5 +1,7 @@
 """Workers on a relay's host copy versions from its memory: one copy is sent to a host."""
 
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Generator
@@ -18,6 +20,7 @@ from weightbus.bus.publisher import offers
 from weightbus.bus.publisher.version import Chunked, Received, Version
 from weightbus.python_client.relay import Relay
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.ports import lasting_address
 from weightbus.types import Update
 
 SECONDS = 60.0  # far more than anything here takes
@@ -25,6 +28,14 @@ NETWORK = Settings(ping=0.1, lost_after=1.0, shared_memory=False)
 SHARED = Settings(ping=0.1, lost_after=1.0)
 SIZE = 3 * 2**18  # numbers of a version of three chunks
 NBYTES, CHUNKS = 4 * SIZE, 3
+RELAY = """
+import sys, threading
+from weightbus import Settings
+from weightbus.python_client.relay import Relay
+with Relay(*sys.argv[1:], ["m"], name="relay", settings=Settings(ping=0.1, lost_after=1.0)):
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
 
 
 def arrays(value: float) -> dict[str, Any]:
@@ -39,15 +50,24 @@ class Host:
         self._weights: dict[Subscriber, Any] = {}
         self.publisher = stack.enter_context(Publisher(settings=NETWORK))
 
-    def relay(self, settings: Settings = SHARED) -> Relay:
-        made = Relay(
-            self.publisher.address, "tcp://127.0.0.1:0", ["m"], name="relay", settings=settings
-        )
+    def relay(self, settings: Settings = SHARED, address: str = "tcp://127.0.0.1:0") -> Relay:
+        made = Relay(self.publisher.address, address, ["m"], name="relay", settings=settings)
         return self._stack.enter_context(made)
 
-    def worker(self, relay: Relay, name: str, settings: Settings = SHARED) -> Subscriber:
+    def process(self, address: str) -> "subprocess.Popen[str]":
+        """Start a relay in a process of its own."""
+        words = [sys.executable, "-c", RELAY, self.publisher.address, address]
+        made = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
+        self._stack.enter_context(made)
+        self._stack.callback(made.kill)
+        assert made.stdout is not None
+        assert made.stdout.readline() == "ready\n"
+        return made
+
+    def worker(self, relay: Relay | str, name: str, settings: Settings = SHARED) -> Subscriber:
         target = arrays(0)
-        made = Subscriber(relay.address, {"m": target}, name=name, settings=settings)
+        address = relay if isinstance(relay, str) else relay.address
+        made = Subscriber(address, {"m": target}, name=name, settings=settings)
         worker = self._stack.enter_context(made)
         self._weights[worker] = target["w"]
         assert worker.wait_joined(SECONDS)
@@ -204,6 +224,20 @@ def test_without_shared_memory_the_relay_sends_to_workers_on_its_host(
     assert receive(worker, host.publish(1)).digest != ""
     assert latest(relay).shared is None
     assert segments == []
+
+
+def test_workers_copy_from_another_relay_after_theirs_was_killed(host: Host) -> None:
+    address = lasting_address()
+    process = host.process(address)
+    worker = host.worker(address, "near")
+    assert receive(worker, host.publish(1)).digest == ""
+    process.kill()
+    process.wait(SECONDS)
+    assert host.values(worker) == {1}
+    host.relay(address=address)
+    receive(worker, host.publish(2))  # it may have joined in the middle, and have fetched the rest
+    assert receive(worker, host.publish(3)).digest == ""
+    assert host.values(worker) == {3}
 
 
 def test_retired_buffers_are_not_written_to(host: Host) -> None:

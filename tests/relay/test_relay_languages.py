@@ -1,0 +1,47 @@
+"""Workers in each language, behind a relay on their host: with shared memory and without it.
+
+`make LANGUAGE` builds a driver. A language whose driver is not built is skipped.
+"""
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weightbus import Publisher, Settings, Subscriber
+from weightbus.python_client.relay import Relay
+from weightbus.tests.conformance.driver import Driver, Options
+from weightbus.tests.conformance.languages import LANGUAGES, Language
+
+SECONDS = 60.0  # far more than anything here takes
+NETWORK = Settings(ping=0.2, lost_after=2.0, shared_memory=False)
+SHARED = Settings(ping=0.2, lost_after=2.0)
+SIZE = 3 * 2**18  # numbers of a version of three chunks
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.key)
+def test_a_worker_behind_a_relay(language: Language, shared: bool, tmp_path: Path) -> None:
+    if shared and "shared-memory" in language.unsupported:
+        pytest.skip(f"{language.title} has no shared memory")
+    if language.folder and not Path(language.command[0]).is_file():
+        pytest.skip(f"the driver is not built: make -C {language.folder} driver")
+    target = {"w": np.zeros(SIZE, np.float32)}
+    with ExitStack() as stack:
+        publisher = stack.enter_context(Publisher(settings=NETWORK))
+        made = Relay(publisher.address, "tcp://127.0.0.1:0", ["m"], name="r", settings=SHARED)
+        relay = stack.enter_context(made)
+        # With this worker, versions are announced to others on the topic of their chunks.
+        near = stack.enter_context(Subscriber(relay.address, {"m": target}, settings=SHARED))
+        options = Options(shared=shared, tensors=False)
+        driver = Driver(language.command, relay.address, "w", options, tmp_path)
+        stack.enter_context(closing(driver))
+        assert near.wait_joined(SECONDS)
+        driver.wait_event("joined")
+        for value in (1, 2, 3):
+            weights = {"w": np.full(SIZE, value, np.float32)}
+            receipt = publisher.publish("m", weights, expect=1, timeout=SECONDS)
+            digest = "" if shared else receipt.digest
+            driver.wait_event("applied", version=receipt.version, digest=digest)
+            assert near.receive(SECONDS) is not None
