@@ -116,7 +116,7 @@ class VersionStore:
         self.mode: Mode = "following"
         self.newest_known: Key = (0, 0)
         self._free: list[Memory] = []
-        self._claim: Callable[[Memory], bool] = lambda _buffer: True
+        self._claim: Callable[[Memory], bool] | None = None
         # the bytes of each free buffer: the size of the version that was begun last
         self._nbytes = 0
         self._taken = 0  # buffers in use, with a version or without one
@@ -191,22 +191,22 @@ class VersionStore:
         """True if there is no buffer yet."""
         return not (self._taken or self._free or self._on_loan)
 
-    @property
-    def _exhausted(self) -> bool:
-        """True if no further buffer may be used now."""
-        if self._on_loan:
-            before, self._on_loan = self._on_loan, []
-            for chunks in before:
-                self._recycle(chunks.memory, chunks)
-        return self._taken >= BUFFERS_MAX or len(self._on_loan) > SNAPSHOTS_MAX
+    def _collect(self) -> None:
+        """Make the buffers free from which no publisher sends any more."""
+        before, self._on_loan = self._on_loan, []
+        for chunks in before:
+            self._recycle(chunks.memory, chunks)
 
     def lend(self, announce: Announce) -> Lease | None:
         """Return a lease of a free buffer for an announcement's data; None if no buffer fits."""
-        if self._exhausted or announce.nbytes != self._nbytes:
+        if self._on_loan:
+            self._collect()
+        if self._taken >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
             return None
-        buffer = self._take_free()
+        buffer = self._free.pop() if self._claim is None else self._claimed(self._claim)
         if buffer is None:
             return None
+        self._taken += 1
         lease = Lease(buffer.data, announce, partial(self.give_back, buffer), hashed=False)
         self._leased = lease, buffer
         return lease
@@ -221,7 +221,10 @@ class VersionStore:
         if buffer is not None:
             entry.set_buffer(buffer)
             return True
-        if self._exhausted:
+        if self._on_loan:
+            self._collect()
+        no_more = not self._free and len(self._on_loan) > SNAPSHOTS_MAX
+        if self._taken >= BUFFERS_MAX or no_more:
             entry.resolve("full")
             return False
         if entry.lacks == "buffer":
@@ -229,25 +232,27 @@ class VersionStore:
         if self._nbytes != entry.announce.nbytes:
             self._free.clear()  # the size has changed: the old buffers do not fit
             self._nbytes = entry.announce.nbytes
-        buffer = self._take_free()
+        if not self._free:
+            return False
+        buffer = self._free.pop() if self._claim is None else self._claimed(self._claim)
         if buffer is None:
             return False
+        self._taken += 1
         entry.set_buffer(buffer)
         return True
 
     def claim_by(self, claim: Callable[[Memory], bool]) -> None:
-        """Set a function that says whether a free buffer may be overwritten now, once it is free.
+        """Set a function that says whether a free buffer may be overwritten now.
 
         It returns False while another process copies from the buffer.
         """
         self._claim = claim
 
-    def _take_free(self) -> Memory | None:
-        """Take the free buffer that has been free for longest; None if none may be overwritten."""
+    def _claimed(self, claim: Callable[[Memory], bool]) -> Memory | None:
+        """Take the buffer that has been free for longest; None if none may be overwritten now."""
         for index, buffer in enumerate(self._free):
-            if self._claim(buffer):
+            if claim(buffer):
                 del self._free[index]
-                self._taken += 1
                 return buffer
         if len(self._free) + len(self._on_loan) + self._taken >= SNAPSHOTS_MAX + BUFFERS_MAX:
             del self._free[:1]  # the caller allocates another one instead
@@ -270,11 +275,14 @@ class VersionStore:
         """
         buffer = self._received_in(payload)
         if buffer is None:
-            if self._exhausted or self._nbytes != len(payload):
+            if self._on_loan:
+                self._collect()
+            if self._taken >= BUFFERS_MAX or self._nbytes != len(payload) or not self._free:
                 return None
-            buffer = self._take_free()
+            buffer = self._free.pop() if self._claim is None else self._claimed(self._claim)
             if buffer is None:
                 return None
+            self._taken += 1
             np.copyto(buffer, np.frombuffer(payload, np.uint8))
         key, plan = (announce.epoch, announce.version), plan_of(len(payload), announce.chunk_bytes)
         chunks = Chunks(plan, buffer, [whole.crc], layout.id, 1, True, whole.digest)
@@ -315,7 +323,7 @@ class VersionStore:
 
     def _recycle(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
         """Make a buffer free, unless a publisher sends from it or its size is outdated."""
-        if chunks is not None and chunks.in_use:
+        if chunks is not None and chunks.view is not None and chunks.in_use:
             self._on_loan.append(chunks)
         elif buffer.nbytes == self._nbytes:
             self._free.append(buffer)
