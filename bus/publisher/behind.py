@@ -4,6 +4,8 @@ A row is the whole state of a worker, so rows may be repeated. Each change in a 
 calls as the worker's own report would. The relay has compared the digests.
 """
 
+from msgspec.structs import replace
+
 from ..effects import Notice
 from ..messages import RELAY, Below, Doing, Failed, Hello, Running, WorkerRow
 from ..protocol_limits import RELAYS_MAX
@@ -18,6 +20,7 @@ def below(state: PublisherState, relay: Peer, message: Below, now: float) -> lis
     if not relay.relay or message.epoch != state.epoch:
         return []
     effects: list[Effect] = []
+    state.end_contest(relay.name, None if message.first else message.left)
     for name in message.left:
         peer = state.roster.by_name(name)
         if peer is not None and peer.through[:1] == (relay.name,):
@@ -34,26 +37,46 @@ def below(state: PublisherState, relay: Peer, message: Below, now: float) -> lis
     return effects
 
 
+def tick(state: PublisherState, now: float) -> list[Effect]:
+    """Handle rows of workers that were elsewhere, and are no longer. (R6)
+
+    A relay reports only what changes, so it does not repeat such a row.
+    """
+    effects: list[Effect] = []
+    for name, (by, row, at) in [*state.contested.items()]:
+        known, relay = state.roster.by_name(name), state.roster.by_name(by)
+        if relay is None or relay.lost:
+            state.end_contest(by, [name])
+        elif known is None or known.lost:
+            late = replace(row, heard_ms=row.heard_ms + round(1000 * (now - at)))
+            effects += _row(state, relay, late, now)
+    return effects
+
+
 def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list[Effect]:
     through, heard_at = (relay.name, *row.through), now - row.heard_ms / 1000
     known = state.roster.by_name(row.name)
+    state.end_contest(relay.name, [row.name])
     if len(through) > RELAYS_MAX or row.name in through:
         text = f"relay {relay.name} is in a loop: {' > '.join((*through, row.name))}"
         return [Notice("loop", text, relay.name, warning=True)]
     if known is not None and known.through[:1] != through[:1] and not known.lost:
         same = known.instance == row.instance
-        if row.state == "lost" or (same and heard_at <= known.heard_at):
+        if row.state == "lost":
             return []  # it has changed its relay
-        if not same:
+        if not same or heard_at <= known.heard_at:
+            state.contest(relay.name, row, now)
             text = (
                 f"worker {row.name} is {_place(known.through)} and {_place(through)}, in two "
                 "processes: give one another name"
             )
-            return [Notice("name-taken", text, row.name, warning=True)]
+            return [] if same else [Notice("name-taken", text, row.name, warning=True)]
     effects, hello = list[Effect](), _hello_of(row)
     if known is None or known.through != through or known.hello != hello:
         if known is not None:
             sessions.drop_worker_state(state, known)
+            if known.relay and not known.through:  # they come through this relay, too
+                effects += sessions.lose_behind(state, known, now)
         peer = state.roster.place(hello, through, now)
         if peer is None:
             text = f"the roster is full: worker {row.name} behind relay {relay.name} is left out"
@@ -91,7 +114,9 @@ def _model(state: PublisherState, peer: Peer, model: str, doing: Doing, now: flo
     peer.receives(model, doing, now)
     version = versions.find(doing.incoming) if versions is not None else None
     if doing.phase == "staged" and version is not None:
-        effects += calls.move(state, peer, "staged", now, version)
+        terms = calls.announced_terms(state, version)
+        if terms.commit == "together" or terms.acknowledge == "staged":  # else it is no report
+            effects += calls.move(state, peer, "staged", now, version)
     reason = doing.failed, doing.error
     if doing.failed and peer.seen.failed.get(model) != reason:
         code, _, text = doing.error.partition(": ")

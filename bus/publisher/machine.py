@@ -382,6 +382,7 @@ class PublisherMachine:
         """
         state = self.state
         yield None, partial(self._tick_limits, now)
+        yield None, partial(behind.tick, state, now)
         yield None, partial(sessions.tick, state, now)
         yield None, partial(self._beacons, now)
         yield None, partial(publishing.push, state, now)

@@ -128,17 +128,16 @@ def lose(
     drop_worker_state(state, peer)
     notice = Notice("lost", f"worker {peer.name} is lost: {peer.why}", peer.name, warning=True)
     effects = [notice, *calls.lost(state, peer, now, gone=event not in GRACED)]
-    return effects + (_lose_behind(state, peer, now) if peer.relay else [])
+    return effects + (lose_behind(state, peer, now) if peer.relay else [])
 
 
-def _lose_behind(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
+def lose_behind(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
     """Mark the workers behind a relay as lost."""
     effects: list[Effect] = []
     for peer in state.roster.behind(relay.name):
         if not peer.lost:
-            peer.lose("silent", f"it is behind relay {relay.name}, which is gone")
+            effects += lose(state, peer, now, "silent", f"relay {relay.name} before it is gone")
             state.roster.touch(peer)
-            effects += calls.lost(state, peer, now, gone=False)
     return effects
 
 
@@ -171,7 +170,7 @@ def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effec
         text += f"; it had failed version {version} of {model}: {reason}"
     state.note_absence(peer.name, peer.hello.models, "left", text, now)
     effects = [Notice("left", text, peer.name), *calls.move(state, peer, "left", now)]
-    return effects + (_lose_behind(state, peer, now) if peer.relay else [])
+    return effects + (lose_behind(state, peer, now) if peer.relay else [])
 
 
 # Keys.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from ..headers import data_topic, patch_topic
-from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS, Timing
-from ..messages import Prepare, Shared
+from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS, WORKERS_MAX, Timing
+from ..messages import Prepare, Shared, WorkerRow
 from ..protocol_limits import PUSH_CHUNKS, RENEWAL_PAUSES
 from ..trust.grants import Grants
 from .publication import Publication
@@ -118,6 +118,10 @@ class PublisherState:
     beacon_at: float = field(init=False, default=0.0)  # when the next beacons are due
     # Workers that left or were refused, by name, oldest first.
     absent: dict[str, Absence] = field(init=False, default_factory=dict[str, Absence])
+    # By worker, the row that had no effect since the worker is elsewhere: relay, row and time.
+    contested: dict[str, tuple[str, WorkerRow, float]] = field(
+        init=False, default_factory=dict[str, tuple[str, WorkerRow, float]]
+    )
     # why connections were rejected; empty: none were
     rejections: str = field(init=False, default="")
     # when `rejections` was last logged
@@ -258,6 +262,17 @@ class PublisherState:
         """Record that a worker joins, which is not absent any more."""
         self.absent.pop(name, None)
         self.view_outdated = True
+
+    def contest(self, relay: str, row: WorkerRow, now: float) -> None:
+        """Keep a relay's row that has no effect as long as its worker is elsewhere."""
+        if row.name in self.contested or len(self.contested) < WORKERS_MAX:
+            self.contested[row.name] = relay, row, now
+
+    def end_contest(self, relay: str, names: Collection[str] | None = None) -> None:
+        """Drop such rows of a relay: those of the workers `names`, or if None all."""
+        for name in [*self.contested] if names is None else names:
+            if self.contested.get(name, ("",))[0] == relay:
+                del self.contested[name]
 
     def note_rejections(self, text: str, now: float) -> bool:
         """Record why connections were rejected; return True if the caller should log it.

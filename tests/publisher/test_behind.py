@@ -26,6 +26,7 @@ from weightbus.bus.messages import (
     Fetch,
     Hello,
     Ping,
+    Progress,
     Refuse,
     Staged,
     Welcome,
@@ -468,3 +469,78 @@ def test_a_relay_that_joins_late_is_announced_what_its_workers_have_to_stage() -
     origin.say("r", Bye())
     (announce,) = announcements(origin.say("r", hello))
     assert (announce.message.version, announce.message.commit) == (1, "together")
+
+
+def test_the_loss_of_a_relay_is_an_event_of_each_worker_behind_it() -> None:
+    origin, relay, link = tree("x", "y")
+    origin.publishes()
+    relay.offers(1)
+    relay.say("x", Progress(model="a", epoch=EPOCH, version=1, chunks=1, phase="receiving"))
+    link.passes(1.0)
+    origin.perform(origin.machine.unreachable(b"r", origin.now, "killed"))
+    assert {n.worker for n in origin.notices if n.kind == "lost"} == {"r", "x", "y"}
+    assert not [s.name for s in origin.machine.status(origin.now) if s.phase], "they do nothing"
+
+
+def test_a_version_that_waits_for_its_user_behind_a_relay_is_not_staged_for_an_auto_call() -> None:
+    origin, relay, link = tree("x")
+    origin.publishes(timeout=1.0)
+    relay.offers(1)
+    relay.say("x", Progress(model="a", epoch=EPOCH, version=1, chunks=0, phase="staged"))
+    link.passes(10.0)
+    result = resolved(origin.perform(origin.machine.tick(origin.now)))
+    assert result.receipt.workers["x"].state == "behind"
+
+
+def test_a_worker_that_restarts_behind_another_relay_is_known_once_the_old_one_is_lost() -> None:
+    origin, relay, link = tree("x")
+    other = Node("s")
+    second = Link(origin, other)
+    second.opens()
+    other.now = relay.now
+    other.joins("x", of="another")
+    second.passes(REPORT_SECONDS)
+    relay.perform(relay.machine.unreachable(b"x", relay.now, "killed"))
+    link.passes(REPORT_SECONDS)
+    origin.perform(origin.machine.tick(origin.now))
+    assert origin.rows()["x"] == (False, ("s",), (0, 0))
+
+
+@pytest.mark.parametrize("leaves", ["bye", "relay lost", "reported anew"])
+def test_a_row_that_had_no_effect_is_dropped_with_its_worker(leaves: str) -> None:
+    origin, relay, link = tree("x")
+    other = Node("s")
+    second = Link(origin, other)
+    second.opens()
+    other.joins("x", of="another")
+    second.passes(REPORT_SECONDS)
+    match leaves:
+        case "bye":
+            other.say("x", Bye())
+            second.passes(REPORT_SECONDS)
+        case "relay lost":
+            origin.perform(origin.machine.unreachable(b"s", origin.now, "killed"))
+            origin.perform(origin.machine.tick(origin.now))
+        case _:
+            other.say("x", Bye())
+            second.opens()
+    relay.perform(relay.machine.unreachable(b"x", relay.now, "killed"))
+    link.passes(REPORT_SECONDS)
+    origin.perform(origin.machine.tick(origin.now))
+    assert origin.rows()["x"] == (True, ("r",), (0, 0))
+    assert not origin.machine.state.contested
+
+
+def test_the_workers_of_a_relay_that_moves_behind_another_are_lost_until_it_reports_them() -> None:
+    origin, relay, _link = tree("x", "y")
+    other = Node("s")
+    second, third = Link(origin, other), Link(other, relay)
+    other.now = relay.now
+    second.opens()
+    relay.say("y", Bye())  # not reported before the relay moves
+    relay.now += 1
+    third.opens()
+    second.passes(REPORT_SECONDS)
+    assert origin.rows()["r"] == (False, ("s",), (0, 0))
+    assert origin.rows()["x"] == (False, ("s", "r"), (0, 0))
+    assert origin.rows()["y"][0], "it has left"
