@@ -296,9 +296,13 @@ class _Passed:
         restarts: How often the version had been received from the start then.
         given_up: Whether the worker above dropped the version before it was whole.
         undecided: Whether workers below wait for a commit.
+        before: What was passed on before and is offered again if this version is aborted; None:
+            there is none, or the version is decided.
     """
 
-    def __init__(self, offer: VersionOffer, chunks: Chunks[Memory]) -> None:
+    def __init__(
+        self, offer: VersionOffer, chunks: Chunks[Memory], before: "_Passed | None"
+    ) -> None:
         self.offer, self.chunks = offer, chunks
         # Bytes that have been counted as received; all of a version that only has another name.
         self._received = chunks.plan.nbytes if offer.names else 0
@@ -306,6 +310,7 @@ class _Passed:
         self.count, self.restarts = -1, chunks.restarts
         self.looks = self.given_up = False
         self.undecided = offer.terms.commit == "together"
+        self.before = before if self.undecided else None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -319,6 +324,10 @@ class _Passed:
         here = plan.nbytes if self.chunks.whole else plan.of(self.chunks.here)
         self._received = max(before, here)  # damaged chunks arrive twice, and count once
         return self._received - before
+
+    def precedes(self, entry: VersionEntry) -> bool:
+        """True if a version is newer, or comes after this one was dropped before it was whole."""
+        return entry.key > self.key or (self.given_up and entry.chunks is not self.chunks)
 
     def announce(self, machine: PublisherMachine, now: float) -> list[Effect]:
         """Offer the version below, in the publisher's thread."""
@@ -441,7 +450,7 @@ class _PassesOn:
         passed = self._passed.get(model)
         here = versions.all("arriving", "staged", "ready", "applying", "running")
         newest = max(here, key=lambda entry: entry.key, default=None)
-        if newest is not None and (passed is None or newest.key > passed.key):
+        if newest is not None and (passed is None or passed.precedes(newest)):
             before, passed = passed, self._begin(model, newest, passed)
             if before is not None and before is not passed:
                 self._give_up(before, versions)
@@ -460,6 +469,10 @@ class _PassesOn:
         if passed.undecided and versions.find(passed.key, "arriving", "staged") is None:
             passed.undecided = False
             self._below.decide(passed.commit if has else passed.abort)
+            before, passed.before = passed.before, None
+            if not has:  # an older version is still offered, or is received again
+                passed.given_up = True
+                self._passed[model] = before or passed
         else:
             self._give_up(passed, versions)
 
@@ -486,7 +499,10 @@ class _PassesOn:
         offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms, segment)
         offer.names, offer.metadata = names, announce.metadata
         offer.only = frozenset(announce.workers) or None
-        passed = self._passed[model] = _Passed(offer, chunks)
+        older = before
+        if older is not None and older.undecided:  # that one is aborted, or superseded
+            older = older.before
+        passed = self._passed[model] = _Passed(offer, chunks, older)
         if before is not None and before.chunks.whole:  # workers may wait for the rest of it
             before.send_more(self._below)
         self._below.decide(passed.announce)

@@ -46,13 +46,15 @@ def pass_on(
     effects = joining.follow_epoch(state, epoch) if epoch > state.epoch else list[Effect]()
     versions = state.versions(offered.model)
     _check_named(state, offered.only or ())
-    version = versions.add(offered, epoch, now)
     if versions.pending is not None:
-        effects += decide(state, versions.pending, commit=False, why="a newer version is here")
+        effects += decide(state, versions.pending, commit=False, why="another version is here")
+    version = versions.add(offered, epoch, now)
     if version.shared is not None:
         effects.append(Stamp(version))
     workers = None if offered.only is None else sorted(offered.only)
-    peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
+    targets = state.roster.targets(offered.model, workers, now + state.timing.quiet)
+    # a worker may have got it elsewhere
+    peers = [peer for peer in targets if peer.runs(version.model) < version.key]
     effects += _release(state, versions, version, version.terms, workers, peers, now)
     versions.limit()
     return version, effects

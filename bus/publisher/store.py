@@ -53,17 +53,21 @@ class Versions:
         """Make a version from an offer, with the offer's number or the next; `now`: the time.
 
         Raises:
-            ValueError: The offer's number is not greater than all numbers of this epoch.
+            ValueError: The offer's number is not greater than that of the latest version.
         """
         number = self._count + 1 if offer.key is None else offer.key[1]
-        if number <= self._count:
-            raise ValueError(f"version {number} of {self.model} comes after version {self._count}")
-        self._count = number
+        latest = 0 if self.latest is None else self.latest.version
+        if number <= latest:
+            raise ValueError(f"version {number} of {self.model} comes after version {latest}")
+        before = self._versions.get(number)
+        if before is not None:  # a relay receives it again
+            self.abandon(before)
+        self._count = max(self._count, number)
         if now is not None:
-            self.times[self._count] = now
+            self.times[number] = now
             if len(self.times) > VERSIONS_TIMED:
                 del self.times[next(iter(self.times))]
-        version = self._versions[self._count] = Version(offer, epoch, self._count)
+        version = self._versions[number] = Version(offer, epoch, number)
         return version
 
     def end_epoch(self) -> None:

@@ -28,6 +28,7 @@ from weightbus.bus.messages import (
     Ping,
     Progress,
     Refuse,
+    Running,
     Staged,
     Welcome,
     WorkerRow,
@@ -544,3 +545,31 @@ def test_the_workers_of_a_relay_that_moves_behind_another_are_lost_until_it_repo
     assert origin.rows()["r"] == (False, ("s",), (0, 0))
     assert origin.rows()["x"] == (False, ("s", "r"), (0, 0))
     assert origin.rows()["y"][0], "it has left"
+
+
+def test_a_relay_keeps_no_version_for_a_worker_that_has_it_from_elsewhere() -> None:
+    relay = Node("r")
+    digest = offer_of(2).chunks.digest
+    runs = {"a": Running(EPOCH, 2, digest)}
+    relay.offers(1)
+    relay.say("x", Hello(name="x", instance=instance("x"), models=runs, epoch=EPOCH))
+    relay.joins("y")
+    relay.offers(2)
+    assert [*relay.rows()] == ["x", "y"]
+    assert relay.machine.state.store["a"].find(2).receivers == {"y"}  # type: ignore[union-attr] # pyright: ignore
+
+
+def test_a_relay_offers_an_older_version_after_one_that_was_aborted() -> None:
+    relay = Node("r")
+    relay.offers(1)
+    relay.offers(4, together=True)
+    versions = relay.machine.state.store["a"]
+    assert versions.pending is not None
+    relay.perform(relay.machine.decide(versions.pending, commit=False, why="no"))
+    relay.offers(3)
+    assert versions.latest is not None
+    assert versions.latest.version == 3
+    relay.offers(4)
+    assert [version.version for version in versions] == [4]
+    with pytest.raises(ValueError, match="version 4 of a comes after version 4"):
+        relay.offers(4)
