@@ -132,8 +132,8 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
     """True if a worker's report of a running version may be right.
 
     The report may be right if the version is of an older epoch, is too old to remember, or has the
-    reported digest. An empty digest may be right for a version that was in shared memory, unless an
-    open call requires a digest.
+    reported digest. An empty digest may be right for a version that was in shared memory, here or
+    at another publisher of a relay's versions, unless an open call requires a digest.
     """
     versions = state.store.get(model)
     if running.epoch != state.epoch or versions is None:
@@ -143,7 +143,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
         if calls.must_hash(state, model, running.version):
             return False
         unhashed = version is None or version.shared is not None or bool(version.names)
-        return versions.had(running.version) and unhashed
+        return versions.had(running.version) and (unhashed or not state.origin)
     if version is not None:  # not known before the version is hashed; the worker repeats the report
         return version.chunks.digest == running.digest
     known = versions.known_digest(running.version)

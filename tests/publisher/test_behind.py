@@ -559,6 +559,17 @@ def test_a_relay_keeps_no_version_for_a_worker_that_has_it_from_elsewhere() -> N
     assert relay.machine.state.store["a"].find(2).receivers == {"y"}  # type: ignore[union-attr] # pyright: ignore
 
 
+def test_a_relay_knows_what_a_worker_runs_that_read_it_elsewhere_in_shared_memory() -> None:
+    relay = Node("r")
+    relay.offers(1)
+    runs = {"a": Running(EPOCH, 1, "")}
+    relay.say("x", Hello(name="x", instance=instance("x"), models=runs, epoch=EPOCH))
+    assert relay.rows()["x"][2] == (EPOCH, 1)
+    relay.joins("y")
+    relay.say("y", Applied(model="a", epoch=EPOCH, version=1, digest=""))
+    assert relay.rows()["y"][2] == (EPOCH, 1)
+
+
 def test_a_relay_offers_an_older_version_after_one_that_was_aborted() -> None:
     relay = Node("r")
     relay.offers(1)
