@@ -203,7 +203,8 @@ class Invariants:
         ):
             for peer in filter(None, map(machine.state.roster.by_name, version.receivers)):
                 assert peer.runs(version.model) < version.key, f"it is kept for {peer.name}"
-        assert told == {w.name: w.state for w in machine.status(now)}, "listeners know otherwise"
+        known = {w.name: w.state for w in machine.status(now)}
+        assert told == known, f"listeners know {told}, and it is {known}"
         for status in machine.status(now):
             assert status.silent_s >= 0
             assert (status.state == "lost") <= (not status.phase), "the lost do nothing"

@@ -57,7 +57,7 @@ class Simulation:
         self.trace = trace
         self.now = 0.0
         self.timing = self.rng.choice([Timing(), Timing(), Timing(ping=0.25, lost_after=1.0)])
-        self.faults = Faults.draw(self.rng)
+        self.faults = self.draw()
         self.invariants = Invariants()
         self.sealed = seed % 3 == 0
         self.keys = random.Random(f"group keys of {seed}")
@@ -91,6 +91,23 @@ class Simulation:
         if self.faults.successor:
             self.publishers.append(Publisher(self, "p1"))
             self.later(self.rng.uniform(0.0, CHAOS), self._restart, self.publishers[-1])
+
+    def draw(self) -> Faults:
+        """Draw how bad the network is."""
+        return Faults.draw(self.rng)
+
+    @property
+    def sources(self) -> Sequence[Publisher]:
+        """Everything that a worker can be connected to."""
+        return self.publishers
+
+    def parents(self, _worker: Worker) -> Sequence[Publisher]:
+        """Return where the address of a worker may lead to."""
+        return self.publishers
+
+    def move(self, worker: Worker, parent: Publisher) -> None:
+        """Have the address of a worker lead elsewhere."""
+        worker.at = parent
 
     # Time.
 
@@ -166,20 +183,20 @@ class Simulation:
             frames[which] = bytes(damaged)
         return frames
 
-    def _cut(self, worker: Worker) -> bool:
+    def is_cut(self, worker: Worker) -> bool:
         return self.now < worker.cut_until
 
     def to_publisher(self, worker: Worker, message: Message) -> None:
-        if self._cut(worker):
+        if self.is_cut(worker):
             return
         publisher, identity = worker.at, worker.at.identity(worker)
         link = (worker.process, publisher.name)
-        self._deliver(link, [encode(message)], math.inf, self._at_publisher, publisher, identity)
+        self._deliver(link, [encode(message)], math.inf, self.at_publisher, publisher, identity)
 
     def word_to_publisher(self, worker: Worker, token: str, message: Message) -> bool:
         """Carry what is said on the data connection; return whether it leads anywhere."""
-        reached = [p for p in self.publishers if p.endpoint == worker.connected]
-        if reached and not self._cut(worker):
+        reached = [p for p in self.sources if p.endpoint == worker.connected]
+        if reached and not self.is_cut(worker):
             link, frames = (worker.process, worker.connected), [token.encode(), encode(message)]
             self._deliver(link, frames, math.inf, self._word_at_publisher, reached[0])
         return bool(reached)
@@ -189,7 +206,7 @@ class Simulation:
             publisher.perform(publisher.machine.receive_report(b"".join(frames), self.now) or [])
             publisher.pump()
 
-    def _at_publisher(self, frames: Frames, publisher: Publisher, identity: bytes) -> None:
+    def at_publisher(self, frames: Frames, publisher: Publisher, identity: bytes) -> None:
         if self.trace:
             what = bytes(frames[0][:160])
             print(f"{self.now:8.3f} {identity.decode()} -> {publisher.name} {what!r}")
@@ -204,16 +221,16 @@ class Simulation:
     def to_worker(self, publisher: Publisher, send: Send) -> None:
         worker, incarnation = publisher.peers[send.to]
         if not worker.alive or worker.incarnation != incarnation or worker.at is not publisher:
-            self.later(0.0, self._unreachable, publisher, send.to, publisher.incarnation)
+            self.later(0.0, self.unreachable, publisher, send.to, publisher.incarnation)
             return
-        if self._cut(worker):
+        if self.is_cut(worker):
             return
         frames: list[Buffer] = [encode(send.message)]
         frames += [] if send.payload is None else [send.payload]
         link = (publisher.name, worker.process)
         self._deliver(link, frames, worker.rate, self._at_worker, worker, incarnation, False)
 
-    def _unreachable(
+    def unreachable(
         self, publisher: Publisher, identity: bytes, incarnation: int, ended: str = ""
     ) -> None:
         if publisher.alive and publisher.incarnation == incarnation:
@@ -227,7 +244,7 @@ class Simulation:
         publisher, identity = worker.at, worker.at.identity(worker)
         delay = self.ends.choice([0.0, 0.05, 1.0])
         if publisher.alive and self.ends.random() < 0.7:
-            self.later(delay, self._unreachable, publisher, identity, publisher.incarnation, ended)
+            self.later(delay, self.unreachable, publisher, identity, publisher.incarnation, ended)
 
     def broadcast(
         self, publisher: Publisher, effect: Broadcast, to: Sequence[Worker] | None = None
@@ -238,7 +255,7 @@ class Simulation:
             link = (publisher.endpoint, worker.process)
             reached = worker.alive and worker.connected == publisher.endpoint
             reached = reached and effect.topic in worker.topics
-            if reached and not self._cut(worker) and self._queued[link] < self.faults.queue:
+            if reached and not self.is_cut(worker) and self._queued[link] < self.faults.queue:
                 incarnation = worker.incarnation
                 self._deliver(link, frames, worker.rate, self._at_worker, worker, incarnation, True)
 
@@ -320,11 +337,11 @@ class Simulation:
             if worker.alive and rng.random() < faults.whims * step:
                 worker.want()
             if rng.random() < 0.3 * step:
-                worker.at = rng.choice(self.publishers)
+                self.move(worker, rng.choice(self.parents(worker)))
             if worker.alive and rng.random() < faults.death * step:
                 if rng.random() < 0.3:
                     worker.leave()
-                worker.alive = False
+                worker.die()
                 self._hang_up(worker, self.ends.choice(["", "its process has ended"]))
                 self.later(rng.choice([0.0, 0.5, 7.0]), self._restart, worker)
         for publisher in self.publishers:
@@ -345,6 +362,10 @@ class Simulation:
     def publisher(self) -> Publisher:
         """The one that started last."""
         return max((p for p in self.publishers if p.incarnation), key=lambda p: p.started)
+
+    def last_parent(self, _worker: Worker) -> Publisher:
+        """Return where the address of a worker leads to in the end."""
+        return self.publisher
 
     def _restart(self, process: Worker | Publisher) -> None:
         late = isinstance(process, Publisher) and not self.chaotic
@@ -408,7 +429,8 @@ class Simulation:
         if not self.publisher.alive:
             self.publisher.start()
         for worker in self.workers:
-            worker.cut_until, worker.at = 0.0, self.publisher
+            worker.cut_until = 0.0
+            self.move(worker, self.last_parent(worker))
         self.run_until(CHAOS + 1.0)
         for _ in range(4 if self.patched else 1):
             while not self.publisher.publish():

@@ -2,6 +2,7 @@
 
     python tests/simulation/simulate.py --seeds 5000          many seeds, on all cores
     python tests/simulation/simulate.py --seed 17 --trace     one seed, every delivery printed
+    python tests/simulation/simulate.py --trees --seeds 500   with relays (`trees.py`)
 
 First comes chaos: messages are lost, delayed, doubled, reordered and damaged, links are slow and
 their queues short, workers are cut off, both sides are killed or closed and started again, users
@@ -20,20 +21,30 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from weightbus.tests.simulation import pooling
 from weightbus.tests.simulation.network import Simulation
+from weightbus.tests.simulation.trees import Tree
 
 BLOCK = 20  # seeds that one process takes at a time
 
 
 def run(seed: int) -> tuple[str, set[str]]:
     """Run one seed; return what went wrong, nothing if all was well, and what rare has happened."""
+    return _run("seed", Simulation, seed)
+
+
+def run_tree(seed: int) -> tuple[str, set[str]]:
+    """Run one seed with relays; return the same."""
+    return _run("tree", Tree, seed)
+
+
+def _run(what: str, kind: type[Simulation], seed: int) -> tuple[str, set[str]]:
     try:
-        return "", Simulation(seed).run().met
+        return "", kind(seed).run().met
     except Exception as error:  # any exception of a machine is a finding
-        return f"seed {seed}: {type(error).__name__}: {error}", set()
+        return f"{what} {seed}: {type(error).__name__}: {error}", set()
 
 
 def summary(failures: Sequence[str], seeds: int) -> str:
@@ -44,8 +55,9 @@ def summary(failures: Sequence[str], seeds: int) -> str:
 
 def replay(text: str) -> str:
     """Say how to see a seed fail again."""
-    seed = text.split()[1].rstrip(":")
-    return f"replay: .venv/bin/python tests/simulation/simulate.py --trace --seed {seed}"
+    what, seed = text.split(":", 1)[0].split()
+    trees = " --trees" if what == "tree" else ""
+    return f"replay: .venv/bin/python tests/simulation/simulate.py --trace{trees} --seed {seed}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,21 +67,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--trace", action="store_true", help="print every delivery")
+    parser.add_argument("--trees", action="store_true", help="runs with relays")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        simulation = Simulation(options.seed, trace=options.trace)
+        kind = Tree if options.trees else Simulation
+        simulation = kind(options.seed, trace=options.trace)
         print(simulation.faults)
         simulation.run()
         print(f"seed {options.seed} is fine: {simulation.events} events, {simulation.now:.1f} s")
         return 0
-    return run_seeds(range(options.first, options.first + options.seeds))
+    seeds = range(options.first, options.first + options.seeds)
+    return run_seeds(seeds, run_tree if options.trees else run)
 
 
-def run_seeds(seeds: Sequence[int]) -> int:
+def run_seeds(seeds: Sequence[int], one: Callable[[int], tuple[str, set[str]]] = run) -> int:
     """Run seeds on all cores, and say at once which fail; return how many did, capped at 1."""
     begun, failures, done = time.monotonic(), list[str](), 0
     try:
-        for text, _ in pooling.each(run, seeds, "seeds", BLOCK):
+        for text, _ in pooling.each(one, seeds, "seeds", BLOCK):
             done += 1
             if text:
                 failures.append(text)

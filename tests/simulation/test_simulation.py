@@ -7,7 +7,7 @@ import pytest
 from weightbus.tests.simulation import simulate
 from weightbus.tests.simulation.network import Simulation
 
-SEEDS = 200
+SEEDS, TREES = 200, 40
 BLOCK = 20  # seeds that one process takes at a time
 # What is rare and must have happened all the same, or it would not be tested.
 MET = {
@@ -36,6 +36,21 @@ def test_seeds() -> None:
     assert set[str]().union(*(met for _, met in found)) >= MET
 
 
+# With relays.
+MET_IN_TREES = {
+    *("moved", "relay killed", "renamed"),
+    *("commit below", "abort below", "applied behind relays", "staged behind relays"),
+}
+
+
+def test_trees() -> None:
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        found = list(pool.imap_unordered(simulate.run_tree, range(TREES), BLOCK // 4))
+    if wrong := sorted(fault for fault, _ in found if fault):
+        pytest.fail(simulate.summary(wrong, TREES), pytrace=False)
+    assert set[str]().union(*(met for _, met in found)) >= MET_IN_TREES
+
+
 def test_a_seed_is_one_run_and_another_is_another() -> None:
     one, again, other = (Simulation(seed).run() for seed in (17, 17, 18))
     assert (one.events, one.now) == (again.events, again.now)
@@ -50,3 +65,5 @@ def test_a_failing_seed_says_how_to_replay_it() -> None:
     text = simulate.summary(["seed 12: AssertionError: torn"], 100)
     assert "99 of 100" in text
     assert "replay: .venv/bin/python tests/simulation/simulate.py --trace --seed 12" in text
+    text = simulate.summary(["tree 12: AssertionError: torn"], 100)
+    assert "replay: .venv/bin/python tests/simulation/simulate.py --trace --trees --seed 12" in text

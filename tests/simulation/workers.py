@@ -183,6 +183,10 @@ class Worker:
     def leave(self) -> None:
         """Close as a user does, with a goodbye."""
         self.perform(self.machine.close())
+        self.die()
+
+    def die(self) -> None:
+        """End without a word."""
         self.alive = False
 
     def tick(self) -> None:
