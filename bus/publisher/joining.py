@@ -295,6 +295,7 @@ def _require_hellos(state: PublisherState) -> list[Effect]:
     """Return the pongs that make every worker send a hello, since they have a new epoch."""
     for peer in state.roster:
         peer.forget()
+        peer.forget_failures()
     live = (peer for peer in state.roster.sessions() if not peer.lost)
     return [Send(Pong(epoch=state.epoch), to=peer.identity) for peer in live]
 

@@ -356,6 +356,10 @@ class Peer:
         uncharged, self.unlike = self.unlike, 0
         return uncharged
 
+    def forget_failures(self) -> None:
+        """Drop the failures, whose versions are numbered anew."""
+        self.seen.failed.clear()
+
     def forget(self) -> None:
         """Drop the worker's deliveries. It counts as subscribed once it confirms that again."""
         self.subscribed = False

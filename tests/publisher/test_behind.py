@@ -584,3 +584,14 @@ def test_a_relay_offers_an_older_version_after_one_that_was_aborted() -> None:
     assert [version.version for version in versions] == [4]
     with pytest.raises(ValueError, match="version 4 of a comes after version 4"):
         relay.offers(4)
+
+
+def test_a_failure_in_an_older_epoch_is_none_of_the_versions_of_the_next() -> None:
+    relay = Node("r")
+    relay.joins("x")
+    relay.offers(1)
+    relay.say("x", Failed(model="a", epoch=EPOCH, version=1, code="apply", text="no such tensor"))
+    relay.perform(relay.machine.pass_on(replace_key(offer_of(1), (EPOCH + 1, 1)), relay.now)[1])
+    assert relay.reports is not None
+    (report,) = relay.reports.due(EPOCH + 1, relay.now)
+    assert [row.models["a"].failed for row in report.rows] == [0]
