@@ -329,7 +329,7 @@ class Publisher:
         model = rng.choice("aaab")
         size = rng.choice(sim.faults.sizes)
         together = rng.random() < 0.3
-        names = [p.name for p in self.machine.state.roster.sessions() if not p.relay]
+        names = [p.name for p in self.machine.state.roster if not p.relay]
         workers = tuple(rng.sample(names, rng.randint(1, len(names)))) if names else None
         if rng.random() < 0.6 or not sim.chaotic:
             workers = None

@@ -139,7 +139,7 @@ class Relay(Worker):
         self.began, self.said, self.welcomes = sim.now, 0, 0
         self.below.start()
         loop = cast("PublisherLoop", self.below)  # as far as a relay knows it
-        self.passes_on = _PassesOn(self.machine, self.queue, loop)
+        self.passes_on = _PassesOn(self.machine, self.queue, loop, lambda: self.at.endpoint)
         self.below.reports = self.reports = _Reports(self.machine, loop, self.wake)
         self.passes_on.report_by(self.work.append)
         sim.every_tick(self.incarnation, self, self.tick)
