@@ -10,7 +10,7 @@ from .token_bucket import Rate
 
 DESCRIPTORS_RESERVED = 32  # descriptors for other files and closing connections
 CROWDED_SECONDS = 60.0  # seconds for which rejected connections are reported
-WORKERS_MAX = 10_000  # workers of one publisher: peers can make a roster grow to this size
+WORKERS_MAX = 2**14  # workers of one publisher, those behind relays included: peers can add so many
 KEYS_MAX = WORKERS_MAX  # public keys that a publisher allows: one for each worker
 STRANGER_SECONDS = 1.5  # seconds that a data connection may exist without a ticket
 ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # models of all workers: a name and a digest take up to 0.6 kB
@@ -68,7 +68,7 @@ CHECK_BYTES = 2**27  # bytes of weights in one `checked` message: some 10 ms
 CHECKS = Rate(8, 4)  # `checked` messages of a worker: under a tenth of a core for most tensors
 UNLIKE_KEPT = MODELS_MAX  # wrong digests of a worker that are not logged again: one per model
 VERSIONS_TIMED = 4096  # versions of a model whose publish time is kept
-EVENTS_MAX = 10_000  # events queued for one callback: one of each worker
+EVENTS_MAX = WORKERS_MAX  # events queued for one callback: one of each worker
 CALLS_MAX = 256  # open calls of publish of a model: each acknowledgement visits them all
 SNAPSHOTS_MAX = 3  # most copies of a model at a publisher, while older versions are in use
 APPLY_SECONDS = 60  # seconds for the user's code to apply a version, by default
