@@ -22,7 +22,7 @@ from typing import NoReturn
 from ..bus.chunks import Chunks, Memory
 from ..bus.deadline import ANSWER_SECONDS, result_of
 from ..bus.effects import Effect as WorkerEffect
-from ..bus.effects import Notice, Send
+from ..bus.effects import Notice, Renamed, Send
 from ..bus.errors import AddressError
 from ..bus.memory.segment import probe
 from ..bus.memory.shared_buffers import SharedBuffers
@@ -170,6 +170,7 @@ class Relay(InOneProcess):
                 sockets,
                 self._ready,
                 hints.look,
+                on_renamed=passes_on.renamed,
                 shared_memory=False,
                 allocate=None if buffers is None else buffers.allocate,
                 after_turn=lambda: [*passes_on(), *reports.send()],
@@ -379,6 +380,7 @@ class _PassesOn:
             for follower in machine.followers.values():
                 follower.versions.claim_by(buffers.claim)
         self._passed: dict[str, _Passed] = {}
+        self._renamed: dict[str, Renamed] = {}  # by model, the last new name of what runs
         self._epoch = FIRST_EPOCH
         self._tell: Callable[[Report], None] = _ignore
         self._received: dict[str, int] = dict.fromkeys(machine.followers, 0)
@@ -389,6 +391,10 @@ class _PassesOn:
     def report_by(self, tell: Callable[[Report], None]) -> None:
         """Set the function that passes a report to the worker's machine."""
         self._tell = tell
+
+    def renamed(self, renamed: Renamed) -> None:
+        """Record the metadata that a version has by its new name, before it is passed on."""
+        self._renamed[renamed.model] = renamed
 
     def __call__(self) -> list[WorkerEffect]:
         """Pass on announcements, chunks and decisions, and take versions that are ready."""
@@ -497,7 +503,10 @@ class _PassesOn:
         buffers = self._buffers
         segment = None if buffers is None else buffers.segment_of(chunks.memory)
         offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms, segment)
-        offer.names, offer.metadata = names, announce.metadata
+        named = self._renamed.get(model) if names else None
+        same = named is not None and (named.epoch, named.version) == entry.key
+        offer.names = names
+        offer.metadata = named.metadata if named is not None and same else announce.metadata
         offer.only = frozenset(announce.workers) or None
         older = before
         if older is not None and older.undecided:  # that one is aborted, or superseded

@@ -209,3 +209,25 @@ def test_who_starts_first_does_not_matter(tree: Tree) -> None:
     publisher = tree.publisher(address=places[0])
     receipt = tree.publishes(publisher, 1)
     tree.receives(worker, receipt)
+
+
+def test_a_version_has_the_metadata_of_its_new_name_behind_a_relay(
+    tree: Tree, tmp_path: Path
+) -> None:
+    address, words = lasting_address(), {"step": "1"}
+    publisher = tree.publisher(address=address, state=tmp_path)
+    worker = tree.worker(tree.relay(publisher), CHUNKED).start()
+    weights = arrays(1, CHUNKED)
+    first = publisher.publish("m", weights, expect=1, timeout=SECONDS, metadata=words)
+    publisher.publish("m", weights, workers=["worker"], timeout=SECONDS, metadata={"step": "2"})
+    wait_for(lambda: publisher.history("m"), "it is on disk", SECONDS)
+    publisher.close()
+    again = tree.publisher(address=address, state=tmp_path)
+
+    def renamed() -> Update | None:
+        update = worker.update("m")
+        return update if update and update.epoch == again.epoch else None
+
+    update = wait_for(renamed, "its new name", SECONDS)
+    assert update is not None
+    assert (update.version, update.metadata) == (first.version, words), "of what was for all"
