@@ -8,10 +8,11 @@ not, `Behind` puts into receipts what the relay has of the workers.
 """
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from weightbus import PublishError, Relay, Settings
@@ -29,32 +30,34 @@ from weightbus.tests.conformance.ledger import Weights
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.types import Receipt
 
-NAME = "relay"
+RELAY = "relay"  # its name
+WITH_KEYS = "keys-"  # so the names of scenarios with keys begin
 MODELS = ("m", "policy", "critic.v2")  # all that scenarios publish
 ANSWER_SECONDS = 10.0
 Key = tuple[str, int, int]  # model, epoch, version
 
-# What is not played behind a relay: patterns of the names of scenarios, and why.
+# What is not played behind a relay, with keys or without: patterns of the names of scenarios, and
+# why.
 LACKS: Mapping[str, str] = {
-    "keys-*": "a relay has no keys",
     "shared-memory*": "a relay does not share memory",
     "patched*": "a relay does not pass patches on",
-    "targeted": "a relay does not pass on what is for some workers",
-    "metadata-renamed": "a relay does not pass on what is for some workers",
     "cast-target": "a relay does not report which values a worker's dtype cannot hold",
     "stale-publisher": "the relay turns a publisher of a lower epoch away itself",
     "publisher-restart-while-receiving": "a relay sends what it has when the publisher is gone",
+    "no-mixture": "a relay's workers need keys if the relay has some, whatever the publisher has",
 }
 # And where the Rust core publishes.
-CORE_LACKS: Mapping[str, str] = {
-    "together-*": "the core does not know the workers behind a relay, and does not wait for them",
-}
+CORE_LACKS: Mapping[str, str] = dict.fromkeys(
+    ("together-*", "targeted", "metadata-renamed"),
+    "the core does not know the workers behind a relay",
+)
 
 
 def lacking(scenario: str, publisher: str = "python") -> str:
     """Return why a scenario is not played behind a relay of a publisher; nothing if it is."""
     lacks = {**LACKS, **(CORE_LACKS if publisher == "rust" else {})}
-    return next((why for name, why in lacks.items() if fnmatch.fnmatch(scenario, name)), "")
+    plain = scenario.removeprefix(WITH_KEYS)
+    return next((why for name, why in lacks.items() if fnmatch.fnmatch(plain, name)), "")
 
 
 class Above(Protocol):
@@ -81,8 +84,8 @@ class Above(Protocol):
 class Reported(Relay):
     """A relay that keeps what became of each version at the workers, as a publisher's calls do."""
 
-    def __init__(self, upstream: str, address: str, settings: Settings) -> None:
-        super().__init__(upstream, address, MODELS, name=NAME, settings=settings)
+    def __init__(self, upstream: str, address: str, models: Iterable[str], **options: Any) -> None:
+        super().__init__(upstream, address, models, **options)
         self.loop = self._below
         self._calls: dict[Key, Publication] = {}
         machine = self.loop._machine  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -248,7 +251,14 @@ class Between:
         self.relay: Relay | None = None
 
     def put_below(
-        self, above: Above, timing: Timing, address: str, advertise: str | None
+        self,
+        above: Above,
+        timing: Timing,
+        address: str,
+        advertise: str | None,
+        *,
+        keys: Path | None,
+        rekey: float,
     ) -> Above | Behind:
         """Return a publisher with the relay below it, once the relay receives from it.
 
@@ -257,18 +267,20 @@ class Between:
             timing: The times of the publisher, and of the relay.
             address: The address for workers.
             advertise: The data address that workers receive.
+            keys: The folder of all keys, if there are any.
+            rekey: The lifetime of a group key.
         """
         self.proxy.lead_to(above.address, above.data_address)
         if self.relay is None:
-            settings = Settings(ping=timing.ping, lost_after=timing.lost_after, advertise=advertise)
-            above_it = self.proxy.address
-            if self._reports:
-                self.relay = Relay(above_it, address, MODELS, name=NAME, settings=settings)
-            else:
-                self.relay = Reported(above_it, address, settings)
+            settings = Settings(
+                ping=timing.ping, lost_after=timing.lost_after, advertise=advertise, rekey=rekey
+            )
+            kind = Relay if self._reports else Reported
+            at = self.proxy.address, address, MODELS
+            self.relay = kind(*at, name=RELAY, keys=keys, settings=settings)
 
         def wrong(known: Mapping[str, WorkerStatus]) -> str:
-            return "" if NAME in known else "the relay has not joined"
+            return "" if RELAY in known else "the relay has not joined"
 
         above.wait_until(wrong, self._patience)
         return Behind(above, self.relay) if isinstance(self.relay, Reported) else above

@@ -20,6 +20,7 @@ from weightbus.tests.conformance import (
     trust,
 )
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Fault
+from weightbus.tests.conformance.relaying import WITH_KEYS
 from weightbus.tests.conformance.stage import Stage
 
 _SHM = Path("/dev/shm")  # noqa: S108 - a file system without a disk, where there is one
@@ -132,7 +133,7 @@ class Scenario:
     def name(self) -> str:
         """What it is called on the command line."""
         name = self.play.__name__.replace("_", "-")
-        return f"keys-{name}" if self.keyed else name
+        return f"{WITH_KEYS}{name}" if self.keyed else name
 
     @property
     def title(self) -> str:

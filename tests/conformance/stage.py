@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from weightbus import Publisher, PublishError, WeightBusError
+from weightbus import Publisher, PublishError, Settings, WeightBusError
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.status import WorkerStatus
-from weightbus.bus.trust.keys import WORKERS, file_name, generate
+from weightbus.bus.trust.grants import Role
+from weightbus.bus.trust.keys import WORKERS, generate
 from weightbus.tests.client.settling import settled
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
-from weightbus.tests.conformance.relaying import Between
+from weightbus.tests.conformance.relaying import RELAY, Between
 from weightbus.tests.conformance.rules import Which
 from weightbus.types import Receipt
 
@@ -86,8 +87,11 @@ class Stage:
         self._patience, self._elsewhere = patience, publisher
         self._between = Between(patience, reports=publisher is None) if relayed else None
         self.keys = folder / "keys" if keyed else None
+        self._keys_of: dict[str, Path] = {}
         if self.keys is not None:
-            generate(self.keys, {ANYBODY: "worker"})
+            if relayed:
+                generate(self.keys, {RELAY: "relay"})
+            self.make_key(ANYBODY)
         self.chance, self.ledger = chance, Ledger()
         self._changed = threading.Condition()  # of the proxy and all drivers
         self.proxy = Proxy(patience, self._changed)
@@ -99,10 +103,17 @@ class Stage:
         self._told: list[Told] = []
         self._epoch = EPOCH
 
-    def key(self, name: str) -> Path:
-        """Return the file for the workers of a name, see `generate`."""
+    def make_key(self, name: str, role: Role = "worker") -> Path:
+        """Make a key for the workers of a name, see `generate`; return their file."""
         assert self.keys is not None, "a scenario without keys"
-        return self.keys / WORKERS / file_name(name)
+        at = [] if self._between is None else [RELAY]
+        written = generate(self.keys, {name: role}, at=at)
+        self._keys_of[name] = next(file for file in written if file.parent.name == WORKERS)
+        return self._keys_of[name]
+
+    def key(self, name: str) -> Path:
+        """Return the file for the workers of a name."""
+        return self._keys_of[name]
 
     # Publishers.
 
@@ -137,10 +148,13 @@ class Stage:
         """Start a publisher above the relay, which has its addresses."""
         assert self._between is not None
         below = options.pop("address", "tcp://127.0.0.1:0"), options["advertise"]
+        rekey = options.get("rekey", Settings.rekey)
         options["advertise"] = f"tcp://*:{self._between.proxy.data_port}"
         made = self._open(options)
         try:
-            behind = self._between.put_below(made, options["timing"], *below)
+            behind = self._between.put_below(
+                made, options["timing"], *below, keys=self.keys, rekey=rekey
+            )
             return cast("Watched", behind)
         except BaseException:
             made.close()

@@ -8,6 +8,7 @@ import json
 import shutil
 from pathlib import Path
 
+from weightbus.bus.trust.grants import Role
 from weightbus.bus.trust.keys import ALLOWED, file_name, generate
 from weightbus.tests.conformance.driver import Driver
 from weightbus.tests.conformance.hostile import LATER, announcement
@@ -21,11 +22,9 @@ TRIES = 3  # connections of somebody who is not let in
 KEYS_SEEN, PUBLISHES_MAX = 4, 400
 
 
-def with_key(stage: Stage, name: str, role: str = "worker") -> Path:
+def with_key(stage: Stage, name: str, role: Role = "worker") -> Path:
     """Have a key allowed, and return the file of those who have it."""
-    assert stage.keys is not None
-    generate(stage.keys, {name: "observer" if role == "observer" else "worker"})
-    return stage.key(name)
+    return stage.make_key(name, role)
 
 
 def allowed(stage: Stage, name: str) -> Path:
