@@ -39,7 +39,6 @@ Key = tuple[str, int, int]  # model, epoch, version
 # What is not played behind a relay, with keys or without: patterns of the names of scenarios, and
 # why.
 LACKS: Mapping[str, str] = {
-    "shared-memory*": "a relay does not share memory",
     "patched*": "a relay does not pass patches on",
     "cast-target": "a relay does not report which values a worker's dtype cannot hold",
     "stale-publisher": "the relay turns a publisher of a lower epoch away itself",
