@@ -164,7 +164,7 @@ fuzz: $(STAMP)
 	$(BIN)/python tests/fuzzing/fuzz.py --runs $(RUNS)
 
 # Real processes of all languages, killed, stopped, cut off and starved; with keys in every second round.
-# With RELAY=1, there are relays on the way, and no keys.
+# With RELAY=1, there are relays on the way.
 chaos: $(STAMP)
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --publisher $(PUBLISHER) $(if $(RELAY),--relay)
 

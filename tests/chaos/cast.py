@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from weightbus.bus.trust.grants import Role
-from weightbus.bus.trust.keys import WORKERS, file_name, generate
+from weightbus.bus.trust.keys import AT, ORIGIN, WORKERS, generate
 from weightbus.tests.chaos.child import Child
 from weightbus.tests.chaos.content import MODELS, SPECS
 from weightbus.tests.chaos.passing import Passed
@@ -61,8 +61,7 @@ class Cast:
         self._commands, self._changed = commands, changed
         self.keys = folder / "keys" if plan.keyed else None
         if self.keys is not None:
-            roles: dict[str, Role] = {part.name: "worker" for part in plan.parts}
-            generate(self.keys, {**roles, OBSERVER: "observer"})
+            self._make_keys(self.keys)
         self._ahead = folder / "clock"
         self.set_clock(0)
         self._environment = {"LD_PRELOAD": str(clock), "WEIGHTBUS_CHAOS_CLOCK": str(self._ahead)}
@@ -74,6 +73,24 @@ class Cast:
         self.fillers: list[Path] = []
         self.killed = set[str]()  # workers that were killed once
         self._ended = set[Child | Driver]()  # those that we ended
+
+    # Keys.
+
+    def _make_keys(self, folder: Path) -> None:
+        above = ORIGIN
+        for number in range(self.plan.relays):
+            generate(folder, {_relay(number): "relay"}, above=above)
+            above = _relay(number)
+        roles: dict[str, Role] = {part.name: "worker" for part in self.plan.parts}
+        generate(folder, roles, at=[above])
+        generate(folder, {OBSERVER: "observer"}, at=[ORIGIN, above])
+
+    def key(self, name: str, *, observes: bool = False) -> Path | None:
+        """Return a worker's key file, or an observer's; None if there are no keys."""
+        if self.keys is None:
+            return None
+        relays = 0 if observes and self.plan.knows else self.plan.relays
+        return self.keys / WORKERS / f"{name}{AT + _relay(relays - 1) if relays else ''}.json"
 
     # Publishers.
 
@@ -122,10 +139,12 @@ class Cast:
         """Start the relay of this number, which takes the place of the one that had it."""
         above, below = self.wires[number], self.wires[number + 1]
         told = Passed(
-            name=f"relay{number}",
+            name=_relay(number),
             upstream=above.address,
             advertise=f"tcp://*:{below.data_port}",
             queue=self.plan.queue,
+            shared=self.plan.shared,
+            keys=str(self.keys or ""),
         )
         log = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115 - closed with the child
         child = Child(told, self.story, log, self._environment)
@@ -156,7 +175,7 @@ class Cast:
             in_place=dict(SPECS) if part.in_place else None,
             shared=part.shared,
             seconds=WORKER_SECONDS,
-            keys=None if self.keys is None else self.keys / WORKERS / file_name(part.name),
+            keys=self.key(part.name),
         )
         command = ["env", *variables, f"TMPDIR={temporary}", *self._commands[part.language]]
         made = Driver(
@@ -254,6 +273,10 @@ class Cast:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _relay(number: int) -> str:
+    return f"relay{number}"
 
 
 def send(worker: Driver, number: signal.Signals) -> None:

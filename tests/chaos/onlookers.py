@@ -27,7 +27,7 @@ EVERY_SECONDS = 0.2
 def observer(cast: Cast) -> Observer:
     """Look on at the process that knows the workers now."""
     address = cast.observed.those("ready")[0]["address"]
-    file = None if cast.keys is None else cast.keys / "workers" / f"{OBSERVER}.json"
+    file = cast.key(OBSERVER, observes=True)
     return Observer(address, None if file is None else WorkerKeys.read(file))
 
 
@@ -90,8 +90,8 @@ def _status(cast: Cast) -> Runs:
     address = cast.observed.those("ready")[0]["address"]
     words = [sys.executable, "-m", "weightbus", "status", address, "--json", "--expect"]
     words += [str(len(cast.workers)), "--within", "0"]
-    if cast.keys is not None:
-        words += ["--keys", str(cast.keys / "workers" / f"{OBSERVER}.json")]
+    if (file := cast.key(OBSERVER, observes=True)) is not None:
+        words += ["--keys", str(file)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)  # noqa: S603
     if done.returncode:
         raise Fault(f"status ended with {done.returncode}: {done.stdout} {done.stderr}")

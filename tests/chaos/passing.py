@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from weightbus import Relay, Settings
 from weightbus.tests.chaos.content import MODELS
-from weightbus.tests.chaos.trainer import LOST_AFTER, PING
+from weightbus.tests.chaos.trainer import LOST_AFTER, PING, REKEY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +23,30 @@ class Passed:
         name: Its name at the publisher above it.
         upstream: The address of the publisher, or of another relay.
         advertise: What workers are told to connect to.
-        queue: See `schedule.Plan`.
+        queue, shared: See `schedule.Plan`.
+        keys: The folder of all keys, or empty.
     """
 
     name: str
     upstream: str
     advertise: str
     queue: int
+    shared: bool
+    keys: str
 
 
 def run(told: Passed) -> None:
     """Pass on until standard input ends."""
     settings = Settings(
-        ping=PING, lost_after=LOST_AFTER, advertise=told.advertise, queue=told.queue
+        ping=PING,
+        lost_after=LOST_AFTER,
+        advertise=told.advertise,
+        queue=told.queue,
+        shared_memory=told.shared,
+        rekey=REKEY_SECONDS,
     )
-    made = Relay(told.upstream, "tcp://127.0.0.1:0", MODELS, name=told.name, settings=settings)
+    address, keys = "tcp://127.0.0.1:0", told.keys or None
+    made = Relay(told.upstream, address, MODELS, name=told.name, keys=keys, settings=settings)
     with closing(made) as relay:
         where = {"address": relay.address, "data": relay.data_address}
         print(json.dumps({"event": "ready", "pid": os.getpid(), **where}), flush=True)

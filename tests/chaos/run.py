@@ -45,7 +45,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--publisher", choices=PUBLISHERS, default="python")
     parser.add_argument("--faults", help=f"only these, of {', '.join(FAULTS)}")
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
-    parser.add_argument("--relay", action="store_true", help="with relays, and without keys")
+    parser.add_argument("--relay", action="store_true", help="with one or two relays on the way")
     parser.add_argument("--story", action="store_true", help="tell what happened in any case")
     return parser.parse_args(words)
 

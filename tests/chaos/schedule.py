@@ -96,8 +96,7 @@ class Plan:
         watched: Whether people look on, and there is a moment of calm in between.
         publisher: The language that publishes. Other than Python's keep no versions, share no
             memory, and serve no page and no metrics.
-        relays: How many are between the publisher and the workers, one behind the other. They have
-            no keys and share no memory.
+        relays: How many are between the publisher and the workers, one behind the other.
     """
 
     seed: int
@@ -159,12 +158,12 @@ def plan(
 ) -> Plan:
     """Return the round of a seed: every second one has keys, and each language its turn.
 
-    `relayed`: there are relays, and no keys.
+    `relayed`: there are relays.
     """
     chance = random.Random(seed)
     in_python = publisher == "python"
-    keyed = seed % 2 == 1 and not relayed
-    not_here = (set() if keyed else KEYED) | (set() if in_python and not relayed else SHARING)
+    keyed = seed % 2 == 1
+    not_here = (set() if keyed else KEYED) | (set() if in_python else SHARING)
     not_here |= set() if relayed else RELAYED
     able = list(languages)
     chance.shuffle(able)
@@ -188,7 +187,7 @@ def plan(
         parts=parts,
         steps=_steps(chance, sorted(set(faults) - not_here)),
         publisher=publisher,
-        relays=1 + seed % RELAYS_MAX if relayed else 0,
+        relays=1 + seed // 2 % RELAYS_MAX if relayed else 0,
     )
 
 
