@@ -117,6 +117,7 @@ def revoked(stage: Stage) -> None:
     kept = stage.folder / "kept.json"
     shutil.move(allowed(stage, "w"), kept)
     worker.wait_event("refused", code="revoked")
+    stage.wait_forgotten("w")  # a publisher above a relay learns of it later
     stage.publish(noise(stage.chance, SMALL))
     other.wait_applied("m", stage.publisher.epoch, 2)
     expect(not worker.those("applied", version=2), "what was published after it is applied")
