@@ -46,10 +46,13 @@ LACKS: Mapping[str, str] = {
     "no-mixture": "a relay's workers need keys if the relay has some, whatever the publisher has",
 }
 # And where the Rust core publishes.
-CORE_LACKS: Mapping[str, str] = dict.fromkeys(
-    ("together-*", "targeted", "metadata-renamed"),
-    "the core does not know the workers behind a relay",
-)
+CORE_LACKS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("together-*", "targeted", "metadata-renamed"),
+        "the core does not know the workers behind a relay",
+    ),
+    "partial-target": "the core does not have workers verify what they copy from a relay's memory",
+}
 
 
 def lacking(scenario: str, publisher: str = "python") -> str:
