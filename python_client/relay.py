@@ -143,7 +143,7 @@ class Relay(InOneProcess):
         # a small shared segment; freed with its last reference
         self._probe = probe() if chosen.shared_memory else None
         shared = None if self._probe is None else self._probe.shared
-        buffers = None if self._probe is None else SharedBuffers()
+        buffers = self._buffers = None if self._probe is None else SharedBuffers()
         with contextlib.ExitStack() as undo:
             self._below = open_loop(
                 address, chosen, own.below, FIRST_EPOCH, shared=shared, origin=False

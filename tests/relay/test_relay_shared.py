@@ -48,6 +48,7 @@ class Host:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._weights: dict[Subscriber, Any] = {}
+        self._count = 0  # versions so far
         self.publisher = stack.enter_context(Publisher(settings=NETWORK))
 
     def relay(self, settings: Settings = SHARED, address: str = "tcp://127.0.0.1:0") -> Relay:
@@ -79,7 +80,17 @@ class Host:
         return {float(weights.min()), float(weights.max())}
 
     def publish(self, value: float) -> int:
-        return self.publisher.publish("m", arrays(value), expect=1, timeout=SECONDS).version
+        """Publish a version, and return its number once the relay has it."""
+        self.publisher.publish_async("m", arrays(value), timeout=SECONDS)
+        self._count += 1
+        key = self.publisher.epoch, self._count
+
+        def has() -> bool:
+            relay = self.publisher.workers().get("relay")
+            return relay is not None and relay.running.get("m") == key
+
+        wait_for(has, "the relay has it", SECONDS)
+        return self._count
 
 
 @pytest.fixture
@@ -176,8 +187,11 @@ def test_a_worker_that_joins_later_copies_what_the_relay_has(
 def test_workers_stage_from_the_segment_what_is_committed_together(host: Host) -> None:
     relay = host.relay()
     worker = host.worker(relay, "near")
-    receipt = host.publisher.publish("m", arrays(1), expect=1, commit="together", timeout=SECONDS)
-    receive(worker, receipt.version)
+    publishing = host.publisher.publish_async(
+        "m", arrays(1), expect=1, commit="together", timeout=SECONDS
+    )
+    receive(worker, 1)
+    assert publishing.result(SECONDS).in_state("applied") == ["near"]
     assert host.values(worker) == {1}
 
 
