@@ -146,7 +146,7 @@ class Relay(InOneProcess):
         buffers = self._buffers = None if self._probe is None else SharedBuffers()
         with contextlib.ExitStack() as undo:
             self._below = open_loop(
-                address, chosen, own.below, FIRST_EPOCH, shared=shared, origin=False
+                address, chosen, own.below, FIRST_EPOCH, shared=shared, above=identity
             )
             undo.callback(self._below.close)
             self.address, self.data_address = self._below.address, self._below.data_address
@@ -443,7 +443,8 @@ class _PassesOn:
             return
         self._cut_off, name = cut_off, self._machine.identity.name
         if cut_off:
-            text = f"relay {name} has no publisher: {self._upstream()} does not answer"
+            refused = "refuses it" if self._ready.refused else "does not answer"
+            text = f"relay {name} has no publisher: {self._upstream()} {refused}"
             held = ", ".join(f"{m} {p.key[1]}" for m, p in self._passed.items() if p.chunks.whole)
             text += f"; workers get the versions that it has ({held})" if held else ""
         else:

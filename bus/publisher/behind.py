@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ..effects import Notice
 from ..messages import RELAY, Below, Doing, Failed, Hello, Running, WorkerRow
 from ..protocol_limits import RELAYS_MAX
-from . import calls, sessions
+from . import calls, joining, sessions
 from .effects import Effect
 from .roster import Peer
 from .state import PublisherState
@@ -29,7 +29,11 @@ def below(state: PublisherState, relay: Peer, message: Below, now: float) -> lis
         relay.expect_rows(peer.name for peer in state.roster.behind(relay.name))
     for row in message.rows:
         relay.expect_no_more(row.name)
-        effects += _row(state, relay, row, now)
+        if state.above is not None and row.instance == state.above.instance:
+            if loop := _loop(state.above.name, relay, row):
+                return effects + _refuse(state, relay, loop, now)
+        else:
+            effects += _row(state, relay, row, now)
     for name in () if message.more else relay.unnamed():
         peer = state.roster.by_name(name)
         if peer is not None and peer.through[:1] == (relay.name,) and not peer.lost:
@@ -51,6 +55,29 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
             late = replace(row, heard_ms=row.heard_ms + round(1000 * (now - at)))
             effects += _row(state, relay, late, now)
     return effects
+
+
+def _loop(own: str, relay: Peer, row: WorkerRow) -> str:
+    """Return the text of the loop in which a relay finds itself (`row`) behind its own worker.
+
+    Each relay of a loop finds itself, and one must end its session with its worker: the one with
+    the least name. For the others, return an empty text.
+    """
+    names = (own, relay.name, *row.through)
+    if own != min(names):
+        return ""
+    return (
+        f"these relays are in a loop, each below the one before it: {' > '.join((*names, own))}; "
+        f"give {relay.name} another upstream address"
+    )
+
+
+def _refuse(state: PublisherState, relay: Peer, loop: str, now: float) -> list[Effect]:
+    """End the session of a relay from which the versions of this relay come."""
+    state.note_loop(relay.instance, loop, now)
+    effects = sessions.leave(state, relay, "it is in a loop", now)
+    identity, hello = relay.identity, relay.hello
+    return effects + joining.refuse_hello(state, identity, hello, "name-taken", loop, now)
 
 
 def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list[Effect]:

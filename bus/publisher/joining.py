@@ -42,24 +42,27 @@ def hello(
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
         text = f"its key is for the name {grant.name}; use that, or make a key for this one"
-        return _refuse_hello(state, identity, hello, "wrong-name", text, now)
+        return refuse_hello(state, identity, hello, "wrong-name", text, now)
     if grant is not None and grant.role == "observer":  # K4
         text = "an observer's key reads how things stand, and gets no weights"
-        return _refuse_hello(state, identity, hello, "not-allowed", text, now)
+        return refuse_hello(state, identity, hello, "not-allowed", text, now)
     if grant is not None and not grant.admits(hello.name, relay=RELAY in hello.features):  # K11
-        return _refuse_hello(state, identity, hello, "not-allowed", NO_RELAY, now)
+        return refuse_hello(state, identity, hello, "not-allowed", NO_RELAY, now)
     fault = contradiction(hello)
     if fault:
         state.count_malformed()
-        return _refuse_hello(state, identity, hello, "malformed", fault, now)
+        return refuse_hello(state, identity, hello, "malformed", fault, now)
+    loop = state.loop_with(hello.instance, now)
+    if loop:  # R7
+        return refuse_hello(state, identity, hello, "name-taken", loop, now)
     never = _never_published(state, hello)
     if never:
-        return _refuse_hello(state, identity, hello, "stale-epoch", never, now)
+        return refuse_hello(state, identity, hello, "stale-epoch", never, now)
     if hello.epoch > state.epoch:
         age = None if state.age is None else state.age()
         epoch = epoch_above(hello, age, state.started_ms())
         if epoch is None:
-            return _refuse_hello(
+            return refuse_hello(
                 state, identity, hello, "stale-epoch", _stale_epoch_text(state, hello), now
             )
         since = now - state.renewed_at
@@ -67,7 +70,7 @@ def hello(
             return []  # the hello will be repeated; workers must not restart more often
         if since < state.renewal_pause:
             text = _renewal_pause_text(state, hello, since)
-            return _refuse_hello(state, identity, hello, "stale-epoch", text, now)
+            return refuse_hello(state, identity, hello, "stale-epoch", text, now)
         if state.recorded is not None and not state.recorded(epoch):  # P1
             return []  # the hello will be repeated, when the epoch is recorded
         effects = _renew(state, epoch, hello, now)
@@ -89,16 +92,16 @@ def _admit(
         case "contested" if peer is not None:
             return [Send(Ping(token=0), to=peer.identity)]
         case "taken" if peer is not None:
-            return _refuse_hello(state, identity, hello, "name-taken", _name_taken(peer), now)
+            return refuse_hello(state, identity, hello, "name-taken", _name_taken(peer), now)
         case "full":
             text = "the roster is full: stop some workers, or start another publisher"
-            return _refuse_hello(state, identity, hello, "limit", text, now)
+            return refuse_hello(state, identity, hello, "limit", text, now)
         case _:
             assert peer is not None  # noqa: S101 - the other admissions have one
             return _welcome(state, peer, admission, now)
 
 
-def _refuse_hello(
+def refuse_hello(
     state: PublisherState, identity: bytes, hello: Hello, code: str, text: str, now: float
 ) -> list[Effect]:
     """Refuse a worker's hello, and log the refusal once although the hello is repeated.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..headers import data_topic, patch_topic
 from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS, WORKERS_MAX, Timing
-from ..messages import Prepare, Shared, WorkerRow
+from ..messages import Hello, Prepare, Shared, WorkerRow
 from ..protocol_limits import PUSH_CHUNKS, RENEWAL_PAUSES
 from ..trust.grants import Grants
 from .publication import Publication
@@ -20,6 +20,7 @@ from .roster import Peer, Roster
 from .store import Versions
 from .version import Chunked
 
+LOOP_SECONDS = 30.0  # seconds for which a relay in a loop is refused: then it may have left it
 CHECKS_UNTIL_HINT = 6  # checks for likely mistakes until one that lasts is reported
 
 
@@ -89,6 +90,7 @@ class PublisherState:
         origin: Whether the publisher names its versions. False: it is a relay, which offers
             versions under the epochs and numbers that their origin gave.
         queue: The most chunks queued for one subscriber; further chunks are dropped.
+        above: Of a relay: its hello to the publisher above, by which it finds itself in reports.
     """
 
     epoch: int
@@ -103,6 +105,7 @@ class PublisherState:
     recorded: Callable[[int], bool] | None = None
     queue: int = PUSH_CHUNKS
     origin: bool = True
+    above: Hello | None = None
 
     roster: Roster = field(init=False)
     store: dict[str, Versions] = field(init=False, default_factory=dict[str, Versions])  # by model
@@ -110,6 +113,10 @@ class PublisherState:
     pushes: dict[bytes, Push] = field(init=False, default_factory=dict[bytes, Push])  # by topic
     # By model, the segment in which its first version will be, until that version is published.
     prepared: dict[str, Prepare] = field(init=False, default_factory=dict[str, Prepare])
+    # By instance, relays in a loop with this one: a text, and until when they are refused.
+    _loops: dict[str, tuple[str, float]] = field(
+        init=False, default_factory=dict[str, tuple[str, float]]
+    )
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
     view_outdated: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
     renewed_at: float = field(init=False, default=-math.inf)  # when a later epoch was taken
@@ -136,6 +143,16 @@ class PublisherState:
     def __post_init__(self) -> None:
         self.roster = Roster(self.timing.lost_after)
         self.renewal_pause, self._first_epoch = self.timing.lost_after, self.epoch
+
+    def note_loop(self, instance: str, text: str, now: float) -> None:
+        """Record that a relay is in a loop with this one: it is refused for `LOOP_SECONDS`."""
+        current = {i: loop for i, loop in self._loops.items() if now < loop[1]}
+        self._loops = {**current, instance: (text, now + LOOP_SECONDS)}
+
+    def loop_with(self, instance: str, now: float) -> str:
+        """Return the text of a loop with the relay of this instance; empty: none was found."""
+        text, until = self._loops.get(instance, ("", 0.0))
+        return text if now < until else ""
 
     def started_ms(self) -> float:
         """Return when this publisher started, in milliseconds since 1970.

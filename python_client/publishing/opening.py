@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from ...bus.headers import TOKEN_BYTES
-from ...bus.messages import Shared
+from ...bus.messages import Hello, Shared
 from ...bus.net import endpoints
 from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.net.publisher_sockets import PublisherSockets
@@ -39,7 +39,7 @@ def open_loop(
     *,
     age: Callable[[], float] | None = None,
     shared: Shared | None = None,
-    origin: bool = True,
+    above: Hello | None = None,
 ) -> PublisherLoop:
     """Bind a publisher's sockets, and return its loop, which is to be started.
 
@@ -47,9 +47,11 @@ def open_loop(
         address: The address of the control socket.
         settings: The times, the data socket's address and its queue.
         keys: The keys; None: the publisher has none.
-        epoch, age, shared, origin: See `PublisherState`.
+        epoch, age, shared: See `PublisherState`.
         keeper: Stores versions and epochs; None: they are not stored.
         restored: Versions of an earlier publisher, which are offered first.
+        above: Of a relay: its hello to the publisher above. None: a publisher, which names its
+            versions.
 
     Raises:
         AddressError: An address is invalid or in use.
@@ -76,7 +78,8 @@ def open_loop(
             clock=time.time,
             recorded=None if keeper is None else keeper.recorded,
             queue=settings.queue,
-            origin=origin,
+            origin=above is None,
+            above=above,
         )
         loop = PublisherLoop(PublisherMachine(state), sockets, keeper, restored, sealer)
         undo.pop_all()

@@ -338,7 +338,7 @@ def returned_codes(module: ModuleType) -> set[str]:
 def refuse_codes() -> set[str]:
     made = [*calls("Refuse"), *calls("ProtocolError")]
     codes = constants([k.value for call in made for k in call.keywords if k.arg == "code"])
-    codes |= constants([call.args[3] for call in calls("_refuse_hello")])
+    codes |= constants([call.args[3] for call in calls("refuse_hello")])
     return codes | {ProtocolError("").code} | returned_codes(offers)
 
 
