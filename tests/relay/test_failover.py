@@ -40,7 +40,7 @@ SECONDS = 60.0  # far more than anything here takes
 SOON = Settings(ping=0.1, lost_after=1.0, shared_memory=False)
 CHUNKS = 16
 SIZE = CHUNKS * 2**18  # numbers of a version of so many chunks
-SPEED = 2 * 2**20  # bytes a second, so that it takes eight seconds
+SPEED = 2 * 2**20  # bytes a second of each connection, so that it takes some seconds
 BOUND = 2.0  # seconds from the end of a relay to the version
 RELAY = """
 import sys
@@ -48,7 +48,8 @@ from weightbus import Settings
 from weightbus.python_client.relay import Relay
 soon = Settings(ping=0.1, lost_after=1.0, shared_memory=False, advertise=sys.argv[2])
 with Relay(sys.argv[1], "tcp://127.0.0.1:0", ["m"], name="killed", settings=soon) as relay:
-    print(relay.address, relay._below._sockets.data_address, flush=True)
+    assert relay.wait_joined(60)
+    print(relay.address, relay.data_address, flush=True)
     sys.stdin.read()
 """
 
@@ -96,43 +97,55 @@ def arrived(worker: Subscriber) -> set[int]:
     return {i for i, crc in enumerate(entry.chunks.crcs) if crc is not None}
 
 
-def publish(publisher: Publisher, value: float, size: int = 10, **options: Any) -> int:
-    """Publish to all that are here; return the number."""
-    options = {"require": 0, "timeout": SECONDS, **options}
-    return publisher.publish("m", arrays(value, size), **options).version
+def publish(publisher: Publisher, value: float, size: int = 10) -> int:
+    """Publish; return the number."""
+    return publisher.publish("m", arrays(value, size), require=0, timeout=SECONDS).version
 
 
 def runs(worker: Subscriber, number: int) -> bool:
     return worker.wait_for_version("m", number, timeout=SECONDS) is not None
 
 
-class Killed:
-    """A relay that is a process, and that a worker is slow to receive from."""
+class Slow:
+    """Tunnels to a relay, from which a worker then receives slowly, be it pushed or fetched."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._control, self.data = (
+            stack.enter_context(contextlib.closing(Tunnel(SPEED))) for _ in range(2)
+        )
+        self.address = self._control.address
+
+    def lead_to(self, control: str, data: str) -> None:
+        self._control.lead_to(control)
+        self.data.lead_to(data)
+
+
+class Killed(Slow):
+    """A relay that is a process."""
 
     def __init__(self, stack: ExitStack, above: str) -> None:
-        tunnel = stack.enter_context(contextlib.closing(Tunnel(SPEED)))
-        code = [sys.executable, "-c", RELAY, above, tunnel.address]
+        super().__init__(stack)
+        code = [sys.executable, "-c", RELAY, above, self.data.address]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         popen = subprocess.Popen(code, **pipes)  # type: ignore[call-overload] # noqa: S603
         self.process: Any = stack.enter_context(popen)
         stack.callback(self.process.kill)
-        self.address, data = self.process.stdout.readline().split()
-        tunnel.lead_to(data)
+        self.lead_to(*self.process.stdout.readline().split())
 
     def end(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
 
 
-class Closed:
-    """A relay of this process, and that a worker is slow to receive from."""
+class Closed(Slow):
+    """A relay of this process."""
 
     def __init__(self, stack: ExitStack, above: str) -> None:
-        tunnel = stack.enter_context(contextlib.closing(Tunnel(SPEED)))
-        settings = replace(SOON, advertise=tunnel.address)
+        super().__init__(stack)
+        settings = replace(SOON, advertise=self.data.address)
         made = Relay(above, "tcp://127.0.0.1:0", ["m"], name="closed", settings=settings)
         self.relay = stack.enter_context(made)
-        self.address = made.address
-        tunnel.lead_to(made._below._sockets.data_address)  # noqa: SLF001 # pyright: ignore
+        assert made.wait_joined(SECONDS)
+        self.lead_to(made.address, made.data_address)
 
     def end(self) -> None:
         self.relay.close()
@@ -158,6 +171,7 @@ def test_a_version_continues_to_arrive_through_another_relay(
     assert (worker.address, worker.version("m")) == (first.address, 0)
     began = time.monotonic()
     had = arrived(worker)
+    fetches.chunks.clear()
     first.end()
     assert runs(worker, number)
     seconds = time.monotonic() - began
