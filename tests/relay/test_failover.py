@@ -263,6 +263,26 @@ def test_a_first_address_that_is_mute_is_probed_and_not_returned_to(
     assert said == b"\xff" + bytes(8) + b"\x7f", "and no more"
 
 
+def test_a_change_over_ends_the_data_connection_of_the_address_that_is_left(
+    stack: ExitStack,
+) -> None:
+    left, mute = (stack.enter_context(contextlib.closing(Mute())) for _ in range(2))
+    data = stack.enter_context(contextlib.closing(Mute()))
+    sockets = WorkerSockets([left.address, mute.address], lambda _frames, _size: None)
+    stack.callback(sockets.close)
+    sockets.connect_data(data.address)
+
+    def connected() -> object:
+        sockets.poll(0.01)
+        return sockets.data.process_events(time.monotonic())
+
+    wait_for(connected, "the data connection is there", SECONDS)
+    sockets.change_over(1, 0.0)
+    assert sockets.address == mute.address
+    assert not connected(), "it has ended"
+    wait_for(lambda: mute.accepted, "the other address is dialled", SECONDS)
+
+
 def test_a_worker_that_is_refused_by_name_joins_another_publisher(stack: ExitStack) -> None:
     first, other = (stack.enter_context(Publisher(settings=SOON)) for _ in range(2))
     taken = at(stack, first.address)
