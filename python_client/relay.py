@@ -123,11 +123,7 @@ class Relay(InOneProcess):
         check_exposure(own.below, insecure, address, chosen.data)
         for each in above:
             check_both_sides(own, self.name, each, address, chosen.data)
-            if endpoints.leads_to(each, address):
-                raise AddressError(
-                    f"relay {self.name} would be its own publisher: upstream={each!r} is its own "
-                    f"address ({address}); give the address of the publisher above it"
-                )
+            _check_above(self.name, each, address)
         identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY)
         ring = Keyring() if own.upstream else None
         machine = WorkerMachine(
@@ -280,6 +276,15 @@ def _ids(models: Iterable[str]) -> list[str]:
             f'models={shown}: give a list of 1 to {MODELS_MAX} ids of models, such as ["policy"]'
         )
     return ids
+
+
+def _check_above(name: str, upstream: str, address: str) -> None:
+    """Raise AddressError if a relay would be its own publisher."""
+    if endpoints.leads_to(upstream, address):
+        raise AddressError(
+            f"relay {name} would be its own publisher: upstream={upstream!r} is its own address "
+            f"({address}); give the address of the publisher above it"
+        )
 
 
 class _Passed:
