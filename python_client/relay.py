@@ -127,13 +127,7 @@ class Relay(InOneProcess):
         identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY)
         ring = Keyring() if own.upstream else None
         machine = WorkerMachine(
-            identity,
-            ids,
-            lambda _m, _l: "",
-            chosen.bytes_max,
-            chosen.timing,
-            keyring=ring,
-            addresses=above,
+            identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing, None, ring, above
         )
         self._ready = ReadyQueue("relay")
         # a small shared segment; freed with its last reference
@@ -146,12 +140,10 @@ class Relay(InOneProcess):
             )
             undo.callback(self._below.close)
             self.address, self.data_address = self._below.address, self._below.data_address
+            upstream_keys = own.upstream if len(own.upstream) > 1 else first
+            anywhere = chosen.any_data_host
             sockets = self._sockets = WorkerSockets(
-                above,
-                machine.place,
-                own.upstream if len(own.upstream) > 1 else first,
-                machine.awaits,
-                any_data_host=chosen.any_data_host,
+                above, machine.place, upstream_keys, machine.awaits, any_data_host=anywhere
             )
             undo.enter_context(contextlib.closing(sockets))
             # No object that a thread of the relay uses may refer to `self`: see `closing`.

@@ -40,7 +40,7 @@ class World:
 
     def __init__(self, answers: Sequence[Answer], timing: Timing = TIMING) -> None:
         identity = Hello(name="w", instance="a" * 32, models={}, client="c", host="h", pid=5)
-        self.answers = list(answers)
+        self.answers: list[Answer] = list(answers)
         self.machine = WorkerMachine(
             identity, ["a"], lambda _m, _l: "", 2**30, timing, None, None, names(len(answers))
         )
@@ -271,7 +271,8 @@ def test_whatever_the_addresses_do_it_keeps_order_and_pauses(seed: int) -> None:
             world.open = False
         world.run(rng.choice([0.3, 3.0, 30.0]))
     check_order(world, timing)
-    world.answers[:] = ["welcomes"] * count
+    well: Answer = "welcomes"
+    world.answers[:] = [well] * count
     world.run(4 * timing.lost_after + 3 * RETURN_SECONDS_MAX)
     assert world.machine.in_session, "all answer, so it is with one"
     assert world.at == 0, "which is the first"
