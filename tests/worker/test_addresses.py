@@ -272,7 +272,7 @@ def test_whatever_the_addresses_do_it_keeps_order_and_pauses(seed: int) -> None:
         world.run(rng.choice([0.3, 3.0, 30.0]))
     check_order(world, timing)
     well: Answer = "welcomes"
-    world.answers[:] = [well] * count
+    world.answers = [well for _ in world.answers]
     world.run(4 * timing.lost_after + 3 * RETURN_SECONDS_MAX)
     assert world.machine.in_session, "all answer, so it is with one"
     assert world.at == 0, "which is the first"
