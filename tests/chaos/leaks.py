@@ -1,8 +1,9 @@
 """What processes hold, and whether anything was left: descriptors, threads, segments, processes."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weightbus.benchmarks.memory import private
@@ -28,6 +29,7 @@ class Held:
     segments: int
     threads: int
     memory: int
+    kinds: Mapping[str, int] = field(default_factory=dict[str, int])  # descriptors of each kind
 
 
 def held(pid: int) -> Held:
@@ -40,7 +42,8 @@ def held(pid: int) -> Held:
             continue
     segments = sum(target.startswith(SEGMENT) for target in targets)
     threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
-    return Held(len(targets) - segments, segments, threads, private(pid))
+    kinds = Counter(target.partition(":")[0] for target in targets)
+    return Held(len(targets) - segments, segments, threads, private(pid), kinds)
 
 
 def all_held(cast: Cast) -> dict[int, Held]:
@@ -57,7 +60,11 @@ def grown(cast: Cast, before: Mapping[int, Held]) -> Iterator[str]:
         if then is None:
             continue
         if now.descriptors > then.descriptors:
-            yield f"{each.name} has {now.descriptors} descriptors open, {then.descriptors} before"
+            more = {kind: n for kind, n in now.kinds.items() if n > then.kinds.get(kind, 0)}
+            yield (
+                f"{each.name} has {now.descriptors} descriptors open, {then.descriptors} before; "
+                f"there are more of {more}"
+            )
         if now.threads > then.threads + THREADS_MORE:
             yield f"{each.name} has {now.threads} threads, {then.threads} before"
         if now.memory > then.memory + MEMORY_MORE:
