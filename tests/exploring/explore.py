@@ -34,6 +34,7 @@ SMALL: dict[str, Rules] = {  # a few seconds each
     "calm": Rules(workers=2, faults=0, restarts=0),
     "decision": Rules((TOGETHER, AUTO), workers=1, faults=1, restarts=0),
     "failure": Rules((AUTO, AUTO), workers=1, faults=0, restarts=0, failures=2),
+    "relay": Rules((AUTO, TOGETHER), workers=1, faults=0, restarts=0, relay=True),
     "patch": Rules((AUTO, AUTO), workers=1, faults=0, restarts=0, failures=1, patched=True),
 }
 WORLDS: dict[str, Rules] = SMALL | {  # minutes, each
@@ -52,9 +53,12 @@ WORLDS: dict[str, Rules] = SMALL | {  # minutes, each
     "patches fail": Rules(workers=1, faults=1, restarts=0, failures=2, patched=True),
     "patches restart": Rules(workers=1, faults=0, restarts=1, memory=True, patched=True),
     "patches decide": Rules((AUTO, TOGETHER), workers=1, faults=1, restarts=0, patched=True),
+    "relay loses": Rules((AUTO,), workers=1, faults=1, restarts=0, relay=True),
+    "relay decides": Rules((TOGETHER,), workers=1, faults=1, restarts=0, relay=True),
     "pair of patches": Rules(workers=2, faults=0, restarts=0, patched=True),
 }
-LARGE: dict[str, Rules] = {  # only if they are named: millions of states, and GiB for them
+LARGE: dict[str, Rules] = {  # only if they are named: many minutes; most take GiB
+    "relay restarts": Rules((AUTO,), workers=1, faults=0, restarts=1, relay=True),
     "free versions": Rules(workers=1, faults=0, restarts=0, free=True),
     "pair": Rules(workers=2, faults=1, restarts=0),
     "everything": Rules(workers=2, faults=2, restarts=1),

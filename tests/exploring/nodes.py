@@ -7,6 +7,7 @@ nothing yet is zero. So two states of one number do the same for ever, and there
 """
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from msgspec import structs
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
-from weightbus.bus.publisher.version import BytesInPlace
+from weightbus.bus.publisher.version import BytesInPlace, Received, Version
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.transfer import Transfer
@@ -56,6 +57,7 @@ SINCE: dict[str, float] = {
     "renewed_at": 2,
     "started": 0,
     "ticket_at": 0,  # nobody has a key here
+    "_urgent_at": 1,
     "at": 0,
 }
 # Moments at which something is due. Once they have passed it does not matter when.
@@ -71,6 +73,7 @@ LENGTHS = {
     "_lost_after",
     "grace",
     "grace_of_gone",
+    "waits",  # see `_forget`
 }
 # What leads to nothing but words for people, and what it is here.
 TOLD: dict[str, object] = {
@@ -80,7 +83,11 @@ TOLD: dict[str, object] = {
     "hints_at": math.inf,  # of what users overlook
     "detail": "",
     "why": "",
-    "revision": 0,  # for observers, of whom there are none
+    "revision": 0,  # for observers, and a relay's reports, which have seen all after each event
+    "_revision": 0,
+    "removals": 0,
+    "_removals": 0,
+    "now": 0.0,
     "carried": 0.0,  # for who publishes by `auto`
     "waited": 0.0,  # as well
     "least": 0.0,  # as well
@@ -100,12 +107,30 @@ def copied(given: Any, known: dict[int, Any]) -> Any:
     """Return a copy of a process, which shares what never changes."""
     if _is_fixed(given):
         return given
+    if isinstance(given, weakref.ref):
+        return None  # `_received` makes another
     copy = known.get(id(given))
-    if copy is None:
+    if copy is None and isinstance(given, Received):
+        copy = _received(given, known)
+    elif copy is None:
         copy = known[id(given)] = _empty(given)
         _fill(copy, given, known)
         if isinstance(given, BUILT):
             copy = known[id(given)] = _made(given, known)
+    return copy
+
+
+def _received(given: Any, known: dict[int, Any]) -> Any:
+    """Return a copy of bytes in a worker's buffer, which lie in the copy of that buffer."""
+    copy = known[id(given)] = object.__new__(Received)
+    chunks = copied(given._chunks, known)  # noqa: SLF001
+    view = chunks.lend() if given.exists else None
+    for name, value in attributes(given):
+        object.__setattr__(copy, name, value)
+    data = None if view is None else view.data
+    changes = {"_chunks": chunks, "_view": view, "_data": data, "_views": {}}
+    for name, value in changes.items():
+        object.__setattr__(copy, name, value)
     return copy
 
 
@@ -189,6 +214,10 @@ class _Forming:
             return (type(given).__name__, msgspec.json.encode(given))
         if isinstance(given, Layout):
             return given.id
+        if isinstance(given, weakref.ref):
+            return given() is not None
+        if isinstance(given, Received):
+            return ("Received", given.exists, self.form(given._chunks))  # noqa: SLF001 # pyright: ignore
         if isinstance(given, FIXED):
             assert not isinstance(given, float) or name in LENGTHS or math.isinf(given), name
             return given if isinstance(given, Hashable) else ()
@@ -258,6 +287,10 @@ class _Forming:
             given.chunks.memory[:] = 0  # the patch arrives elsewhere, and is decoded all at once
         elif isinstance(given, Patching):
             given.buffer[:] = 0
+        elif isinstance(given, Version):
+            for waits in given.waits.values():
+                for index, until in waits.items():
+                    waits[index] = max(0.0, until - self._now)
         elif isinstance(given, BytesInPlace):
             given._views = {}  # noqa: SLF001 # pyright: ignore
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from weightbus.tests.exploring.nodes import Nodes
+from weightbus.tests.exploring.relayed import RelayedSide
 from weightbus.tests.exploring.sides import MODEL, Did, Event, Key, PublisherSide, WorkerSide
 
 DOWN = -1  # the node of a publisher that does not run
@@ -42,6 +43,7 @@ class Rules:
         patched: Whether workers take patches, and publishers make them. What fails may be one, too.
         free: Whether clocks, users and trainers act while messages are on their way.
         talk: In a free world, messages of a worker on their way at which its clock stands still.
+        relay: Whether the workers are at a relay.
         queue: Published messages on their way to a worker at which more are dropped; and two more
             where there are patches, since a version that is not a patch has another chunk.
     """
@@ -55,6 +57,7 @@ class Rules:
     patched: bool = False
     free: bool = False
     talk: int = 1
+    relay: bool = False
     queue: int = 3
 
 
@@ -159,7 +162,8 @@ class World:
         self.rules = rules
         self._queue = rules.queue + 2 * rules.patched
         self.workers = Nodes[WorkerSide](WorkerSide.act, WorkerSide.check)
-        self.publishers = Nodes[PublisherSide](PublisherSide.act, PublisherSide.check)
+        kind = RelayedSide if rules.relay else PublisherSide
+        self.publishers = Nodes[PublisherSide](kind.act, kind.check)  # type: ignore[arg-type] # pyright: ignore
         self.places, self.facts = Table[Place](), Table[Facts]()
         self._moves: dict[tuple[int, str], list[Move]] = {}
         self._heard: dict[tuple[int, Did], int] = {}
@@ -167,10 +171,19 @@ class World:
 
     def beginning(self) -> State:
         """Return the state in which nobody has said anything."""
-        publisher = self.publishers.of(PublisherSide(1, patched=self.rules.patched))
+        publisher = self._publisher(1)
         indexes = range(self.rules.workers)
         places = tuple(self.places.of(Place(i, self._worker(i, 0))) for i in indexes)
         return State(publisher, places, self.facts.of(Facts()), Used())
+
+    def _publisher(self, epoch: int) -> int:
+        side = PublisherSide(epoch, patched=self.rules.patched)
+        return self.publishers.of(RelayedSide(epoch) if self.rules.relay else side)
+
+    def _on_way(self, state: State) -> str:
+        """Return what is on its way between a publisher and a relay."""
+        side = None if state.publisher == DOWN else self.publishers[state.publisher]
+        return side.on_way if isinstance(side, RelayedSide) else ""
 
     def _worker(self, index: int, incarnation: int) -> int:
         renaming, patched = self.rules.memory, self.rules.patched
@@ -187,7 +200,13 @@ class World:
             faulty = state._replace(used=used._replace(faults=used.faults + 1))
             for i in moving:
                 yield from self._moved(faulty, i, "faults")
+            if self.rules.relay and state.publisher != DOWN:
+                yield "the relay's connection breaks", self._tell(faulty, ("cut",))
         prompt = not self.rules.free
+        if way := self._on_way(state):
+            yield f"the relay's connection, {way}", self._tell(state, ("carry", way))
+            if prompt:
+                return
         for i in moving[:1] if prompt else moving:
             yield from self._moved(state, i, "arrivals")
         if not (moving and prompt):
@@ -243,6 +262,9 @@ class World:
             yield f"the trainer publishes {count}", self._tell(after, event)
 
     def _deaths(self, state: State) -> Iterator[tuple[str, State]]:
+        if self.rules.relay and state.publisher != DOWN:
+            again = self._tell(state, ("restart relay",))
+            yield "the relay starts anew", again._replace(places=self._all_cut(again))
         facts = self.facts[state.facts]
         if state.publisher != DOWN:
             after = self._but(state, taken=False, epoch=facts.epoch + 1)
@@ -270,8 +292,7 @@ class World:
     def start(self, state: State) -> State:
         """Start a publisher where one was killed."""
         facts = self.facts[state.facts]
-        side = PublisherSide(facts.epoch, patched=self.rules.patched)
-        state = state._replace(publisher=self.publishers.of(side))
+        state = state._replace(publisher=self._publisher(facts.epoch))
         if self.rules.memory and facts.settled != NONE:
             label = dict(facts.labels)[facts.settled]
             state = self._tell(state, ("offer", label, facts.settled))
@@ -279,6 +300,8 @@ class World:
 
     def fairly(self, state: State) -> State:
         """Return the next state where nothing goes wrong and nobody publishes any more."""
+        if way := self._on_way(state):
+            return self._tell(state, ("carry", way))
         for i, place in enumerate(state.places):
             if not self.places[place].calm:
                 return next(self._moved(state, i, "arrivals"))[1]
@@ -500,6 +523,7 @@ class World:
             known = self._rosters[state.publisher] = [
                 (int(peer.name[1:]), (running.epoch, running.version))
                 for peer in roster
+                if not peer.relay
                 for running in peer.running.values()
             ]
         for i, key in known:
