@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
+TREES ?= 200
 FIRST ?= 0
 RUNS ?= 100000
 COUNT ?= 100000
@@ -153,6 +154,8 @@ first-bytes: $(STAMP)
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) --first $(FIRST)
+	$(BIN)/python tests/simulation/simulate.py --trees --seeds $(TREES) --first $(FIRST)
+	$(BIN)/python tests/simulation/scale.py
 
 # Every state of small worlds, in which messages are lost and processes killed: minutes, on all cores.
 explore: $(STAMP)
