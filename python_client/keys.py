@@ -103,9 +103,9 @@ def keys_for(
     Raises:
         KeysError: The keys cannot be read, or their number is wrong.
     """
-    if given is None or isinstance(given, WorkerKeys | str | Path):
-        return worker_keys(given, name)
-    if not isinstance(given, Sequence) or len(given) != len(addresses):  # pyright: ignore
+    if not isinstance(given, list | tuple):
+        return worker_keys(given, name)  # type: ignore[arg-type] # pyright: ignore
+    if len(given) != len(addresses):
         raise KeysError(
             f"keys= must be one file, or a list of {len(addresses)}, one for each of the addresses "
             f"{', '.join(addresses)}"

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import AddressError
 from ..protocol_limits import TEXT_MAX
@@ -54,7 +55,9 @@ def check_all(endpoints: str | Sequence[str]) -> tuple[str, ...]:
     Raises:
         AddressError: An endpoint is invalid, or given twice; or there is none.
     """
-    each = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+    each: tuple[Any, ...] = (
+        tuple(endpoints) if isinstance(endpoints, list | tuple) else (endpoints,)
+    )
     if not each or len({*map(check, each)}) < len(each):
         raise AddressError(f"{each!r}: give one address, or several that differ")
     return each

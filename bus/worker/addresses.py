@@ -38,11 +38,12 @@ class Addresses:
     def __init__(self, names: Sequence[str], timing: Timing) -> None:
         self.names, self.at = tuple(names), 0
         self._timing = timing
-        self._tries = 0  # addresses that were left without a welcome, one after another
+        self._tries = 0  # addresses that were left soon, one after another
         self._faults: dict[int, Fault] = {}  # by address, since the last welcome
         self._hellos: dict[int, float] = {}  # by address, when the last hello was sent
         self._entered_at = 0.0  # when the worker changed over to this address
         self._welcomed = False  # whether a session has begun there since
+        self._joined_at = 0.0  # when the first of these sessions began
         self._returned = False  # whether it was a return
         self._pause = self._least
         self._probe_at = math.inf
@@ -77,7 +78,9 @@ class Addresses:
         """Go on to the next address; return the seconds after which to dial it."""
         if self.at == 0:
             self._end_return(now)
-        self._tries = 0 if self._welcomed else self._tries + 1
+        # Otherwise publishers that welcome a worker and hang up would be dialled without a pause.
+        lasted = self._welcomed and now - self._joined_at >= self._timing.hello_retry
+        self._tries = 0 if lasted else self._tries + 1
         self._faults[self.at] = fault
         self._go((self.at + 1) % len(self.names), said_hello_at, now)
         round_over = self._tries > 0 and self._tries % len(self.names) == 0
@@ -98,7 +101,8 @@ class Addresses:
 
     def welcomed(self, now: float) -> None:
         """Record that a session has begun at this address."""
-        self._welcomed, self._tries = True, 0
+        if not self._welcomed:
+            self._welcomed, self._joined_at = True, now
         self._faults.clear()
         self._probe_at = now + self._pause if self.at else math.inf
 
@@ -128,4 +132,4 @@ class Addresses:
     def go_back(self, said_hello_at: float, now: float) -> None:
         """Return to the first address."""
         self._go(0, said_hello_at, now)
-        self._returned = True
+        self._returned, self._tries = True, 0

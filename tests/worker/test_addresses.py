@@ -290,7 +290,7 @@ def check_order(world: World, timing: Timing) -> None:
                 assert now - hellos.get(at, -math.inf) >= timing.hello_retry - 1e-9
                 hellos[at] = now
             case Joined():
-                joined, tries, probed = (now if joined is None else joined), 0, now
+                joined, probed = (now if joined is None else joined), now
             case Probe():
                 assert at > 0, "it is with the first one"
                 assert joined is not None
@@ -306,8 +306,10 @@ def check_order(world: World, timing: Timing) -> None:
                     pause = min(2 * pause, max(RETURN_SECONDS_MAX, least))
                 if said_bye:
                     assert (each.at, each.pause, joined is not None) == (0, 0, True)
+                    tries = 0
                 else:
-                    tries = tries + 1 if joined is None else 0
+                    soon = joined is None or now - joined < timing.hello_retry
+                    tries = tries + 1 if soon else 0
                     over = tries > 0 and tries % count == 0
                     assert each.at == (at + 1) % count
                     assert each.pause == (timing.hello_retry if over else 0)
