@@ -118,8 +118,7 @@ class Relay(InOneProcess):
         chosen = settings_of("Relay", settings)
         ids, above = _ids(models), check_all(upstream)
         own = relay_keys(keys, name, above)
-        first = own.upstream[0] if own.upstream else None
-        self.name = check_name(default_name(first) if name is None else name, "relay")
+        self.name = check_name(default_name(own.pinned) if name is None else name, "relay")
         check_exposure(own.below, insecure, address, chosen.data)
         for each in above:
             check_both_sides(own, self.name, each, address, chosen.data)
@@ -140,16 +139,14 @@ class Relay(InOneProcess):
             )
             undo.callback(self._below.close)
             self.address, self.data_address = self._below.address, self._below.data_address
-            upstream_keys = own.upstream if len(own.upstream) > 1 else first
-            anywhere = chosen.any_data_host
+            pinned, anywhere = own.pinned, chosen.any_data_host
             sockets = self._sockets = WorkerSockets(
-                above, machine.place, upstream_keys, machine.awaits, any_data_host=anywhere
+                above, machine.place, pinned, machine.awaits, any_data_host=anywhere
             )
             undo.enter_context(contextlib.closing(sockets))
             # No object that a thread of the relay uses may refer to `self`: see `closing`.
-            passes_on = _PassesOn(
-                machine, self._ready, self._below, lambda: sockets.address, buffers
-            )
+            at = lambda: sockets.address  # noqa: E731
+            passes_on = _PassesOn(machine, self._ready, self._below, at, buffers)
             reports = _Reports(machine, self._below, sockets.wake)
             self._below.after_turns(reports.collect)
             hints = StallHints(above, machine, self._ready, keyed=ring is not None)

@@ -188,7 +188,9 @@ def _release(
             state.end_pushes(version.model)
         if postponed:  # these workers do not subscribe to this topic
             header, topic = version.layout.header, data_topic(version.model)
-            to_all = Broadcast(topic, announcement(version, terms), header)
+            to_all: Broadcast | BroadcastWhole = Broadcast(
+                topic, announcement(version, terms), header
+            )
         else:
             to_all = _to_all(versions, version, terms, push=push)
         effects += [Withdraw(version.model), to_all]

@@ -97,7 +97,9 @@ class BelowReports:
             return False
         for model in peer.hello.models:
             versions = self._machine.state.store.get(model)
-            newest = versions and (versions.pending or versions.latest_for(peer.name))
+            if versions is None:
+                continue
+            newest = versions.pending or versions.latest_for(peer.name)
             if newest is None or peer.runs(model) >= newest.key:
                 continue
             failed = peer.seen.failed.get(model, (0, ""))[0] == newest.version

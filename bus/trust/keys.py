@@ -184,6 +184,11 @@ class RelayKeys:
     upstream: tuple[WorkerKeys, ...]
     below: PublisherKeys | None
 
+    @property
+    def pinned(self) -> WorkerKeys | tuple[WorkerKeys, ...] | None:
+        """The keys upstream as sockets take them: one for all addresses, or one for each."""
+        return self.upstream if len(self.upstream) > 1 else next(iter(self.upstream), None)
+
     @classmethod
     def read(cls, path: str | Path, name: str | None = None) -> "RelayKeys":
         """Read a relay's folder.

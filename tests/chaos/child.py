@@ -46,13 +46,12 @@ class Child:
         environment: Mapping[str, str],
         limits: tuple[str, ...] = (),
     ) -> None:
-        publishes = isinstance(told, Told)
-        self.name = f"publisher {told.life}" if publishes else told.name
+        self.name = f"publisher {told.life}" if isinstance(told, Told) else told.name
         self.events = list[Event]()
         self._pid = 0  # of a publisher in a process of its own
         self._story, self._log = story, log
         self._changed = threading.Condition()
-        script = FOLDER / ("trainer.py" if publishes else "passing.py")
+        script = FOLDER / ("trainer.py" if isinstance(told, Told) else "passing.py")
         command = [sys.executable, str(script), json.dumps(asdict(told))]
         self._process = subprocess.Popen(  # noqa: S603 - our own script
             ["prlimit", *limits, *command] if limits else command,

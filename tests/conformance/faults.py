@@ -1,5 +1,7 @@
 """Scenarios on a network that loses, damages, doubles, delays and cuts."""
 
+from typing import Any
+
 from weightbus.bus.limits import Timing
 from weightbus.tests.conformance.publishing import SMALL, expect, on_data
 from weightbus.tests.conformance.rules import (
@@ -128,7 +130,8 @@ def cut_while_receiving(stage: Stage) -> None:
     stage.worker()
     stage.publish(noise(stage.chance, LARGER))
     lost = lose(stage.which("chunk", channel="data"))  # so all chunks are fetched
-    by_push, by_fetch = ("data", []), ("control", [lost])
+    by_push: tuple[str, list[Any]] = ("data", [])
+    by_fetch = ("control", [lost])
     for channel, rules in (by_push, by_fetch, by_push, by_fetch):
         stage.proxy.forget()
         stage.wait_subscribed("w")

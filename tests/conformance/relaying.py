@@ -172,7 +172,12 @@ class Behind:
     def _now(self) -> float:
         """Return the time of the relay's machine."""
         times = list[float]()
-        self._relay.loop.watch(lambda _, now: not times.append(now)).result(ANSWER_SECONDS)
+
+        def noted(_machine: object, now: float) -> bool:
+            times.append(now)
+            return True
+
+        self._relay.loop.watch(noted).result(ANSWER_SECONDS)
         return times[0]
 
     def workers(self) -> dict[str, WorkerStatus]:

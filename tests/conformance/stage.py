@@ -152,8 +152,9 @@ class Stage:
         options["advertise"] = f"tcp://*:{self._between.proxy.data_port}"
         made = self._open(options)
         try:
+            above = cast("Any", made)
             behind = self._between.put_below(
-                made, options["timing"], *below, keys=self.keys, rekey=rekey
+                above, options["timing"], *below, keys=self.keys, rekey=rekey
             )
             return cast("Watched", behind)
         except BaseException:

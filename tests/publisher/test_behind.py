@@ -222,7 +222,8 @@ def test_a_commit_waits_for_the_workers_behind_a_relay() -> None:
     relay.stages("y", 1)
     commits = [e for e in link.passes() if isinstance(e, Send) and isinstance(e.message, Commit)]
     assert [commit.to for commit in commits] == [b"r"]
-    assert origin.call.decision == "commit"
+    decision: str = origin.call.decision
+    assert decision == "commit"
 
 
 def test_a_version_for_named_workers_reaches_those_behind_relays_and_no_others() -> None:
@@ -550,7 +551,7 @@ def test_the_workers_of_a_relay_that_moves_behind_another_are_lost_until_it_repo
 def test_a_relay_keeps_no_version_for_a_worker_that_has_it_from_elsewhere() -> None:
     relay = Node("r")
     digest = offer_of(2).chunks.digest
-    runs = {"a": Running(EPOCH, 2, digest)}
+    runs: dict[str, Running | None] = {"a": Running(EPOCH, 2, digest)}
     relay.offers(1)
     relay.say("x", Hello(name="x", instance=instance("x"), models=runs, epoch=EPOCH))
     relay.joins("y")
@@ -562,7 +563,7 @@ def test_a_relay_keeps_no_version_for_a_worker_that_has_it_from_elsewhere() -> N
 def test_a_relay_knows_what_a_worker_runs_that_read_it_elsewhere_in_shared_memory() -> None:
     relay = Node("r")
     relay.offers(1)
-    runs = {"a": Running(EPOCH, 1, "")}
+    runs: dict[str, Running | None] = {"a": Running(EPOCH, 1, "")}
     relay.say("x", Hello(name="x", instance=instance("x"), models=runs, epoch=EPOCH))
     assert relay.rows()["x"][2] == (EPOCH, 1)
     relay.joins("y")

@@ -82,10 +82,12 @@ def test_who_receives_a_version_that_does_not_arrive_is_refused_it() -> None:
     versions.move(versions.in_phase["arriving"], "gone")
     told = list[Any]()
     hears = relay.below["below"].hears
-    relay.below["below"].hears = lambda message, *rest: (  # type: ignore[method-assign]
-        told.append(message),
-        hears(message, *rest),
-    )
+
+    def recorded(message: Any, *rest: Any) -> None:
+        told.append(message)
+        hears(message, *rest)
+
+    relay.below["below"].hears = recorded  # type: ignore[assignment,method-assign]
     relay.pass_on()
     assert relay.keys() == []
     refused = [message for message in told if isinstance(message, Refuse)]

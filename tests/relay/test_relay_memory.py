@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from weightbus.bus.memory import pages
 from weightbus.bus.net import worker_loop
 from weightbus.python_client.relay import Relay
 from weightbus.tests.compose.waiting import wait_for
@@ -19,7 +20,7 @@ __all__ = ["tree"]  # a fixture
 @pytest.fixture
 def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the buffers that workers have allocated."""
-    sizes, memory_of = list[int](), worker_loop.memory_of
+    sizes, memory_of = list[int](), pages.memory_of
 
     def counted(nbytes: int) -> NDArray[np.uint8]:
         sizes.append(nbytes)
