@@ -400,7 +400,7 @@ class Roster:
         found = (self.by_name(name) for name in workers if self.relays)
         names = {peer.through[0] for peer in found if peer is not None and peer.through}
         relays = (self.by_name(name) for name in sorted(names))
-        return [relay for relay in relays if relay is not None and not relay.lost]
+        return [r for r in relays if r is not None and not (r.lost or r.through)]
 
     def named_behind(self, relay: Peer, workers: Iterable[str]) -> list[str]:
         """Return those of these workers that are behind a relay, sorted."""

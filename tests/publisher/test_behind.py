@@ -546,6 +546,8 @@ def test_the_workers_of_a_relay_that_moves_behind_another_are_lost_until_it_repo
     assert origin.rows()["r"] == (False, ("s",), (0, 0))
     assert origin.rows()["x"] == (False, ("s", "r"), (0, 0))
     assert origin.rows()["y"][0], "it has left"
+    sent = [effect for effect in origin.publishes(workers=("y",)) if isinstance(effect, Send)]
+    assert not sent, "the way to it is over"
 
 
 def test_a_relay_keeps_no_version_for_a_worker_that_has_it_from_elsewhere() -> None:
