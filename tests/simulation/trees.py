@@ -105,6 +105,8 @@ class Tree(Simulation):
             latest = versions.latest if versions else None
             if versions is not None and not through:
                 latest = versions.latest_for(worker.name)
+            if latest is not None and self._hidden(through, model, latest.key):
+                latest = None
             running = follower.running
             runs = (running.epoch, running.version) if running else (0, 0)
             if latest is not None and runs < latest.key and self._wants(worker, latest):
@@ -114,6 +116,15 @@ class Tree(Simulation):
                     f"the roster has {peer.runs(model)} of {model} for {who}, which runs {runs}"
                 )
         return lagging
+
+    def _hidden(self, through: tuple[str, ...], model: str, latest: tuple[int, int]) -> bool:
+        """Return whether a relay has a later version, for named workers, and so not the latest."""
+        before = [relay.machine.followers[model].running for relay in self.relays_of(through)]
+        return any((r.epoch, r.version) > latest for r in before if r is not None)
+
+    def relays_of(self, through: tuple[str, ...]) -> list[Relay]:
+        """Return the relays of these names."""
+        return [relay for relay in self.relays if relay.name in through]
 
     def run(self) -> "Tree":
         """Run to the end."""
