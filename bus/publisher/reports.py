@@ -69,7 +69,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     model, key = message.model, (message.epoch, message.version)
     if model not in peer.hello.models:
         return []
-    running, versions = Running(*key, message.digest), state.store.get(model)
+    running, versions = Running(*key, message.digest), _known(state, model)
     if versions is None or message.epoch != state.epoch:
         if message.epoch >= state.epoch:
             return _wrong_digest(state, peer, message)
@@ -135,7 +135,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
     reported digest. An empty digest may be right for a version that was in shared memory, here or
     at another publisher of a relay's versions, unless an open call requires a digest.
     """
-    versions = state.store.get(model)
+    versions = _known(state, model)
     if running.epoch != state.epoch or versions is None:
         return running.epoch < state.epoch
     version = versions.find(running.version)
@@ -150,6 +150,11 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
     if known == "":
         return not calls.must_hash(state, model, running.version)
     return known == running.digest
+
+
+def _known(state: PublisherState, model: str) -> Versions | None:
+    """Return a model's versions; a relay's workers may run some that it has never had."""
+    return state.store.get(model) if state.origin else state.versions(model)
 
 
 def _of(state: PublisherState, message: Progress | Staged | Failed) -> Versions | None:
