@@ -103,6 +103,8 @@ class Tree(Simulation):
         for model, follower in worker.machine.followers.items():
             versions = self.publisher.machine.state.store.get(model)
             latest = versions.latest if versions else None
+            if versions is not None and latest is not None:  # a later one may have its memory
+                latest = versions.find(latest.version)
             if versions is not None and not through:
                 latest = versions.latest_for(worker.name)
             if latest is not None and self._hidden(through, model, latest.key):
