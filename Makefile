@@ -19,7 +19,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol protocol-transcripts version release packages wheel bench targets must performance floods first-bytes sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol protocol-transcripts version release packages wheel bench targets must performance floods first-bytes scale sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -151,6 +151,10 @@ floods: $(STAMP)
 # What no worker says, to publishers over tcp and ipc, with and without keys: some minutes.
 first-bytes: $(STAMP)
 	$(BIN)/python tests/faults/first_bytes.py --count $(COUNT) --publisher $(PUBLISHER)
+
+# Trees of relays over shaped links, in network namespaces: as root.
+scale: $(STAMP)
+	$(BIN)/python benchmarks/scale.py
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) --first $(FIRST)

@@ -71,6 +71,7 @@ def serve_relay(questions: Questions, about: dict[str, Any], undo: ExitStack) ->
     made = Relay(about["above"], "tcp://127.0.0.1:0", [MODEL], name="relay")
     relay = undo.enter_context(made)
     questions["address"] = lambda: {"address": relay.address}
+    questions["joined"] = lambda: {"joined": relay.wait_joined(START_SECONDS)}
     questions["memory"] = lambda: {
         "bytes": memory.private() + memory.shared(),
         "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
@@ -110,7 +111,7 @@ class Way:
         if relayed:
             self.relay = start("relay", above)
             above = self.relay.ask("address", START_SECONDS)["address"]
-            self.publisher.wait_for_workers(1, START_SECONDS, MODEL)
+            self.relay.ask("joined", START_SECONDS)
             self.idle = self.memory()
         self.worker = start("worker", above)
         if not self.worker.ask("joined", START_SECONDS)["joined"]:

@@ -120,7 +120,7 @@ def test_a_relay_that_has_joined_before_goes_on_when_it_is_refused(commands: Com
     address = lasting_address()
     with weightbus.Publisher(address, settings=weightbus.Settings(epoch=2)) as publisher:
         relay, told = started(commands, address, "--name", "r")
-        publisher.publish("m", arrays(), expect=1, timeout=DEADLINE)
+        publisher.publish_async("m", arrays(), timeout=DEADLINE)
         assert relay.line()["joined"]
         assert relay.line()["version"] == 1
     with weightbus.Publisher(address, settings=weightbus.Settings(epoch=1)):

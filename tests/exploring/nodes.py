@@ -41,6 +41,7 @@ BUILT = (tuple, frozenset, MethodType, msgspec.Struct)  # of what it consists of
 SINCE: dict[str, float] = {
     "_heard_at": 2,
     "_entered_at": 0,  # a worker has one address here
+    "_joined_at": 0,
     "_answered_at": 0,  # nothing is damaged here, so nobody is deaf
     "said_hello_at": 1,
     "_unanswered_since": 2,

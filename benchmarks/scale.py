@@ -1,0 +1,358 @@
+"""Measure trees of relays over shaped links: `python benchmarks/scale.py`, or `make scale`.
+
+Each host is a network namespace with a link to a switch. A host sends at most 200 Mb/s, and
+receives as fast as others send. That needs root, and leaves nothing behind. A row is a ratio of two
+trees, beside the least that arithmetic allows: a publisher that sends N copies over one link needs
+N times as long as for one, and a chunk that goes through K relays is late by K chunks. What is
+measured is the time from `publish` to its receipt, which has every worker. A row that misses its
+bound ends it with status 1. Five minutes; the links, not the processors, set the pace, but a busy
+machine is slower.
+
+Some rows of scale are commands of their own: `benchmarks/relay.py` has time and memory over
+loopback, and `tests/simulation/scale.py` has the messages of 10,000 workers.
+"""
+
+import argparse
+import ctypes
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from weightbus import ClosedError, Publisher, Relay, Settings, Subscriber
+from weightbus.benchmarks.fleet import ANSWER_SECONDS, START_SECONDS
+from weightbus.benchmarks.machine import describe
+from weightbus.benchmarks.process import Answer, Answers, Process
+from weightbus.benchmarks.report import print_machine
+
+MODEL, PORT = "policy", 5555
+HUB, HOST, BRIDGE, LINK = "wbshub", "wbs", "wbsbr", "wbsv"  # namespaces and devices
+NETWORK = "10.79.0"
+RATE = "rate 200mbit burst 128kb limit 1mb"
+CHUNK, MIB = 2**20, 2**20
+PUBLISH_SECONDS = 120.0
+NEWNET = 0x40000000  # CLONE_NEWNET of setns(2)
+SMALL = 2**14  # numbers of the model of which the publisher's processor time is measured
+CROWD = 100  # workers of each relay then
+FOREVER = 86_400.0
+
+
+class Bound(NamedTuple):
+    """A row: its bounds, and whether more is better."""
+
+    what: str
+    optimum: float
+    must: float
+    reach: float
+    more: bool
+
+    def kept(self, value: float) -> bool:
+        """Return whether a measured value keeps the bound."""
+        return value >= self.must if self.more else value <= self.must
+
+
+NEAR = Bound("8 workers on the hosts of 2 relays, over flat: times faster", 4, 3, 3.7, True)
+FAR = Bound("8 workers on hosts behind 2 relays, over flat: times faster", 2, 1.7, 1.95, True)
+CHAIN = Bound("a chain of 4 relays over one of 1: times as long", 1.05, 1.12, 1.06, False)
+BYTES = Bound("bytes to a relay's host with 8 workers, over the version's", 1, 1.02, 1.005, False)
+KILLED = Bound("a relay is killed: seconds until its workers have the version", 0, 2, 0.5, False)
+ORIGIN = Bound(
+    f"the publisher's processor time, 2 relays with {CROWD} workers each over 2 workers",
+    *(1, 1.25, 1.08),
+    more=False,
+)
+
+
+# The processes.
+
+
+def enter(host: int) -> None:
+    """Move this process into the namespace of a host."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{HOST}{host}", "rb") as namespace:
+        if libc.setns(namespace.fileno(), NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to host {host}")
+
+
+def received() -> int:
+    """Return the bytes that this host has received over its link."""
+    (line,) = [x for x in Path("/proc/self/net/dev").read_text().splitlines() if "eth0:" in x]
+    return int(line.split(":")[1].split()[0])
+
+
+Questions = dict[str, Callable[[], Answer]]
+
+
+def publisher(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
+    """Publish when asked to."""
+    settings = Settings(chunk_bytes=CHUNK, data=f"tcp://{NETWORK}.1:{PORT + 1}")
+    made = Publisher(f"tcp://{NETWORK}.1:{PORT}", insecure=True, settings=settings)
+    opened = undo.enter_context(made)
+    weights = {"w": np.zeros(about["size"], np.float32)}
+
+    def publish() -> Answer:
+        weights["w"] += 1
+        cpu, begun = time.process_time(), time.monotonic()
+        receipt = opened.publish(MODEL, weights, expect=about["expect"], timeout=PUBLISH_SECONDS)
+        cpu = time.process_time() - cpu
+        seconds = time.monotonic() - begun
+        return {"seconds": seconds, "cpu": cpu, "applied": len(receipt.in_state("applied"))}
+
+    def live() -> Answer:
+        found = [w for w in opened.workers().values() if w.state == "live" and not w.relay]
+        return {"count": len(found)}
+
+    questions.update(publish=publish, live=live)
+
+
+def relay(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
+    """Pass versions on."""
+    host = about["host"]
+    at = f"tcp://{NETWORK}.{host}:{PORT}"
+    settings = Settings(data=f"tcp://{NETWORK}.{host}:{PORT + 1}")
+    name = f"relay-{host}"
+    made = Relay(about["above"], at, [MODEL], name=name, insecure=True, settings=settings)
+    opened = undo.enter_context(made)
+    questions["joined"] = lambda: {"joined": opened.wait_joined(START_SECONDS)}
+    questions["received"] = lambda: {"bytes": received()}
+
+
+def workers(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
+    """Apply versions, with one or more workers."""
+    made = list[Subscriber]()
+    settings = Settings(shared_memory=about["near"])  # namespaces do not part /dev/shm
+    for name in about["names"]:
+        target = {MODEL: {"w": np.zeros(about["size"], np.float32)}}
+        worker = Subscriber(about["above"], target, name=name, settings=settings)
+        made.append(undo.enter_context(worker))
+
+        def receive(worker: Subscriber = worker) -> None:
+            with suppress(ClosedError):
+                while worker.receive(FOREVER):
+                    pass
+
+        threading.Thread(target=receive, daemon=True).start()
+    questions["joined"] = lambda: {"joined": all(w.wait_joined(START_SECONDS) for w in made)}
+
+
+ROLES = {"publisher": publisher, "relay": relay, "workers": workers}
+
+
+def serve(text: str) -> None:
+    """Be a process of its own, until the parent closes our standard input."""
+    about, questions = json.loads(text), Questions()
+    enter(about["host"])
+    with ExitStack() as undo:
+        ROLES[about["role"]](questions, about, undo)
+        Answers(questions).serve()
+
+
+# The hosts, and trees on them.
+
+
+def run(*words: str) -> None:
+    """Run a command, and raise if it fails."""
+    subprocess.run(words, check=True, capture_output=True, text=True)  # noqa: S603 - our own
+
+
+@contextmanager
+def hosts(count: int) -> Generator[None]:
+    """Make hosts 1 to `count`, and remove them at the end."""
+    with ExitStack() as undo:
+        for name in (HUB, *(f"{HOST}{i}" for i in range(1, count + 1))):
+            run("ip", "netns", "add", name)
+            undo.callback(run, "ip", "netns", "delete", name)
+        hub = ("ip", "-n", HUB, "link")
+        run(*hub, "add", BRIDGE, "type", "bridge")
+        run(*hub, "set", BRIDGE, "up")
+        for i in range(1, count + 1):
+            name, link = f"{HOST}{i}", f"{LINK}{i}"
+            run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+            run("ip", "link", "set", link, "netns", HUB)
+            run(*hub, "set", link, "master", BRIDGE, "up")
+            run("ip", "-n", name, "address", "add", f"{NETWORK}.{i}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                run("ip", "-n", name, "link", "set", device, "up")
+            shape = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *RATE.split())
+            run("ip", "netns", "exec", name, *shape)
+        yield
+
+
+class Tree:
+    """A publisher on host 1, with relays and workers on other hosts.
+
+    Args:
+        relays: By host, the host of the publisher or relay above.
+        workers: (host, hosts of what is above in order of preference, number of workers).
+        size: Numbers of float32 of the model.
+        undo: Ends the processes.
+    """
+
+    def __init__(
+        self,
+        relays: dict[int, int],
+        workers: Sequence[tuple[int, Sequence[int], int]],
+        size: int,
+        undo: ExitStack,
+    ) -> None:
+        self._undo, self._size = undo, size
+        self.count = sum(count for _, _, count in workers)
+        self.publisher = self._start("publisher", 1, expect=self.count)
+        above = {host: [self._at(up)] for host, up in relays.items()}
+        self.relays = {h: self._start("relay", h, above=above[h]) for h in relays}
+        started = list[Process]()
+        for number, (host, ups, count) in enumerate(workers):
+            names = [f"w{number}-{i}" for i in range(count)]
+            places = [self._at(up) for up in ups]
+            near = [*ups] == [host]
+            started.append(self._start("workers", host, above=places, names=names, near=near))
+        for process in (*self.relays.values(), *started):
+            if not process.ask("joined", START_SECONDS)["joined"]:
+                raise TimeoutError(f"{process.name} has not joined")
+        deadline = time.monotonic() + START_SECONDS
+        while self.publisher.ask("live", ANSWER_SECONDS)["count"] < self.count:
+            if time.monotonic() > deadline:
+                raise TimeoutError("not all workers are on the publisher's roster")
+            time.sleep(0.05)
+
+    @staticmethod
+    def _at(host: int) -> str:
+        return f"tcp://{NETWORK}.{host}:{PORT}"
+
+    def _start(self, role: str, host: int, **more: Any) -> Process:
+        about = json.dumps({"role": role, "host": host, "size": self._size, **more})
+        return self._undo.enter_context(Process(f"{role} on host {host}", "scale", about))
+
+    def publish(self) -> Answer:
+        """Publish another version, and return its seconds and processor time."""
+        answer = self.publisher.ask("publish", PUBLISH_SECONDS + ANSWER_SECONDS)
+        if answer["applied"] != self.count:
+            raise RuntimeError(f"{answer['applied']} of {self.count} workers applied the version")
+        return answer
+
+
+class Measured:
+    """Measures trees, each once."""
+
+    def __init__(self, mib: int, rounds: int) -> None:
+        self._size, self._rounds = mib * MIB // 4, rounds
+        self._nbytes = mib * MIB
+
+    def _seconds(
+        self, relays: dict[int, int], workers: Sequence[tuple[int, Sequence[int], int]]
+    ) -> float:
+        """Return the least seconds of a publish, after one that is not counted."""
+        with ExitStack() as undo:
+            tree = Tree(relays, workers, self._size, undo)
+            tree.publish()
+            return min(tree.publish()["seconds"] for _ in range(self._rounds))
+
+    @functools.cached_property
+    def flat(self) -> float:
+        """Seconds for 8 workers on hosts of their own, each connected to the publisher."""
+        return self._seconds({}, [(2 + i, [1], 1) for i in range(8)])
+
+    def near(self) -> float:
+        """Return how many times faster 8 workers on the hosts of 2 relays are."""
+        return self.flat / self._seconds({2: 1, 3: 1}, [(2, [2], 4), (3, [3], 4)])
+
+    def far(self) -> float:
+        """Return how many times faster 8 workers on hosts behind 2 relays are."""
+        behind = [(4 + i, [2 + i % 2], 1) for i in range(8)]
+        return self.flat / self._seconds({2: 1, 3: 1}, behind)
+
+    def chain(self) -> float:
+        """Return how many times as long as one relay a chain of four takes."""
+        one = self._seconds({2: 1}, [(3, [2], 1)])
+        return self._seconds({2: 1, 3: 2, 4: 3, 5: 4}, [(6, [5], 1)]) / one
+
+    def bytes(self) -> float:
+        """Return the bytes on the link to a relay's host with 8 workers, in versions."""
+        with ExitStack() as undo:
+            tree = Tree({2: 1}, [(2, [2], 8)], self._size, undo)
+            tree.publish()
+            before = tree.relays[2].ask("received", ANSWER_SECONDS)["bytes"]
+            for _ in range(self._rounds):
+                tree.publish()
+            after = tree.relays[2].ask("received", ANSWER_SECONDS)["bytes"]
+            return float(after - before) / self._rounds / self._nbytes
+
+    def killed(self) -> float:
+        """Return how much longer than it must a publish takes whose relay is killed half-way.
+
+        The other relay's link then has to carry both halves that are left: one more publish.
+        """
+        with ExitStack() as undo:
+            tree = Tree({2: 1, 3: 1}, [(4, [2, 3], 1), (5, [3, 2], 1)], self._size, undo)
+            tree.publish()
+            undisturbed = tree.publish()["seconds"]
+            tree.publisher.tell("publish")
+            time.sleep(undisturbed / 2)
+            os.kill(tree.relays[2].pid, 9)
+            answer = tree.publisher.answer(PUBLISH_SECONDS)
+            if answer["applied"] != tree.count:
+                raise RuntimeError(f"{answer['applied']} of {tree.count} workers have it")
+            return max(0.0, float(answer["seconds"]) - 1.5 * undisturbed)
+
+    def origin(self) -> float:
+        """Return the publisher's processor time with relays over that with direct workers."""
+
+        def cpu(relays: dict[int, int], workers: Sequence[tuple[int, Sequence[int], int]]) -> float:
+            with ExitStack() as undo:
+                tree, rounds = Tree(relays, workers, SMALL, undo), 10 * self._rounds
+                tree.publish()
+                return sum(tree.publish()["cpu"] for _ in range(rounds)) / rounds
+
+        direct = cpu({}, [(2, [1], 1), (3, [1], 1)])
+        return cpu({2: 1, 3: 1}, [(2, [2], CROWD), (3, [3], CROWD)]) / direct
+
+
+def main() -> None:
+    """Measure, print a row for each bound, and end with status 1 if one is missed."""
+    parser = argparse.ArgumentParser(description="Measure trees of relays over shaped links.")
+    parser.add_argument("--mib", type=int, default=64, help="size of the model (default: 64)")
+    parser.add_argument("--rounds", type=int, default=2, help="versions of each tree")
+    parser.add_argument("--only", help="names of rows, with commas: near, far, chain, ...")
+    asked = parser.parse_args()
+    measured = Measured(asked.mib, asked.rounds)
+    rows: dict[str, tuple[Bound, Callable[[], float]]] = {
+        "near": (NEAR, measured.near),
+        "far": (FAR, measured.far),
+        "chain": (CHAIN, measured.chain),
+        "bytes": (BYTES, measured.bytes),
+        "killed": (KILLED, measured.killed),
+        "origin": (ORIGIN, measured.origin),
+    }
+    wanted = asked.only.split(",") if asked.only else [*rows]
+    console, missed = Console(), False
+    print_machine(describe(), console)
+    table = Table("row", "optimum", "measured", "must", "reach", "")
+    with hosts(11):
+        for name in wanted:
+            bound, measure = rows[name]
+            value = measure()
+            kept = bound.kept(value)
+            missed |= not kept
+            numbers = (f"{x:.3g}" for x in (bound.optimum, value, bound.must, bound.reach))
+            table.add_row(bound.what, *numbers, "kept" if kept else "MISSED")
+            console.print(f"{name}: {value:.3f}", highlight=False)
+    console.print(table)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):
+        serve(sys.argv[1])
+    else:
+        main()
