@@ -108,7 +108,7 @@ def shortfall(
         for s in standings
         if s.verdict != "current" and not _in_time(s, within)
     ]
-    live = sum(row.state != "lost" for row in view.workers.values())
+    live = sum(row.state != "lost" and not row.relay for row in view.workers.values())
     if live < expect:
         bad.insert(0, f"{live} of {counted(expect, 'worker')} are there")
     if alone := cut_off(view):
@@ -154,7 +154,7 @@ def rows_of(standings: list[Standing]) -> Table:
         behind = f"{s.lag}" + ("" if s.lag_s is None else f", {span(s.lag_s)}") if s.lag else ""
         rate = f"{size(round(s.rate))}/s" if s.rate else ""
         words = (s.worker, s.model, Text(s.verdict, STYLES[s.verdict]), str(s.version or "none"))
-        cells = (behind, _doing(s), rate, s.language, s.host, s.road, s.encoding, s.error)
+        cells = (behind, _doing(s), rate, s.language, s.host, s.way, s.encoding, s.error)
         rows.add_row(*(w if isinstance(w, Text) else plain(w) for w in (*words, *cells)))
     return rows
 

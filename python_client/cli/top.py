@@ -83,7 +83,7 @@ class Choice:
         return sorted(filter(self._wanted, standings), key=SORTS[self.sort])
 
     def _wanted(self, s: Standing) -> bool:
-        words = (s.worker, s.model, s.verdict, s.host, s.language, s.road, s.error)
+        words = (s.worker, s.model, s.verdict, s.host, s.language, s.way, s.error)
         return self.text.lower() in " ".join(words).lower()
 
 

@@ -30,13 +30,16 @@ function bytes(n) {
 
 const counted = (n, noun) => `${n} ${noun}${n == 1 ? "" : "s"}`;
 
+// How versions reach a worker: the transport, and the relays before it.
+const way = s => s.road + (s.through?.length ? ` via ${s.through.join(" > ")}` : "") + (s.relay ? " (relay)" : "");
+
 // The columns: a name, and the text for a worker whose data are `old` seconds old.
 const COLUMNS = [
   ["worker", s => s.worker], ["model", s => s.model], ["state", s => s.verdict], ["version", s => s.version || "none"],
   ["behind", (s, old) => s.lag ? `${s.lag}` + (s.lag_s == null ? "" : `, ${span(s.lag_s + old)}`) : ""],
   ["doing", (s, old) => s.verdict == "lost" ? `silent ${span(s.silent_s + old)}` : s.phase || (s.verdict == "current" && s.took_s ? `applied in ${span(s.took_s)}` : "")],
   ["rate", s => s.rate ? `${bytes(s.rate)}/s` : ""], ["language", s => s.language], ["host", s => s.host],
-  ["road", s => s.road], ["encoding", s => s.encoding], ["error", s => s.error],
+  ["road", way], ["encoding", s => s.encoding], ["error", s => s.error],
 ];
 
 const WORDS = ["worker", "host", "error"];  // columns with long texts
@@ -68,7 +71,7 @@ function hashOf(view) {
 function chosen(workers, view) {  // the selected rows, sorted
   const text = view.filter.toLowerCase();
   return workers.filter(s => (!view.state || s.verdict == view.state) && (!view.model || s.model == view.model)
-      && (!text || [s.worker, s.model, s.verdict, s.host, s.language, s.road, s.error].join(" ").toLowerCase().includes(text)))
+      && (!text || [s.worker, s.model, s.verdict, s.host, s.language, way(s), s.error].join(" ").toLowerCase().includes(text)))
     .sort((a, b) => SORTS[view.sort](a, b) || (a.worker < b.worker ? -1 : +(a.worker > b.worker)));
 }
 

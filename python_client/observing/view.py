@@ -39,6 +39,8 @@ class Standing:
         encoding: How the model's bytes are sent to the worker.
         silent_s: If the worker is lost, seconds since the publisher last received a message from
             it.
+        relay: Whether it is a relay.
+        through: The names of the relays before the worker, the nearest to the publisher first.
     """
 
     model: str
@@ -60,6 +62,14 @@ class Standing:
     road: str
     encoding: str
     silent_s: float
+    relay: bool = False
+    through: tuple[str, ...] = ()
+
+    @property
+    def way(self) -> str:
+        """How versions reach the worker, for people: the transport, and the relays before it."""
+        via = f" via {' > '.join(self.through)}" if self.through else ""
+        return f"{self.road}{via}" + (" (relay)" if self.relay else "")
 
 
 @dataclass(slots=True)
@@ -211,6 +221,8 @@ class View:
             road=row.road,
             encoding=known[0].encoding if known is not None else "",
             silent_s=row.heard_ms / 1000 + now - at if row.state == "lost" else 0.0,
+            relay=row.relay,
+            through=tuple(row.through),
         )
 
 

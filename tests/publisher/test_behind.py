@@ -603,7 +603,7 @@ def test_a_failure_in_an_older_epoch_is_none_of_the_versions_of_the_next() -> No
 def test_a_relay_knows_what_a_worker_runs_of_a_model_that_it_has_never_had() -> None:
     relay = Node("r")
     digest = offer_of(1).chunks.digest
-    runs = {"a": Running(EPOCH, 1, digest)}
+    runs: dict[str, Running | None] = {"a": Running(EPOCH, 1, digest)}
     relay.say("x", Hello(name="x", instance=instance("x"), models=runs, epoch=EPOCH))
     relay.joins("y")
     relay.say("y", Applied(model="a", epoch=EPOCH, version=1, digest=digest))

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, Settings, Subscriber
+from weightbus.python_client.cli.status import shortfall
+from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.relay import Relay
 from weightbus.tests.compose.waiting import wait_for
 
@@ -126,3 +128,27 @@ def test_the_workers_of_a_closed_relay_are_lost_and_named(tree: Tree) -> None:
     assert (lost.state, lost.through) == ("lost", ("b", "c"))
     receipt = tree.publisher.publish("m", arrays(1), timeout=SECONDS)
     assert receipt.in_state("applied") == ["x"]
+
+
+def test_observers_see_the_relays_and_the_workers_behind_them(tree: Tree) -> None:
+    tree.worker("x", "a")
+    tree.worker("z", "c")
+    tree.here("x", "z")
+    tree.publisher.publish("m", arrays(1), timeout=SECONDS)
+    with Observer(tree.publisher.address) as observer:
+
+        def seen() -> dict[str, str]:
+            assert observer.look(SECONDS)
+            return {s.worker: s.way for s in observer.view.standings(0.0) if s.version == 1}
+
+        ways = {
+            "a": "pushed (relay)",
+            "b": "pushed (relay)",
+            "c": "pushed via b (relay)",
+            "x": "pushed via a",
+            "z": "pushed via b > c",
+        }
+        wait_for(lambda: seen() == ways, "all run it", SECONDS)
+        standings = observer.view.standings(0.0)
+        assert shortfall(observer.view, standings, expect=2) == ""
+        assert "2 of 3 workers" in shortfall(observer.view, standings, expect=3)
