@@ -23,7 +23,7 @@ from ..bus.chunks import Chunks, Memory
 from ..bus.deadline import ANSWER_SECONDS, result_of
 from ..bus.effects import Effect as WorkerEffect
 from ..bus.effects import Notice, Renamed, Send
-from ..bus.errors import AddressError
+from ..bus.errors import AddressError, ApplyError
 from ..bus.memory.segment import probe
 from ..bus.memory.shared_buffers import SharedBuffers
 from ..bus.messages import RELAY, RENAMING, UPSTREAM, Below
@@ -392,10 +392,18 @@ class _PassesOn:
 
     def __call__(self) -> list[WorkerEffect]:
         """Pass on announcements, chunks and decisions, and take versions that are ready."""
-        with contextlib.suppress(WeightBusError):  # refused, say: the worker's thread logs it
+        try:
             while self._ready.filled and isinstance(staged := self._ready.take(0.0), StagedVersion):
                 self._tell(Report(staged.model, staged.key, "taken"))
                 self._tell(Report(staged.model, staged.key, "applied"))
+        except ApplyError as error:
+            name = self._machine.identity.name
+            notice = Notice(
+                "rejected", f"relay {name} cannot pass it on: {error}", name, warning=True
+            )
+            self._below.decide(lambda _machine, _now: [notice])
+        except WeightBusError:
+            pass  # the relay is refused, say: the worker's thread logs it
         terms = self._machine.session.terms
         if self._machine.in_session and terms.epoch > self._epoch:
             self._epoch = terms.epoch

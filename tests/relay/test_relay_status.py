@@ -6,6 +6,7 @@ import threading
 import urllib.request
 from collections.abc import Generator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,6 +167,18 @@ def test_two_relays_of_one_name_are_refused(tree: Tree) -> None:
         assert first.wait_joined(SECONDS)
         with pytest.raises(RefusedError, match=r"refuses relay 'same' \(name-taken\)"):
             second.wait_joined(SECONDS)
+
+
+def test_a_relay_says_what_it_cannot_pass_on(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = tree.publisher()
+    small = replace(SOON, bytes_max=4 * WHOLE)
+    with Relay(publisher.address, ANY, ["m"], name="r", settings=small) as relay:
+        assert relay.wait_joined(SECONDS)
+        publisher.publish("m", arrays(1, WHOLE))
+        wait_for(lambda: whole(relay, (publisher.epoch, 1)), "it is whole", SECONDS)
+        publisher.publish("m", arrays(2, CHUNKED))
+        text = "relay r cannot pass it on: m version 2 cannot be applied here (too-large)"
+        wait_for(lambda: text in caplog.text, "it says so", SECONDS)
 
 
 def test_a_relay_has_a_name_by_default(tree: Tree) -> None:
