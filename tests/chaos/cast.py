@@ -79,7 +79,7 @@ class Cast:
     def _make_keys(self, folder: Path) -> None:
         above = ORIGIN
         for number in range(self.plan.relays):
-            generate(folder, {_relay(number): "relay"}, above=above)
+            generate(folder, {_relay(number): "relay"}, above=[above])
             above = _relay(number)
         roles: dict[str, Role] = {part.name: "worker" for part in self.plan.parts}
         generate(folder, roles, at=[above])
