@@ -93,11 +93,13 @@ def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list
             return []  # it has changed its relay
         if not same or heard_at <= known.heard_at:
             state.contest(relay.name, row, now)
+            if same:
+                return []
             text = (
                 f"worker {row.name} is {_place(known.through)} and {_place(through)}, in two "
                 "processes: give one another name"
             )
-            return [] if same else [Notice("name-taken", text, row.name, warning=True)]
+            return [Notice("name-taken", text, row.name, warning=True)]
     effects, hello = list[Effect](), _hello_of(row)
     if known is None or known.through != through or known.hello != hello:
         if known is not None:

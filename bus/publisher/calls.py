@@ -110,7 +110,7 @@ def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
             and call.decision == "open"
             and call.version.model in peer.hello.models
             and not call.version.gone
-            and (call.terms.workers is None or state.roster.named_behind(peer, call.terms.workers))
+            and state.roster.is_for(peer, call.terms.workers)
         ]
     state.note_reached(peer.hello.models)
     waiting: list[Version] = []

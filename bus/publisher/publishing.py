@@ -63,20 +63,21 @@ def pass_on(
 def share(state: PublisherState, version: Version) -> list[Effect]:
     """Announce a relay's version, which is complete now, to workers that read it in its segment.
 
-    Until then, these workers were not told of the version.
+    Until then, the version was not announced to these workers.
     """
     if version.unstamped is None or not version.chunks.whole or not version.share():
         return []
     effects: list[Effect] = [Stamp(version)]
     versions, wanting = state.store[version.model], list[Peer]()
-    if version.phase in ("pending", "latest", "reclaimable"):
-        wanting = [p for p in state.roster if p.shared and not p.lost]
+    if version.phase not in ("old", "gone"):
+        wanting = [p for p in state.roster.sessions() if p.shared and not p.lost]
         wanting = [peer for peer in wanting if version.model in peer.hello.models]
-    if any(peer.subscribed for peer in wanting):
+        wanting = [peer for peer in wanting if state.roster.is_for(peer, version.only)]
+    if version.only is None and any(peer.subscribed for peer in wanting):
         effects.append(_to_all(versions, version, version.terms, push=False))
+        wanting = [peer for peer in wanting if not peer.subscribed]
     announce = announcement(version, version.terms)
-    alone = [peer for peer in wanting if not peer.subscribed]
-    return effects + [Send(announce, to=peer.identity) for peer in alone]
+    return effects + [Send(announce, to=peer.identity) for peer in wanting]
 
 
 def decide(state: PublisherState, version: Version, *, commit: bool, why: str) -> list[Effect]:
@@ -200,7 +201,7 @@ def _release(
             state.begin_push(version.patches[0], now)
     if alone:
         announce = announcement(version, terms)
-        live = [peer for peer in alone if not peer.lost]
+        live = [p for p in alone if not (p.lost or (p.shared and version.unstamped))]
         effects += [Send(addressed(state, announce, version, p), to=p.identity) for p in live]
     return effects
 

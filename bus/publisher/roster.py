@@ -407,6 +407,15 @@ class Roster:
         found = (self.by_name(name) for name in workers)
         return sorted(p.name for p in found if p is not None and p.through[:1] == (relay.name,))
 
+    def is_for(self, peer: Peer, workers: Collection[str] | None) -> bool:
+        """True if a version for these workers goes to a peer, a relay before them included.
+
+        `workers`: None: the version is for all.
+        """
+        if workers is None or peer.name in workers:
+            return True
+        return peer.relay and bool(self.named_behind(peer, workers))
+
     def relaying(self, model: str) -> list[Peer]:
         """Return the live relays with sessions here that want a model."""
         live = (p for p in (self.sessions() if self.relays else ()) if p.relay and not p.lost)

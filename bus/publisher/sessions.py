@@ -70,8 +70,8 @@ def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
         effects.append(Notice("back", f"worker {peer.name} answers again", peer.name))
     undecided = calls.returned(state, peer, now)
     if not state.origin:  # a relay's versions have no calls
-        wanted = [v.pending for m, v in state.store.items() if m in peer.hello.models]
-        undecided = [version for version in wanted if version is not None]
+        pending = (v.pending for m, v in state.store.items() if m in peer.hello.models)
+        undecided = [v for v in pending if v is not None and state.roster.is_for(peer, v.only)]
     for version in undecided:
         effects += describe(state, peer, version)
     return effects

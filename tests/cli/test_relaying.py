@@ -2,7 +2,6 @@
 
 import signal
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,15 @@ from safetensors.numpy import load_file, save_file
 
 import weightbus
 from weightbus.bus.trust.keys import generate
-from weightbus.tests.cli.test_cli import DEADLINE, SMALL, Command, Commands, result_of, run
+from weightbus.tests.cli.test_cli import (
+    DEADLINE,
+    SMALL,
+    Command,
+    Commands,
+    commands,
+    result_of,
+    run,
+)
 from weightbus.tests.client.settling import arrays
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.ports import lasting_address
@@ -20,13 +27,7 @@ ANY = "tcp://127.0.0.1:0"
 SOON = weightbus.Settings(ping=0.1, lost_after=3.0)
 
 
-@pytest.fixture
-def commands() -> Iterator[Commands]:
-    made = Commands()
-    yield made
-    for command in made.started:
-        command.process.kill()
-        command.process.communicate(timeout=DEADLINE)
+__all__ = ["commands"]  # a fixture
 
 
 def started(commands: Commands, upstream: str, *options: object) -> tuple[Command, dict[str, Any]]:

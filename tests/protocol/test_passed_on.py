@@ -7,6 +7,7 @@ chunks that both have. Further down, a second worker ends with the same bytes an
 import gc
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,9 +20,12 @@ from weightbus.bus.effects import Ready, Send
 from weightbus.bus.headers import encode
 from weightbus.bus.limits import SNAPSHOTS_MAX, Timing
 from weightbus.bus.messages import (
+    RELAY,
     Announce,
+    Below,
     Bye,
     Chunk,
+    Doing,
     End,
     Fetch,
     Hello,
@@ -32,6 +36,7 @@ from weightbus.bus.messages import (
     Shared,
     Welcome,
     Whole,
+    WorkerRow,
 )
 from weightbus.bus.protocol_limits import FETCH_CHUNKS_MAX
 from weightbus.bus.publisher import offers
@@ -712,6 +717,50 @@ def test_workers_that_read_a_segment_are_told_of_a_version_once_it_is_whole(
     (again,) = told(chain, asks, name=b"near")
     assert isinstance(again, Announce)
     assert again.shared == segment.shared
+
+
+@pytest.mark.parametrize("subscribed", [True, False])
+@pytest.mark.parametrize("commit", ["auto", "together"])
+def test_a_version_for_named_workers_is_announced_to_them_alone_once_it_is_whole(
+    subscribed: bool, commit: Literal["auto", "together"]
+) -> None:
+    chain, made, segment = Chain(), version(1), FakeSegment()
+    for name in (b"near", b"other"):
+        shared_worker(chain, name, subscribed=subscribed)
+    relay = Hello(name="r", instance="d" * 32, models={"a": None}, features=[RELAY])
+    far = WorkerRow(name="far", state="live", road="shared", heard_ms=0, models={"a": Doing()})
+    told(chain, relay, Below(epoch=EPOCH, rows=[far]), name=b"r")
+    chunks = chain.begins(made)
+    terms = NO_TERMS._replace(commit=commit)
+    offer = VersionOffer.received("a", made.layout, chunks, made.key, terms, segment)
+    offer.only = frozenset({"near"})
+    passed, effects = chain.publisher.pass_on(offer, chain.now)
+    chain.arrives(made, range(CHUNKS))
+    chain.ends(made)
+    assert announced(carry_out(chain, effects), b"near") == []
+    effects = carry_out(chain, chain.publisher.arrived(passed, chain.now))
+    (late,) = announced(effects, b"near")
+    assert (late.version, late.shared) == (1, segment.shared)
+    assert [announced(effects, to) for to in (b"other", b"a/ctl", b"")] == [[], [], []]
+    hello = Hello(name="other", instance="c" * 32, models={"a": None})
+    assert not [m for m in told(chain, hello, name=b"other") if isinstance(m, Announce)]
+
+
+def test_a_version_in_a_segment_is_announced_to_no_worker_behind_another_relay() -> None:
+    chain, made = Chain(), version(1)
+    shared_worker(chain, b"near", subscribed=False)
+    relay = Hello(name="r", instance="d" * 32, models={"a": None}, features=[RELAY])
+    far = WorkerRow(name="far", state="live", road="shared", heard_ms=0, models={"a": Doing()})
+    told(chain, relay, Below(epoch=EPOCH, rows=[far]), name=b"r")
+    chunks = chain.begins(made)
+    offer = VersionOffer.received("a", made.layout, chunks, made.key, segment=FakeSegment())
+    passed, effects = chain.publisher.pass_on(offer, chain.now)
+    carry_out(chain, effects)
+    chain.arrives(made, range(CHUNKS))
+    chain.ends(made)
+    effects = carry_out(chain, chain.publisher.arrived(passed, chain.now))
+    assert [effect.to for effect in effects if isinstance(effect, Send)].count(b"") == 0
+    assert len(announced(effects, b"near")) == 1
 
 
 def test_a_worker_that_began_to_fetch_a_version_gets_it_though_it_reads_segments_now() -> None:

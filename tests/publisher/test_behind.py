@@ -177,6 +177,18 @@ def tree(*names: str) -> tuple[Node, Node, Link]:
     return origin, relay, link
 
 
+def behind(relay: Node, link: Link, name: str) -> tuple[Node, Link]:
+    """Return relay s behind a relay, with a worker of this name, and the link between both."""
+    inner = Node("s")
+    inner_link = Link(relay, inner)
+    inner.now = relay.now
+    inner_link.opens()
+    inner.joins(name)
+    inner_link.passes()
+    link.passes(REPORT_SECONDS)
+    return inner, inner_link
+
+
 def announcements(effects: Iterable[Effect]) -> list[Any]:
     return [e for e in effects if isinstance(e, Send) and isinstance(e.message, Announce)]
 
@@ -228,13 +240,7 @@ def test_a_commit_waits_for_the_workers_behind_a_relay() -> None:
 
 def test_a_version_for_named_workers_reaches_those_behind_relays_and_no_others() -> None:
     origin, relay, link = tree("x", "y")
-    inner = Node("s")
-    inner_link = Link(relay, inner)
-    inner.now = relay.now
-    inner_link.opens()
-    inner.joins("z")
-    inner_link.passes()
-    link.passes(REPORT_SECONDS)
+    inner, inner_link = behind(relay, link, "z")
     origin.publishes()
     relay.offers(1)
     inner.offers(1)
@@ -329,13 +335,7 @@ def test_a_direct_worker_of_the_name_is_refused_unless_it_is_the_same_process() 
 
 def test_a_relay_behind_a_relay_reports_through_both() -> None:
     origin, relay, link = tree("x")
-    inner = Node("s")
-    inner_link = Link(relay, inner)
-    inner.now = relay.now
-    inner_link.opens()
-    inner.joins("y")
-    inner_link.passes()
-    link.passes(REPORT_SECONDS)
+    inner, inner_link = behind(relay, link, "y")
     assert origin.rows()["y"][1] == ("r", "s")
     origin.publishes()
     for node in (relay, inner):
