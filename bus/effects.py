@@ -9,7 +9,7 @@ import msgspec
 
 from .headers import Buffer
 from .messages import Check, Shared
-from .staged import Copying, Patching, StagedVersion
+from .staged import Copying, Gathering, Patching, StagedVersion
 from .structs import Message
 
 
@@ -100,6 +100,12 @@ class Decode(msgspec.Struct, frozen=True):
     patching: Patching
 
 
+class Gather(msgspec.Struct, frozen=True):
+    """Fetch chunks from their sources in the background; answered by `Gathered`, until `over`."""
+
+    gathering: Gathering
+
+
 class Prefault(msgspec.Struct, frozen=True):
     """Map a segment before the first version is written into it; this effect has no answer."""
 
@@ -174,6 +180,7 @@ Effect = (
     | Open
     | Copy
     | Decode
+    | Gather
     | Prefault
     | Ready
     | WholeStaged

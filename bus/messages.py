@@ -33,6 +33,8 @@ from .protocol_limits import (
     PAGE_ROWS_MAX,
     PATCHES_MAX,
     RELAYS_MAX,
+    SOURCE_RANGES_MAX,
+    SOURCES_MAX,
     TEXT_MAX,
     VERSIONS_TOLD,
 )
@@ -105,6 +107,16 @@ class Patch(PatchId, frozen=True):
 
     digest: Hex64
     nbytes: Positive
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Another publisher that has some chunks of a version, which its own publisher may lack."""
+
+    address: Text
+    chunks: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=0, le=CHUNKS_MAX)]],
+        msgspec.Meta(max_length=SOURCE_RANGES_MAX),
+    ]
 
 
 class Doing(SanitizedText, frozen=True, omit_defaults=True):
@@ -307,6 +319,7 @@ class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
     patches: Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)] = []
     metadata: Metadata = {}
     workers: Annotated[list[Name], msgspec.Meta(max_length=NAMED_MAX)] = []
+    sources: Annotated[list[Source], msgspec.Meta(max_length=SOURCES_MAX)] = []
 
 
 class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):

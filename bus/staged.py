@@ -1,6 +1,6 @@
 """Versions at a worker: in shared memory, being copied or decoded, or staged to be applied."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
 from .chunks import ChunkPlan, Chunks
-from .messages import PatchId, Running
+from .messages import Announce, PatchId, Running, Source
 
 
 class StaleError(Exception):
@@ -191,3 +191,38 @@ class Copying:
     def cancel(self) -> None:
         """Record that the version is no longer wanted."""
         self.live = False
+
+
+@dataclass(slots=True, eq=False)
+class Gathering:
+    """The fetching of some chunks of one version from its sources, into its memory. (N1)
+
+    Attributes:
+        announce: The announcement of the version.
+        sources: Address and chunk indexes of each source. No chunk is at two of them.
+        buffer: The memory for the version. Meanwhile nothing else writes these chunks there.
+        plan: The version's chunks.
+        live: False once the version is no longer wanted: stop soon.
+        complete: Whether all of these chunks have arrived.
+    """
+
+    announce: Announce
+    sources: Sequence[tuple[str, Sequence[int]]]
+    buffer: NDArray[np.uint8]
+    plan: ChunkPlan
+    live: bool = True
+    complete: bool = False
+
+    def cancel(self) -> None:
+        """Record that the version is no longer wanted."""
+        self.live = False
+
+    def end(self) -> None:
+        """Record that all of these chunks have arrived."""
+        self.complete = True
+
+
+def indexes_of(source: Source, plan: ChunkPlan) -> list[int]:
+    """Return the chunks of a version that a source has, without those that the version lacks."""
+    pairs = zip(source.chunks[::2], source.chunks[1::2], strict=False)
+    return [i for first, count in pairs for i in range(first, min(first + count, plan.count))]

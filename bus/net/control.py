@@ -304,6 +304,24 @@ class WorkerSockets:
         found = endpoints.resolve(endpoint, self.address, self._dialled, any_host=anywhere)
         self.data.connect(found, ticket)
 
+    def source(self, address: str) -> tuple[str, WorkerKeys | None]:
+        """Return the endpoint and the keys by which to connect to a source of a version. (N2)
+
+        Raises:
+            AddressError: The address is invalid; or without keys, it is on another host.
+        """
+        keys = None if self._keys is None else self._keys[self.addresses.index(self.address)]
+        anywhere = self._any_data_host or keys is not None
+        try:
+            return endpoints.resolve(address, self.address, self._dialled, any_host=anywhere), keys
+        except AddressError:
+            endpoints.check(address)
+            raise AddressError(
+                f"it is not on the host of the publisher ({self.address}), and there are no keys, "
+                "so this worker takes its chunks from the publisher. Use keys, or allow it: "
+                "Settings(any_data_host=True)"
+            ) from None
+
     def redial(self) -> None:
         """Reconnect both sockets; messages queued on the old connections are lost."""
         if self._dialled:

@@ -40,6 +40,7 @@ from ..publisher.effects import (
     HangUp,
     Hash,
     MakeReclaimable,
+    Obtain,
     Release,
     Resolve,
     SendChunk,
@@ -223,6 +224,20 @@ class PublisherLoop:
             return self._call_soon(work).result(timeout)
         except FutureTimeout:
             return False
+
+    def keep_part(self, offer: VersionOffer) -> "Future[None]":
+        """Keep some chunks of another publisher's version; see `PublisherMachine.keep_part`."""
+        return self._call_soon(lambda now: self._perform(self._machine.keep_part(offer), now))
+
+    def next_key(self, model: str) -> "Future[tuple[int, int]]":
+        """Request the epoch and the number that the next version of a model will have."""
+
+        def answer(_now: float) -> tuple[int, int]:
+            state = self._machine.state
+            versions = state.store.get(model)
+            return state.epoch, 1 if versions is None else versions.next
+
+        return self._call_soon(answer)
 
     def rekey(self) -> None:
         """Rotate the group key; workers with a session receive the new one."""
@@ -580,6 +595,10 @@ class PublisherLoop:
                     case Compare(comparison):
                         done = partial(self._machine.compared, comparison)
                         self._hash_queue.add(comparison.version, comparison.steps(), done, done)
+                    case Obtain(version):
+                        obtain = version.begin_obtaining()
+                        if obtain is not None:
+                            obtain(version)
                     case MakeReclaimable(version):
                         version.snapshot.make_reclaimable()
                     case Release(version):

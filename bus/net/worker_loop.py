@@ -26,6 +26,7 @@ from ..effects import (
     Effect,
     Examine,
     Flushed,
+    Gather,
     Joined,
     Notice,
     Open,
@@ -49,12 +50,13 @@ from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
 from ..messages import RELAY, Check
 from ..staged import StagedVersion
-from ..worker.events import Copied, Decoded, Granted, LoopEvent, Opened, Probed, Report
+from ..worker.events import Copied, Decoded, Gathered, Granted, LoopEvent, Opened, Probed, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
 from .probing import probe
 from .ready_queue import ReadyQueue
+from .sources import Sources
 from .threads import IoThread
 
 log = logging.getLogger("weightbus.worker")
@@ -103,8 +105,11 @@ class WorkerLoop:
         self._work: deque[LoopEvent] = deque()
         # not `tell`, which refers to the loop
         self._copier = Copier(partial(_enqueue, self._work, sockets))
+        tell = partial(_enqueue, self._work, sockets)
+        self._sources = Sources(sockets.source, tell, machine.timing)
         self._stopping, self._refused = False, ""
         self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
+        self._lacking = RateLimitedWarning(log, "%s")
         self._failures = RateLimitedWarning(log, "%s")
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
@@ -174,6 +179,7 @@ class WorkerLoop:
     def _end(self, reason: BaseException) -> None:
         self._ready_queue.close(reason)
         self._copier.close()
+        self._sources.close()
         self._sockets.close()
         # These functions may refer to the owner of this loop.
         self._at_once = self._examine = self._after_turn = None
@@ -286,6 +292,8 @@ class WorkerLoop:
                 self._done(copied(copy))
             case Decode(job):
                 self._copier.copy(job)
+            case Gather(gathering):
+                self._sources.gather(gathering, self._machine.hello_for(gathering.announce.model))
             case Prefault(shared, nbytes):
                 view = self._views.open(shared, nbytes) if self._views is not None else None
                 if view is not None and not view.touched:
@@ -317,6 +325,8 @@ class WorkerLoop:
             case Examine(check):
                 if self._examine is not None:
                     self._examine(check)
+            case Notice("source", text):
+                self._lacking.warn(text, time.monotonic())
             case Notice(kind, text):
                 self._log(kind, f"{kind}: {text}", warning=effect.warning)
             case _:
@@ -407,6 +417,8 @@ def _failure_event(effect: Effect, why: str) -> LoopEvent | None:
             return Copied(copy, None)
         case Decode(job):
             return Decoded(job, why)
+        case Gather(job):
+            return Gathered(job, (), over=True, faults=(why,))
         case Probe():
             return Probed(reached=False)
         case _:

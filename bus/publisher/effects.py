@@ -147,6 +147,12 @@ class Compare(msgspec.Struct, frozen=True):
     comparison: "Comparison"
 
 
+class Obtain(msgspec.Struct, frozen=True):
+    """Begin to get the chunks that a version lacks from its sources, by `version.obtain`. (N4)"""
+
+    version: Version
+
+
 class MakeReclaimable(msgspec.Struct, frozen=True):
     """Make a version's memory reclaimable: the next publish may overwrite it."""
 
@@ -172,6 +178,7 @@ LoopEffect = (
     | Stamp
     | Hash
     | Compare
+    | Obtain
     | MakeReclaimable
     | Release
 )  # carried out by the publisher's loop without a further step

@@ -311,6 +311,32 @@ class PublisherMachine:
             effects += reports.hashed(self.state, version, now)
         return self._with_freed_memory(effects)
 
+    def keep_part(self, offered: VersionOffer) -> list[Effect]:
+        """Keep some chunks of another publisher's version, as its source. (N5)
+
+        Raises:
+            ValueError: The offer has no key, or this publisher has published the model itself.
+        """
+        return self._with_freed_memory(publishing.keep_part(self.state, offered))
+
+    def obtained(
+        self, version: Version, chunks: Sequence[tuple[int, int]], fault: str, now: float
+    ) -> list[Effect]:
+        """Handle chunks that came from the sources of a version, after `Obtain`.
+
+        Args:
+            version: The version.
+            chunks: Index and CRC-32C of each.
+            fault: Why chunks will not come, so that the version is given up; empty: they may.
+            now: The time.
+        """
+        if version.gone:
+            return []
+        effects = publishing.obtained(self.state, version, chunks, now)
+        if fault and not version.chunks.whole:
+            effects += publishing.withdraw(self.state, version, fault, now)
+        return self._with_freed_memory(effects)
+
     def abandon(self, version: Version) -> list[Effect]:
         """Drop a version that a relay does not receive whole any more."""
         abandoned = [] if version.gone else serving.abandon(self.state, version)

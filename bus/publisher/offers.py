@@ -55,6 +55,7 @@ def announcement(
         keep=version.keep,
         patches=[patch.offered for patch in version.patches] if version.patches else [],
         metadata=dict(version.metadata),
+        sources=[*version.sources] if version.sources else [],
     )
 
 

@@ -1,6 +1,6 @@
 """Publishing: numbers a version, announces it, and pushes it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from ..effects import Send
@@ -9,7 +9,7 @@ from ..headers import control_topic, data_topic, patch_topic
 from ..limits import CALLS_MAX
 from ..messages import DELTA, Progress, Whole
 from ..protocol_limits import NAMED_MAX, WHOLE_BYTES_MAX
-from . import absent, calls, joining
+from . import absent, calls, joining, serving
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import abort_of, announcement, commit_of
 from .publication import Publication, PublishTerms
@@ -58,6 +58,42 @@ def pass_on(
     effects += _release(state, versions, version, version.terms, workers, peers, now)
     versions.limit()
     return version, effects
+
+
+def keep_part(state: PublisherState, offered: VersionOffer) -> list[Effect]:
+    """Keep some chunks of another publisher's version, as a source: no worker is told of it. (N5)
+
+    Raises:
+        ValueError: The offer has no key, or this publisher has published versions of the model.
+    """
+    if offered.key is None:
+        raise ValueError("a part of a version has the epoch and number of its publisher")
+    epoch, _ = offered.key
+    versions = state.versions(offered.model)
+    if versions.latest is not None or versions.pending is not None:
+        raise ValueError(
+            f"this publisher has published {offered.model} by itself: on ranks other than 0, use "
+            "it only for models that all ranks publish together"
+        )
+    effects = joining.follow_epoch(state, epoch) if epoch != state.epoch else list[Effect]()
+    versions.keep_part(versions.add(offered, epoch))
+    return effects
+
+
+def obtained(
+    state: PublisherState, version: Version, chunks: Sequence[tuple[int, int]], now: float
+) -> list[Effect]:
+    """Handle chunks (index, CRC-32C) from sources: send them to the workers that wait. (N4)"""
+    for index, crc in chunks:
+        version.chunks.put(index, crc)
+    version.chunks.proves(version.chunks.digest)
+    return serving.arrived(state, version, now)
+
+
+def withdraw(state: PublisherState, version: Version, why: str, now: float) -> list[Effect]:
+    """End the calls of a version that cannot be sent whole, and drop the version everywhere."""
+    effects = calls.give_up(state, version, why, now)
+    return effects if version.gone else effects + serving.abandon(state, version)
 
 
 def share(state: PublisherState, version: Version) -> list[Effect]:
@@ -119,6 +155,8 @@ def publish(
             raise UnknownWorkerError(text)
         _check_named(state, workers)
         offered.restrict(workers)
+    if offered.key is not None and offered.key[0] != state.epoch:
+        raise ValueError(f"the epoch changed from {offered.key[0]} to {state.epoch} meanwhile")
     peers = state.roster.targets(offered.model, workers, now + state.timing.quiet)
     versions = state.store.get(offered.model) or state.versions(offered.model)
     version = versions.add(offered, state.epoch, now)

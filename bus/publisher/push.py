@@ -9,8 +9,11 @@ An unhashed chunk is hashed when it is pushed. Chunks are pushed in small bursts
 has room. So their bytes are still in the cache when they are sent, and at most a burst is queued.
 The `end` message has the digest of all chunks, so it is sent in the step after the last chunk.
 
-A version that is still arriving from another publisher is pushed up to its first missing chunk.
+A version that is still arriving from another publisher is pushed up to its first missing chunk. Of
+a version with sources, only the chunks that are here are pushed. (N4)
 """
+
+from collections.abc import Iterable
 
 from ..headers import control_topic, data_topic, patch_topic
 from ..protocol_limits import PUSH_CHUNKS
@@ -31,6 +34,7 @@ class Push:
         self.next, self._count = 0, version.plan.count
         self.done = False
         self.stalled = False  # whether no worker reports progress: the push ends early
+        self._skips = bool(version.target.sources)  # chunks that are not here
         self._reported = 0
         self._progress_at = now
         self._patience = patience
@@ -48,13 +52,13 @@ class Push:
         if self.stalled or self.next == self._count:
             return not self.done and bool(self.version.target.chunks.digest)
         chunks, within = self.version.chunks, self.next < self._reported + PUSH_CHUNKS
-        return within and (chunks.whole or chunks.has(self.next))
+        return within and (chunks.whole or self._skips or chunks.has(self.next))
 
     def step(self, now: float) -> list[Effect]:
         """Send the next chunks, or the `end` after the last chunk or if the push stalls."""  # P7
         if not (self.stalled or self.next == self._count):
             chunks = self.version.chunks
-            if not (chunks.whole or chunks.has(self.next)):
+            if not (chunks.whole or self._skips or chunks.has(self.next)):
                 self._progress_at = now  # the push waits for the chunk, not for workers
             self.stalled = now - self._progress_at >= self._patience
             return self._next(now)
@@ -72,10 +76,13 @@ class Push:
     def _next(self, now: float) -> list[Effect]:
         first, chunks = self.next, self.version.chunks
         last = min(first + self._burst, self._count, self._reported + PUSH_CHUNKS)
-        if chunks.whole:
+        if chunks.whole or self._skips:
             self.next = last
         while self.next < last and chunks.has(self.next):
             self.next += 1
         if self.next > first:
             self._progress_at = now
-        return [BroadcastChunk(self.version, i, self.topic) for i in range(first, self.next)]
+        indexes: Iterable[int] = range(first, self.next)
+        if self._skips:
+            indexes = filter(chunks.has, indexes)
+        return [BroadcastChunk(self.version, i, self.topic) for i in indexes]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ..effects import Notice, Send
 from ..messages import Announce, Fetch, Refuse
 from .calls import announced_terms
-from .effects import Effect, SendChunk
+from .effects import Effect, Obtain, SendChunk
 from .offers import announcement, end_of, refusal_of
 from .roster import Peer
 from .state import PublisherState
@@ -91,20 +91,14 @@ def _send_chunks(
         peer.fetches(version.model, version.version, chunked.patch, now)
     state.store[version.model].left(peer.name, older_than=version.version)
     indexes: Iterable[int] = range(fetch.first, fetch.first + fetch.count)
+    effects = list[Effect]()
     if not chunked.chunks.whole:
-        indexes = _arrived_chunks(version, peer, indexes, now + state.timing.patience_max)
-    return [SendChunk(chunked, index, peer.identity) for index in indexes]
-
-
-def _arrived_chunks(
-    version: Version, peer: Peer, indexes: Iterable[int], until: float
-) -> list[int]:
-    """Return those `indexes` that have arrived; the worker awaits the others until `until`."""
-    by_here = {True: list[int](), False: list[int]()}
-    for index in indexes:
-        by_here[version.chunks.has(index)].append(index)
-    version.await_chunks(peer.name, by_here[False], until)
-    return by_here[True]
+        missing = [index for index in indexes if not chunked.chunks.has(index)]
+        indexes = [index for index in indexes if chunked.chunks.has(index)]
+        version.await_chunks(peer.name, missing, now + state.timing.patience_max)
+        if missing and version.obtain is not None:
+            effects.append(Obtain(version))
+    return [*effects, *(SendChunk(chunked, index, peer.identity) for index in indexes)]
 
 
 def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:

@@ -36,6 +36,7 @@ class Versions:
         self.model, self._named_here = model, named_here
         self.latest: Version | None = None  # for workers without a newer targeted version
         self.pending: Version | None = None  # the version whose commit is undecided
+        self.part: Version | None = None  # of which this publisher has some chunks, as a source
         self.announced_layout = ""  # the id of the layout last published on the data socket
         # by worker, the newest version that was published to named workers
         self._targeted: dict[str, Version] = {}
@@ -147,6 +148,11 @@ class Versions:
         """True if a version of this model was ever published."""
         return self._count > 0
 
+    @property
+    def next(self) -> int:
+        """The number of the next version."""
+        return self._count + 1
+
     def had(self, number: int) -> bool:
         """True if a version was published under this number in this epoch, as far as is known."""
         return self._first <= number <= self._count or not self._named_here
@@ -197,6 +203,11 @@ class Versions:
     def await_commit(self, version: Version) -> None:
         """Keep a version as pending until it is committed or dropped."""
         self.pending, self.changed = version, True
+
+    def keep_part(self, version: Version) -> None:
+        """Keep a version of which this publisher is a source, until the next one. (N5)"""
+        version.move("for-some")
+        self.part, self.changed = version, True
 
     def drop(self, version: Version) -> None:
         """Drop a version that was aborted."""
@@ -294,7 +305,7 @@ class Versions:
 
     def _prune(self) -> None:
         """Drop each version that is the newest for no worker and that no worker receives."""
-        kept = (self.latest, self.pending, *self._targeted.values())
+        kept = (self.latest, self.pending, self.part, *self._targeted.values())
         for version in [*self._versions.values()]:
             if version not in kept:
                 self._move(version, "newer")
@@ -311,6 +322,7 @@ class Versions:
             self._freed.append(Release(version))
         self.latest = None if self.latest is version else self.latest
         self.pending = None if self.pending is version else self.pending
+        self.part = None if self.part is version else self.part
         if self._targeted:
             self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]

@@ -30,7 +30,7 @@ from ...codecs.overflow import LostValues
 from ..chunks import ChunkPlan, Chunks, Memory, plan_of
 from ..headers import Buffer
 from ..limits import EPOCHS_KEPT
-from ..messages import Applied, Patch, PatchId, Running, Shared, Staged
+from ..messages import Applied, Patch, PatchId, Running, Shared, Source, Staged
 from ..protocol_limits import FETCH_CHUNKS_MAX
 from ..sealer import ByteSource, SealedVersion
 from .tables import VERSIONS, VersionEvent, VersionPhase
@@ -230,6 +230,8 @@ class VersionOffer(msgspec.Struct, eq=False):
             passes the version on. None: this publisher gives them.
         terms: The terms of the announcement that a relay passes on.
         only: The names of the workers that the version is for; None: for all.
+        sources: Where the chunks are that this publisher lacks. (N1)
+        obtain: Begins to get these chunks from there, and then calls `PublisherMachine.obtained`.
     """
 
     model: str
@@ -246,6 +248,8 @@ class VersionOffer(msgspec.Struct, eq=False):
     key: tuple[int, int] | None = None
     terms: AnnouncedTerms = NO_TERMS
     only: frozenset[str] | None = None
+    sources: tuple[Source, ...] = ()
+    obtain: "Callable[[Version], None] | None" = None
 
     @classmethod
     def of(
@@ -346,6 +350,8 @@ class Version(Chunked):
         unchecked_reports: By worker and type, the last report, to be checked once the digest is
             known.
         unpatched: Names of the workers whose reason to use no patch was logged.
+        sources: Where the chunks are that this publisher lacks, for announcements.
+        obtain: Begins to get these chunks; None: there are none, or that has begun.
     """
 
     def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
@@ -359,6 +365,7 @@ class Version(Chunked):
         self.unstamped = None if whole else offer.shared
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
         self.detail, self.terms, self.only = offer.detail, offer.terms, offer.only
+        self.sources, self.obtain = offer.sources, offer.obtain
         self.patches: tuple[VersionPatch, ...] = ()
         if offer.patches:
             self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])
@@ -448,6 +455,11 @@ class Version(Chunked):
             for index in filter(self.chunks.has, [*waits])
         ]
 
+    def begin_obtaining(self) -> "Callable[[Version], None] | None":
+        """Return what begins to get the chunks that are lacking; None: that has begun."""
+        obtain, self.obtain = self.obtain, None
+        return obtain
+
     def note_unpatched(self, worker: str) -> bool:
         """Record that a worker fetches all of the version; return True for its first fetch."""
         known = worker in self.unpatched
@@ -509,7 +521,7 @@ class Version(Chunked):
     def renew(self, epoch: int) -> None:
         """Move the version to a later epoch; keep its last names."""
         self.names = frozenset(sorted({*self.names, self.key})[-EPOCHS_KEPT:])
-        self.epoch = epoch
+        self.epoch, self.sources = epoch, ()  # the sources know the version by its first name
 
     # Patches.
 

@@ -47,14 +47,16 @@ class Grants:
 
     Args:
         by_key: The initial grants.
+        own: The grant of the publisher's own key, which other publishers with that key use to take
+            chunks; it is never revoked.
     """
 
-    def __init__(self, by_key: Mapping[str, Grant]) -> None:
-        self._by_key = by_key
+    def __init__(self, by_key: Mapping[str, Grant], own: Mapping[str, Grant] | None = None) -> None:
+        self._by_key, self._own = by_key, own or {}
 
     def of(self, key: str) -> Grant | None:
         """Return the grant of a key; None if the key was never allowed or was revoked."""
-        return self._by_key.get(key)
+        return self._by_key.get(key) or self._own.get(key)
 
     def may_read(self, name: str, key: str) -> bool:
         """True if the worker with this name and key may receive published data."""

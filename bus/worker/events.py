@@ -1,5 +1,6 @@
 """The events of a worker's machine other than messages: effects' results, users' actions."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..messages import Checked
-from ..staged import Copying, Patching, SharedMemory
+from ..staged import Copying, Gathering, Patching, SharedMemory
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -52,6 +53,27 @@ class Decoded(msgspec.Struct, frozen=True):
     def model(self) -> str:
         """The model's name."""
         return self.patching.model
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """Chunks that a `Gather` has fetched.
+
+    Attributes:
+        gathering: The fetching that this belongs to.
+        chunks: Index and CRC-32C of each new chunk.
+        over: Whether nothing more is fetched.
+        faults: Why chunks are lacking, a text for each source.
+    """
+
+    gathering: Gathering
+    chunks: Sequence[tuple[int, int]]
+    over: bool = False
+    faults: Sequence[str] = ()
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.gathering.announce.model
 
 
 Outcome = Literal["taken", "put-back", "applied", "declined", "failed", "torn", "stale", "newer"]
@@ -121,5 +143,7 @@ class Probed(msgspec.Struct, frozen=True):
     reached: bool
 
 
-OfModel = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # these have a `model`
+OfModel = (
+    Granted | Opened | Copied | Decoded | Gathered | Report | Waits | Wanted
+)  # these have a `model`
 LoopEvent = OfModel | Examined | Flush | Probed

@@ -17,6 +17,8 @@ from ..chunks import Chunks, Memory
 from ..effects import (
     Copy,
     Effect,
+    Gather,
+    Notice,
     Open,
     Ready,
     Rejected,
@@ -45,7 +47,7 @@ from ..messages import (
 from ..protocol_limits import APPLIES_MAX, WINDOW_CHUNKS
 from ..staged import SharedMemory, StagedVersion
 from . import reports
-from .events import Copied, Decoded, Granted, OfModel, Opened, Report, Waits, Wanted
+from .events import Copied, Decoded, Gathered, Granted, OfModel, Opened, Report, Waits, Wanted
 from .fetch_planner import FetchPlanner
 from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
@@ -273,6 +275,9 @@ class Follower:
         effects: list[Effect] = []
         if entry.memory is not None and announce.nbytes:
             effects.append(Copy(transfer.copy(entry.memory)))
+        elif announce.sources and transfer.patch is None:
+            gathering = transfer.gather()
+            effects += [] if gathering is None else [Gather(gathering)]
         patched, listening = transfer.patch is not None, list[Effect]()
         if patched != self.patches.listens:
             listening = self.patches.listen(on=patched, shared=self.shared)
@@ -299,6 +304,22 @@ class Follower:
         assert entry is not None  # noqa: S101 - nothing else lends its buffer
         entry.transfer.copied(copied.crcs, now)
         return self._advance(entry, now)
+
+    def _gathered(self, gathered: Gathered, now: float) -> list[Effect]:
+        """Record chunks that came from sources; fetch those that did not come. (N3)"""
+        job = gathered.gathering
+        if job.complete:  # the version may be in use already
+            return []
+        if not job.live:  # replaced by a newer version, or aborted
+            if not gathered.over:
+                return []
+            self.versions.give_back(job.buffer)
+            return self._resume(now)
+        entry = self.versions.in_phase["arriving"]
+        assert entry is not None  # noqa: S101 - nothing else lends its buffer
+        entry.transfer.gathered(gathered.chunks, now, over=gathered.over)
+        faults = [Notice("source", text, warning=True) for text in gathered.faults]
+        return [*faults, *self._advance(entry, now)]
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
         """Stage a version decoded from a patch; if decoding failed, fetch the whole version."""
@@ -526,6 +547,8 @@ class Follower:
                 return self._copied(event, now)
             case Decoded():
                 return self._decoded(event, now)
+            case Gathered():
+                return self._gathered(event, now)
             case Wanted():
                 sent = self.planner.want(event.key, now)
                 return sent if event.key else sent + self._go_on(self.versions.newest_known[0], now)

@@ -343,6 +343,10 @@ class WorkerMachine:
         age_ms = self._ages.of(epoch, now)
         return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
 
+    def hello_for(self, model: str) -> Hello:
+        """Return the hello for a source of a version of this model. (N1)"""
+        return replace(self.identity, models={model: None}, features=[])
+
     def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
         if welcome.epoch < self.applied_epoch:  # W2
             text = (

@@ -21,9 +21,13 @@ answered, the answers are still on their way.
 
 A patch may arrive instead of the version, into separate memory; the version is then decoded from
 the patch.
+
+Chunks that sources have are fetched there, in other threads, which write into the memory. Until
+that is over, these chunks are accepted from nowhere else.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +40,7 @@ from ..lease import Lease
 from ..limits import Timing
 from ..messages import Announce, Chunk, Patch, PatchId, SealedChunk
 from ..protocol_limits import LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS
-from ..staged import Base, Copying, Patching, SharedMemory
+from ..staged import Base, Copying, Gathering, Patching, SharedMemory, indexes_of
 from .keyring import Keyring
 from .tables import COMING, Coming, Way
 
@@ -83,6 +87,8 @@ class Transfer:
         self.tries = 0  # consecutive timeouts on this connection
         self._offered = patch
         self._job: Copying | Patching | None = None  # the copy or decode that uses the memory now
+        self._gathering: Gathering | None = None  # what is fetched from sources now
+        self._elsewhere = set[int]()  # the chunks that are fetched there, and are not here
         self.key = (announce.epoch, announce.version)
         self.damaged = 0  # chunks whose bytes did not match their checksum
         self.restarts = 0  # times the version did not match its digest
@@ -155,7 +161,12 @@ class Transfer:
                 self._reject(index)
                 return False
             crc = payload.crc
-        elif chunks.crcs[index] is not None or index == self._leased[0] or self._job is not None:
+        elif (
+            chunks.crcs[index] is not None
+            or index == self._leased[0]
+            or self._job is not None
+            or index in self._elsewhere
+        ):
             return False
         else:
             sound = self._place(index, proof, b"" if isinstance(payload, Lease) else payload)
@@ -200,7 +211,7 @@ class Transfer:
         index, chunks = chunk.index, self.chunks
         if index >= chunks.plan.count or chunks.crcs[index] is not None:
             return None
-        if index == self._leased[0] or self._job is not None:
+        if index == self._leased[0] or self._job is not None or index in self._elsewhere:
             return None
         if chunk.patch != self.patch:
             return None
@@ -211,18 +222,23 @@ class Transfer:
         if opening is None and self._keyring is not None:
             return None
         if self._lease is not None:
-            self.revoke()
+            self._end_lease()
         self._requested.discard(index)
         self._leased = index, 0
         place = chunks.memory.data[begin:end]
-        self._lease = Lease(place, chunk, self.revoke, opening=opening)
+        self._lease = Lease(place, chunk, self._end_lease, opening=opening)
         return self._lease
 
     def revoke(self) -> bool:
-        """Stop writes into the buffer. Return False while a copy or decode is still running."""
-        if self._job is not None:
-            self._job.cancel()
-            return False
+        """Stop writes into the buffer. Return False while another thread may still write there."""
+        self._end_lease()
+        running = self._job or self._gathering
+        if running is not None:
+            running.cancel()
+        return running is None
+
+    def _end_lease(self) -> bool:
+        """Stop the receiving of a chunk directly into the buffer."""
         if self._lease is not None:
             self._lease.end()
             self._cursor = min(self._cursor, self._leased[0])
@@ -266,6 +282,40 @@ class Transfer:
             self.chunks.put_all(crcs.tolist())
         self._heard_at, self.tries = now, 0  # the copy may have taken long
 
+    def gather(self) -> Gathering | None:
+        """Return the job that fetches chunks from the version's sources; None without sources."""
+        announce, plan, taken = self.announce, self.chunks.plan, set[int]()
+        sources = list[tuple[str, list[int]]]()
+        for source in announce.sources:
+            named = [i for i in indexes_of(source, plan) if self.chunks.crcs[i] is None]
+            indexes = [i for i in dict.fromkeys(named) if i not in taken]
+            taken.update(indexes)
+            if indexes:
+                sources.append((source.address, indexes))
+        if not sources:
+            return None
+        self._elsewhere = taken
+        self._gathering = Gathering(announce, sources, self.chunks.memory, plan)
+        return self._gathering
+
+    def gathered(self, chunks: Sequence[tuple[int, int]], now: float, *, over: bool) -> None:
+        """Record chunks that were fetched from sources, and maybe the end of that.
+
+        What is lacking then is fetched like any other chunk. (N3)
+        """
+        for index, crc in chunks:
+            self.chunks.put(index, crc)
+        self._elsewhere.difference_update(index for index, _ in chunks)
+        if chunks:
+            self.tries, self._heard_at = 0, now
+        job = self._gathering
+        if job is not None and (over or not self._elsewhere):
+            if not self._elsewhere:
+                job.end()
+            self._cursor = min(self._cursor, *self._elsewhere) if self._elsewhere else self._cursor
+            self._gathering, self._heard_at = None, now
+            self._elsewhere = set[int]()
+
     def pull(self) -> None:
         """Fetch missing chunks immediately: no more will be pushed, as far as is known."""
         self._change_way("unpushed")
@@ -288,7 +338,9 @@ class Transfer:
         if silent >= self._timing.quiet:  # W30
             self.pull()
         passed = self._answered > self._asked_at  # otherwise the answers are still on their way
-        if silent >= (self._timeout if passed else self._timing.patience_max):  # W12
+        # While only sources are to send chunks, the publisher is not late. They have a deadline.
+        late = self._timeout if passed else self._timing.patience_max
+        if silent >= late and (self._gathering is None or self._requested):  # W12
             self.tries += 1
             self._ask_again(now)
             self._timeout = min(2 * self._timeout, self._timing.patience_max)  # W32
@@ -297,7 +349,9 @@ class Transfer:
             wanted.append((0, 0))
         crcs = self.chunks.crcs
         limit = len(crcs) if self.arrival == "pulled" else self._pushed  # W10, W30
-        while self._cursor < limit and crcs[self._cursor] is not None:
+        while self._cursor < limit and (
+            crcs[self._cursor] is not None or self._cursor in self._elsewhere
+        ):
             self._cursor += 1
         if (
             self._cursor < limit
@@ -329,6 +383,8 @@ class Transfer:
         while self._cursor < limit and len(self._requested) < WINDOW_CHUNKS:  # W11
             index, self._cursor = self._cursor, self._cursor + 1
             if self.chunks.crcs[index] is not None or index in (self._leased[0], *self._requested):
+                continue
+            if index in self._elsewhere:
                 continue
             self._requested.add(index)
             first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)

@@ -18,6 +18,8 @@ import {
   MODELS_MAX,
   NAMED_MAX,
   PATCHES_MAX,
+  SOURCE_RANGES_MAX,
+  SOURCES_MAX,
   TEXT_MAX,
 } from "./protocol_limits.js";
 
@@ -49,6 +51,14 @@ export interface Patch {
   readonly digest: string;
   /** Bytes of the patch, which is cut into chunks of `chunk_bytes`. */
   readonly nbytes: number;
+}
+
+/** Another publisher that has some chunks of a version, which its own publisher may lack. */
+export interface Source {
+  /** The control address of the source. */
+  readonly address: string;
+  /** The chunks that the source has: first and count of each range, in turn. */
+  readonly chunks: readonly number[];
 }
 
 /** The id of a patch to a version: its encoding, and the base that it builds on. */
@@ -217,6 +227,8 @@ export interface Announce {
   readonly metadata: ReadonlyMap<string, string>;
   /** To a relay: the version is only for these workers behind it (R8). Empty: for all. */
   readonly workers: readonly string[];
+  /** Where else chunks of the version are (N1). */
+  readonly sources: readonly Source[];
 }
 
 /** One chunk of a version's data section. The payload is the chunk. */
@@ -547,6 +559,10 @@ const patch: f.Field<Patch> = f.object({
   digest: f.hex(64),
   nbytes: f.positive,
 });
+const source: f.Field<Source> = f.object({
+  address: f.text(TEXT_MAX),
+  chunks: f.array(f.integer(0, CHUNKS_MAX), SOURCE_RANGES_MAX),
+});
 const patchId: f.Field<PatchId> = f.object({
   encoding: f.name,
   epoch: f.count,
@@ -605,6 +621,7 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
       new Map(),
     ),
     workers: f.optional(f.array(f.name, NAMED_MAX), []),
+    sources: f.optional(f.array(source, SOURCES_MAX), []),
   },
   chunk: {
     model: f.name,

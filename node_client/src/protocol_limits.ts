@@ -58,6 +58,10 @@ export const METADATA_BYTES_MAX = 4096;
 export const RELAYS_MAX = 16;
 /** Workers that an announcement to a relay names. */
 export const NAMED_MAX = 256;
+/** Sources of an announcement. */
+export const SOURCES_MAX = 1024;
+/** Numbers in `chunks` of a source. */
+export const SOURCE_RANGES_MAX = 4096;
 
 /** The times of a worker, in milliseconds. */
 export interface Timing {

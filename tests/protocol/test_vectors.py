@@ -77,6 +77,7 @@ MESSAGES = [
     *table("patching.json", "headers"),
     *table("metadata.json", "messages"),
     *table("below.json"),
+    *table("sources.json"),
 ]
 
 

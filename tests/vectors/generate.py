@@ -110,13 +110,14 @@ def files() -> dict[str, bytes]:
     mapping = [{**_message(out, each), "level": 4} for each in prepared]
     out.table("mapping.json", cases=mapping)
     checked = message_cases.feature_cases("observing")
-    checking = [{**_message(out, each), "level": None} for each in checked]
-    out.table("checking.json", cases=checking)
+    out.table("checking.json", cases=[{**_message(out, c), "level": None} for c in checked])
     seen = message_cases.feature_cases("observing", "observer")
     observing = [{**_message(out, c), "level": None} for c in seen]
     out.table("observing.json", cases=observing)
-    below = [{**_message(out, c), "level": None} for c in message_cases.feature_cases("relays")]
-    out.table("below.json", cases=below)
+    below = message_cases.feature_cases("relays")
+    out.table("below.json", cases=[{**_message(out, c), "level": None} for c in below])
+    named = message_cases.further_cases(page="sources")
+    out.table("sources.json", cases=[{**_message(out, c), "level": None} for c in named])
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
     applying = [_sequence(out, each) for each in in_applying]

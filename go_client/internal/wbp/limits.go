@@ -35,6 +35,8 @@ const (
 	MetadataBytesMax = 4096        // bytes of names and texts of a version's metadata
 	RelaysMax        = 16          // relays between a publisher and a worker
 	NamedMax         = 256         // workers that an announcement to a relay names
+	SourcesMax       = 1024        // sources of an announcement
+	SourceRangesMax  = 4096        // numbers in chunks of a source
 )
 
 // Timing has the intervals and timeouts of a worker.

@@ -36,6 +36,12 @@ type PatchOffer struct {
 	Bytes  int64  `json:"nbytes"` // bytes of the patch, which is cut into chunks of chunk_bytes
 }
 
+// Source anothers publisher that has some chunks of a version, which its own publisher may lack.
+type Source struct {
+	Address string  `json:"address"` // the control address of the source
+	Chunks  []int64 `json:"chunks"`  // the chunks that the source has: first and count of each range, in turn
+}
+
 // Hello requests to join. Models has each model of the worker, with the version that it runs.
 type Hello struct {
 	Name     string              `json:"name"`     // the worker's name
@@ -125,6 +131,7 @@ type Announce struct {
 	Patches     []PatchOffer      `json:"patches,omitempty"`  // the patches that lead to this version
 	Metadata    map[string]string `json:"metadata,omitempty"` // texts about the version
 	Workers     []string          `json:"workers,omitempty"`
+	Sources     []Source          `json:"sources,omitempty"` // where else chunks of the version are
 }
 
 // Kind returns the type of the message, as in its header.
@@ -356,6 +363,13 @@ func readPatchOffer(f *fields) PatchOffer {
 	}
 }
 
+func readSource(f *fields) Source {
+	return Source{
+		Address: required(f, "address", text(TextMax)),
+		Chunks:  required(f, "chunks", arrayOf(SourceRangesMax, integer(0, ChunksMax))),
+	}
+}
+
 func readPatchID(f *fields) PatchID {
 	return PatchID{
 		Encoding: required(f, "encoding", name),
@@ -424,6 +438,7 @@ func readAnnounce(f *fields) Message {
 		Patches:     optional(f, "patches", nil, arrayOf(PatchesMax, objectOf(readPatchOffer))),
 		Metadata:    optional(f, "metadata", nil, mapOf(MetadataMax, shortTo(MetadataNameMax), text(TextMax))),
 		Workers:     optional(f, "workers", nil, arrayOf(NamedMax, name)),
+		Sources:     optional(f, "sources", nil, arrayOf(SourcesMax, objectOf(readSource))),
 	}
 }
 

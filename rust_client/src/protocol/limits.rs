@@ -69,6 +69,10 @@ pub const OBSERVERS_MAX: usize = 16;
 pub const RELAYS_MAX: usize = 16;
 /// Workers that an announcement to a relay names.
 pub const NAMED_MAX: usize = 256;
+/// Sources of an announcement.
+pub const SOURCES_MAX: usize = 1024;
+/// Numbers in `chunks` of a source.
+pub const SOURCE_RANGES_MAX: usize = 4096;
 /// Sums of one `checked`.
 pub const CHECK_NAMES_MAX: usize = 4096;
 /// Rows of each kind in one `roster`.

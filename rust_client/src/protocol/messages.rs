@@ -77,6 +77,24 @@ impl Running {
     }
 }
 
+/// Another publisher that has some chunks of a version, which its own publisher may lack.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Source {
+    /// The control address of the source.
+    pub address: String,
+    /// The chunks that the source has: first and count of each range, in turn.
+    pub chunks: Vec<u64>,
+}
+
+impl Source {
+    fn read(fields: &Fields) -> Result<Source, Fault> {
+        Ok(Source {
+            address: fields.required("address", text(TEXT_MAX))?,
+            chunks: fields.required("chunks", array(SOURCE_RANGES_MAX, within(0..=CHUNKS_MAX)))?,
+        })
+    }
+}
+
 /// The checksum and digest of a version whose only chunk is sent in its announcement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Whole {
@@ -549,6 +567,9 @@ pub struct Announce {
     /// To a relay: the version is only for these workers behind it (R8). Empty: for all.
     #[serde(skip_serializing_if = "is_default")]
     pub workers: Vec<String>,
+    /// Where else chunks of the version are (N1).
+    #[serde(skip_serializing_if = "is_default")]
+    pub sources: Vec<Source>,
 }
 
 impl Announce {
@@ -575,6 +596,7 @@ impl Announce {
             metadata: fields
                 .optional("metadata", map(METADATA_MAX, text(METADATA_NAME_MAX), text(TEXT_MAX)))?,
             workers: fields.optional("workers", array(NAMED_MAX, name))?,
+            sources: fields.optional("sources", array(SOURCES_MAX, object(Source::read)))?,
         })
     }
 }

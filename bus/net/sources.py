@@ -1,0 +1,272 @@
+"""Fetches chunks of versions from their sources, for a worker or for the publisher itself. (N1)
+
+Each source has a thread with the sockets of a worker and a session of level 1, which lasts as long
+as the fetching. The thread writes chunks into the version's memory, and tells which are there.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from ...codecs.native import crc32c
+from ..errors import ProtocolError
+from ..headers import Buffer, encode, from_publisher
+from ..limits import Timing
+from ..messages import (
+    Bye,
+    Chunk,
+    Fetch,
+    Hello,
+    Ping,
+    Pong,
+    PublisherMessage,
+    Refuse,
+    Rekey,
+    SealedChunk,
+    Welcome,
+)
+from ..protocol_limits import WINDOW_CHUNKS
+from ..staged import Gathering
+from ..trust.keys import WorkerKeys
+from ..worker.events import Gathered
+from ..worker.keyring import Keyring
+from .control import WorkerSockets
+
+LOOK_SECONDS = 0.1  # seconds between two looks whether the version is still wanted
+DAMAGED_MAX = 16  # damaged chunks of a source, after which it is given up
+CLOSE_SECONDS = 5.0  # seconds to wait at close for the threads, which look much sooner
+
+Place = Callable[[str], tuple[str, WorkerKeys | None]]
+
+
+class Sources:
+    """Fetches chunks from sources.
+
+    Args:
+        place: Returns, for the address of a source, the one to connect to and the keys to use.
+            Raises AddressError if no connection is allowed. (N2)
+        tell: Called with chunks that are there, and at the end; in any thread.
+        timing: The timeouts and intervals.
+    """
+
+    def __init__(self, place: Place, tell: Callable[[Gathered], None], timing: Timing) -> None:
+        self._place, self._tell, self._timing = place, tell, timing
+        self._threads = list[threading.Thread]()
+        self._closed = False
+
+    def gather(self, gathering: Gathering, hello: Hello) -> None:
+        """Begin to fetch, with a thread for each source; `hello`: the worker's, with its models.
+
+        Raises:
+            RuntimeError: The process cannot start another thread. Some may have been started.
+        """
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        running = _Running(gathering, self._tell, len(gathering.sources))
+        for count, (address, indexes) in enumerate(gathering.sources):
+            about = running, address, indexes, hello
+            thread = threading.Thread(
+                target=self._fetch, args=about, name="weightbus-source", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                for _ in gathering.sources[count:]:
+                    running.end(str(error))
+                return
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._closed = True
+        until = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _fetch(
+        self, running: "_Running", address: str, indexes: Sequence[int], hello: Hello
+    ) -> None:
+        """Fetch chunks from one source, in its thread."""
+        fault = ""
+        try:
+            endpoint, keys = self._place(address)
+            session = _SourceSession(running, indexes, hello, self._timing, keyed=keys is not None)
+            with closing(WorkerSockets(endpoint, _nowhere, keys, session.awaits)) as sockets:
+                fault = session.run(sockets, lambda: self._closed)
+        except Exception as error:  # the publisher sends what is lacking
+            fault = str(error) or repr(error)
+        running.end(f"chunks of the source at {address} are lacking: {fault}" if fault else "")
+
+
+def _nowhere(_header: Sequence[Buffer], _size: int) -> None:
+    """Return no memory for a published message: none arrives."""
+
+
+class _Running:
+    """One fetching, by several threads."""
+
+    def __init__(self, gathering: Gathering, tell: Callable[[Gathered], None], count: int) -> None:
+        self.gathering, self._tell, self._left = gathering, tell, count
+        self._faults = list[str]()
+        self._lock = threading.Lock()
+
+    def tell(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Tell which chunks are there now."""
+        self._tell(Gathered(self.gathering, chunks))
+
+    def end(self, fault: str) -> None:
+        """Record the end of a source; the last one ends the fetching."""
+        with self._lock:
+            self._left -= 1
+            self._faults += [fault] if fault else []
+            last = not self._left
+        if last:
+            self._tell(Gathered(self.gathering, (), over=True, faults=self._faults))
+
+
+class _SourceSession:
+    """The session with one source, which sends some chunks of a version.
+
+    Args:
+        running: The fetching.
+        indexes: The chunks.
+        hello: What to say first.
+        timing: The timeouts and intervals.
+        keyed: Whether the source has keys, so that it encrypts the chunks.
+    """
+
+    def __init__(
+        self,
+        running: _Running,
+        indexes: Sequence[int],
+        hello: Hello,
+        timing: Timing,
+        *,
+        keyed: bool,
+    ) -> None:
+        self._running, self._job, self._timing = running, running.gathering, timing
+        self._missing = [*reversed(indexes)]  # to be requested; the next one last
+        self._requested = set[int]()
+        self._hello, self._keyring = encode(hello), Keyring() if keyed else None
+        self._inside = False
+        self._damaged = 0
+        self._new = list[tuple[int, int]]()
+
+    def awaits(self) -> int:
+        """Return the most requested bytes that may be in transit."""
+        return WINDOW_CHUNKS * self._job.plan.chunk_bytes
+
+    def run(self, sockets: WorkerSockets, stopped: Callable[[], bool]) -> str:
+        """Fetch the chunks; return why some of them are lacking, or an empty text."""
+        heard_at, said_at, pinged_at = time.monotonic(), 0.0, time.monotonic()
+        while self._missing or self._requested:
+            if stopped() or not self._job.live:
+                return ""
+            now = time.monotonic()
+            if now - heard_at >= self._timing.lost_after:
+                return f"it has sent nothing for {self._timing.lost_after:g} s"
+            may_say = not self._inside and now - said_at >= self._timing.hello_retry
+            activity = sockets.poll(LOOK_SECONDS, writable=may_say)
+            now = time.monotonic()
+            if activity.writable and may_say:
+                sockets.send(self._hello)
+                said_at = now
+            while (frames := sockets.receive()) is not None:
+                heard_at = now
+                try:
+                    message, payloads = from_publisher(frames)
+                except ProtocolError as error:
+                    return str(error)
+                if fault := self._take(message, payloads, sockets):
+                    return fault
+            if self._new:
+                self._running.tell(self._new)
+                self._new = []
+            if self._inside:
+                self._request(sockets)
+                if now - pinged_at >= self._timing.ping:
+                    sockets.send(encode(Ping()))
+                    pinged_at = now
+            changes = sockets.changed(self._timing.lost_after)
+            if changes.refused or changes.closed:
+                return changes.refused or "its connection is closed, or cannot be opened"
+        sockets.send(encode(Bye()))
+        return ""
+
+    def _take(
+        self, message: PublisherMessage, payloads: Sequence[Buffer], sockets: WorkerSockets
+    ) -> str:
+        """Handle a message; return an error text that ends the session, or an empty text."""
+        match message:
+            case Welcome():
+                if message.epoch != self._job.announce.epoch:
+                    return f"it is of epoch {message.epoch}"
+                self._inside = True
+                if self._keyring is not None:
+                    self._keyring.begin(message.keys)
+            case Rekey():
+                if self._keyring is not None:
+                    self._keyring.add(message.keys, time.monotonic() + self._timing.lost_after)
+            case Ping():
+                sockets.send(encode(Pong(token=message.token)))
+            case Refuse():
+                return f"it refuses ({message.code}): {message.text}"
+            case Chunk() | SealedChunk():
+                return self._chunk(message, payloads[0])
+            case _:  # it is no session in which versions are applied
+                pass
+        return ""
+
+    def _chunk(self, chunk: Chunk | SealedChunk, data: Buffer) -> str:
+        """Write a chunk to its place, if it is intact."""  # W9
+        job, index = self._job, chunk.index
+        announce = job.announce
+        same = (chunk.model, chunk.epoch, chunk.version, chunk.patch) == (
+            *(announce.model, announce.epoch, announce.version),
+            None,
+        )
+        if not same or index not in self._requested:
+            return ""
+        self._requested.discard(index)
+        begin, end = job.plan.span(index)
+        place, crc = job.buffer[begin:end], None
+        if len(data) != end - begin or isinstance(chunk, SealedChunk) != (
+            self._keyring is not None
+        ):
+            pass
+        elif isinstance(chunk, Chunk):
+            if crc32c(data) == chunk.crc:
+                crc = chunk.crc
+                np.copyto(place, np.frombuffer(data, np.uint8))
+        elif self._keyring is not None:
+            opening = self._keyring.opening(announce, chunk, len(data))
+            crc = None if opening is None else opening.decrypt(data, place)  # E4
+        if crc is not None:
+            self._new.append((index, crc))
+            return ""
+        self._damaged += 1
+        self._missing.append(index)
+        return "its chunks are damaged" if self._damaged > DAMAGED_MAX else ""
+
+    def _request(self, sockets: WorkerSockets) -> None:
+        """Request chunks, as far as the window allows."""  # W11
+        if len(self._requested) > WINDOW_CHUNKS // 2:
+            return
+        asked = list[tuple[int, int]]()
+        while self._missing and len(self._requested) < WINDOW_CHUNKS:
+            index = self._missing.pop()
+            self._requested.add(index)
+            first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)
+            asked.append((first, count + 1))
+        announce = self._job.announce
+        for first, count in asked:
+            fetch = Fetch(
+                model=announce.model,
+                epoch=announce.epoch,
+                version=announce.version,
+                first=first,
+                count=count,
+            )
+            sockets.send(encode(fetch))
