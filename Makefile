@@ -19,7 +19,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol protocol-transcripts version release packages wheel bench targets must performance floods first-bytes scale sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol protocol-transcripts version release packages wheel bench targets must performance floods first-bytes scale sharded sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -155,6 +155,10 @@ first-bytes: $(STAMP)
 # Trees of relays over shaped links, in network namespaces: as root.
 scale: $(STAMP)
 	$(BIN)/python benchmarks/scale.py
+
+# Sharded trainers over shaped links, in network namespaces: as root.
+sharded: $(STAMP)
+	$(BIN)/python benchmarks/sharded.py
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) --first $(FIRST)

@@ -174,8 +174,11 @@ def run(*words: str) -> None:
 
 
 @contextmanager
-def hosts(count: int) -> Generator[None]:
-    """Make hosts 1 to `count`, and remove them at the end."""
+def hosts(count: int, *, both_ways: bool = False) -> Generator[None]:
+    """Make hosts 1 to `count`, and remove them at the end.
+
+    `both_ways`: whether the link limits also what a host receives.
+    """
     with ExitStack() as undo:
         for name in (HUB, *(f"{HOST}{i}" for i in range(1, count + 1))):
             run("ip", "netns", "add", name)
@@ -193,6 +196,9 @@ def hosts(count: int) -> Generator[None]:
                 run("ip", "-n", name, "link", "set", device, "up")
             shape = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *RATE.split())
             run("ip", "netns", "exec", name, *shape)
+            if both_ways:  # what the switch sends to the host
+                inward = ("dev", link, "root", "tbf", *RATE.split())
+                run("ip", "netns", "exec", HUB, "tc", "qdisc", "add", *inward)
         yield
 
 

@@ -27,9 +27,10 @@ from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import CommitMode, VersionOffer
 from ..bus.receipt import Receipt
 from ..bus.trust.keys import PublisherKeys
-from ..codecs.layout import Signature
+from ..codecs.layout import Layout, Signature
 from ..codecs.precision import precision_of
 from ..codecs.renaming import renaming_of
+from ..codecs.state import State
 from . import checks
 from .applying.awaiting import in_thread
 from .checks import check_name
@@ -63,6 +64,7 @@ from .options import (
 from .publishing.events import call_for_events
 from .publishing.models import PublishedModel, after, restore
 from .publishing.opening import open_loop
+from .publishing.parts import Parts
 from .publishing.state_writer import StateWriter
 from .settings import Settings, of_bytes, settings_of
 
@@ -155,6 +157,10 @@ class Publisher(InOneProcess):
             # must not refer to `self`, which may be garbage-collected
             revoked = partial(retire, self._models)
             watch_keys(keys, chosen.timing, self._loop, revoked)
+        self.parts = Parts(
+            *(self._loop, keys, chosen.timing, chosen.chunk_bytes, self._describe),
+            keeps=self._folder is not None,
+        )
         self.shown = HttpEndpoints(self, self._loop)
         self.shown.serve(dashboard, metrics, self.close)
 
@@ -613,6 +619,15 @@ class Publisher(InOneProcess):
             kept=self._folder is not None,
         )
         return self._models.setdefault(name, made)
+
+    def _describe(
+        self, model: str, weights: object, settings: Settings | None
+    ) -> tuple[State, Layout]:
+        # Return state and layout of weights, for a rank that publishes a part of them.
+        chosen = self._settings if settings is None else settings_of("publish", settings)
+        kept = self._model(model)
+        with kept.lock:
+            return kept.describe(weights, precision_of(chosen.dtype), renaming_of(chosen.rename))
 
     def _need_folder(self) -> StateFolder:
         self._check_usable()

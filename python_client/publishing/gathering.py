@@ -144,7 +144,7 @@ class Gathered(Streamed):
         except Exception as error:  # the others are to hear of it at once
             fault = str(error) if isinstance(error, StateError) else repr(error)
         with (
-            ranks.follow(lambda plan: fault or _difference(plan, found), self._timeout) as round_,
+            ranks.follow(lambda plan: fault or difference(plan, found), self._timeout) as round_,
             torch.no_grad(),
         ):
             me, plan = ranks.members[ranks.rank], json.loads(round_.plan)
@@ -190,26 +190,9 @@ class Gathered(Streamed):
                 f"a model that is gathered on rank 0, and this is rank {self._ranks.rank}: publish "
                 "there, and call publish() or send() of what gather() returned here"
             )
-        found = self._entries = entries(self._model)
-        members = self._members()
-        for name, held, *_ in found:
-            if not isinstance(held, Shards):
-                continue
-            if not members:
-                raise StateError(
-                    f"{name}: each rank holds a part of it, and torch.distributed is not "
-                    "initialised: call gather() on every rank, between init_process_group() and "
-                    "destroy_process_group()"
-                )
-            others = {rank for rank, _ in held.parts(held.meta, members[0])}.difference(members)
-            if others:
-                raise StateError(
-                    f"{name}: rank {min(others)} holds a part of it, and is not in the group: give "
-                    "gather() a group with all ranks of the model"
-                )
-        leaves = {name: held.meta if isinstance(held, Shards) else held for name, held, *_ in found}
-        self._parameters = {id(leaves[each.name]) for each in found if not each.buffer}
-        return described(leaves, {each.name: each.same for each in found}.__getitem__)
+        self._entries = entries(self._model)
+        state, self._parameters = state_of_entries(self._entries, self._members())
+        return state
 
     def is_parameter(self, leaf: Leaf) -> bool:
         """Return whether `leaf`, of the last `state`, is a parameter, and no buffer."""
@@ -310,6 +293,41 @@ class _Writing:
             self.lost[name] = destination, count + self.lost.get(name, ("", 0))[1]
 
 
+def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[State, set[int]]:
+    """Return the state of a model's tensors, without values, and the ids of its parameters.
+
+    Args:
+        found: The model's tensors.
+        members: The global ranks of the group; empty: there is none.
+
+    Raises:
+        StateError: The model cannot be published.
+    """
+    for name, held, *_ in found:
+        if not isinstance(held, Shards):
+            continue
+        if not members:
+            raise StateError(
+                f"{name}: each rank holds a part of it, and torch.distributed is not "
+                "initialised: call gather() on every rank, between init_process_group() and "
+                "destroy_process_group()"
+            )
+        others = {rank for rank, _ in held.parts(held.meta, members[0])}.difference(members)
+        if others:
+            raise StateError(
+                f"{name}: rank {min(others)} holds a part of it, and is not in the group: give "
+                "gather() a group with all ranks of the model"
+            )
+    leaves = {each.name: _leaf(each.held) for each in found}
+    parameters = {id(leaves[each.name]) for each in found if not each.buffer}
+    return described(leaves, {each.name: each.same for each in found}.__getitem__), parameters
+
+
+def tensors_of(found: Sequence[Entry]) -> dict[str, list[object]]:
+    """Return what all ranks must have alike: dtype, shape and shards of each tensor."""
+    return {name: _about(held, name) for name, held, *_ in found}
+
+
 def _leaf(held: "Leaf | Shards") -> Leaf:
     return held.meta if isinstance(held, Shards) else held
 
@@ -332,11 +350,10 @@ def _plan(found: Sequence[Entry], unique: Sequence[Entry], members: Sequence[int
         )
         others = tuple(rank for rank in ranks if rank != members[0])
         order.append((name, senders.setdefault(others, len(senders))))
-    tensors = {name: _about(held, name) for name, held, *_ in found}
-    return json.dumps({"tensors": tensors, "order": order, "owners": [*senders]})
+    return json.dumps({"tensors": tensors_of(found), "order": order, "owners": [*senders]})
 
 
-def _difference(plan: str, found: Mapping[str, Entry]) -> str:
+def difference(plan: str, found: Mapping[str, Entry]) -> str:
     """Return how this rank's model differs from rank 0's; empty: it does not, or rank 0 failed."""
     if not plan:
         return ""

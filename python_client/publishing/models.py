@@ -39,6 +39,7 @@ from ...codecs.state import Form, State, Streamed, state_of
 from ..applying.overflow_log import OverflowLog
 from ..files.state_folder import Saved, StateFolder, StateFolderError, StoredVersion
 from ..settings import BASES, Dtype, Encoding
+from .parts import PartedSource
 
 if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving
@@ -406,7 +407,7 @@ class PublishedModel:
         """Copy weights into memory to be published, or read them from disk.
 
         Args:
-            weights: The weights, a `Streamed` source of them, or a `Saved` version.
+            weights: The weights, a `Streamed` source, or a `Saved` version.
             replaces_latest: The version will be the latest one for all workers at once.
             precision: The dtypes to convert to while copying.
             renaming: The tensors' names in the version.
@@ -415,9 +416,7 @@ class PublishedModel:
             deadline: The time by which the copy must be complete.
 
         Returns:
-            The offer; and, for weights on a device, the copy that is still in progress, else None.
-            Once the copy is complete, the caller hashes the offer if needed. If the copy is late,
-            the caller releases the offer's snapshot.
+            The offer; and, for weights on a device, the copy in progress, else None.
 
         Raises:
             StateError: The weights cannot be published.
@@ -435,6 +434,8 @@ class PublishedModel:
         else:
             saved, chunk_bytes = None, self._chunk_bytes
             state, layout = self.describe(weights, precision, renaming)
+        if state is not None and isinstance(weights, PartedSource):
+            return weights.offer(self.name, state, layout, chunk_bytes, deadline), None
         # A disk may be slow, and a file damaged: keep the latest version until the new one is read.
         over = replaces_latest and saved is None
         snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)

@@ -15,10 +15,12 @@ from ...bus.net.publisher_sockets import PublisherSockets
 from ...bus.publisher.machine import PublisherMachine
 from ...bus.publisher.state import PublisherState
 from ...bus.publisher.version import VersionOffer
-from ...bus.trust.grants import Grants
+from ...bus.trust.curve import public_of
+from ...bus.trust.grants import Grant, Grants
 from ...bus.trust.keys import PublisherKeys
 from ..keys import group_keys, new_sealer
 from ..settings import Settings
+from .parts import RANK
 from .state_writer import StateWriter
 
 log = logging.getLogger("weightbus.publisher")
@@ -57,7 +59,9 @@ def open_loop(
         AddressError: An address is invalid or in use.
         OSError: Too few file descriptors are left for sockets.
     """
-    grants = None if keys is None else Grants(keys.grants)
+    grants: Grants | None = None
+    if keys is not None:
+        grants = Grants(keys.grants, {public_of(keys.secret): Grant(RANK)})
     secret = keys.secret if keys else ""
     with contextlib.ExitStack() as undo:
         own = PublisherSockets(address, settings.data, settings.queue, secret, grants)

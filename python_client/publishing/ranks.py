@@ -25,7 +25,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -76,7 +76,7 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.rank, self.members = dist.get_rank(group), dist.get_process_group_ranks(group)
         if self.rank < 0:
-            raise ValueError("gather() is for the ranks of the group; this one is not in it")
+            raise ValueError("this rank is not in the group whose ranks publish together")
         self._key = hashlib.sha256(json.dumps(self.members).encode()).hexdigest()[:16]
 
     @property
@@ -101,7 +101,7 @@ class Ranks:
         until = _deadline(timeout)
         number = self.store.add("rounds", 1)
         self.store.set(f"{number}/plan", plan)
-        for key in ("verdict", "end"):
+        for key in ("verdict", "end", "outcome"):
             self.store.delete_key(f"{number - ROUNDS_KEPT}/{key}")
         others = range(1, len(self.members))
         here = [r for r in others if self._wait(f"{number}/{r}", number, until)]
@@ -153,7 +153,7 @@ class Ranks:
         )
         return (
             f"late rank {shown} did not make this call in the {timeout:g} s that rank {self.rank} "
-            "has waited: every rank of the group publishes what gather() returned, or sends it"
+            "has waited: every rank of the group publishes what gather() or sharded() returned"
         )
 
     def _opened(self, until: Deadline) -> int:
@@ -167,9 +167,7 @@ class Ranks:
         return 0
 
     def _entered(self, number: int, verdict: str, timeout: float, plan: str) -> "Round":
-        if verdict != GO:
-            kind, _, text = verdict.partition(" ")
-            raise KINDS[kind](text)
+        self._check(verdict)
         return Round(self, number, _deadline(timeout), plan)
 
     def _wait(self, key: str, number: int, until: Deadline) -> bool:
@@ -199,6 +197,34 @@ class Ranks:
         except RuntimeError:  # the process that has the store is gone, too
             return why
 
+    @_store_errors()
+    def conclude(self, number: int, fault: str) -> None:
+        """Set the result of a round's publish, on rank 0; `fault` has the form of a verdict."""
+        self.store.set(f"{number}/outcome", fault or GO)
+
+    @_store_errors()
+    def outcome(self, number: int, deadline: Deadline) -> None:
+        """Wait for the result of a round's publish, on another rank.
+
+        Raises:
+            DeadlineError: There is none in time.
+            WeightBusError: Rank 0 has not published, or has ended.
+        """
+        key = f"{number}/outcome"
+        try:
+            self.store.wait([key], timedelta(milliseconds=math.ceil(1000 * deadline.left())))
+        except RuntimeError:
+            deadline.check()  # else it is not late, but lost
+            raise
+        self._check(self._get(key))
+
+    @staticmethod
+    def _check(verdict: str) -> None:
+        """Raise the error that a verdict names."""
+        if verdict != GO:
+            kind, _, text = verdict.partition(" ")
+            raise KINDS[kind](text)
+
     def wait_for_end(self, number: int) -> None:
         """Give rank 0 time to write why it has closed its connections; it may be gone."""
         with contextlib.suppress(RuntimeError):
@@ -210,13 +236,14 @@ class Round:
 
     Attributes:
         plan: What rank 0 gathers.
+        number: The number of the round.
 
     Raises:
         WeightBusError: The ranks cannot connect to each other.
     """
 
     def __init__(self, ranks: Ranks, number: int, until: Deadline, plan: str) -> None:
-        self.plan = plan
+        self.plan, self.number = plan, number
         self._ranks, self._number, self._until = ranks, number, until
         size, seconds = len(ranks.members), timedelta(seconds=max(1.0, until.left()))
         store = PrefixStore(f"{number}/addresses", ranks.store)
@@ -260,6 +287,47 @@ class Round:
             for other in others:
                 self._move(call, other, word, what, left)
 
+    def exchange(
+        self,
+        out: Mapping[int, torch.Tensor],
+        into: Mapping[int, torch.Tensor],
+        what: str,
+        left: float = math.inf,
+    ) -> None:
+        """Send bytes to other ranks, and receive bytes from others, all at once.
+
+        Args:
+            out: The bytes to send, by index of the rank.
+            into: Memory for what arrives, by index of the rank.
+            what: What is exchanged, for errors.
+            left: The seconds that are left.
+
+        Raises:
+            DeadlineError, WeightBusError: As in `_move`.
+        """
+        until = time.monotonic() + min(left, self._until.left())
+        works = [(r, self._start("recv", r, data, what)) for r, data in into.items()]
+        works += [(r, self._start("send", r, data, what)) for r, data in out.items()]
+        for rank, work in works:
+            self._wait(work, rank, what, until - time.monotonic())
+
+    def tell(self, other: int, data: bytes, what: str, left: float = math.inf) -> None:
+        """Send bytes of any number to another rank, which calls `hear`."""
+        size = torch.tensor([len(data)], dtype=torch.int64)
+        self._move("send", other, size, what, min(left, self._until.left()))
+        if data:
+            flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            self._move("send", other, flat, what, min(left, self._until.left()))
+
+    def hear(self, other: int, what: str, left: float = math.inf) -> bytes:
+        """Receive bytes from another rank, which calls `tell`."""
+        size = torch.zeros(1, dtype=torch.int64)
+        self._move("recv", other, size, what, min(left, self._until.left()))
+        flat = torch.empty(int(size), dtype=torch.uint8)
+        if len(flat):
+            self._move("recv", other, flat, what, min(left, self._until.left()))
+        return flat.numpy().tobytes()
+
     def together(
         self, call: Callable[[], torch.Tensor], what: str, left: float = math.inf
     ) -> torch.Tensor:
@@ -284,11 +352,20 @@ class Round:
             DeadlineError: The other rank was not there in time.
             WeightBusError: The other rank has ended, or a rank has failed.
         """
+        self._wait(self._start(call, other, data, what), other, what, left)
+
+    def _start(self, call: str, other: int, data: torch.Tensor, what: str) -> Any:
+        """Begin to send to or receive from another rank."""
         flat = data.reshape(-1).view(torch.uint8)
+        with contextlib.suppress(RuntimeError):
+            return getattr(self._group, call)([flat], other, 0)
+        raise self._failed(f"failed rank {other} has ended, or its connection is lost, at {what}")
+
+    def _wait(self, work: Any, other: int, what: str, left: float) -> None:
+        """Wait for the end of sending or receiving; errors are those of `_move`."""
         begun = time.monotonic()
         try:
-            limit = timedelta(milliseconds=math.ceil(1000 * max(left, 0.001)))
-            getattr(self._group, call)([flat], other, 0).wait(limit)
+            work.wait(timedelta(milliseconds=math.ceil(1000 * max(left, 0.001))))
         except RuntimeError:
             if time.monotonic() - begun >= left:
                 text = f"late rank {other} did not take part in time, at {what}"

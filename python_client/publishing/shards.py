@@ -122,7 +122,12 @@ class PlacedShards:
         meta: The whole tensor, on the meta device.
         how: How it is sharded, as text that is the same on every rank.
         whole: Whether torch must gather it, by `gathered`; else `parts` says where its parts are.
+        straight: Whether what `parts` yields is in the memory of the whole tensor.
+        in_order: Whether the ranks have their parts in the order of the ranks. If not, torch may
+            gather other values on one rank than on another.
     """
+
+    straight = True
 
     def __init__(self, tensor: DTensor) -> None:
         self._tensor: Any = tensor.detach()
@@ -135,11 +140,21 @@ class PlacedShards:
         # On a GPU torch gathers over NCCL. Only torch knows placements of other kinds, and in which
         # order the ranks of a mesh have their parts that is not in the order of the ranks.
         axes = range(self._mesh.ndim)
-        in_order = all(bool((self._mesh.diff(dim=axis) > 0).all()) for axis in axes)
-        self.whole = mesh.device_type != "cpu" or self._order is None or not in_order
+        self.in_order = all(bool((self._mesh.diff(dim=axis) > 0).all()) for axis in axes)
+        self.whole = mesh.device_type != "cpu" or self._order is None or not self.in_order
         if not self.whole and here is not None:
             self.whole = self._part(self.meta, here).shape != self.mine().shape
         self.how = f"{tensor.placements} of {tuple(self._mesh.shape)}" + " gathered" * self.whole
+
+    @property
+    def ranks(self) -> Any:
+        """The global ranks that have the parts, in the form of the mesh."""
+        ranks: Any = self._mesh.tolist()  # pyright: ignore[reportUnknownMemberType]
+        return ranks
+
+    def of_ranks(self, ranks: Any) -> None:
+        """Let `parts` name the parts of other ranks, such as those of rank 0's replica."""
+        self._mesh = torch.tensor(ranks)
 
     def parts(self, whole: torch.Tensor, leader: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the global rank that sends a part, and the place of that part in `whole`.
@@ -238,7 +253,15 @@ class FlatShards:
         self._shard = shard.detach()
         self._stride = stride
         self.meta = torch.empty(shape, dtype=flat.dtype, device="meta")
+        self.straight = self.meta.stride() == stride
         self.how = f"FSDP1 over {len(ranks)}" if ranks else "FSDP1 without shards"
+
+    @property
+    def ranks(self) -> Any:
+        return self._ranks
+
+    def of_ranks(self, ranks: Any) -> None:
+        self._ranks = ranks
 
     def parts(self, whole: torch.Tensor, leader: int) -> Iterator[tuple[int, torch.Tensor]]:
         in_order = self.meta.stride() == self._stride

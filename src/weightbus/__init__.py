@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
     from .python_client.publishing.gathering import gather
+    from .python_client.publishing.sharded import sharded
     from .python_client.relay import Relay
     from .python_client.settings import Settings
     from .python_client.subscriber import Subscriber
@@ -76,6 +77,7 @@ __all__ = [
     "gather",
     "load",
     "resident",
+    "sharded",
 ]
 
 # Where each public name lives.
@@ -108,6 +110,7 @@ _HOMES = {
     "gather": "python_client.publishing.gathering",
     "load": "python_client.files.restart",
     "resident": "python_client.applying.resident",
+    "sharded": "python_client.publishing.sharded",
 }
 
 

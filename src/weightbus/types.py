@@ -12,6 +12,7 @@ from weightbus.python_client.relay_status import RelayStatus
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from weightbus.python_client.publishing.gathering import Gathered
+    from weightbus.python_client.publishing.sharded import Sharded
 
 __all__ = [
     "Gathered",
@@ -21,6 +22,7 @@ __all__ = [
     "Receipt",
     "RelayStatus",
     "Running",
+    "Sharded",
     "Staged",
     "StoredVersion",
     "Update",
@@ -29,7 +31,12 @@ __all__ = [
     "WorkerStatus",
 ]
 
-# It needs torch, so it is loaded when it is first used.
+# These need torch, so they are loaded when they are first used.
 __getattr__, __dir__ = lazy(
-    globals(), "weightbus", {"Gathered": "python_client.publishing.gathering"}
+    globals(),
+    "weightbus",
+    {
+        "Gathered": "python_client.publishing.gathering",
+        "Sharded": "python_client.publishing.sharded",
+    },
 )

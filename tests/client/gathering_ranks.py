@@ -96,6 +96,11 @@ class Rank:
         options = {"timeout": SECONDS} | options
         return weightbus.gather(model, timeout=SECONDS).publish(self.publisher, "m", **options)
 
+    def source(self, model: object) -> Callable[[], object]:
+        """Return a function that publishes the model with its values of the moment."""
+        source = weightbus.gather(model, timeout=SECONDS)
+        return partial(source.publish, self.publisher, "m", timeout=SECONDS)
+
     def same(self, case: str, model: object, want: Tensors, **options: Any) -> Any:
         """Publish, and note whether the worker has these tensors, in this order, bit for bit."""
         receipt = self.publish(model, **options)
@@ -174,7 +179,7 @@ def after_steps(me: Rank) -> None:
     flat = FullyShardedDataParallel(
         two_layers(), device_id=CPU, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP
     )
-    source = weightbus.gather(made, timeout=SECONDS)
+    again = me.source(made)
     for step in range(2):
         modules: list[Any] = [made, flat, alone]
         for module in modules:
@@ -184,7 +189,7 @@ def after_steps(me: Rank) -> None:
             with torch.no_grad():
                 module(torch.ones(2, 6))
         want = alone.state_dict()
-        source.publish(me.publisher, "m", timeout=SECONDS)
+        again()
         if me.rank == 0:
             close = all(torch.allclose(me.took[name], want[name]) for name in want)
             me.saw[f"same: FSDP2 after step {step}"] = "" if close else "other values"
@@ -393,12 +398,16 @@ def store_of(rank: int, size: int, folder: Path) -> Any:
     return made
 
 
-def main(rank: int, size: int, folder: Path) -> None:
-    assert gathering.gather is weightbus.gather
+def begin_group(rank: int, size: int, folder: Path) -> None:
     store = store_of(rank, size, folder)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
     )
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    assert gathering.gather is weightbus.gather
+    begin_group(rank, size, folder)
     me = Rank(rank, size)
     for case in (wrappers, after_steps, placements, two_ways, options, refused, late, tidy, memory):
         case(me)

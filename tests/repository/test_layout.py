@@ -118,6 +118,7 @@ FACE = [
     "gather",
     "load",
     "resident",
+    "sharded",
 ]
 NAMES_MAX = 30  # on the face: what somebody new has to look through
 
@@ -159,6 +160,7 @@ FACES = {
         "Receipt",
         "RelayStatus",
         "Running",
+        "Sharded",
         "Staged",
         "StoredVersion",
         "Update",

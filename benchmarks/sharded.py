@@ -1,0 +1,195 @@
+"""Measure sharded trainers over shaped links: `python benchmarks/sharded.py`, or `make sharded`.
+
+Four ranks (FSDP2's placement, on the CPU) and some workers are on hosts of their own. Each host is
+a network namespace, and its link carries at most 200 Mb/s each way. That needs root, and leaves
+nothing behind. `gather` first collects the model on rank 0, which sends it to all workers;
+`sharded` publishes each rank's part from that rank. What is measured is the time from the call to
+the receipt, which has every worker. A row that misses its bound ends it with status 1. The optimum
+is arithmetic: with N ranks, rank 0 takes in (N-1)/N of a model, then sends one to each of W
+workers; from N ranks the slowest link carries a model to a worker, or W/N of a model from a rank.
+"""
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import weightbus
+from weightbus import ClosedError, Publisher, Settings, Subscriber
+from weightbus.benchmarks.fleet import ANSWER_SECONDS, START_SECONDS
+from weightbus.benchmarks.machine import describe
+from weightbus.benchmarks.process import Answer, Answers, Process
+from weightbus.benchmarks.report import print_machine
+from weightbus.benchmarks.scale import (
+    CHUNK,
+    FOREVER,
+    MODEL,
+    NETWORK,
+    PORT,
+    PUBLISH_SECONDS,
+    Bound,
+    Questions,
+    enter,
+    hosts,
+)
+
+RANKS = 4
+STORE_PORT = 29500
+DIMS = {"rows": 0, "columns": 1}  # how tensors are cut
+ONE = Bound("4 ranks, 1 worker: times faster than gathering first", 1.75, 1.5, 1.7, True)
+FOUR = Bound("4 ranks, 4 workers: times faster than gathering first", 4.75, 3.8, 4.5, True)
+COLUMNS = Bound("the same, cut by columns (each rank takes in 3/16 first)", 4.0, 3.0, 3.6, True)
+
+
+def rank(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
+    """Be one of the ranks that publish."""
+    number = about["rank"]
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    stores: Any = dist
+    store = stores.TCPStore(
+        f"{NETWORK}.1", STORE_PORT, RANKS, number == 0, timedelta(seconds=START_SECONDS)
+    )
+    dist.init_process_group("gloo", store=store, rank=number, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    rows, count = 1024, about["mib"] // 4
+    model = {
+        f"layers.{i}.weight": distribute_tensor(
+            torch.full((rows, 1024), 0.5), mesh, [Shard(DIMS[about["cut"]])]
+        )
+        for i in range(count)
+    }
+    settings = Settings(chunk_bytes=CHUNK, data=f"tcp://{NETWORK}.{number + 1}:{PORT + 1}")
+    address = f"tcp://{NETWORK}.{number + 1}:{PORT}"
+    publisher = undo.enter_context(Publisher(address, insecure=True, settings=settings))
+    sources = {"gather": weightbus.gather(model), "sharded": weightbus.sharded(model)}
+    source: Any = sources[about["way"]]
+
+    def publish() -> Answer:
+        for tensor in model.values():
+            tensor.to_local().add_(1)
+        expect = about["expect"]
+        dist.barrier()
+        begun = time.monotonic()
+        receipt = source.publish(publisher, MODEL, expect=expect, timeout=PUBLISH_SECONDS)
+        seconds = time.monotonic() - begun
+        return {"seconds": seconds, "applied": len(receipt.in_state("applied")) if receipt else 0}
+
+    questions.update(publish=publish)
+
+
+def worker(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
+    """Apply versions."""
+    settings = Settings(shared_memory=False, any_data_host=True)
+    target = {
+        f"layers.{i}.weight": np.zeros((1024, 1024), np.float32) for i in range(about["mib"] // 4)
+    }
+    at = f"tcp://{NETWORK}.1:{PORT}"
+    made = undo.enter_context(
+        Subscriber(at, {MODEL: target}, name=about["name"], settings=settings)
+    )
+
+    def receive() -> None:
+        with suppress(ClosedError):
+            while made.receive(FOREVER):
+                pass
+
+    threading.Thread(target=receive, daemon=True).start()
+    questions["joined"] = lambda: {"joined": made.wait_joined(START_SECONDS)}
+
+
+ROLES = {"rank": rank, "worker": worker}
+
+
+def serve(text: str) -> None:
+    """Be a process of its own, until the parent closes our standard input."""
+    about, questions = json.loads(text), Questions()
+    enter(about["host"])
+    with ExitStack() as undo:
+        ROLES[about["role"]](questions, about, undo)
+        Answers(questions).serve()
+    os._exit(0)  # the process group may hang at the end
+
+
+def seconds_of(way: str, workers: int, mib: int, rounds: int, cut: str = "rows") -> float:
+    """Return the least seconds of a publish, after one that is not counted."""
+    with ExitStack() as undo:
+
+        def start(role: str, host: int, **more: Any) -> Process:
+            about = json.dumps({"role": role, "host": host, "mib": mib, **more})
+            return undo.enter_context(Process(f"{role} on host {host}", "sharded", about))
+
+        how = {"way": way, "expect": workers, "cut": cut}
+        ranks = [start("rank", 1 + r, rank=r, **how) for r in range(RANKS)]
+        made = [start("worker", 1 + RANKS + w, name=f"w{w}") for w in range(workers)]
+        for each in made:
+            if not each.ask("joined", START_SECONDS)["joined"]:
+                raise TimeoutError(f"{each.name} has not joined")
+        found = list[float]()
+        for _ in range(1 + rounds):
+            for each in ranks:
+                each.tell("publish")
+            answers = [each.answer(PUBLISH_SECONDS + ANSWER_SECONDS) for each in ranks]
+            if answers[0]["applied"] != workers:
+                raise RuntimeError(f"{answers[0]['applied']} of {workers} workers have it")
+            found.append(answers[0]["seconds"])
+        return min(found[1:])
+
+
+def main() -> None:
+    """Measure, print a row for each bound, and end with status 1 if one is missed."""
+    parser = argparse.ArgumentParser(description="Measure sharded trainers over shaped links.")
+    parser.add_argument("--mib", type=int, default=64, help="size of the model (default: 64)")
+    parser.add_argument("--rounds", type=int, default=2, help="versions of each way")
+    parser.add_argument("--only", help="names of rows, with commas: one, four, columns")
+    asked = parser.parse_args()
+
+    def faster(workers: int, cut: str = "rows") -> Callable[[], float]:
+        def ratio() -> float:
+            gathered = seconds_of("gather", workers, asked.mib, asked.rounds, cut)
+            sent = seconds_of("sharded", workers, asked.mib, asked.rounds, cut)
+            console.print(f"{gathered:.2f} s over {sent:.2f} s", highlight=False)
+            return gathered / sent
+
+        return ratio
+
+    rows: dict[str, tuple[Bound, Callable[[], float]]] = {
+        "one": (ONE, faster(1)),
+        "four": (FOUR, faster(4)),
+        "columns": (COLUMNS, faster(4, "columns")),
+    }
+    wanted: Sequence[str] = asked.only.split(",") if asked.only else [*rows]
+    console, missed = Console(), False
+    print_machine(describe(), console)
+    table = Table("row", "optimum", "measured", "must", "reach", "")
+    with hosts(RANKS + 4, both_ways=True):
+        for name in wanted:
+            bound, measure = rows[name]
+            value = measure()
+            kept = bound.kept(value)
+            missed |= not kept
+            numbers = (f"{x:.3g}" for x in (bound.optimum, value, bound.must, bound.reach))
+            table.add_row(bound.what, *numbers, "kept" if kept else "MISSED")
+            console.print(f"{name}: {value:.3f}", highlight=False)
+    console.print(table)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):
+        serve(sys.argv[1])
+    else:
+        main()

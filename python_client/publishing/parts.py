@@ -1,0 +1,168 @@
+"""What a publisher does as one of several ranks that publish one version together.
+
+Rank 0 announces the version, and names the other ranks as its sources. If a worker needs a chunk
+from rank 0 that rank 0 lacks, rank 0 gets all that it lacks from them (`Obtaining`).
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from weakref import WeakMethod
+
+from msgspec.structs import replace
+
+from ...bus.chunks import Memory
+from ...bus.deadline import Deadline, result_of
+from ...bus.limits import Timing
+from ...bus.messages import Hello
+from ...bus.net.publisher_loop import PublisherLoop
+from ...bus.net.sources import Sources
+from ...bus.publisher.offers import announcement
+from ...bus.publisher.version import Version, VersionOffer
+from ...bus.staged import Gathering, indexes_of
+from ...bus.trust.curve import public_of
+from ...bus.trust.keys import PublisherKeys, WorkerKeys
+from ...bus.worker.events import Gathered
+from ...codecs.layout import Layout
+from ...codecs.state import State, Streamed
+from ..settings import Settings
+
+RANK = "publisher"  # the name with which rank 0 takes chunks from the other ranks
+
+
+class PartedSource(Streamed):
+    """The base class of sources of which each rank publishes a part."""
+
+    def offer(
+        self, model: str, state: State, layout: Layout, chunk_bytes: int, deadline: Deadline
+    ) -> VersionOffer:
+        """Return the offer of rank 0, once the other ranks keep their parts.
+
+        Args:
+            model: The model's id.
+            state: The last result of `state`; its form may be in another precision, or renamed.
+            layout: The layout of that form.
+            chunk_bytes: Bytes of a chunk.
+            deadline: The deadline of the publish.
+        """
+        raise NotImplementedError
+
+
+Describe = Callable[[str, object, Settings | None], tuple[State, Layout]]
+
+
+class Parts:
+    """The parts of versions that one publisher has.
+
+    Args:
+        loop: The publisher's loop.
+        keys: The publisher's keys; None: it has none.
+        timing: The timeouts and intervals.
+        chunk_bytes: Bytes of a chunk.
+        describe: The publisher's method that returns state and layout of weights.
+        keeps: Whether the publisher stores versions in a folder.
+
+    Attributes:
+        address: The address at which this publisher gives its chunks to workers.
+        chunk_bytes, keeps: As given.
+    """
+
+    def __init__(
+        self,
+        loop: PublisherLoop,
+        keys: PublisherKeys | None,
+        timing: Timing,
+        chunk_bytes: int,
+        describe: Describe,
+        *,
+        keeps: bool,
+    ) -> None:
+        self.address, self.chunk_bytes, self.keeps = loop.address, chunk_bytes, keeps
+        self._describe = WeakMethod(describe)  # the publisher is dropped when its user drops it
+        self._loop, self._timing = loop, timing
+        self._keys: WorkerKeys | None = None
+        if keys is not None:
+            public = public_of(keys.secret)  # all ranks have the same keys
+            self._keys = WorkerKeys(RANK, public, keys.secret, public)
+
+    def describe(
+        self, model: str, weights: object, settings: Settings | None
+    ) -> tuple[State, Layout]:
+        """Return the state and the layout with which weights would be published.
+
+        Raises:
+            StateError: The weights cannot be published, or not with these settings.
+        """
+        describe = self._describe()
+        assert describe is not None  # noqa: S101 - the caller has the publisher
+        return describe(model, weights, settings)
+
+    def next_key(self, model: str, deadline: Deadline) -> tuple[int, int]:
+        """Return the epoch and number of the next version of a model."""
+        return result_of(self._loop.next_key(model), deadline.left())
+
+    def keep(self, offer: VersionOffer, deadline: Deadline) -> None:
+        """Keep some chunks of a version, for workers and for rank 0.
+
+        Raises:
+            ValueError: This publisher has published the model by itself.
+        """
+        result_of(self._loop.keep_part(offer), deadline.left())
+
+    def obtaining(
+        self, offer: VersionOffer, memory: Memory, names: Mapping[str, str]
+    ) -> Callable[[Version], None]:
+        """Return what gets the chunks that rank 0 lacks of a version; for `VersionOffer.obtain`.
+
+        Args:
+            offer: The version.
+            memory: Its data section.
+            names: What errors call the source at each address.
+        """
+        return Obtaining(self._loop, self._keys, self._timing, offer, memory, names)
+
+
+class Obtaining:
+    """Gets the chunks that rank 0 lacks from the other ranks.
+
+    Args:
+        loop: The publisher's loop.
+        keys: The keys with which rank 0 connects to the others.
+        timing: The timeouts and intervals.
+        offer: The version.
+        memory: The data section of the version.
+        names: What errors call the source at each address.
+    """
+
+    def __init__(
+        self,
+        loop: PublisherLoop,
+        keys: WorkerKeys | None,
+        timing: Timing,
+        offer: VersionOffer,
+        memory: Memory,
+        names: Mapping[str, str],
+    ) -> None:
+        self._loop, self._offer, self._memory, self._names = loop, offer, memory, names
+        self._sources = Sources(lambda address: (address, keys), self._obtained, timing)
+        self._version: Version | None = None
+
+    def __call__(self, version: Version) -> None:
+        """Begin, in the publisher's thread."""
+        self._version, offer, plan = version, self._offer, version.plan
+        epoch, number = offer.key or version.key  # by which the sources know the version
+        announce = replace(announcement(version), epoch=epoch, version=number)
+        lacking = [(source.address, indexes_of(source, plan)) for source in offer.sources]
+        hello = Hello(name=RANK, instance=secrets.token_hex(16), models={version.model: None})
+        self._sources.gather(Gathering(announce, lacking, self._memory, plan), hello)
+
+    def _obtained(self, gathered: Gathered) -> None:
+        """Hand over chunks, in a thread of a source."""
+        version, why = self._version, ""
+        if gathered.over:
+            why = "; ".join(gathered.faults) or "chunks of its sources are lacking"
+            for address, name in self._names.items():
+                why = why.replace(f"the source at {address} ", f"{name} at {address} ")
+        if version is not None:
+            self._loop.decide(
+                lambda machine, now: machine.obtained(version, gathered.chunks, why, now)
+            )

@@ -1,0 +1,526 @@
+"""`sharded`: the source for a publish in which every rank sends its own shards of a model.
+
+No rank has the whole model. Each writes its shards into memory for the version, gives other ranks
+the bytes of chunks that these send (`placement.py`), and computes the checksums of its chunks. Rank
+0 collects the checksums, announces the version, and names the other ranks as its sources. Workers
+then fetch from all ranks at once.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+
+import torch
+import torch.distributed as dist
+
+from ...bus.chunks import ChunkPlan, Chunks, Memory, plan_of
+from ...bus.deadline import Deadline
+from ...bus.memory.pages import memory_of
+from ...bus.messages import Source
+from ...bus.net.endpoints import host_and_port, is_loopback
+from ...bus.publisher.version import VersionOffer
+from ...bus.receipt import Receipt
+from ...codecs.checksum import digest
+from ...codecs.errors import StateError, WeightBusError
+from ...codecs.layout import Layout
+from ...codecs.leaves import Leaf
+from ...codecs.native import crc32c
+from ...codecs.overflow import lost
+from ...codecs.section import Section
+from ...codecs.state import State, signature
+from .. import checks
+from ..options import TIMEOUT, PublishOptions
+from .gathering import Gathered, difference, state_of_entries, tensors_of
+from .parts import PartedSource
+from .placement import Placement, placed
+from .ranks import MARGIN_SECONDS, Ranks, Round
+from .shards import Entry, PlacedShards, Shards, entries
+
+if TYPE_CHECKING:
+    from ..publisher import Publisher
+
+BATCH_BYTES = 2**25  # bytes that ranks exchange at a time
+ANYWHERE = "0.0.0.0", "::", "*"  # noqa: S104 - hosts of addresses that stand for all
+
+
+def sharded(
+    model: object,
+    *,
+    timeout: float = TIMEOUT,
+    group: "dist.ProcessGroup | None" = None,
+    advertise: str | None = None,
+) -> "Sharded":
+    """Return a source that publishes a sharded model from all ranks at once.
+
+    Every rank has a Publisher, and runs the same line, as often as it likes:
+
+        weightbus.sharded(model).publish(publisher, "policy")
+
+    Workers connect to rank 0, and take each chunk from the rank that has it, over as many links as
+    there are ranks. A worker that does not do that gets the version from rank 0, which then takes
+    the other ranks' chunks. In contrast to `gather`, no rank needs memory for the whole model,
+    beyond its own part of the version.
+
+    Args:
+        model: As in `gather`: a module that is sharded by `fully_shard`,
+            `FullyShardedDataParallel` or tensor parallelism, or a mapping of names to tensors, each
+            of which may be a `DTensor`. Tensors that are on every rank are sent by one of them,
+            plain ones by rank 0.
+        timeout: Seconds for all ranks to make the call, and again to exchange what they must. On
+            rank 0 the timeout of the publish applies, too.
+        group: The process group; None: all ranks. Without one, the model is published as it is.
+        advertise: The address at which workers reach this rank's publisher. None: that of the
+            publisher; if it stands for all of this host's, the one from which this host reaches the
+            host of the store of torch.distributed (MASTER_ADDR).
+
+    Raises:
+        ValueError: `timeout` is invalid, or this rank is not in the group.
+    """
+    seconds = checks.seconds(timeout, "timeout", positive=True)
+    is_there = dist.is_available() and dist.is_initialized()
+    ranks = Ranks(group) if is_there and dist.get_world_size(group) != 1 else None
+    return Sharded(model, ranks, seconds, advertise)
+
+
+class Sharded(PartedSource):
+    """A model of which each rank publishes its shards. `weightbus.sharded` makes it.
+
+    It may be published any number of times, each time with the values that the model then has.
+
+    Args:
+        model, timeout, advertise: As in `sharded`.
+        ranks: The ranks of the group; None: this process alone.
+    """
+
+    __module__ = "weightbus.types"
+
+    def __init__(
+        self, model: object, ranks: Ranks | None, timeout: float, advertise: str | None
+    ) -> None:
+        self._model, self._ranks, self._timeout = model, ranks, timeout
+        self._advertise = advertise
+        self._entries: Sequence[Entry] = ()
+        self._parameters: set[int] = set()
+        self._publisher: Publisher | None = None
+        self._met = False  # whether the ranks have met for the last publish
+        self._round = 0  # the number of the round in which they agreed; 0: they did not
+
+    def __repr__(self) -> str:
+        ranks = 1 if self._ranks is None else len(self._ranks.members)
+        return f"<{type(self._model).__name__} sharded over {ranks} ranks>"
+
+    def publish(
+        self, publisher: "Publisher", model: str, **options: Unpack[PublishOptions]
+    ) -> Receipt | None:
+        """Publish the shards of this rank. Every rank must call this.
+
+        Args:
+            publisher: This rank's publisher. All have the same keys, or none. On ranks other than 0
+                it publishes nothing else under this model's id.
+            model: The model's id.
+            **options: Keywords of `Publisher.publish`, the same on every rank.
+
+        Returns:
+            The receipt on rank 0; None on the others, which return once rank 0 has it.
+
+        Raises:
+            StateError: The ranks have different models, or one that cannot be published.
+            DeadlineError: A rank did not make the call in time.
+            WeightBusError: A rank has ended meanwhile; or, on other ranks, rank 0 has failed to
+                publish.
+            PublishError, ClosedError: As in `Publisher.publish`, on rank 0.
+            ValueError: A publisher has a folder for versions (`state`), or has published the model
+                by itself.
+
+        After an error each worker has the version that it had, and the ranks may call this again.
+        """
+        ranks = self._ranks
+        if ranks is None:
+            return publisher.publish(model, Gathered(self._model, None, self._timeout), **options)
+        if publisher.parts.keeps:
+            raise ValueError(
+                "this publisher keeps versions in a folder (state=), and no rank has a whole "
+                "version: leave state= out, or use gather()"
+            )
+        self._publisher, self._met, self._round = publisher, False, 0
+        if ranks.rank:
+            self._follow(publisher, ranks, model, options)
+            return None
+        try:
+            receipt = publisher.publish(model, self, **options)
+        except Exception as error:
+            kind = "state" if isinstance(error, StateError) else "failed"
+            fault = f"{kind} rank 0 did not publish: {error}"
+            with contextlib.suppress(WeightBusError):
+                if self._round:
+                    ranks.conclude(self._round, fault)
+                elif not self._met:
+                    ranks.lead("", self._timeout, fault)
+            raise
+        ranks.conclude(self._round, "")
+        return receipt
+
+    # On rank 0, for the publisher.
+
+    def state(self) -> State:
+        """Return names, dtypes and shapes; no values are moved.
+
+        Raises:
+            StateError: The model cannot be published.
+        """
+        members = [] if self._ranks is None else self._ranks.members
+        self._entries = entries(self._model)
+        state, self._parameters = state_of_entries(self._entries, members)
+        return state
+
+    def is_parameter(self, leaf: Leaf) -> bool:
+        """Return whether `leaf`, of the last `state`, is a parameter, and no buffer."""
+        return id(leaf) in self._parameters
+
+    def offer(
+        self, model: str, state: State, layout: Layout, chunk_bytes: int, deadline: Deadline
+    ) -> VersionOffer:
+        """Stage this rank's chunks, and return the offer that names those of the other ranks.
+
+        Args:
+            model: The model's id.
+            state: The last result of `state`; its form may be in another precision, or renamed.
+            layout: The layout of that form.
+            chunk_bytes: Bytes of a chunk.
+            deadline: The deadline of the publish.
+
+        Raises:
+            StateError, DeadlineError, WeightBusError: As in `publish`.
+        """
+        ranks, publisher = self._ranks, self._publisher
+        assert ranks is not None and publisher is not None  # noqa: PT018, S101 - `publish` set them
+        parts = publisher.parts
+        plan = _plan(self._entries, layout, chunk_bytes)
+        seconds, self._met = min(self._timeout, deadline.left()), True
+        with ranks.lead(plan, seconds) as round_, torch.no_grad():
+            self._round = round_.number
+            staged = _staged(
+                self._entries, state, layout, chunk_bytes, ranks, round_, deadline.left
+            )
+            crcs, sources, names = list[int | None](staged.crcs), list[Source](), dict[str, str]()
+            for rank in range(1, len(ranks.members)):
+                told = json.loads(round_.hear(rank, "the checksums", deadline.left()))
+                indexes = staged.placement.of(rank)
+                for index, crc in zip(indexes, told["crcs"], strict=True):
+                    crcs[index] = crc
+                staged.add_lost(told["lost"])
+                if indexes:
+                    ranges = staged.placement.ranges(rank)
+                    sources.append(Source(address=told["address"], chunks=ranges))
+                    names[told["address"]] = f"rank {rank}"
+            whole = digest(layout.id, chunk_bytes, cast("list[int]", crcs))
+            key = parts.next_key(model, deadline)
+            for rank in range(1, len(ranks.members)):
+                round_.tell(rank, json.dumps([*key, whole]).encode(), "the name", deadline.left())
+            offer = _offer(model, layout, staged, whole, key)
+            offer.sources = tuple(sources)
+            if sources:
+                offer.obtain = parts.obtaining(offer, staged.memory, names)
+            if staged.lost:
+                offer.count_lost = staged.lost.copy
+            round_.meet("the end", deadline.left())
+        return offer
+
+    # On the other ranks.
+
+    def _follow(
+        self, publisher: "Publisher", ranks: Ranks, model: str, options: PublishOptions
+    ) -> None:
+        """Keep this rank's chunks for workers, and wait for the result of rank 0."""
+        seconds = max(self._timeout, options.get("timeout", TIMEOUT)) + MARGIN_SECONDS
+        deadline = Deadline(time.monotonic() + seconds, "rank 0 has not published in time")
+        fault, parts, described = "", publisher.parts, None
+        try:
+            described = parts.describe(model, self, options.get("settings"))
+        except Exception as error:  # the others are to hear of it at once
+            fault = str(error) if isinstance(error, StateError) else repr(error)
+
+        def answer(plan: str) -> str:
+            if not plan or fault or described is None:
+                return fault
+            found = {entry.name: entry for entry in self._entries}
+            return difference(plan, found) or _unlike(plan, described[1], parts.chunk_bytes)
+
+        with ranks.follow(answer, self._timeout) as round_, torch.no_grad():
+            assert described is not None  # noqa: S101 - otherwise there is no round
+            state, layout = described
+            _follow_ranks(self._entries, round_.plan)
+            about = state, layout, parts.chunk_bytes, ranks, round_, deadline.left
+            staged = _staged(self._entries, *about)
+            mine = staged.placement.of(ranks.rank)
+            told = {
+                "address": self._advertise or _reachable(parts.address),
+                "crcs": [staged.crcs[index] for index in mine],
+                "lost": staged.lost,
+            }
+            round_.tell(0, json.dumps(told).encode(), "the checksums")
+            epoch, number, whole = json.loads(round_.hear(0, "the name"))
+            parts.keep(_offer(model, layout, staged, whole, (epoch, number)), deadline)
+            round_.meet("the end")
+        ranks.outcome(round_.number, deadline)
+
+
+class _Spread(NamedTuple):
+    """A tensor whose parts are not intervals of the section: one rank gathers it, and sends it.
+
+    Attributes:
+        shards, name: The tensor, and its name in the version.
+        owner: The index of the rank that gathers it.
+        leader: The global rank whose copies are preferred.
+    """
+
+    shards: Shards
+    name: str
+    owner: int
+    leader: int
+
+
+class _Staged:
+    """The part of a version that one rank has.
+
+    Args:
+        layout: The layout.
+        plan: The chunks.
+
+    Attributes:
+        memory: The data section; only the bytes of this rank are written.
+        section: The tensors in it.
+        crcs: The CRC-32C of each chunk that this rank sends; None: another rank sends it.
+        placement: Which rank sends what.
+        lost: The values that do not fit the dtype, by name: the dtype, and how many.
+    """
+
+    placement: Placement
+
+    def __init__(self, layout: Layout, plan: ChunkPlan) -> None:
+        self.plan, self.memory = plan, memory_of(layout.nbytes)
+        self.section = Section(layout, self.memory)
+        self.crcs: list[int | None] = [None] * plan.count
+        self.lost: dict[str, tuple[str, int]] = {}
+
+    def put(self, name: str, part: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values of a tensor, in the dtype of the version."""
+        part.copy_(values)
+        self.count(name, part, values)
+
+    def count(self, name: str, became: torch.Tensor, values: torch.Tensor) -> None:
+        """Count the values that do not fit the dtype of the version."""
+        if became.dtype != values.dtype:
+            dtype = self.section.layout.by_name(name).dtype
+            count = lost(became, values, signature(name, values)[0], dtype)
+            self.add_lost({name: (dtype, count)} if count else {})
+
+    def add_lost(self, more: Mapping[str, Sequence[Any]]) -> None:
+        """Add lost values, such as another rank's."""
+        for name, (dtype, count) in more.items():
+            self.lost[name] = dtype, count + self.lost.get(name, ("", 0))[1]
+
+    def hash(self, rank: int) -> None:
+        """Compute the checksums of the chunks that this rank sends."""
+        for index in self.placement.of(rank):
+            begin, end = self.plan.span(index)
+            self.crcs[index] = crc32c(self.memory[begin:end])
+
+
+def _staged(
+    found: Sequence[Entry],
+    state: State,
+    layout: Layout,
+    chunk_bytes: int,
+    ranks: Ranks,
+    round_: Round,
+    left: Callable[[], float],
+) -> _Staged:
+    """Write this rank's shards into memory, and exchange bytes until it has its chunks whole."""
+    me, staged = ranks.rank, _Staged(layout, plan_of(layout.nbytes, chunk_bytes))
+    unique = [(e, n) for e, n in zip(found, state.form.names, strict=True) if n in state.signatures]
+    unique.sort(key=lambda each: layout.by_name(each[1]).begin)
+    intervals, spread = list[tuple[int, int, int]](), list[_Spread]()
+    loads = [0] * len(ranks.members)
+    for entry, name in unique:
+        spec, held = layout.by_name(name), entry.held
+        light = min(range(len(loads)), key=loads.__getitem__)
+        if not isinstance(held, Shards):
+            mine = [(spec.begin, spec.end, 0)]
+            if me == 0:
+                values, whole = torch.as_tensor(held), staged.section.tensors[name]
+                staged.put(name, whole, values)
+        elif (cut := _intervals(held, spec.begin, spec.end, ranks, light)) is not None:
+            mine, whole = cut, staged.section.tensors[name]
+            for member, part in held.parts(whole, ranks.members[light]):
+                if member == ranks.members[me] and part.numel():
+                    staged.put(name, part, held.mine())
+        else:
+            light = light if not isinstance(held, PlacedShards) or held.in_order else 0
+            mine = [(spec.begin, spec.end, light)]
+            spread.append(_Spread(held, name, light, ranks.members[light]))
+        for begin, end, rank in mine:
+            loads[rank] += end - begin
+        intervals += mine
+    for batch in _batches(spread, layout):
+        _gather(batch, staged, ranks, round_, left)
+    staged.placement = placed(intervals, staged.plan, len(ranks.members))
+    for some in staged.placement.foreign.batches(BATCH_BYTES):
+        into, data = dict[int, torch.Tensor](), torch.as_tensor(staged.memory)
+        give = {r: some.between(me, r) for r in range(len(loads)) if r != me}
+        take = {r: some.between(r, me) for r in range(len(loads)) if r != me}
+        out = {r: torch.cat([data[b:e] for b, e in spans]) for r, spans in give.items() if spans}
+        into = {r: _empty(sum(e - b for b, e in s)) for r, s in take.items() if s}
+        round_.exchange(out, into, "the chunks of several ranks", left())
+        for rank, came in into.items():
+            at = 0
+            for begin, end in take[rank]:
+                data[begin:end] = came[at : at + end - begin]
+                at += end - begin
+    staged.hash(me)
+    return staged
+
+
+def _intervals(
+    held: Shards, begin: int, end: int, ranks: Ranks, light: int
+) -> list[tuple[int, int, int]] | None:
+    """Return the parts of a tensor as intervals of the data section; None: they are none."""
+    if not held.straight or (isinstance(held, PlacedShards) and held.whole):
+        return None
+    count = held.meta.numel()
+    width, rest = divmod(end - begin, count) if count else (0, 0)
+    if rest:  # several elements share a byte
+        return None
+    found = list[tuple[int, int, int]]()
+    for member, part in held.parts(held.meta, ranks.members[light]):
+        if not part.is_contiguous():
+            return None
+        if part.numel():
+            first = begin + int(part.storage_offset()) * width
+            found.append((first, first + part.numel() * width, ranks.members.index(member)))
+    return found
+
+
+def _batches(spread: Sequence[_Spread], layout: Layout) -> Iterator[list[_Spread]]:
+    """Yield the tensors that are gathered together, of about `BATCH_BYTES`."""
+    batch, nbytes = list[_Spread](), 0
+    for each in spread:
+        batch.append(each)
+        spec = layout.by_name(each.name)
+        nbytes += spec.end - spec.begin
+        if nbytes >= BATCH_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
+
+
+def _gather(
+    batch: Sequence[_Spread],
+    staged: _Staged,
+    ranks: Ranks,
+    round_: Round,
+    left: Callable[[], float],
+) -> None:
+    """Gather tensors, each on the rank that sends it."""
+    me, here = ranks.rank, ranks.members[ranks.rank]
+    out, sizes = defaultdict[int, list[torch.Tensor]](list), defaultdict[int, int](int)
+    for shards, name, owner, leader in batch:
+        whole = staged.section.tensors[name]
+        if isinstance(shards, PlacedShards) and shards.whole:
+            values = round_.together(shards.gathered, name, left())
+            if owner == me:
+                staged.put(name, whole, values)
+            continue
+        for member, part in shards.parts(shards.meta, leader):
+            if member == here and owner != me and part.numel():
+                values, became = shards.mine(), torch.empty(part.shape, dtype=whole.dtype)
+                staged.put(name, became, values)
+                out[owner].append(became.reshape(-1).view(torch.uint8))
+            elif owner == me and member != here:
+                sizes[ranks.members.index(member)] += part.numel() * whole.element_size()
+    into = {rank: _empty(size) for rank, size in sizes.items() if size}
+    packed = {rank: torch.cat(flats) for rank, flats in out.items()}
+    round_.exchange(packed, into, "the tensors that are not cut by rows", left())
+    at = dict.fromkeys(into, 0)
+    for shards, name, owner, leader in batch:
+        if owner != me or (isinstance(shards, PlacedShards) and shards.whole):
+            continue
+        whole = staged.section.tensors[name]
+        for member, part in shards.parts(whole, leader):
+            rank, nbytes = ranks.members.index(member), part.numel() * whole.element_size()
+            if member == here:
+                staged.put(name, part, shards.mine()) if nbytes else None
+            elif nbytes:
+                came = into[rank][at[rank] : at[rank] + nbytes].clone()
+                part.copy_(came.view(whole.dtype).reshape(part.shape))
+                at[rank] += nbytes
+
+
+def _empty(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def _offer(
+    model: str, layout: Layout, staged: _Staged, whole: str, key: tuple[int, int]
+) -> VersionOffer:
+    """Return the offer of the chunks that this rank has."""
+    crcs = staged.crcs
+    here = sum(crc is not None for crc in crcs)
+    chunks: Chunks[Memory] = Chunks(
+        staged.plan, staged.memory, crcs, layout.id, here, here == len(crcs), whole
+    )
+    return VersionOffer.received(model, layout, chunks, key)
+
+
+def _plan(found: Sequence[Entry], layout: Layout, chunk_bytes: int) -> str:
+    """Return what rank 0 publishes: names, form, and the ranks that have the parts of each tensor.
+
+    The model may be on other ranks, too (data parallelism); then these send nothing of it.
+    """
+    ranks, used = dict[str, int](), dict[str, int]()
+    for name, held, *_ in found:
+        if isinstance(held, Shards):
+            used[name] = ranks.setdefault(json.dumps(held.ranks), len(ranks))
+    form = {"layout": layout.id, "chunk_bytes": chunk_bytes}
+    return json.dumps({"tensors": tensors_of(found), "ranks": [*ranks], "used": used, **form})
+
+
+def _follow_ranks(found: Sequence[Entry], plan: str) -> None:
+    """Let the parts of each tensor be those of the ranks that rank 0 names."""
+    there = json.loads(plan)
+    ranks = [json.loads(text) for text in there["ranks"]]
+    for name, held, *_ in found:
+        if isinstance(held, Shards):
+            held.of_ranks(ranks[there["used"][name]])
+
+
+def _unlike(plan: str, layout: Layout, chunk_bytes: int) -> str:
+    """Return how this rank's form of the version differs from rank 0's; empty: it does not."""
+    there = json.loads(plan)
+    if there["chunk_bytes"] != chunk_bytes:
+        theirs = there["chunk_bytes"]
+        return f"its publisher's chunks have {chunk_bytes} bytes, rank 0's {theirs} (chunk_bytes)"
+    if there["layout"] != layout.id:
+        return "its settings (dtype, rename) give the version another layout than rank 0's"
+    return ""
+
+
+def _reachable(address: str) -> str:
+    """Return an address at which other hosts reach this one."""
+    host, port = host_and_port(address) if address.startswith("tcp://") else (address, 0)
+    if host not in ANYWHERE:
+        return address
+    leader = os.environ.get("MASTER_ADDR", "")
+    own = ""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((leader, 9))  # sends nothing
+        own = str(probe.getsockname()[0])
+    if not own or is_loopback(own):
+        own = own or socket.gethostname()
+    return f"tcp://{own}:{port}"

@@ -1,0 +1,73 @@
+"""`weightbus.sharded`: what ranks publish together, each its shards, and how it fails."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weightbus
+from weightbus.tests.client import sharding_ranks
+from weightbus.tests.client.gathering_ranks import two_layers
+from weightbus.tests.client.ranks import SECONDS, run_ranks
+
+MEMORY_MAX = 1.25  # shards that a rank may hold beside its shards
+DIED_SECONDS = 15.0
+
+# The errors of all ranks that called, by case, with {last} for the last rank.
+ERRORS = {
+    "a name": r"StateError: .*nothing was gathered:\nrank {last}: it lacks y; rank 0 lacks its z",
+    "shards": r"StateError: .*\nrank {last}: its x is .* in shards, .*, rank 0's is F32 \[2\]",
+    "a setting": r"StateError: .*\nrank {last}: its settings \(dtype, rename\) give the version",
+}
+
+
+# One test for each number of ranks, since each worker of a run in parallel would start its own.
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_publish_their_shards_or_name_the_rank_that_does_not(
+    tmp_path: Path, size: int
+) -> None:
+    printed = run_ranks(sharding_ranks.__file__, size, tmp_path, dies=size - 1)
+    ranks: list[dict[str, Any]] = [json.loads(text.splitlines()[-1]) for text in printed]
+    first, last = ranks[0], size - 1
+    same = {case: fault for case, fault in first.items() if case.startswith("same: ")}
+    assert len(same) > 15
+    assert {case: fault for case, fault in same.items() if fault} == {}
+    for rank, saw in enumerate(ranks):
+        for case, pattern in ERRORS.items():
+            assert re.match(pattern.replace("{last}", str(last)), saw[case], re.DOTALL), saw[case]
+        for case, missing in (("the last rank does not call", last), ("rank 0 does not call", 0)):
+            text = f"DeadlineError: rank {missing} did not make this call in the 1 s"
+            assert saw[case].startswith("none" if rank == missing else text), (rank, case)
+        own = "ValueError: commit='never'", "WeightBusError: rank 0 did not publish: commit='never'"
+        assert saw["rank 0 has a bad argument"].startswith(own[rank > 0])
+        assert saw["memory"] <= MEMORY_MAX
+    for rank, saw in enumerate(ranks[:last]):
+        error = "WeightBusError: rank 0 did not publish: m version" if rank else "PublishError: m"
+        assert saw["died"].startswith(error)
+        assert f"chunks of rank {last} at tcp://127.0.0.1:" in saw["died"]
+        assert saw["seconds"] < DIED_SECONDS
+    assert first["kept"], "a worker has other weights than before"
+
+
+def test_without_a_group_the_model_is_published_as_it_is() -> None:
+    copy = {name: tensor * 0 for name, tensor in two_layers().state_dict().items()}
+    with (
+        weightbus.Publisher("tcp://127.0.0.1:0") as publisher,
+        weightbus.Subscriber(publisher.address, {"m": copy}).start(),
+    ):
+        publisher.wait_for_workers(1, SECONDS)
+        receipt = weightbus.sharded(two_layers()).publish(publisher, "m", timeout=SECONDS)
+    assert receipt is not None
+    assert receipt.version == 1
+    assert all(tensor.equal(copy[name]) for name, tensor in two_layers().state_dict().items())
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.inf, "a minute"])
+def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
+    with pytest.raises(ValueError, match=r"timeout=.*choose a number of seconds above 0"):
+        weightbus.sharded({}, timeout=timeout)

@@ -1,0 +1,243 @@
+"""Workers take chunks from sources over real sockets, with keys and without. (N1 to N3)"""
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from weightbus import AddressError, Publisher, PublishError, Relay, Settings, Subscriber
+from weightbus.bus.chunks import Chunks, Memory, plan_of
+from weightbus.bus.deadline import Deadline
+from weightbus.bus.messages import Source
+from weightbus.bus.net.control import WorkerSockets
+from weightbus.bus.net.sources import _SourceSession  # pyright: ignore[reportPrivateUsage]
+from weightbus.bus.publisher.version import VersionOffer
+from weightbus.bus.trust.grants import Role
+from weightbus.bus.trust.keys import generate
+from weightbus.codecs.checksum import digest_of
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.leaves import Leaf
+from weightbus.codecs.native import crc32c
+from weightbus.codecs.state import State, state_of
+from weightbus.python_client.publishing.parts import PartedSource
+from weightbus.tests.compose.waiting import wait_for
+
+SECONDS = 30.0
+SIZE, CHUNK = 5000, 64
+QUICK = Settings(ping=0.2, lost_after=1.0, shared_memory=False)
+SMALL = Settings(chunk_bytes=CHUNK, ping=0.2, lost_after=1.0, shared_memory=False)
+
+
+class Split(PartedSource):
+    """Weights of which each publisher has every n-th chunk."""
+
+    def __init__(
+        self, publishers: Sequence[Publisher], value: float, addresses: Any = None
+    ) -> None:
+        self.publishers, self.weights = publishers, {"w": np.full(SIZE, value, np.float32)}
+        self.addresses = addresses or [each.address for each in publishers]
+
+    def state(self) -> State:
+        return state_of(self.weights)
+
+    def is_parameter(self, leaf: Leaf) -> bool:
+        return leaf is self.weights["w"]
+
+    def offer(
+        self, model: str, state: State, layout: Layout, chunk_bytes: int, deadline: Deadline
+    ) -> VersionOffer:
+        assert state.signatures.keys() == {"w"}
+        count = len(self.publishers)
+        plan = plan_of(layout.nbytes, chunk_bytes)
+        data = self.weights["w"].view(np.uint8)
+        digest = digest_of(layout.id, data, chunk_bytes)
+        key = self.publishers[0].parts.next_key(model, deadline)
+        memories = list[Memory]()
+        offers, sources, names = list[VersionOffer](), list[Source](), dict[str, str]()
+        for rank, publisher in enumerate(self.publishers):
+            memory, crcs = np.zeros(layout.nbytes, np.uint8), list[int | None]([None] * plan.count)
+            ranges = list[int]()
+            for index in range(rank, plan.count, count):
+                begin, end = plan.span(index)
+                memory[begin:end] = data[begin:end]
+                crcs[index] = crc32c(data[begin:end])
+                ranges += [index, 1]
+            here = len(ranges) // 2
+            chunks: Chunks[Memory] = Chunks(plan, memory, crcs, layout.id, here, False, digest)
+            offers.append(VersionOffer.received(model, layout, chunks, key))
+            if rank:
+                publisher.parts.keep(offers[-1], deadline)
+                sources.append(Source(address=self.addresses[rank], chunks=ranges))
+                names[self.addresses[rank]] = f"rank {rank}"
+            memories.append(memory)
+        offer = offers[0]
+        offer.sources = tuple(sources)
+        offer.obtain = self.publishers[0].parts.obtaining(offer, memories[0], names)
+        return offer
+
+
+class Scene:
+    """Some publishers that publish together, and workers."""
+
+    def __init__(self, stack: ExitStack, count: int, keys: Path | None = None) -> None:
+        self.stack, self.keys, self.targets = stack, keys, dict[str, dict[str, Any]]()
+        self.publishers = [
+            stack.enter_context(Publisher("tcp://127.0.0.1:0", keys=keys, settings=SMALL))
+            for _ in range(count)
+        ]
+
+    @property
+    def address(self) -> str:
+        return self.publishers[0].address
+
+    def worker(self, name: str, at: str = "") -> Subscriber:
+        keys = None if self.keys is None else self.keys / "workers" / f"{name}.json"
+        target = self.targets[name] = {"w": np.zeros(SIZE, np.float32)}
+        made = Subscriber(at or self.address, {"m": target}, name=name, keys=keys, settings=QUICK)
+        return self.stack.enter_context(made).start()
+
+    def publish(self, value: float, **options: Any) -> None:
+        source = Split(self.publishers, value, options.pop("addresses", None))
+        self.publishers[0].publish("m", source, timeout=SECONDS, **options)
+
+    def has(self, name: str, value: float) -> bool:
+        return bool((self.targets[name]["w"] == value).all())
+
+
+@pytest.fixture(name="scene")
+def _scene() -> Generator[Callable[..., Scene]]:
+    with ExitStack() as stack:
+        yield lambda count=3, keys=None: Scene(stack, count, keys)
+
+
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return a list that gets (worker, chunks) of what comes from sources."""
+    seen, chunk = list[tuple[str, int]](), vars(_SourceSession)["_chunk"]
+
+    def notes(session: Any, *about: Any) -> str:
+        name = msgspec.json.decode(vars(session)["_hello"])["name"]
+        seen.append((name, 1))
+        fault: str = chunk(session, *about)
+        return fault
+
+    monkeypatch.setattr(_SourceSession, "_chunk", notes)
+    return seen
+
+
+def test_each_chunk_comes_from_the_publisher_that_has_it(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, bus = fetched(monkeypatch), scene()
+    bus.worker("w")
+    bus.publishers[0].wait_for_workers(1, SECONDS)
+    for value in (1.0, 2.0, 3.0):
+        bus.publish(value)
+        assert bus.has("w", value)
+    count = plan_of(4 * SIZE, CHUNK).count
+    assert {name for name, _ in seen} == {"w"}
+    assert sum(chunks for _, chunks in seen) == 3 * (count - len(range(0, count, 3)))
+    for source in bus.publishers[1:]:  # the sessions with sources end
+        wait_for(partial(_no_workers, source), "the end of the sessions", SECONDS)
+
+
+def _no_workers(source: Publisher) -> bool:
+    return not source.workers()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_with_keys_chunks_are_encrypted_also_those_that_rank_0_takes(
+    scene: Callable[..., Scene], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, direct: bool
+) -> None:
+    names: dict[str, Role] = {"w": "worker"}
+    generate(tmp_path, names)
+    if not direct:
+        monkeypatch.setattr(WorkerSockets, "source", not_allowed)
+    seen, bus = fetched(monkeypatch), scene(3, tmp_path)
+    bus.worker("w")
+    bus.publishers[0].wait_for_workers(1, SECONDS)
+    bus.publish(1.0)
+    assert bus.has("w", 1.0)
+    assert {name for name, _ in seen} == {"w" if direct else "publisher"}
+
+
+def not_allowed(_sockets: WorkerSockets, _address: str) -> Any:
+    raise AddressError("not allowed here")
+
+
+def test_a_worker_that_may_not_connect_to_sources_gets_all_from_the_publisher(
+    scene: Callable[..., Scene],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen, bus = fetched(monkeypatch), scene()
+    bus.worker("w")
+    bus.publishers[0].wait_for_workers(1, SECONDS)
+    # Another host, which is not asked: an address of a network for documentation.
+    addresses = ["", *(f"tcp://192.0.2.{rank}:1" for rank in (1, 2))]
+    with caplog.at_level(logging.WARNING), pytest.raises(PublishError) as failed:
+        bus.publish(1.0, addresses=addresses)
+    assert "it is not on the host of the publisher" in caplog.text
+    assert "Settings(any_data_host=True)" in caplog.text
+    assert "chunks of rank 1 at tcp://192.0.2.1:1 are lacking" in str(failed.value)
+    assert bus.has("w", 0.0)
+    assert not [name for name, chunks in seen if chunks]
+    bus.publish(2.0)
+    assert bus.has("w", 2.0)
+
+
+def test_a_relay_takes_chunks_from_sources_and_passes_them_on(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, bus = fetched(monkeypatch), scene()
+    relay = Relay(bus.address, "tcp://127.0.0.1:0", ["m"], name="r", settings=QUICK)
+    bus.stack.enter_context(relay)
+    bus.worker("w", relay.address)
+    bus.publish(1.0, expect=1)
+    assert bus.has("w", 1.0)
+    assert {name for name, chunks in seen if chunks} == {"r"}
+
+
+def test_a_silent_source_is_given_up_and_the_version_with_it(scene: Callable[..., Scene]) -> None:
+    bus = scene(2)
+    bus.worker("w")
+    bus.publishers[0].wait_for_workers(1, SECONDS)
+    bus.publish(1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begun = time.monotonic()
+        with pytest.raises(PublishError, match=r"chunks of rank 1 at .* are lacking") as failed:
+            bus.publish(2.0, addresses=["", f"tcp://127.0.0.1:{silent.getsockname()[1]}"])
+    assert time.monotonic() - begun < SECONDS / 2
+    assert failed.value.receipt.workers["w"].state != "applied"
+    assert bus.has("w", 1.0)
+    bus.publish(3.0)
+    assert bus.has("w", 3.0)
+
+
+def test_a_damaged_chunk_of_a_source_is_requested_again(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weightbus.bus.publisher import offers
+
+    bus, damaged, chunk_of = scene(2), set[int](), offers.chunk_of
+
+    def damage(chunked: Any, index: int) -> Any:
+        chunk, payload = chunk_of(chunked, index)
+        if index % 2 and index not in damaged and len(damaged) < 3:
+            damaged.add(index)
+            payload = bytes(len(payload))
+        return chunk, payload
+
+    monkeypatch.setattr(offers, "chunk_of", damage)
+    bus.worker("w")
+    bus.publishers[0].wait_for_workers(1, SECONDS)
+    bus.publish(1.0)
+    assert len(damaged) == 3
+    assert bus.has("w", 1.0)
