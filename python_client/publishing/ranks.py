@@ -52,7 +52,7 @@ KINDS: dict[str, type[WeightBusError]] = {
 
 
 @contextlib.contextmanager
-def _store_errors() -> Generator[None]:
+def store_errors() -> Generator[None]:
     """Raise the errors of the store as errors of this package."""
     try:
         yield
@@ -85,7 +85,7 @@ class Ranks:
         store = distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore
         return PrefixStore(f"weightbus/gather/{self._key}", store)
 
-    @_store_errors()
+    @store_errors()
     def lead(self, plan: str, timeout: float, fault: str = "") -> "Round":
         """Open a round on rank 0, and return it once all ranks have joined.
 
@@ -122,7 +122,7 @@ class Ranks:
             self.store.delete_key(f"{number}/{read}")
         return self._entered(number, verdict, timeout, plan)
 
-    @_store_errors()
+    @store_errors()
     def follow(self, answer: Callable[[str], str], timeout: float) -> "Round":
         """Join the round that rank 0 opens, on another rank; return it once all have joined.
 

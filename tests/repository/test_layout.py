@@ -152,6 +152,7 @@ FACES = {
         "ZMQWeightSyncScheme",
         "register_weight_sync_backend",
     ],
+    "torchrun": ["Relays", "relays"],
     "types": [
         "Gathered",
         "HeldVersion",

@@ -1,0 +1,597 @@
+"""`relays` starts a relay on each node of a torchrun script, and tells every rank the addresses.
+
+Theory of operation: the ranks meet in torchrun's store, key by key, each with a deadline.
+
+    key       written by                     value
+    rounds    rank 0                         how many meetings there were; the last may be open
+    N/open    rank 0                         empty: ranks may join
+    N/join/R  each other rank                its node, and what it knows of the publisher
+    N/plan    rank 0, once all have joined   what is above the relays; or why there are none
+    N/relay/G local rank 0 of a node         the address of its relay; or why there is none
+    N/end     rank 0, once all relays run    all addresses; or why there are none
+
+The store outlives an elastic restart, and so do its keys. torchrun gives ranks nothing that names
+an incarnation of the group: TORCHELASTIC_RESTART_COUNT counts only the failures of a node's own
+ranks, so after a restart it differs between nodes. Therefore rank 0 counts the meetings. A meeting
+with a plan is closed, and a rank that comes later waits for the next one. A meeting that was open
+when its rank 0 ended never gets a plan: ranks that have joined it join the next one instead.
+"""
+
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
+
+from ...bus.deadline import Deadline
+from ...bus.errors import AddressError, DeadlineError, KeysError
+from ...bus.net import endpoints
+from ...bus.trust.grants import Grant
+from ...bus.trust.keys import AT, ORIGIN, STAR, SUFFIX, WORKERS, RelayKeys, WorkerKeys
+from ...codecs.errors import WeightBusError
+from .. import checks
+from ..closing import Closable
+from ..keys import relay_keys
+from ..publisher import Publisher
+from ..publishing.ranks import LOOK_SECONDS, MARGIN_SECONDS, ROUNDS_KEPT, store_errors
+from ..relay import Relay
+from ..settings import Settings
+
+SHOWN = 8  # ranks that an error names
+LOOPBACK = "127.0.0.1"  # where a relay without keys listens
+WILDCARDS = "0.0.0.0", "[::]"  # noqa: S104 - only with keys, or insecure
+CALL = "weightbus.torchrun.relays()"
+_NAMESPACE = Path("/proc/self/ns/net")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Relays(Closable):
+    """What a rank needs to know of the relays of its job; a context manager, made by `relays`.
+
+    Attributes:
+        addresses: Where a Subscriber of this rank connects, the preferred address first: the relay
+            of this node, the relays of other nodes, the publisher. On the publisher's node the
+            publisher is first. Relays that only their own host can reach are left out elsewhere.
+        names: The name of the relay at each address; `publisher` at the publisher's.
+        relay: The relay, on local rank 0 of a node that has one; None elsewhere.
+
+    At the end of the `with` block, or by `close()`, the node's relay ends. No rank waits for
+    another then: workers that go on use their next address.
+    """
+
+    __module__ = "weightbus.torchrun"
+
+    def __init__(
+        self, addresses: Sequence[str], names: Sequence[str], relay: Relay | None, keep: object
+    ) -> None:
+        """`relays` makes it. Arguments: as the attributes, and what must live as long."""
+        self.addresses, self.names, self.relay = tuple(addresses), tuple(names), relay
+        self._keep = keep
+
+    def __repr__(self) -> str:
+        return f"<Relays at {', '.join(self.addresses)}>"
+
+    def worker_keys(self, folder: str | Path, name: str) -> list[WorkerKeys]:
+        """Return a worker's keys, one for each of `addresses`: the `keys=` of its Subscriber.
+
+        Args:
+            folder: The folder of all keys, made by `weightbus keygen` with `--at` for each relay
+                and `--at publisher`.
+            name: The worker's name, which is `name=` of its Subscriber.
+
+        Raises:
+            KeysError: A file is missing or invalid.
+        """
+        return [_worker_keys(Path(folder), name, where) for where in self.names]
+
+    def close(self) -> None:
+        """End this node's relay, on local rank 0; idempotent."""
+        if self.relay is not None:
+            self.relay.close()
+        self._keep = None
+
+
+def relays(
+    upstream: Publisher | str | Sequence[str] | None,
+    models: Iterable[str],
+    *,
+    address: str | None = None,
+    name: str = "node",
+    keys: RelayKeys | str | Path | None = None,
+    insecure: bool = False,
+    settings: Settings | None = None,
+    timeout: float = 60.0,
+) -> Relays:
+    """Return the addresses for this rank's Subscriber, after starting a relay on each node.
+
+    Every rank of a script that torchrun has started calls this. Local rank 0 of each node starts
+    the relay; the node of the publisher needs none, since its workers read the publisher's memory.
+
+    Args:
+        upstream: The Publisher, on the rank that has it, and None on the others. Or, for a
+            publisher outside of this job, its address, or several as a Relay has them.
+        models: The ids of the models that the relays pass on.
+        address: The address that this node's relay listens on. None: 127.0.0.1 without keys, for
+            workers of this node only; with keys, or `insecure`, the interface of this node that
+            reaches MASTER_ADDR. Of 0.0.0.0, other nodes get the address of that interface.
+        name: The name of each relay is this, a hyphen and the node's GROUP_RANK: `node-0`. Jobs
+            below the same publisher need different names.
+        keys: The keys of this node's relay, as a Relay has them; in a folder of all keys, its name
+            selects them. None: use the folder in WEIGHTBUS_KEYS, if that is set.
+        insecure: Without keys, let other nodes reach the relay.
+        settings: The settings of this node's relay.
+        timeout: Seconds for all ranks to make this call, and again for the relays to start and, if
+            a rank has the Publisher, to join it. (One elsewhere may start later.)
+
+    Raises:
+        DeadlineError: A rank did not make this call in time, or a relay did not start or join.
+        WeightBusError: torchrun did not start this process, no publisher is known, or another rank
+            has failed; the text names the rank.
+        AddressError: An address is invalid, or other hosts cannot reach the publisher.
+        KeysError: The keys cannot be read.
+        RefusedError: The publisher refuses this node's relay.
+
+    After an elastic restart the script makes this call again, and the relays are new ones. The
+    store has no keys of its own: who can reach it can give the ranks another address.
+    """
+    checks.seconds(timeout, "timeout", positive=True)
+    checks.check_name(f"{name}-0", "relay")
+    rank = Rank.here(os.environ)
+    own = join_of(rank, upstream)
+    store, keep = _store(rank, timeout)
+    listens = Listens(address, f"{name}-{rank.node}", keys, insecure, settings)
+    return meet(rank, store, own, models, listens, timeout, keep)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What torchrun says of this process.
+
+    Attributes:
+        rank, size: The rank, and the number of ranks.
+        node: The index of the node.
+        local: The rank on the node.
+        master, port: The host and the port of the store.
+    """
+
+    rank: int
+    size: int
+    node: int
+    local: int
+    master: str
+    port: int
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str]) -> "Rank":
+        """Read the environment.
+
+        Raises:
+            WeightBusError: torchrun did not start this process.
+        """
+        names = "RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
+        missing = [name for name in names if not environ.get(name)]
+        if missing:
+            raise WeightBusError(
+                f"{CALL} is for scripts that torchrun starts, which sets {', '.join(missing)}: "
+                "start this script with torchrun, or start a weightbus.Relay on each host and give "
+                "workers its address"
+            )
+        rank, size, node, local, master, port = (environ[name] for name in names)
+        return cls(int(rank), int(size), int(node), int(local), master, int(port))
+
+
+class _Join(msgspec.Struct):
+    node: int
+    leads: bool  # whether it is local rank 0
+    host: str
+    upstream: list[str]
+    publishes: bool = False
+
+
+class _Plan(msgspec.Struct):
+    upstream: list[str] = []
+    home: int | None = None  # the node of the rank that publishes, if one does
+    publisher: int | None = None  # that rank
+    leaders: dict[int, int] = {}  # the rank that starts the relay, by node
+    fault: str = ""
+    late: bool = False
+
+
+class _Placed(msgspec.Struct):
+    name: str = ""
+    address: str = ""
+    host: str = ""
+    fault: str = ""
+
+    @property
+    def local(self) -> bool:
+        """Whether only its own host reaches it."""
+        return endpoints.is_local(self.address)
+
+
+class _End(msgspec.Struct):
+    relays: dict[int, _Placed] = {}  # by node
+    fault: str = ""
+    late: bool = False
+
+
+_Checked = TypeVar("_Checked", _Plan, _End)
+
+
+@dataclass(frozen=True)
+class Listens:
+    """How this node's relay listens: arguments of `relays`, with the relay's name."""
+
+    address: str | None
+    name: str
+    keys: RelayKeys | str | Path | None
+    insecure: bool
+    settings: Settings | None
+
+
+def _store(rank: Rank, timeout: float) -> tuple[Store, object]:
+    """Return the store, and what must be kept as long as other ranks use it.
+
+    The store of the default process group is not kept: it would outlive the group.
+    """
+    name = f"weightbus/relays/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+    if dist.is_initialized():
+        default = distributed_c10d._get_default_store()  # noqa: SLF001
+        return PrefixStore(name, default), None
+    try:
+        own, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise DeadlineError(
+            f"rank {rank.rank} has not reached the store of torchrun at {rank.master}:{rank.port} "
+            f"in {timeout:g} s: check that rank 0 runs, and MASTER_ADDR and MASTER_PORT ({why})"
+        ) from error
+    return PrefixStore(name, own), own
+
+
+def join_of(rank: Rank, upstream: Publisher | str | Sequence[str] | None) -> _Join:
+    """Return what this rank contributes."""
+    own = _Join(rank.node, rank.local == 0, _host_id(), [])
+    if isinstance(upstream, Publisher):
+        own.publishes, own.upstream = True, [_reachable(rank, upstream.address)]
+    elif upstream is not None:
+        own.upstream = list(endpoints.check_all(upstream))
+    return own
+
+
+def meet(
+    rank: Rank,
+    store: Store,
+    own: _Join,
+    models: Iterable[str],
+    listens: Listens,
+    timeout: float,
+    keep: object = None,
+) -> Relays:
+    """Agree with the other ranks, start this node's relay if this rank is to, and wait for all.
+
+    Args:
+        rank: This rank.
+        store: Where the ranks meet.
+        own: What this rank contributes.
+        models, listens: Of the relay.
+        timeout: Seconds, as in `relays`.
+        keep: What must live as long as the relays.
+    """
+    with contextlib.ExitStack() as undo:
+        meeting = _Meeting(rank, store, timeout)
+        plan = meeting.lead(own) if rank.rank == 0 else meeting.follow(own)
+        relay = None
+        if plan.leaders.get(rank.node) == rank.rank:
+            try:
+                relay = undo.enter_context(_open(rank, plan, models, listens))
+                _check_joined(plan, relay, timeout)
+                placed = _Placed(relay.name, _reachable(rank, relay.address), own.host)
+            except Exception as error:
+                meeting.failed(error)
+                raise
+            meeting.placed(placed)
+        rows = rows_of(own, plan, meeting.finish(plan))
+        undo.pop_all()
+    return Relays([at for at, _ in rows], [of for _, of in rows], relay, keep)
+
+
+class _Meeting:
+    """One meeting of all ranks in the store."""
+
+    def __init__(self, rank: Rank, store: Store, timeout: float) -> None:
+        self._rank, self._store, self._timeout = rank, store, timeout
+        self._number = 0
+
+    @store_errors()
+    def lead(self, own: _Join) -> _Plan:
+        """Open a meeting on rank 0, and return the plan once all ranks have joined."""
+        until = self._until()
+        number = self._number = self._store.add("rounds", 1)
+        self._store.set(f"{number}/open", "")
+        for key in ("open", "plan", "end"):
+            self._store.delete_key(f"{number - ROUNDS_KEPT}/{key}")
+        others = range(1, self._rank.size)
+        here = [r for r in others if self._wait(f"join/{r}", until)]
+        joined = {0: own} | {r: self._get(f"join/{r}", _Join) for r in here}
+        missing = [r for r in others if r not in joined]
+        plan = _Plan(fault=self._late(missing), late=True) if missing else plan_of(joined)
+        self._set("plan", plan)
+        for r in here:
+            self._store.delete_key(f"{number}/join/{r}")
+        return _checked(plan)
+
+    @store_errors()
+    def follow(self, own: _Join) -> _Plan:
+        """Join the meeting that rank 0 opens, and return its plan."""
+        until = self._until(MARGIN_SECONDS)
+        while until.left():
+            number = self._store.add("rounds", 0)
+            if number != self._number:
+                if not number or self._store.check([f"{number}/plan"]):  # wait for the next one
+                    self._look(f"{number + 1}/open", until)
+                    continue
+                self._number = number
+                self._set(f"join/{self._rank.rank}", own)
+            if self._look(f"{number}/plan", until):
+                return _checked(self._get("plan", _Plan))
+        raise DeadlineError(self._late([] if self._number else [0]))
+
+    @store_errors()
+    def placed(self, relay: _Placed) -> None:
+        """Write the address of this node's relay."""
+        self._set(f"relay/{self._rank.node}", relay)
+
+    def failed(self, error: Exception) -> None:
+        """Write why this node has no relay."""
+        fault = f"rank {self._rank.rank} has no relay for its node: {type(error).__name__}: {error}"
+        with contextlib.suppress(
+            RuntimeError, WeightBusError
+        ):  # the error says more than a lost store
+            if self._rank.rank:
+                self.placed(_Placed(fault=fault))
+            else:
+                self._set("end", _End(fault=fault))
+
+    @store_errors()
+    def finish(self, plan: _Plan) -> dict[int, _Placed]:
+        """Return the relays by node, once all nodes have theirs."""
+        if self._rank.rank:
+            if not self._wait("end", self._until(2 * MARGIN_SECONDS)):
+                raise DeadlineError(
+                    f"rank 0 did not list the relays in {self._timeout:g} s after all ranks had "
+                    f"made this call, as rank {self._rank.rank} sees: see the log of rank 0"
+                )
+            return _checked(self._get("end", _End)).relays
+        until, found = self._until(MARGIN_SECONDS), dict[int, _Placed]()
+        late, faults = list[int](), list[str]()
+        for node, leader in plan.leaders.items():
+            if self._wait(f"relay/{node}", until):
+                found[node] = self._get(f"relay/{node}", _Placed)
+                self._store.delete_key(f"{self._number}/relay/{node}")
+                faults += [found[node].fault] * bool(found[node].fault)
+            else:
+                late.append(leader)
+            if faults:
+                break
+        if late and not faults:
+            waited = f"{self._timeout:g} s"
+            faults = [f"{ranks_text(late)} did not start a relay in {waited}: see the logs there"]
+        end = _End(found, "".join(faults), bool(late))
+        self._set("end", end)
+        return _checked(end).relays
+
+    def _late(self, missing: list[int]) -> str:
+        """Return the text for ranks that have not made this call in time."""
+        if missing:
+            done = f"{ranks_text(missing)} did not call {CALL}"
+        else:
+            done = f"rank 0 did not hear from all ranks, or has ended: not all called {CALL}"
+        return (
+            f"{done} in the {self._timeout:g} s that rank {self._rank.rank} has waited: every rank "
+            "of the script makes this call; a rank that failed before has its error in its log"
+        )
+
+    def _until(self, more: float = 0.0) -> Deadline:
+        return Deadline(time.monotonic() + self._timeout + more, "")
+
+    def _wait(self, key: str, until: Deadline) -> bool:
+        """Wait for a key of this meeting; return whether it is there."""
+        while until.left():
+            if self._look(f"{self._number}/{key}", until):
+                return True
+        return self._store.check([f"{self._number}/{key}"])
+
+    def _look(self, key: str, until: Deadline) -> bool:
+        """Wait for a key for a moment; return whether it is there.
+
+        The moments are short, since a signal of this process is handled only between two of them.
+        """
+        if self._store.check([key]):
+            return True
+        seconds, begun = min(LOOK_SECONDS, until.left()), time.monotonic()
+        try:
+            self._store.wait([key], timedelta(milliseconds=math.ceil(1000 * seconds)))
+        except RuntimeError:
+            if time.monotonic() - begun < seconds / 2:  # not late, but lost
+                raise
+            return False
+        return True
+
+    def _set(self, key: str, word: msgspec.Struct) -> None:
+        self._store.set(f"{self._number}/{key}", msgspec.json.encode(word).decode())
+
+    def _get(self, key: str, kind: type[_T]) -> _T:
+        return msgspec.json.decode(self._store.get(f"{self._number}/{key}"), type=kind)
+
+
+def _checked(word: _Checked) -> _Checked:
+    """Return what rank 0 has written, unless it says why there is nothing.
+
+    Raises:
+        DeadlineError, WeightBusError: There are no relays.
+    """
+    if word.fault:
+        raise (DeadlineError if word.late else WeightBusError)(word.fault)
+    return word
+
+
+def plan_of(joined: Mapping[int, _Join]) -> _Plan:
+    """Return the plan for the ranks that have joined, given by rank."""
+    given = {rank: tuple(own.upstream) for rank, own in joined.items() if own.upstream}
+    above = {upstream: rank for rank, upstream in reversed(given.items())}  # by its first rank
+    if not above:
+        return _Plan(
+            fault="no rank knows the publisher: give the rank that has it the Publisher, or give "
+            "all ranks the address of one outside of this job"
+        )
+    if len(above) > 1:
+        (one, rank), (other, another) = list(above.items())[:2]
+        return _Plan(
+            fault=f"rank {rank} gives {', '.join(one)} as upstream, and rank {another} gives "
+            f"{', '.join(other)}: give the Publisher on the rank that has it and None on the "
+            "others, or the same address on all"
+        )
+    ((upstream, rank),) = above.items()
+    publisher = next((r for r, own in joined.items() if own.publishes), None)
+    if publisher is not None and endpoints.is_local(upstream[0]):
+        host = joined[publisher].host
+        cut = [r for r, own in joined.items() if own.host != host]
+        if cut:
+            return _Plan(
+                fault=f"rank {publisher} publishes at {upstream[0]}, where only its own host can "
+                f"connect, and {ranks_text(cut)} on another host: bind tcp://0.0.0.0:PORT on rank "
+                f"{publisher}, with keys= (docs/guides/security.md)"
+            )
+    home = None if publisher is None else joined[publisher].node
+    leaders = {own.node: r for r, own in joined.items() if own.leads and own.node != home}
+    return _Plan(list(upstream), home, publisher, dict(sorted(leaders.items())))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the names of some ranks, of which there may be many."""
+    more = "" if len(ranks) <= SHOWN else f" and {len(ranks) - SHOWN} more"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:SHOWN]))}{more}"
+
+
+def rows_of(own: _Join, plan: _Plan, placed: Mapping[int, _Placed]) -> list[tuple[str, str]]:
+    """Return the addresses for a rank, each with the relay's name, in order of preference.
+
+    The relays of other nodes begin with the next node, so that the workers of a node whose relay
+    has ended do not all go where those of other nodes go.
+    """
+    nodes = sorted(placed, key=lambda node: (node < own.node, node))
+    reached = [placed[n] for n in nodes if placed[n].host == own.host or not placed[n].local]
+    behind = [(each.address, each.name) for each in reached]
+    above = [(address, ORIGIN) for address in plan.upstream]
+    return above + behind if own.node == plan.home else behind + above
+
+
+def _open(rank: Rank, plan: _Plan, models: Iterable[str], listens: Listens) -> Relay:
+    """Return this node's relay."""
+    own = relay_keys(listens.keys, listens.name, plan.upstream)
+    address = listens.address
+    if address is None:
+        exposed = own.below is not None or listens.insecure
+        host = own_host(rank.master, rank.port) if exposed else LOOPBACK
+        # A name is for other nodes: here it may lead to 127.0.0.1.
+        numeric = endpoints.ip_address(host.strip("[]")) is not None or host == "localhost"
+        address = f"tcp://{host if numeric else WILDCARDS[0]}:0"
+    return Relay(
+        plan.upstream,
+        address,
+        models,
+        name=listens.name,
+        keys=own,
+        insecure=listens.insecure,
+        settings=listens.settings,
+    )
+
+
+def _check_joined(plan: _Plan, relay: Relay, timeout: float) -> None:
+    """Wait until the relay has joined, if a rank of this job has the publisher.
+
+    Raises:
+        DeadlineError: It has not in time.
+    """
+    if plan.publisher is None or relay.wait_joined(timeout):
+        return
+    raise DeadlineError(
+        f"{relay.name} has not joined the publisher of rank {plan.publisher} at "
+        f"{plan.upstream[0]} in {timeout:g} s: check that this host reaches that port, and the "
+        "keys of both; weightbus doctor finds out more"
+    )
+
+
+def _reachable(rank: Rank, address: str) -> str:
+    """Return a bound address in the form that other nodes can use."""
+    for wildcard in WILDCARDS:
+        before = f"tcp://{wildcard}:"
+        if address.startswith(before):
+            host = own_host(rank.master, rank.port)
+            return f"tcp://{host}:{address.removeprefix(before)}"
+    return address
+
+
+def own_host(master: str, port: int) -> str:
+    """Return the address of this host's interface that reaches the store.
+
+    On the store's own host, /etc/hosts may have its name as 127.0.0.1: then return the name, by
+    which other nodes reach it.
+
+    Raises:
+        AddressError: There is no way to the store.
+    """
+    try:
+        found = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
+        family, kind, proto, _, there = found[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(there)  # sends nothing
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise AddressError(
+            f"no interface of this host is known to reach MASTER_ADDR={master}: {error}; give "
+            'address="tcp://HOST:0" with an address of this host that other nodes reach'
+        ) from error
+    if endpoints.is_loopback(host) and not endpoints.is_loopback(master):
+        return master
+    return f"[{host}]" if ":" in host else host
+
+
+def _host_id() -> str:
+    """Return what processes have in common that reach each other by 127.0.0.1."""
+    with contextlib.suppress(OSError):
+        return f"{_BOOT.read_text().strip()} {_NAMESPACE.stat().st_ino}"
+    return socket.gethostname()
+
+
+def _worker_keys(folder: Path, name: str, where: str) -> WorkerKeys:
+    """Return a worker's keys for a relay, or for the publisher.
+
+    Raises:
+        KeysError: There is not one file of this worker for it.
+    """
+    found = list[Path]()
+    for file in sorted((folder / WORKERS).glob(f"*{SUFFIX}")):
+        worker, _, at = file.stem.replace(STAR, "*").partition(AT)
+        if Grant(worker).fits(name) and Grant(at or ORIGIN).fits(where):
+            found.append(file)
+    exact = [file for file in found if file.stem.partition(AT)[0] == name]
+    if len(exact or found) != 1:
+        raise KeysError(
+            f"{folder / WORKERS} has {len(found)} files of worker {name} for {where}: make one "
+            f"with weightbus keygen {folder} {name} --at {where}"
+        )
+    return WorkerKeys.read((exact or found)[0])

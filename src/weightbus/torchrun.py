@@ -1,0 +1,18 @@
+"""Relays in scripts that torchrun starts: `with weightbus.torchrun.relays(...) as bus: ...`.
+
+Importing this does not need torch; `relays` does.
+"""
+
+from weightbus.python_client.lazy import lazy
+
+TYPE_CHECKING = False  # as in the face of the package
+if TYPE_CHECKING:
+    from weightbus.python_client.engines.torchrun_relays import Relays, relays
+
+__all__ = ["Relays", "relays"]
+
+__getattr__, __dir__ = lazy(
+    globals(),
+    "weightbus.python_client.engines",
+    {"Relays": "torchrun_relays", "relays": "torchrun_relays"},
+)
