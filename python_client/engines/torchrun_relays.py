@@ -3,8 +3,8 @@
 Theory of operation: the ranks meet in torchrun's store, key by key, each with a deadline.
 
     key       written by                     value
-    rounds    rank 0                         how many meetings there were; the last may be open
-    N/open    rank 0                         empty: ranks may join
+    rounds    rank 0                         how many meetings there were; the last may be open,
+                                             which is that ranks may join it
     N/join/R  each other rank                its node, and what it knows of the publisher
     N/plan    rank 0, once all have joined   what is above the relays; or why there are none
     N/relay/G local rank 0 of a node         the address of its relay; or why there is none
@@ -18,11 +18,10 @@ when its rank 0 ended never gets a plan: ranks that have joined it join the next
 """
 
 import contextlib
-import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -44,10 +43,11 @@ from .. import checks
 from ..closing import Closable
 from ..keys import relay_keys
 from ..publisher import Publisher
-from ..publishing.ranks import LOOK_SECONDS, MARGIN_SECONDS, ROUNDS_KEPT, store_errors
+from ..publishing.ranks import MARGIN_SECONDS, ROUNDS_KEPT, store_errors
 from ..relay import Relay
 from ..settings import Settings
 
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.002, 0.2  # seconds between two looks at the store
 SHOWN = 8  # ranks that an error names
 LOOPBACK = "127.0.0.1"  # where a relay without keys listens
 WILDCARDS = "0.0.0.0", "[::]"  # noqa: S104 - only with keys, or insecure
@@ -248,7 +248,7 @@ def _store(rank: Rank, timeout: float) -> tuple[Store, object]:
     """
     name = f"weightbus/relays/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
     if dist.is_initialized():
-        default = distributed_c10d._get_default_store()  # noqa: SLF001
+        default = distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore
         return PrefixStore(name, default), None
     try:
         own, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
@@ -320,11 +320,10 @@ class _Meeting:
         """Open a meeting on rank 0, and return the plan once all ranks have joined."""
         until = self._until()
         number = self._number = self._store.add("rounds", 1)
-        self._store.set(f"{number}/open", "")
-        for key in ("open", "plan", "end"):
+        for key in ("plan", "end"):
             self._store.delete_key(f"{number - ROUNDS_KEPT}/{key}")
         others = range(1, self._rank.size)
-        here = [r for r in others if self._wait(f"join/{r}", until)]
+        here = [r for r in others if self._wait_for(f"join/{r}", until)]
         joined = {0: own} | {r: self._get(f"join/{r}", _Join) for r in here}
         missing = [r for r in others if r not in joined]
         plan = _Plan(fault=self._late(missing), late=True) if missing else plan_of(joined)
@@ -336,18 +335,17 @@ class _Meeting:
     @store_errors()
     def follow(self, own: _Join) -> _Plan:
         """Join the meeting that rank 0 opens, and return its plan."""
-        until = self._until(MARGIN_SECONDS)
-        while until.left():
-            number = self._store.add("rounds", 0)
-            if number != self._number:
-                if not number or self._store.check([f"{number}/plan"]):  # wait for the next one
-                    self._look(f"{number + 1}/open", until)
-                    continue
-                self._number = number
-                self._set(f"join/{self._rank.rank}", own)
-            if self._look(f"{number}/plan", until):
-                return _checked(self._get("plan", _Plan))
-        raise DeadlineError(self._late([] if self._number else [0]))
+        if not self._wait(lambda: self._decided(own), self._until(MARGIN_SECONDS)):
+            raise DeadlineError(self._late([] if self._number else [0]))
+        return _checked(self._get("plan", _Plan))
+
+    def _decided(self, own: _Join) -> bool:
+        """Join the meeting that is open, unless this rank has; return whether it has a plan."""
+        number = self._store.add("rounds", 0)
+        if number not in (0, self._number) and not self._store.check([f"{number}/plan"]):
+            self._number = number
+            self._set(f"join/{self._rank.rank}", own)
+        return self._number > 0 and self._has("plan")
 
     @store_errors()
     def placed(self, relay: _Placed) -> None:
@@ -369,7 +367,7 @@ class _Meeting:
     def finish(self, plan: _Plan) -> dict[int, _Placed]:
         """Return the relays by node, once all nodes have theirs."""
         if self._rank.rank:
-            if not self._wait("end", self._until(2 * MARGIN_SECONDS)):
+            if not self._wait_for("end", self._until(2 * MARGIN_SECONDS)):
                 raise DeadlineError(
                     f"rank 0 did not list the relays in {self._timeout:g} s after all ranks had "
                     f"made this call, as rank {self._rank.rank} sees: see the log of rank 0"
@@ -378,7 +376,7 @@ class _Meeting:
         until, found = self._until(MARGIN_SECONDS), dict[int, _Placed]()
         late, faults = list[int](), list[str]()
         for node, leader in plan.leaders.items():
-            if self._wait(f"relay/{node}", until):
+            if self._wait_for(f"relay/{node}", until):
                 found[node] = self._get(f"relay/{node}", _Placed)
                 self._store.delete_key(f"{self._number}/relay/{node}")
                 faults += [found[node].fault] * bool(found[node].fault)
@@ -407,28 +405,26 @@ class _Meeting:
     def _until(self, more: float = 0.0) -> Deadline:
         return Deadline(time.monotonic() + self._timeout + more, "")
 
-    def _wait(self, key: str, until: Deadline) -> bool:
-        """Wait for a key of this meeting; return whether it is there."""
-        while until.left():
-            if self._look(f"{self._number}/{key}", until):
-                return True
+    def _wait(self, holds: Callable[[], bool], until: Deadline) -> bool:
+        """Wait until a condition holds; return whether it does.
+
+        This looks again and again, since the store's own `wait` logs two warnings each time that it
+        ends in vain, and lets no signal of this process be handled meanwhile.
+        """
+        pause = LOOK_SECONDS_MIN
+        while not holds():
+            if not until.left():
+                return False
+            time.sleep(min(pause, until.left()))
+            pause = min(2 * pause, LOOK_SECONDS_MAX)
+        return True
+
+    def _has(self, key: str) -> bool:
         return self._store.check([f"{self._number}/{key}"])
 
-    def _look(self, key: str, until: Deadline) -> bool:
-        """Wait for a key for a moment; return whether it is there.
-
-        The moments are short, since a signal of this process is handled only between two of them.
-        """
-        if self._store.check([key]):
-            return True
-        seconds, begun = min(LOOK_SECONDS, until.left()), time.monotonic()
-        try:
-            self._store.wait([key], timedelta(milliseconds=math.ceil(1000 * seconds)))
-        except RuntimeError:
-            if time.monotonic() - begun < seconds / 2:  # not late, but lost
-                raise
-            return False
-        return True
+    def _wait_for(self, key: str, until: Deadline) -> bool:
+        """Wait for a key of this meeting; return whether it is there."""
+        return self._wait(lambda: self._has(key), until)
 
     def _set(self, key: str, word: msgspec.Struct) -> None:
         self._store.set(f"{self._number}/{key}", msgspec.json.encode(word).decode())
@@ -451,7 +447,9 @@ def _checked(word: _Checked) -> _Checked:
 def plan_of(joined: Mapping[int, _Join]) -> _Plan:
     """Return the plan for the ranks that have joined, given by rank."""
     given = {rank: tuple(own.upstream) for rank, own in joined.items() if own.upstream}
-    above = {upstream: rank for rank, upstream in reversed(given.items())}  # by its first rank
+    above = dict[tuple[str, ...], int]()
+    for rank, upstream in given.items():
+        above.setdefault(upstream, rank)
     if not above:
         return _Plan(
             fault="no rank knows the publisher: give the rank that has it the Publisher, or give "
@@ -472,8 +470,9 @@ def plan_of(joined: Mapping[int, _Join]) -> _Plan:
         if cut:
             return _Plan(
                 fault=f"rank {publisher} publishes at {upstream[0]}, where only its own host can "
-                f"connect, and {ranks_text(cut)} on another host: bind tcp://0.0.0.0:PORT on rank "
-                f"{publisher}, with keys= (docs/guides/security.md)"
+                f"connect, and {ranks_text(cut)} {'is' if len(cut) == 1 else 'are'} on another "
+                f"host: bind tcp://0.0.0.0:PORT on rank {publisher}, with keys= "
+                "(docs/guides/security.md)"
             )
     home = None if publisher is None else joined[publisher].node
     leaders = {own.node: r for r, own in joined.items() if own.leads and own.node != home}

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 
 from weightbus import Publisher, Settings
 
-SECONDS = 150.0  # four processes import torch, three times
+SECONDS = 180.0  # six processes import torch, four of them twice
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
 SIZE = 3 * 2**18  # numbers, as in the script
 NETWORK = Settings(ping=0.1, lost_after=1.0, shared_memory=False)  # as from another host
@@ -61,6 +61,7 @@ def end(agent: "subprocess.Popen[str]") -> None:
         agent.wait(40)
     except subprocess.TimeoutExpired:
         agent.kill()
+        agent.wait()
 
 
 @pytest.fixture
@@ -91,11 +92,11 @@ def test_workers_apply_through_the_relay_of_their_node(job: Torchrun, tmp_path: 
 
 
 def test_a_restarted_group_meets_again(job: Torchrun, tmp_path: Path) -> None:
-    """A rank dies before its call, at its next start during a publish; then all works."""
-    saw = job.finished(job.start(2, "trainer", tmp_path, restarts=2))
-    assert (tmp_path / "starts-of-3").read_text() == "..."
+    """A rank dies in the middle of a publish, so that torchrun starts all of them again."""
+    saw = job.finished(job.start(2, "trainer", tmp_path, restarts=1))
+    assert (tmp_path / "starts-of-3").read_text() == ".."
     home, other = [rank["names"] for rank in saw[1:3]]
-    publishes, = [rank for rank in saw if "rows" in rank]
+    (publishes,) = [rank for rank in saw if "rows" in rank]
     through = {name: row[1:] for name, row in publishes["rows"].items()}
     assert {row[0] for row in publishes["rows"].values()} == {"applied"}
     assert through == {"rank-1": [], "rank-2": ["node-1"], "rank-3": ["node-1"]}

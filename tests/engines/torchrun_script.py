@@ -1,4 +1,4 @@
-"""A script that torchrun starts, for tests: `torchrun ... torchrun_script.py KIND FOLDER [ADDRESS]`.
+"""A script that torchrun starts, for tests: `torchrun_script.py KIND FOLDER [ADDRESS]`.
 
 Each rank writes what it saw to FOLDER/rank-R.json.
 """
@@ -67,12 +67,10 @@ def workers(folder: Path, address: str) -> None:
 
 
 def trainer(folder: Path) -> None:
-    """Publish on rank 0, apply on the others. Rank 3 dies at its first two starts."""
+    """Publish on rank 0, apply on the others. Rank 3 dies at its first start, in the publish."""
     starts = folder / "starts-of-3"
     if RANK == 3:
         starts.write_text(starts.read_text() + "." if starts.exists() else ".")
-        if starts.read_text() == ".":
-            die_before_the_call()
     publisher = Publisher(settings=SOON) if RANK == 0 else None
     with weightbus.torchrun.relays(publisher, ["m"], settings=SOON, timeout=SECONDS) as bus:
         if publisher is not None:
@@ -85,22 +83,12 @@ def trainer(folder: Path) -> None:
             publisher.close()
             return
         weights = arrays(0)
-        dies = RANK == 3 and starts.read_text() == ".."
+        dies = RANK == 3 and starts.read_text() == "."
         settings = Settings(ping=0.1, lost_after=1.0, before_apply=lambda _: dies and os._exit(3))
         with Subscriber(
             bus.addresses, {"m": weights}, name=f"rank-{RANK}", settings=settings
         ) as worker:
             write(folder, values=apply_all(worker, weights), names=bus.names)
-
-
-def die_before_the_call() -> None:
-    """End this rank while others wait for it, so that their meeting stays open in the store."""
-    from torch.distributed import PrefixStore, TCPStore
-
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=SECONDS))
-    PrefixStore(f"weightbus/relays/{os.environ['TORCHELASTIC_RUN_ID']}", store).wait(["1/join/2"])
-    os._exit(3)
 
 
 def alone(folder: Path) -> None:
