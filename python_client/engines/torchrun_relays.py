@@ -1,4 +1,4 @@
-"""`relays` starts a relay on each node of a torchrun script, and tells every rank the addresses.
+"""`relays` starts a relay on each node of a torchrun script, and gives every rank the addresses.
 
 Theory of operation: the ranks meet in torchrun's store, key by key, each with a deadline.
 
@@ -58,7 +58,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Relays(Closable):
-    """What a rank needs to know of the relays of its job; a context manager, made by `relays`.
+    """The addresses for a rank's Subscriber, and the relay of its node; made by `relays`.
 
     Attributes:
         addresses: Where a Subscriber of this rank connects, the preferred address first: the relay
@@ -143,8 +143,8 @@ def relays(
         KeysError: The keys cannot be read.
         RefusedError: The publisher refuses this node's relay.
 
-    After an elastic restart the script makes this call again, and the relays are new ones. The
-    store has no keys of its own: who can reach it can give the ranks another address.
+    After an elastic restart the script makes this call again, and the relays are new ones. Every
+    process that reaches torchrun's store can give the ranks another address.
     """
     checks.seconds(timeout, "timeout", positive=True)
     checks.check_name(f"{name}-0", "relay")
@@ -387,7 +387,7 @@ class _Meeting:
         if late and not faults:
             waited = f"{self._timeout:g} s"
             faults = [f"{ranks_text(late)} did not start a relay in {waited}: see the logs there"]
-        end = _End(found, "".join(faults), bool(late))
+        end = _End(found, "".join(faults), late=bool(late))
         self._set("end", end)
         return _checked(end).relays
 
@@ -396,7 +396,7 @@ class _Meeting:
         if missing:
             done = f"{ranks_text(missing)} did not call {CALL}"
         else:
-            done = f"rank 0 did not hear from all ranks, or has ended: not all called {CALL}"
+            done = f"rank 0 made no plan (another rank did not call {CALL}, or rank 0 has ended)"
         return (
             f"{done} in the {self._timeout:g} s that rank {self._rank.rank} has waited: every rank "
             "of the script makes this call; a rank that failed before has its error in its log"

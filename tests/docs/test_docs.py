@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 import weightbus
@@ -32,6 +33,7 @@ TRAINING = [GUIDES / f"{name}.md" for name in LONG]
 # Compiled and run by `make examples`.
 COMPILED = GUIDES / "publishing-elsewhere.md", {"rust", "c", "cpp", "js"}
 START = GUIDES / "quick-start.md"  # two programs
+TORCHRUN = GUIDES / "torchrun.md"  # a script of several processes
 COMPOSE = ROOT / "docker-compose.yml"
 BLOCK = re.compile(r"^```(?P<language>[\w{}-]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED_TEST = re.compile(r"(test_\w+\.py)::(test_\w+)")
@@ -64,7 +66,7 @@ def shell_lines() -> list[str]:
 
 
 def runs_here(page: Path) -> bool:
-    return page not in (*TRAINING, START) and bool(python_of(page))
+    return page not in (*TRAINING, START, TORCHRUN) and bool(python_of(page))
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if runs_here(p)], ids=lambda p: p.name)
@@ -86,6 +88,14 @@ def test_the_two_programs_of_the_quick_start_find_each_other(tmp_path: Path) -> 
             process.kill()
     assert trainer.count("applied") == 3
     assert worker == "[12. 12.]\n"
+
+
+@pytest.mark.timeout(300)
+def test_the_script_of_the_torchrun_guide_runs_with_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(python_of(TORCHRUN))
+    words = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"
+    receipt = python(*words, timeout=240, cwd=tmp_path).stdout
+    assert re.search(r"^policy version 3 .*; rank-1 applied after", receipt, re.MULTILINE)
 
 
 def test_a_first_publish_takes_few_lines() -> None:
@@ -140,6 +150,10 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
             asked = re.findall(r"\[(\w+)\]", line)
             assert set(asked) <= extras["optional-dependencies"].keys()
+        case "torchrun":
+            get_args_parser().parse_args(words[1:])
+        case "sbatch":
+            assert (ROOT / words[1]).exists()
         case "umask":
             pass  # the shell's own
         case ".":
@@ -167,7 +181,10 @@ def test_every_block_is_checked() -> None:
 # The reference.
 
 # By name, in which module it is public; but for a class of vLLM's, which is not installed.
-FACES = weightbus, weightbus.torchrl, weightbus.trl, weightbus.types, weightbus.vllm
+FACES = (
+    *(weightbus, weightbus.torchrl, weightbus.torchrun, weightbus.trl, weightbus.types),
+    weightbus.vllm,
+)
 PUBLIC = {name: face for face in FACES for name in face.__all__ if name != "TrainerInit"}
 
 

@@ -82,6 +82,7 @@ def test_workers_apply_through_the_relay_of_their_node(job: Torchrun, tmp_path: 
             assert rows == {
                 f"rank-{rank}": ("applied", (f"node-{rank // 2}",)) for rank in range(4)
             }
+        (tmp_path / "published").touch()
         saw = job.finished(agents)
     received = [rank["received"] for rank in saw]
     assert received == [2 * 4 * SIZE, None] * 2, "each node receives each version once"

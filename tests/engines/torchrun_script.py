@@ -16,6 +16,7 @@ import numpy as np
 import weightbus
 from weightbus import Publisher, Settings, Subscriber, WeightBusError
 from weightbus.bus.publisher import offers
+from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 60.0  # far more than anything here takes
 SIZE = 3 * 2**18  # numbers of a version of three chunks
@@ -62,6 +63,8 @@ def workers(folder: Path, address: str) -> None:
         Subscriber(bus.addresses, {"m": weights}, name=f"rank-{RANK}", settings=SOON) as worker,
     ):
         values = apply_all(worker, weights)
+        # A relay does not report what a worker has applied just before it left.
+        wait_for((folder / "published").exists, "the receipt is there", SECONDS)
         received = None if bus.relay is None else bus.relay.status().received["m"]
         write(folder, values=values, names=bus.names, sent=sent["chunks"], received=received)
 
@@ -80,6 +83,7 @@ def trainer(folder: Path) -> None:
             )
             rows = {row.name: [row.state, *row.through] for row in receipt.workers.values()}
             write(folder, rows=rows, names=bus.names)
+            (folder / "published").touch()
             publisher.close()
             return
         weights = arrays(0)
@@ -89,6 +93,7 @@ def trainer(folder: Path) -> None:
             bus.addresses, {"m": weights}, name=f"rank-{RANK}", settings=settings
         ) as worker:
             write(folder, values=apply_all(worker, weights), names=bus.names)
+            wait_for((folder / "published").exists, "the receipt is there", SECONDS)
 
 
 def alone(folder: Path) -> None:
