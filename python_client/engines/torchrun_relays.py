@@ -506,7 +506,7 @@ def _open(rank: Rank, plan: _Plan, models: Iterable[str], listens: Listens) -> R
         exposed = own.below is not None or listens.insecure
         host = own_host(rank.master, rank.port) if exposed else LOOPBACK
         # A name is for other nodes: here it may lead to 127.0.0.1.
-        numeric = endpoints.ip_address(host.strip("[]")) is not None or host == "localhost"
+        numeric = endpoints.ip_address(host.strip("[]")) is not None
         address = f"tcp://{host if numeric else WILDCARDS[0]}:0"
     return Relay(
         plan.upstream,

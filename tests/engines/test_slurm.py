@@ -21,7 +21,7 @@ SECONDS = 100.0  # eight processes start on a busy machine
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm"
 JOB = EXAMPLE / "job.sh"
 
-pytestmark = pytest.mark.timeout(3 * SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * SECONDS)]
 
 
 class Queue:

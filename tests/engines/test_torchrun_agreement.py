@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from weightbus import AddressError, DeadlineError, KeysError, Publisher, Subscriber, WeightBusError
 from weightbus.bus.trust.keys import generate

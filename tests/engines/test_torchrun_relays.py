@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from weightbus import Publisher, Settings
 
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("torchrun_script.py")
 SIZE = 3 * 2**18  # numbers, as in the script
 NETWORK = Settings(ping=0.1, lost_after=1.0, shared_memory=False)  # as from another host
 
-pytestmark = pytest.mark.timeout(2 * SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
 
 
 class Torchrun:

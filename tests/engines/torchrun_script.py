@@ -32,7 +32,7 @@ def counted(*args: Any) -> Any:
     return chunk_of(*args)
 
 
-offers.chunk_of = counted
+vars(offers)["chunk_of"] = counted
 
 
 def arrays(value: float) -> dict[str, Any]:
@@ -116,4 +116,4 @@ def alone(folder: Path) -> None:
 
 if __name__ == "__main__":
     kind, where, *rest = sys.argv[1:]
-    {"workers": workers, "trainer": trainer, "alone": alone}[kind](Path(where), *rest)
+    globals()[kind](Path(where), *rest)
