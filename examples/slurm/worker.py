@@ -9,7 +9,7 @@ import numpy as np
 import weightbus
 
 relay, publisher = sys.argv[1:]
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # says goodbye
+signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # says goodbye
 
 files = [f"{os.environ['WEIGHTBUS_KEYS']}/workers/{of}" for of in ("rank-+@node-+", "rank-+")]
 weights = {"w": np.zeros(1000, np.float32)}

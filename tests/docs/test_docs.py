@@ -180,17 +180,17 @@ def test_every_block_is_checked() -> None:
 
 # The reference.
 
-# By name, in which module it is public; but for a class of vLLM's, which is not installed.
+# Each public name with its module; but for a class of vLLM's, which is not installed.
 FACES = (
     *(weightbus, weightbus.torchrl, weightbus.torchrun, weightbus.trl, weightbus.types),
     weightbus.vllm,
 )
-PUBLIC = {name: face for face in FACES for name in face.__all__ if name != "TrainerInit"}
+PUBLIC = [(name, face) for face in FACES for name in face.__all__ if name != "TrainerInit"]
 
 
 def public() -> Iterator[tuple[str, object, str]]:
     """Yield what users may call: its name, itself, its docstring (of a class: the arguments)."""
-    for name, face in PUBLIC.items():
+    for name, face in PUBLIC:
         value = getattr(face, name)
         if not inspect.isclass(value):
             if inspect.isfunction(value):
@@ -221,7 +221,7 @@ def test_every_parameter_is_described() -> None:
 def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "API.md").read_text()
     documented = re.findall(r"^\.\. auto\w+:: ([\w.]+)\.(\w+)$", page, re.MULTILINE)
-    assert sorted(documented) == sorted((face.__name__, name) for name, face in PUBLIC.items())
+    assert sorted(documented) == sorted((face.__name__, name) for name, face in PUBLIC)
 
 
 def test_the_tests_that_pages_name_are_there() -> None:
