@@ -380,6 +380,7 @@ class _PassesOn:
         self._received: dict[str, int] = dict.fromkeys(machine.followers, 0)
         # When the session ended, or the relay was made; None: there is a session.
         self._lost_at: float | None = time.monotonic()
+        self._noted: bool | None = None  # whether observers know of a session; None: of neither
         self._cut_off = False  # whether the log says that there is no publisher
 
     def report_by(self, tell: Callable[[Report], None]) -> None:
@@ -433,7 +434,7 @@ class _PassesOn:
         """Record whether there is a session, and log if there has been none for two pings.
 
         A session that does not end by silence, as when a publisher forgets a worker, begins again
-        sooner than that.
+        sooner than that. Observers learn of the first session at once, and before of its absence.
         """
         if self._machine.in_session:
             self._lost_at = None
@@ -441,18 +442,22 @@ class _PassesOn:
             self._lost_at = now
         patience = 2 * self._machine.timing.ping
         cut_off = self._lost_at is not None and now - self._lost_at >= patience
-        if cut_off == self._cut_off:
+        joined = self._lost_at is None
+        starts = self._noted is None or (joined and not self._noted)
+        if cut_off == self._cut_off and not starts:
             return
-        self._cut_off, name = cut_off, self._machine.identity.name
-        if cut_off:
+        self._cut_off, self._noted = cut_off, joined
+        name = self._machine.identity.name
+        if joined:
+            text = f"relay {name} has joined the publisher at {self._upstream()}"
+        elif not cut_off:
+            text = f"relay {name} has not joined the publisher at {self._upstream()} yet"
+        else:
             refused = "refuses it" if self._ready.refused else "does not answer"
             text = f"relay {name} has no publisher: {self._upstream()} {refused}"
             held = ", ".join(f"{m} {p.key[1]}" for m, p in self._passed.items() if p.chunks.whole)
             text += f"; workers get the versions that it has ({held})" if held else ""
-        else:
-            text = f"relay {name} has joined the publisher at {self._upstream()}"
-        kind = CUT_OFF if cut_off else REJOINED
-        notice = Notice(kind, text, name, warning=cut_off)
+        notice = Notice(REJOINED if joined else CUT_OFF, text, name, warning=cut_off)
         self._below.decide(lambda _machine, _now: [notice])
 
     def _pass_on(self, model: str, versions: VersionStore) -> None:

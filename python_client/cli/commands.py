@@ -28,6 +28,7 @@ from .publish import publish as run_publish
 from .relay import RelayOptions
 from .relay import relay as run_relay
 from .screen import Screen
+from .status import ready as run_ready
 from .status import status as run_status
 from .subscribe import SubscribeOptions
 from .subscribe import subscribe as run_subscribe
@@ -459,11 +460,21 @@ def status(
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="How long a worker may be behind; 0: never."),
     ] = BEHIND_SECONDS,
+    ready: Annotated[
+        bool,
+        typer.Option(
+            "--ready", metavar="", help="Ask only whether it can serve workers: 0 yes, 1 no."
+        ),
+    ] = False,
     timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
     """Say whether all workers run the newest versions: 0 yes, 1 no, 2 no answer."""
+    if ready and expect:
+        raise typer.BadParameter("--ready asks nothing about workers: leave out --expect")
+    if ready:
+        _end_with(as_json, run_ready, address, timeout, keys)
     _end_with(as_json, run_status, address, expect, timeout, keys, within)
 
 

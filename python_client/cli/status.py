@@ -4,6 +4,9 @@
 1     some workers are lost, stuck, failed, or behind for longer; or too few are connected; or a
       relay has no publisher
 2     nothing answers, or it refuses observers, or its roster is too large for the timeout
+
+`weightbus status --ready` asks only whether the publisher or relay can serve workers, as a probe
+of an orchestrator does: 0 yes, 1 no.
 """
 
 import time
@@ -37,11 +40,7 @@ def status(
 ) -> int:
     """Show whether all workers run the newest versions; return the exit code."""
     with observer_of(address, keys) as observer:
-        try:
-            why = "" if observer.look(timeout) else unread(observer, address, timeout)
-        except RefusedError as error:
-            why = str(error)
-        if why:
+        if why := _unreadable(observer, address, timeout):
             screen.error(why)
             reachable = observer.heard_at is not None
             screen.emit("status", achieved=False, reachable=reachable, text=why, workers=[])
@@ -58,6 +57,26 @@ def status(
     return NOT_ACHIEVED if text else DONE
 
 
+def ready(screen: Screen, address: str, timeout: float, keys: Path | None = None) -> int:
+    """Show whether the publisher or relay is ready for workers; return the exit code, 0 or 1.
+
+    A publisher is ready if it answers; a relay also needs a session with the publisher above, or a
+    version: without either, a worker that connects to it would wait, but gets versions at its next
+    address.
+    """
+    with observer_of(address, keys) as observer:
+        why = _unreadable(observer, address, timeout)
+        reachable = observer.heard_at is not None
+        if not why and not observer.view.models(time.monotonic()):
+            why = cut_off(observer.view)
+    if why:
+        screen.error(why)
+    else:
+        screen.say(f"{address} is ready", GOOD)
+    screen.emit("ready", achieved=not why, reachable=reachable, text=why)
+    return NOT_ACHIEVED if why else DONE
+
+
 def observer_of(address: str, keys: Path | None) -> Observer:
     """Return an observer of the publisher or relay at `address`.
 
@@ -69,6 +88,14 @@ def observer_of(address: str, keys: Path | None) -> Observer:
         return Observer(address, worker_keys(keys, None))
     except AddressError as error:
         raise UsageError(str(error)) from None
+
+
+def _unreadable(observer: Observer, address: str, timeout: float) -> str:
+    """Read the roster; return an error message if that fails, else ""."""
+    try:
+        return "" if observer.look(timeout) else unread(observer, address, timeout)
+    except RefusedError as error:
+        return str(error)
 
 
 def unread(observer: Observer, address: str, timeout: float) -> str:

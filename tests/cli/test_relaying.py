@@ -131,6 +131,33 @@ def test_a_relay_that_has_joined_before_goes_on_when_it_is_refused(commands: Com
     assert relay.stop(signal.SIGTERM)[0] == 0
 
 
+def test_a_relay_is_ready_with_a_publisher_or_with_a_version(commands: Commands) -> None:
+    address = lasting_address()
+    relay, told = started(commands, address, "--name", "r")
+
+    def asked() -> tuple[int, str]:
+        done = run("status", told["address"], "--ready", "--json")
+        return done.exit_code, result_of(done)["text"]
+
+    assert asked() == (1, f"relay r has not joined the publisher at {address} yet"), "at once"
+    publisher = weightbus.Publisher(address)
+    assert relay.line()["joined"]
+    wait_for(lambda: asked() == (0, ""), "it has a publisher, and no version", DEADLINE)
+    publisher.close()
+    assert not relay.line()["joined"]
+    lost = f"relay r has no publisher: {address} does not answer"
+    wait_for(lambda: asked() == (1, lost), "it has neither", DEADLINE)
+    with weightbus.Publisher(address) as again:
+        again.publish_async("m", arrays(), timeout=DEADLINE)
+        assert relay.line()["joined"]
+        assert relay.line()["version"] == 1
+    assert not relay.line()["joined"]
+    relay.complaint("workers get the versions that it has (m 1)")
+    assert asked() == (0, ""), "it serves the version that it has"
+    assert run("status", told["address"]).exit_code == 1
+    assert relay.stop(signal.SIGTERM)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus.token_bucket import Rate
+from weightbus.bus.trust.keys import generate
 from weightbus.python_client.cli.screen import Screen, plain, visible
 from weightbus.python_client.cli.status import ROWS_SHOWN, show
 from weightbus.python_client.cli.top import (
@@ -84,6 +86,42 @@ def test_nobody_there_is_two() -> None:
     assert f"no publisher or relay answered at {address} within 0.3 s" in found["text"]
     assert run("top", address, "--once", "--timeout", 0.3).exit_code == 1
     assert run("status", "nowhere").exit_code == 2
+
+
+def test_a_publisher_that_answers_is_ready_whatever_its_workers_do(publisher: Publisher) -> None:
+    with joined(publisher, narrow=arrays(3)):
+        with pytest.raises(PublishError):
+            publisher.publish("m", arrays())
+        assert run("status", publisher.address).exit_code == 1
+        done = run("status", publisher.address, "--ready")
+        assert (done.exit_code, done.stdout) == (0, f"{publisher.address} is ready\n")
+        found = result_of(run("status", publisher.address, "--ready", "--json"))
+        assert found == {"kind": "ready", "achieved": True, "reachable": True, "text": ""}
+    wrong = run("status", publisher.address, "--ready", "--expect", 1)
+    assert (wrong.exit_code, "leave out --expect" in wrong.stderr) == (2, True)
+
+
+def test_where_nothing_answers_nothing_is_ready_in_time() -> None:
+    with Publisher() as publisher:
+        address = publisher.address
+    begun = time.monotonic()
+    done = run("status", address, "--ready", "--timeout", 0.3)
+    assert time.monotonic() - begun < SECONDS
+    (line,) = done.stderr.splitlines()
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"no publisher or relay answered at {address} within 0.3 s" in line
+    assert not result_of(run("status", address, "--ready", "--timeout", 0.3, "--json"))["reachable"]
+
+
+def test_one_that_refuses_this_observer_is_not_ready(tmp_path: Path) -> None:
+    generate(tmp_path, {"w": "worker", "probe": "observer"})
+    with Publisher(keys=tmp_path) as publisher:
+        asks = ("status", publisher.address, "--ready", "--keys")
+        assert run(*asks, tmp_path / "workers" / "probe.json").exit_code == 0
+        done = run(*asks, tmp_path / "workers" / "w.json", "--json")
+        found = result_of(done)
+        assert (done.exit_code, found["achieved"]) == (1, False)
+        assert "only an observer's key looks on here" in found["text"]
 
 
 def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
