@@ -50,6 +50,7 @@ def main() -> None:
                 "version": receipt.version,
                 "loss": round(loss, 5),
                 "workers": {w.name: w.state for w in receipt.workers.values()},
+                "through": {w.name: w.through for w in receipt.workers.values() if w.through},
                 "lost": sorted(w.name for w in publisher.workers().values() if w.state == "lost"),
                 "digest": receipt.digest,
             }

@@ -16,14 +16,17 @@ import weightbus
 def main() -> None:
     """Apply every version that comes, until the publisher has been silent for long enough."""
     parser = argparse.ArgumentParser(description="Predict with the newest weights.")
-    parser.add_argument("address")
+    parser.add_argument("address", help="or several, with commas, the preferred one first")
     parser.add_argument("--name")
+    parser.add_argument("--keys", help="a file of weightbus keygen; for each address, with commas")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds without a version")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # says goodbye
     weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
     x = np.array([1.0, 2.0, 3.0], np.float32)
-    with weightbus.Subscriber(options.address, {"line": weights}, name=options.name) as subscriber:
+    addresses, keys = options.address.split(","), options.keys and options.keys.split(",")
+    made = weightbus.Subscriber(addresses, {"line": weights}, name=options.name, keys=keys)
+    with made as subscriber:
         while (update := subscriber.receive(timeout=options.patience)) is not None:
             y = float(x @ weights["slope"] + weights["offset"])  # about 4.5 when the fit is good
             row = {"worker": subscriber.name, "version": update.version, "prediction": round(y, 4)}
