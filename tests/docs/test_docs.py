@@ -35,6 +35,7 @@ COMPILED = GUIDES / "publishing-elsewhere.md", {"rust", "c", "cpp", "js"}
 START = GUIDES / "quick-start.md"  # two programs
 TORCHRUN = GUIDES / "torchrun.md"  # a script of several processes
 COMPOSE = ROOT / "docker-compose.yml"
+MANIFESTS = ROOT / "deploy" / "kubernetes"
 BLOCK = re.compile(r"^```(?P<language>[\w{}-]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED_TEST = re.compile(r"(test_\w+\.py)::(test_\w+)")
 README_LINES_MAX = 12  # of code, and commands, from nothing to a first publish
@@ -130,11 +131,11 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             makefile = (ROOT / folder / "Makefile").read_text()
             assert target in re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)
         case "weightbus":
-            command = [word for word in words[1:2] if not word.startswith("-")]
-            done = CliRunner().invoke(app, [*command, "--help"])
-            assert done.exit_code == 0, done.output
-            options = [word.split("=")[0] for word in words if word.startswith("--")]
-            assert [option for option in options if option not in done.stdout] == []
+            check_weightbus(words)
+        case "kubectl":
+            check_kubectl(words)
+        case "docker" if words[1] in ("build", "network"):
+            check_docker(words)
         case "docker" | "docker-compose":
             file = COMPOSE.read_text()
             match words[2:]:
@@ -154,6 +155,8 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             get_args_parser().parse_args(words[1:])
         case "sbatch":
             assert (ROOT / words[1]).exists()
+        case "cd":
+            assert (ROOT / words[1]).is_dir()
         case "umask":
             pass  # the shell's own
         case ".":
@@ -162,6 +165,59 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             assert words[1:] == ["mine.py"], "the reader's own"
         case other:
             pytest.fail(f"nothing here checks {other!r}: {line}")
+
+
+def check_weightbus(words: list[str]) -> None:
+    command = [word for word in words[1:2] if not word.startswith("-")]
+    done = CliRunner().invoke(app, [*command, "--help"])
+    assert done.exit_code == 0, done.output
+    options = [word.split("=")[0] for word in words if word.startswith("--")]
+    assert [option for option in options if option not in done.stdout] == []
+
+
+def check_docker(words: list[str]) -> None:
+    match words[1:]:
+        case ["build", "-t", image, "."]:
+            assert f"image: {image}\n" in (MANIFESTS / "base" / "relay.yaml").read_text()
+        case ["network", "connect" | "disconnect", network, which]:
+            text = COMPOSE.read_text()
+            assert f"\n  {network.removeprefix('weightbus_')}: {{}}\n" in text
+            assert f"\n  {which.split()[-1].rstrip(')')}:\n" in text
+        case _:
+            pytest.fail(f"nothing here checks {words}")
+
+
+def check_kubectl(words: list[str]) -> None:
+    """The manifests have what it names; `test_nodes.py` runs what they have."""
+    match words[1:]:
+        case ["label", "node", *_, label]:
+            key = label.partition("=")[0]
+            assert f"{key}: " in (MANIFESTS / "overlays" / "example" / "nodes.yaml").read_text()
+        case ["apply", "-k", folder]:
+            where = MANIFESTS / "overlays" / "example" if folder == "." else ROOT / folder
+            assert (where / "kustomization.yaml").is_file()
+        case ["-n", "weightbus", "rollout", "status", workload]:
+            kind, _, name = workload.partition("/")
+            kinds = {"daemonset": "DaemonSet", "deployment": "Deployment"}
+            assert f"kind: {kinds[kind]}\nmetadata:\n  name: {name}\n" in all_manifests()
+        case ["-n", "weightbus", "logs" | "exec", "trainer-0", *rest]:
+            assert "kind: StatefulSet\nmetadata:\n  name: trainer\n" in all_manifests()
+            if "--" in rest:
+                check_weightbus(rest[rest.index("--") + 1 :])
+        case _:
+            pytest.fail(f"nothing here checks {words}")
+
+
+def all_manifests() -> str:
+    return "".join(file.read_text() for file in (MANIFESTS / "base").glob("*.yaml"))
+
+
+def test_the_guide_makes_the_keys_that_the_manifests_take() -> None:
+    guide = "\n".join(blocks(GUIDES / "kubernetes.md", "sh"))
+    told = (MANIFESTS / "overlays" / "example" / "kustomization.yaml").read_text()
+    keygen = re.findall(r"^#   (weightbus keygen .*)$", told, re.MULTILINE)
+    assert re.findall(r"^weightbus keygen .*$", guide, re.MULTILINE) == keygen
+    assert len(keygen) == 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
