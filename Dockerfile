@@ -8,7 +8,7 @@ COPY examples/demo examples/demo
 COPY python_client python_client
 COPY src src
 RUN pip install --no-cache-dir -c constraints.txt '.[cli,keys]' \
- && install -d -o nobody -m 700 /keys /keys/workers
+ && install -d -o nobody -m 700 /keys /keys/workers /keys/relays
 COPY examples examples
 RUN ln -s /weightbus/examples/pulse /usr/local/bin/pulse
 USER nobody

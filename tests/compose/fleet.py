@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,8 @@ PROJECT = "weightbus-story"
 HOST = "127.77.0.1"  # where this run publishes its ports, lest another one has them
 KEYS = "keys"  # the service that makes them, and has ended by the time that the others begin
 RUST = "rust"
-PROFILE = "rust-trainer"  # brings the second trainer and its workers, of images that the first have
+# These profiles have the second trainer with its workers, and relays with theirs.
+RUST_TRAINER, RELAYS = "rust-trainer", "relays"
 BUILD_SECONDS = 1800.0  # most of it is packages: a slow mirror is not a failure
 
 Row = dict[str, Any]
@@ -61,6 +62,19 @@ class Fleet:
         make = f"weightbus keygen /keys {name} >&2; cat /keys/workers/{name}.json"
         return self.engine.run(*self.compose, "run", "--rm", "-T", KEYS, make)
 
+    def bring(self, profile: str) -> None:
+        """Bring up the services of a profile, beside those that are up."""
+        self.engine.run(*self.compose, "--profile", profile, "up", "--detach", seconds=120)
+        label = "com.docker.compose"
+        form = f'{{{{.Label "{label}.service"}}}} {{{{.ID}}}}'
+        ours = ("--filter", f"label={label}.project={PROJECT}", "--format", form)
+        found = self.engine.run("docker", "ps", "--all", *ours).splitlines()
+        self.containers.update((name, id_) for name, id_ in map(str.split, found))
+
+    def stop(self, services: Iterable[str]) -> None:
+        """Stop containers, which are no longer needed."""
+        self.engine.run("docker", "stop", "--time", "3", *(self.containers[s] for s in services))
+
     def crash(self, service: str) -> None:
         """Kill all programs in a container; its restart policy has to bring them back."""
         # The shell dies with the others, so that this command fails is a matter of course.
@@ -85,22 +99,29 @@ def fleet(engine: Engine) -> Generator[Fleet]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         files = ["--file", str(ROOT / "docker-compose.yml")]
         compose = (*_compose(engine), "--project-name", PROJECT)
-        services = engine.run(*compose, *files, "config", "--services").split()
         if engine.own:  # it has no network for builds but the host's
-            json.dump(_with_the_hosts_network(services), file)
+            json.dump(_with_the_hosts_network(_services(engine, (*compose, *files))), file)
             file.flush()
             files += ["--file", file.name]
         # C++ takes the layer with Rust from that one's image, which side by side both would make.
         for which in ([RUST], []):
             engine.run(*compose, *files, "build", "--parallel", *which, seconds=BUILD_SECONDS)
-        compose = (*compose, *files, "--profile", PROFILE)
+        compose = (*compose, *files)
+        made = Fleet(engine, compose, {})
         try:
-            engine.run(*compose, "up", "--detach", seconds=120)
-            running = [name for name in services if name != KEYS]
-            ids = {name: engine.run(*compose, "ps", "-q", name).strip() for name in running}
-            yield Fleet(engine, compose, ids)
+            made.bring(RUST_TRAINER)
+            yield made
         finally:
-            engine.run(*compose, "down", "--timeout", "3", "--volumes", seconds=120)
+            down = (*_profiles(), "down", "--timeout", "3", "--volumes")
+            engine.run(*compose, *down, seconds=120)
+
+
+def _services(engine: Engine, compose: tuple[str, ...]) -> list[str]:
+    return engine.run(*compose, *_profiles(), "config", "--services").split()
+
+
+def _profiles() -> list[str]:
+    return ["--profile", RUST_TRAINER, "--profile", RELAYS]
 
 
 def _compose(engine: Engine) -> tuple[str, ...]:

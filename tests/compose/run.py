@@ -17,9 +17,9 @@ from rich.table import Table
 
 from weightbus.tests.compose.bases import make_bases
 from weightbus.tests.compose.engine import NoEngineError, engine
-from weightbus.tests.compose.fleet import Fleet, fleet
+from weightbus.tests.compose.fleet import RELAYS, RUST_TRAINER, Fleet, fleet
 from weightbus.tests.compose.ledger import Ledger
-from weightbus.tests.compose.story import RUST_TRAINER, TRAINER, Story
+from weightbus.tests.compose.story import BEHIND, TRAINER, RelaysStory, Story
 
 CONSOLE = Console(width=100)
 
@@ -40,7 +40,11 @@ def main() -> int:
             say("building the services")
             with fleet(found) as services:
                 for trainer in (TRAINER, RUST_TRAINER):
-                    _run(Story(trainer, services, say), services)
+                    _run(story := Story(trainer, services, say), services)
+                services.stop([story.trainer, *story.workers])
+                say("bringing up relays")
+                services.bring(RELAYS)
+                _run(RelaysStory(services, say), services)
     except NoEngineError as error:
         must = bool(os.environ.get("CI"))
         word = "FAILED" if must else "SKIPPED"
@@ -54,7 +58,8 @@ def _run(story: Story, services: Fleet) -> None:
     try:
         read = story.tell()
     except Exception:
-        for name in (story.trainer, *story.workers):
+        relays = BEHIND if isinstance(story, RelaysStory) else ()
+        for name in (story.trainer, *relays, *story.workers):
             CONSOLE.rule(f"{name}: {services.state(name)}")
             print(services.words(name), flush=True)
         raise
@@ -73,7 +78,7 @@ def _table(story: Story, read: Ledger) -> Table:
         cells = list[str]()
         for epoch in read.epochs():
             versions = sorted({v for e, v in read.applied[name] if e == epoch})
-            cells.append(f"{len(versions)} of {versions[0]}..{versions[-1]}")
+            cells.append(f"{len(versions)} of {versions[0]}..{versions[-1]}" if versions else "")
         times = [seconds.get(name) for seconds in story.recovery.values()]
         table.add_row(name, *cells, *("" if t is None else f"{t:.1f} s" for t in times))
     return table

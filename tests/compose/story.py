@@ -11,12 +11,17 @@ from time import monotonic
 import numpy as np
 
 import weightbus
-from weightbus.tests.compose.fleet import HOST, Fleet
+from weightbus.tests.compose.fleet import HOST, RUST_TRAINER, Fleet
 from weightbus.tests.compose.ledger import Key, Ledger, ledger
 from weightbus.tests.compose.waiting import wait_for
 
 TRAINER = "trainer"
-RUST_TRAINER, OF_RUST = "rust-trainer", "-of-rust"  # how the services of its workers end
+WORKERS = "cpp", "go", "node", "python", "rust"
+OF_RUST = "-of-rust"  # how the services of the second trainer's workers end
+BEHIND = {
+    "relay-1": ("node-1", "python-1", "rust-1"),
+    "relay-2": ("cpp-2", "go-2", "python-2"),
+}
 UNTOUCHED = "python"  # shows that what happens to the others costs it nothing
 SECONDS = 90.0  # for any step; all of them are far faster, unless something is broken
 ENOUGH = 3  # versions of each epoch that all workers must have in common
@@ -33,10 +38,9 @@ class Story:
 
     def __init__(self, trainer: str, fleet: Fleet, say: Callable[[str], None]) -> None:
         self.trainer, self._fleet, self._say = trainer, fleet, say
-        of_rust, workers = trainer == RUST_TRAINER, set(fleet.containers) - {TRAINER, RUST_TRAINER}
-        self._ending = OF_RUST if of_rust else ""
+        self._ending = OF_RUST if trainer == RUST_TRAINER else ""
         self._untouched = UNTOUCHED + self._ending
-        self.workers = sorted(name for name in workers if name.endswith(OF_RUST) == of_rust)
+        self.workers = [name + self._ending for name in WORKERS]
         self._others = [name for name in self.workers if name != self._untouched]
         self.recovery: dict[str, dict[str, float]] = {}
 
@@ -173,3 +177,41 @@ class Story:
     def _lost(self) -> set[str]:
         """Return the services of the workers that the trainer's latest line calls lost."""
         return {name + self._ending for name in self._fleet.rows(self.trainer)[-1]["lost"]}
+
+
+class RelaysStory(Story):
+    """What happens to workers behind two relays, of which one is cut off from the trainer."""
+
+    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+        super().__init__(TRAINER, fleet, say)
+        self.workers = sorted(name for names in BEHIND.values() for name in names)
+
+    def tell(self) -> Ledger:
+        """Run it; see `Story.tell`."""
+        self._say("relays: waiting for their workers to apply, and for the health checks")
+        self._wait(lambda: self._common() >= ENOUGH, "the same versions at every worker")
+        self._wait_for_health("healthy", [*BEHIND, *self.workers])
+        through = {name: [relay] for relay, names in BEHIND.items() for name in names}
+        self._wait(lambda: self._fleet.rows(TRAINER)[-1]["through"] == through, "each by its relay")
+        self._a_relay_is_cut_off()
+        self._wait(lambda: self._fleet.rows(TRAINER)[-1]["through"] == through, "as before")
+        return self._read()
+
+    def _a_relay_is_cut_off(self) -> None:
+        (relay, theirs), (_, others) = BEHIND.items()
+        services = [*BEHIND, *self.workers]
+        starts = {name: self._fleet.state(name).restarts for name in services}
+        self._say(f"cutting {relay} off the trainer's network")
+        self._fleet.cut_off(relay)
+        self._wait(lambda: self._lost() == {relay, *theirs}, "lost, says the trainer")
+        cut, before = {name: self._latest(name) for name in theirs}, self._newest()
+        later = (before[0], before[1] + ENOUGH)
+        self._wait(lambda: all(self._latest(o) >= later for o in others), "the others go on")
+        assert cut == {name: self._latest(name) for name in theirs}, "cut off, yet it applied"
+        assert self._fleet.state(relay).health == "healthy", "it has a version for who joins"
+        self._say("connecting it again")
+        self._fleet.reconnect(relay)
+        newest = self._newest()
+        self._time_recovery("cut of relay", theirs, lambda name: self._latest(name) > newest)
+        again = {name: self._fleet.state(name).restarts for name in services}
+        assert again == starts, f"started again instead of joining again: {starts}, then {again}"

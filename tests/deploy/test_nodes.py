@@ -6,6 +6,7 @@ No cluster: two "nodes" are two relays, each with a worker that is led to it, an
 import signal
 from collections.abc import Generator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_workers_get_versions_through_the_relay_of_their_node(cluster: Cluster) 
     for pod in everything[1:]:
         pod.start()
     for relay in cluster.relays:  # so the Service leads nobody to a relay that has nothing
-        wait_for(lambda relay=relay: waits(relay), "it waits for the trainer", SECONDS)  # type: ignore[misc]
+        wait_for(partial(waits, relay), "it waits for the trainer", SECONDS)
     assert not any(worker.ready() for worker in cluster.workers)
     cluster.trainer.start()
     for pod in everything:
