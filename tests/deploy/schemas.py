@@ -1,4 +1,4 @@
-"""Fetch what Kubernetes knows of the kinds that `deploy/kubernetes` has: `tests/deploy/schemas/`.
+"""Fetch what Kubernetes knows of the kinds that `deploy/kubernetes` has: `tests/deploy/openapi/`.
 
     python tests/deploy/schemas.py
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SCHEMAS = Path(__file__).parent / "schemas"
+SCHEMAS = Path(__file__).parent / "openapi"
 KINDS = (
     *("configmap-v1", "namespace-v1", "secret-v1", "service-v1"),
     *("daemonset-apps-v1", "deployment-apps-v1", "statefulset-apps-v1"),
