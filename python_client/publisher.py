@@ -178,6 +178,11 @@ class Publisher(InOneProcess):
         """The epoch of this publisher; a publisher that starts later has a higher epoch."""
         return self._loop.known.epoch
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The ids of the models that it has published or prepared, or read from its folder."""
+        return tuple(self._models)
+
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
         """Do the one-time work of a model's first publish now, and publish nothing.
 

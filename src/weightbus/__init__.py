@@ -3,8 +3,9 @@
 This is the face: users import from here, and everything else may move. Each name is loaded when it
 is first used, so that importing the package costs nothing and needs neither torch nor ZeroMQ.
 Public classes say in their body that they are of here, which `help()` and tracebacks then show.
-`weightbus.types` names what calls return; `weightbus.torchrl`, `weightbus.torchrun`,
-`weightbus.trl` and `weightbus.vllm` have what users of TorchRL, torchrun, TRL and vLLM import.
+`weightbus.types` names what calls return; `weightbus.ray`, `weightbus.torchrl`,
+`weightbus.torchrun`, `weightbus.trl` and `weightbus.vllm` have what users of Ray, TorchRL,
+torchrun, TRL and vLLM import.
 """
 
 from importlib import import_module
@@ -13,6 +14,7 @@ from .python_client.lazy import lazy
 
 TYPE_CHECKING = False  # not from `typing`, which takes longer than everything else here
 if TYPE_CHECKING:
+    from weightbus import ray as ray
     from weightbus import torchrl as torchrl
     from weightbus import torchrun as torchrun
     from weightbus import trl as trl
@@ -115,7 +117,8 @@ _HOMES = {
 }
 
 
-_FACES = ("torchrl", "torchrun", "trl", "types", "vllm")  # faces of their own, for fewer users
+# Faces of their own, for fewer users.
+_FACES = ("ray", "torchrl", "torchrun", "trl", "types", "vllm")
 
 
 _load, _names = lazy(globals(), __name__, _HOMES)

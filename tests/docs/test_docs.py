@@ -238,7 +238,8 @@ def test_every_block_is_checked() -> None:
 
 # Each public name with its module; but for a class of vLLM's, which is not installed.
 FACES = (
-    *(weightbus, weightbus.torchrl, weightbus.torchrun, weightbus.trl, weightbus.types),
+    *(weightbus, weightbus.ray, weightbus.torchrl, weightbus.torchrun, weightbus.trl),
+    weightbus.types,
     weightbus.vllm,
 )
 PUBLIC = [(name, face) for face in FACES for name in face.__all__ if name != "TrainerInit"]

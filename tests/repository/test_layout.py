@@ -124,6 +124,7 @@ NAMES_MAX = 30  # on the face: what somebody new has to look through
 
 # What has a face of its own, and where old imports still find it.
 FACES = {
+    "ray": ["NodeRelay", "Relays", "address", "relays"],
     "torchrl": [
         "DistributedTransport",
         "DistributedWeightSyncScheme",
