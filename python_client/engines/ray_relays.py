@@ -292,6 +292,9 @@ def relays(
     local = all(map(endpoints.is_local, above))
     watch = _Watch(plan, name, wanted, context.get_node_id() if local else None)
     joins = isinstance(publisher, Publisher)
+    if (before := _watches.pop(name, None)) is not None:  # as when a notebook's cell runs again
+        before.leave()
+    _watches[name] = watch
     watch.begin(checks.seconds(timeout, "timeout", positive=True), joins=joins)
     return Relays(plan, name, watch)
 
@@ -350,13 +353,17 @@ class _Watch:
             self.close()
             raise
 
-    def close(self) -> None:
-        """End the thread and the relays; idempotent."""
+    def leave(self) -> dict[str, _Node]:
+        """End the thread, and leave the relays as they are; return the nodes, once."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(START_SECONDS)
-        actors = [node.actor for node in self.nodes.values() if node.actor is not None]
-        self.nodes = {}
+        nodes, self.nodes = self.nodes, {}
+        return nodes
+
+    def close(self) -> None:
+        """End the thread and the relays; idempotent."""
+        actors = [node.actor for node in self.leave().values() if node.actor is not None]
         if not actors or _cluster() != self._cluster:
             return
         _answers([actor.close.remote() for actor in actors], ANSWER_SECONDS)
@@ -509,8 +516,11 @@ class _Watch:
             while actor is None:
                 try:
                     actor = made.remote(plan, node.relay, address)
-                except ValueError:  # the killed one still has the name
-                    await asyncio.sleep(PAUSE_SECONDS_MIN)
+                except ValueError:
+                    if not self._first:
+                        text = f"another program makes {node.relay} at this moment"
+                        raise WorkersMissingError(text) from None
+                    await asyncio.sleep(PAUSE_SECONDS_MIN)  # the killed one still has the name
             address, _ = await actor.find.remote()
         if self._first and self._joins:
             why = await actor.join.remote(self._timeout)
@@ -520,6 +530,9 @@ class _Watch:
                     f"publisher at {', '.join(plan.upstream)}: {why}"
                 )
         node.actor, node.address = actor, address
+
+
+_watches: dict[str, _Watch] = {}  # of this process, by the name of the set
 
 
 # On any node.

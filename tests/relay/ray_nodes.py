@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -42,13 +43,16 @@ def cluster(nodes: int) -> Generator[Cluster]:
     assert not alive, "Ray left processes behind"
 
 
-def lose(made: Any, node: Any) -> None:
-    """Kill all processes of a node at once, as when its power fails."""
+def lose(made: Any, node: Any) -> float:
+    """Kill all processes of a node at once, as when its power fails; return when that was."""
     raylet: Any = node.all_processes["raylet"][0].process
-    for process in [*psutil.Process(raylet.pid).children(recursive=True), raylet]:
+    processes = [*psutil.Process(raylet.pid).children(recursive=True), raylet]
+    killed_at = time.monotonic()
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     made.remove_node(node, allow_graceful=False)
+    return killed_at
 
 
 class Workers:
@@ -86,7 +90,7 @@ class Workers:
 def workers(node: Any, names: list[str], size: int, **options: Any) -> Any:
     """Start workers on a node; return their actor, once they have joined."""
     there: Any = NodeAffinitySchedulingStrategy(node.node_id, soft=False)  # type: ignore[no-untyped-call]
-    made = ray.remote(num_cpus=0, scheduling_strategy=there)(Workers)
+    made: Any = ray.remote(num_cpus=0, scheduling_strategy=there)(Workers)
     actor = made.remote(names, size, **options)
     get(actor.found.remote(), START_SECONDS)
     return actor

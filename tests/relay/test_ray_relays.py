@@ -134,8 +134,7 @@ def test_a_node_that_joins_gets_a_relay_and_its_end_is_in_the_receipt(
     before = len(control.told) + len(data.told)
     coming = publisher.publish_async("m", arrays(2), require="alive", timeout=SECONDS)
     wait_for(halfway, "half of the version has gone to the three relays", SECONDS)
-    lost_at = time.monotonic()
-    lose(nodes, node)
+    lost_at = lose(nodes, node)
     receipt = coming.result(SECONDS)
     took = time.monotonic() - lost_at
     print(f"the receipt named the dead {took:.2f} s after the end of the node")
