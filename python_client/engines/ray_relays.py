@@ -187,17 +187,20 @@ class _Node:
 
 
 class Relays(Closable):
-    """The relays on the nodes of a Ray cluster. `weightbus.ray.relays()` makes it.
+    """The relays on the nodes of a Ray cluster.
 
-    Nodes that join get a relay, as long as the process lives that made this object. `close()`, or
+    Args:
+        plan, name, watch: From `weightbus.ray.relays()`, which makes this object.
+
+    Nodes that join get a relay, as long as the process lives that called `relays()`. `close()`, or
     the end of a `with` block, ends the relays. Without that they outlive the process, and serve
-    what they have: the next program that calls `relays()` takes them over.
+    what they have: the next call of `relays()` with this name takes them over.
     """
 
     __module__ = "weightbus.ray"
 
     def __init__(self, plan: Plan, name: str, watch: "_Watch") -> None:
-        """Made by `relays()`."""
+        """Show what a thread follows. `help(weightbus.ray.relays)` describes how to make it."""
         self._plan, self._name, self._watch = plan, name, watch
 
     def __repr__(self) -> str:
