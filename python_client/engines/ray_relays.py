@@ -36,7 +36,7 @@ log = logging.getLogger("weightbus.relay")
 
 NAMESPACE = "weightbus"  # of the actors' names, in every job of a cluster
 LOOK_SECONDS = 1.0  # between two looks at Ray's nodes: two short calls of its control service
-START_SECONDS = 60.0  # for an actor's process to start, on a busy node
+START_SECONDS = 120.0  # for an actor's process to start, on a busy node
 AGAIN_SECONDS = 10.0  # until a start that failed is tried again
 BIND_SECONDS = 10.0  # for the process of a killed actor to free the port
 ANSWER_SECONDS = 2.0  # for the actors to say how they are, or to close
@@ -239,7 +239,7 @@ def relays(
     insecure: bool = False,
     name: str = "ray",
     settings: Settings | None = None,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
 ) -> Relays:
     """Start a relay on each node of the Ray cluster, and on each node that joins later.
 
@@ -541,7 +541,7 @@ _watches: dict[str, _Watch] = {}  # of this process, by the name of the set
 # On any node.
 
 
-def address(name: str = "ray", *, timeout: float = 60.0) -> list[str]:
+def address(name: str = "ray", *, timeout: float = 120.0) -> list[str]:
     """Return the addresses for a Subscriber on this node: that of the node's relay first.
 
     Behind it are up to two relays of other nodes, and, without keys, the publisher. Call it in a
