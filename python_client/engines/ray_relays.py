@@ -291,9 +291,8 @@ def relays(
         checks.check_name(model, "model")
     wanted = _wanted(nodes)
     plan = Plan(above, ids, None if keys is None else str(keys), insecure, chosen)
-    context = ray.get_runtime_context()
     local = all(map(endpoints.is_local, above))
-    watch = _Watch(plan, name, wanted, context.get_node_id() if local else None)
+    watch = _Watch(plan, name, wanted, ray.util.get_node_ip_address() if local else None)
     joins = isinstance(publisher, Publisher)
     if (before := _watches.pop(name, None)) is not None:  # as when a notebook's cell runs again
         before.leave()
@@ -329,7 +328,7 @@ class _Watch:
         plan: What the relays are made from.
         name: The name of the set.
         wanted: Whether a node gets a relay.
-        here: The id of this node if only its host reaches the publisher; None: all hosts do.
+        here: This node's address if only its host reaches the publisher; None: all hosts do.
 
     Attributes:
         nodes: By id, the nodes that have a relay, or get one.
@@ -451,10 +450,8 @@ class _Watch:
                 if node.start is not None:
                     node.start.cancel()
                 log.warning("node %s (%s) is dead, with %s", id_[:12], node.host, node.relay)
-        hosts = {node["NodeManagerAddress"] for node in alive.values()}
         for id_, found in alive.items():
-            host = found["NodeManagerAddress"]
-            node = self.nodes.get(id_)
+            node, host = self.nodes.get(id_), found["NodeManagerAddress"]
             if node is None:
                 relay = f"{self._name}-{id_[:12]}"
                 node = self.nodes[id_] = _Node(id_, host, relay, f"{self._name}-{id_}")
@@ -462,13 +459,13 @@ class _Watch:
             failed = node.error is not None and now >= node.again_at
             if node.start is None and (ended or failed or (node.actor, node.error) == (None, None)):
                 node.actor = node.error = None
-                node.start = self._loop.create_task(self._start(node, hosts))
+                node.start = self._loop.create_task(self._start(node))
 
-    async def _start(self, node: _Node, hosts: set[str]) -> None:
+    async def _start(self, node: _Node) -> None:
         """Start a node's relay, or take over the one that is there."""
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._start_relay(node, hosts)
+                await self._start_relay(node)
         except Exception as error:
             node.error = _cause(error)
             if isinstance(error, TimeoutError) and not isinstance(error, WeightBusError):
@@ -481,14 +478,13 @@ class _Watch:
         finally:
             node.start = None
 
-    async def _start_relay(self, node: _Node, hosts: set[str]) -> None:
+    async def _start_relay(self, node: _Node) -> None:
         ray, plan = _ray("a relay"), self._plan
-        if self._here is not None and len(hosts) > 1:
+        if self._here not in (None, node.host):
             raise AddressError(
                 f"node {node.id[:12]} ({node.host}) cannot reach a publisher at "
-                f"{', '.join(plan.upstream)}, since the nodes are on several hosts "
-                f"({', '.join(sorted(hosts))}): bind the Publisher to this host's address, as "
-                f'Publisher("tcp://{ray.util.get_node_ip_address()}:0")'
+                f"{', '.join(plan.upstream)}: bind it to an address of its host, as "
+                f'Publisher("tcp://{self._here}:0"), and give both sides keys'
             )
         actor, address = _actor(node.actor_name), None
         if actor is not None:

@@ -230,6 +230,16 @@ def test_relays_that_other_hosts_can_reach_need_keys(stack: ExitStack, tmp_path:
         assert relay.status.upstream.startswith(f"tcp://{host}:"), "not 0.0.0.0"
 
 
+@pytest.mark.usefixtures("nodes")
+def test_nodes_on_other_hosts_need_a_publisher_that_they_can_reach(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = stack.enter_context(Publisher())
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "198.51.100.7")
+    with pytest.raises(AddressError, match=r'cannot reach .*Publisher\("tcp://198\.51\.100\.7:0"'):
+        weightbus.ray.relays(publisher, ["m"])
+
+
 def test_what_is_missing_is_named(nodes: Any, stack: ExitStack) -> None:
     publisher = stack.enter_context(Publisher())
     with pytest.raises(ValueError, match="a Publisher that has published them"):
