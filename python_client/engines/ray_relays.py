@@ -446,10 +446,10 @@ class _Watch:
         named, now = _named(self._name), time.monotonic()
         for id_ in [*self.nodes]:
             if id_ not in alive:
-                node = self.nodes.pop(id_)
-                if node.start is not None:
-                    node.start.cancel()
-                log.warning("node %s (%s) is dead, with %s", id_[:12], node.host, node.relay)
+                gone = self.nodes.pop(id_)
+                if gone.start is not None:
+                    gone.start.cancel()
+                log.warning("node %s (%s) is dead, with %s", id_[:12], gone.host, gone.relay)
         for id_, found in alive.items():
             node, host = self.nodes.get(id_), found["NodeManagerAddress"]
             if node is None:

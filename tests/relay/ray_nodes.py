@@ -89,7 +89,7 @@ class Workers:
 
 def workers(node: Any, names: list[str], size: int, **options: Any) -> Any:
     """Start workers on a node; return their actor, once they have joined."""
-    there: Any = NodeAffinitySchedulingStrategy(node.node_id, soft=False)  # type: ignore[no-untyped-call]
+    there: Any = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     made: Any = ray.remote(num_cpus=0, scheduling_strategy=there)(Workers)
     actor = made.remote(names, size, **options)
     get(actor.found.remote(), START_SECONDS)
