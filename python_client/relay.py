@@ -2,7 +2,8 @@
 
 A relay is a worker of the publisher above it, and a publisher for the workers below. Both share the
 memory of a version and the record of its chunks: a chunk is sent on once its CRC-32C is right.
-Versions keep the epoch, number, layout, chunks and digest that their origin gave them.
+Versions keep the epoch, number, layout, chunks and digest that their origin gave them. A relay that
+loses the publisher above serves on what it has. (R3)
 
 With keys, the worker decrypts what arrives before it records a chunk, and the publisher encrypts
 with group keys of its own. So workers at one relay cannot read what is published at another.

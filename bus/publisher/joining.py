@@ -284,7 +284,7 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
 
 
 def follow_epoch(state: PublisherState, epoch: int) -> list[Effect]:
-    """Take the later epoch of a version that a relay is about to offer; drop all older versions."""
+    """Take the epoch of a version that a relay is about to offer; drop all older versions. (R2)"""
     effects: list[Effect] = []
     for versions in state.store.values():
         versions.end_epoch()

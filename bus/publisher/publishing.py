@@ -33,7 +33,7 @@ def offer(state: PublisherState, offered: VersionOffer) -> tuple[Version, list[E
 def pass_on(
     state: PublisherState, offered: VersionOffer, now: float
 ) -> tuple[Version, list[Effect]]:
-    """Announce another publisher's version under its own epoch and number, as a relay does.
+    """Announce another publisher's version under its own epoch and number, as a relay does. (R1)
 
     If the announcement asks workers to wait for a commit, `decide` makes or drops it.
 

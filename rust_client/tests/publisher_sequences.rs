@@ -194,7 +194,13 @@ impl Player {
                     let workers = receipt.workers.iter();
                     let states: BTreeMap<_, _> =
                         workers.map(|(name, its)| (name.clone(), its.outcome.name())).collect();
-                    self.ends.push(json!({ "achieved": achieved, "workers": states }));
+                    let behind = receipt.workers.iter().filter(|(_, its)| !its.through.is_empty());
+                    let through: BTreeMap<_, _> = behind.map(|(name, its)| (name, &its.through)).collect();
+                    let mut end = json!({ "achieved": achieved, "workers": states });
+                    if !through.is_empty() {
+                        end["through"] = json!(through);
+                    }
+                    self.ends.push(end);
                 }
                 Effect::Tell(event) if event.kind != WorkerEventKind::Notice => {
                     self.told.push(format!("{} {}", event.kind.as_str(), event.worker));
@@ -241,7 +247,7 @@ impl Player {
             let runs = its.models.iter().filter_map(|(model, key)| Some((model.clone(), (*key)?)));
             let running: BTreeMap<_, _> = runs.map(|(model, (e, v))| (model, json!([e, v]))).collect();
             let state = format!("{:?}", its.state).to_lowercase();
-            json!({ "state": state, "running": running })
+            json!({ "state": state, "running": running, "relay": its.relay, "through": its.through })
         })
     }
 

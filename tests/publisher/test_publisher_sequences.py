@@ -93,7 +93,7 @@ class Player:
                         next(self._calls), offer_of(call), terms_of(call), self.now, self.now
                     )
                     self._do(effects)
-                except UnknownWorkerError:
+                except (UnknownWorkerError, ValueError):
                     self.others["fails"] = True
             case {"offer": offered}:
                 offer = offer_of(offered)
@@ -130,7 +130,9 @@ class Player:
                 case Resolve():
                     targets = effect.receipt.workers
                     states = {name: target.state for name, target in targets.items()}
-                    self.ends.append({"achieved": effect.achieved, "workers": states})
+                    through = {name: [*t.through] for name, t in targets.items() if t.through}
+                    end: Case = {"achieved": effect.achieved, "workers": states}
+                    self.ends.append({**end, "through": through} if through else end)
                 case Notice() if effect.kind in EVENTS:
                     self.told.append(f"{effect.kind} {effect.worker}")
                 case _:
@@ -159,7 +161,8 @@ class Player:
         if status is None:
             return None
         runs = {model: list(key) for model, key in status.running.items()}
-        return {"state": status.state, "running": runs}
+        known: Case = {"state": status.state, "running": runs}
+        return {**known, "relay": status.relay, "through": [*status.through]}
 
 
 def header(message: Any, to: str) -> Case:
@@ -243,6 +246,9 @@ DEFAULTS: Case = {  # of fields that a header may leave out
     "epoch": 0,
     "version": 0,
     "keep": False,
+    "workers": [],
+    "relay": False,
+    "through": [],
     "more": False,
     "follows": False,
     "since": 0,

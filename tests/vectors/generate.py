@@ -22,6 +22,7 @@ from weightbus.tests.vectors import (
     message_cases,
     phase_cases,
     publisher_sequence_cases,
+    relay_sequence_cases,
     sealing_cases,
     segment_cases,
     sequence_cases,
@@ -96,7 +97,9 @@ def files() -> dict[str, bytes]:
     in_sequence = (*sequence_cases.sequence_cases(), *arrow_cases.cases())
     sequences = [_sequence(out, case) for case in in_sequence]
     out.table("sequences.json", cases=sequences)
-    out.table("publisher_sequences.json", cases=publisher_sequence_cases.sequence_cases())
+    parts = publisher_sequence_cases, relay_sequence_cases
+    published = [case for part in parts for case in part.sequence_cases()]
+    out.table("publisher_sequences.json", cases=published)
     out.table("phases.json", cases=phase_cases.worker_cases())
     out.table("publisher_phases.json", cases=phase_cases.publisher_cases())
     out.table(

@@ -172,9 +172,12 @@ def gone(who: str, data: Data, **fields: Any) -> Json:
     return refuse(who, "gone", **{**data.named, **fields})
 
 
-def done(achieved: bool = True, **workers: str) -> Json:
-    """How a call ends: the state of each target."""
-    return {"achieved": achieved, "workers": workers}
+def done(
+    achieved: bool = True, *, through: dict[str, list[str]] | None = None, **workers: str
+) -> Json:
+    """How a call ends: the state of each target, and the relays before those behind relays."""
+    known: Json = {"achieved": achieved, "workers": workers}
+    return {**known, "through": through} if through else known
 
 
 @dataclass

@@ -226,7 +226,6 @@ MESSAGES = {"announce", "standing"}  # are made where they are written
 
 PYTHON = ROOT / "bus" / "publisher"
 NOT_IN_RUST = {
-    "behind": "a publisher in Rust does not take `below`: it counts a relay as one worker",
     "reporting": "relays are Python programs",
     "faults": "there is no exception to guard against: fuzzing looks for panics",
     "offers": "a machine makes messages itself, since it has no hashing to put off",

@@ -173,10 +173,11 @@ impl PublisherMachine {
     }
 }
 
-/// Returns, by model, the names of the live workers for which `models` returns that model.
+/// Returns, by model, the names of the live workers with sessions here for which `models` returns
+/// that model.
 fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByModel {
     let mut found = WorkersByModel::new();
-    for peer in roster.iter().filter(|peer| !peer.lost()) {
+    for peer in roster.iter().filter(|peer| !peer.lost() && peer.in_session()) {
         for model in models(peer) {
             found.entry(model).or_default().push(peer.hello.name.clone());
         }
@@ -187,7 +188,7 @@ fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByMod
 /// Returns the text with the reason that a model reaches no worker: none has joined, or all
 /// subscribe to other models.
 pub fn why_nobody(model: &str, roster: &Roster) -> String {
-    let live = roster.iter().filter(|peer| !peer.lost());
+    let live = roster.iter().filter(|peer| !peer.lost() && !peer.is_relay());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
     if wanted.is_empty() {
         return "no worker has joined".to_owned();

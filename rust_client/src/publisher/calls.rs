@@ -8,6 +8,7 @@ use super::effects::{Effect, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::phases::{Decision, Outcome, TargetEvent, VersionEvent};
 use super::publication::Publication;
+use super::roster::Peer;
 use crate::limits::CALLS_MAX;
 use crate::messages::*;
 use crate::transfer::{Key, Time};
@@ -109,8 +110,11 @@ impl PublisherMachine {
 
     /// Handles a worker that joins or returns. Returns the (model, version) pairs that must still
     /// be announced to the worker, which has to stage them.
+    ///
+    /// A relay is no target of a call, but the workers behind it have to stage (R5).
     pub(super) fn returned(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
         let hello = match self.roster.get(name) {
+            Some(peer) if peer.is_relay() => return self.undecided_of_relay(name, peer),
             Some(peer) => &peer.hello,
             None => return Vec::new(),
         };
@@ -129,6 +133,15 @@ impl PublisherMachine {
             }
         }
         waiting
+    }
+
+    fn undecided_of_relay(&self, name: &str, relay: &Peer) -> Vec<(String, u64)> {
+        let open = |call: &&Publication| call.together() && call.decision.is(Decision::Open);
+        let calls = self.calls.open.values().filter(open);
+        let its = calls.filter(|call| {
+            relay.wants(&call.model) && self.roster.is_for(name, call.terms.workers.as_deref())
+        });
+        its.map(|call| (call.model.clone(), call.key.1)).collect()
     }
 
     pub(super) fn calls_lost(&mut self, name: &str, detail: &str, gone: bool, now: Time) {
@@ -211,6 +224,7 @@ impl PublisherMachine {
         if let Some(achieved) = call.verdict(now).filter(|_| !call.resolved) {
             call.resolve();
             self.explain(&mut call, now);
+            call.set_relays(|name| Some(self.roster.get(name)?.through.clone()));
             let missing = if achieved { String::new() } else { self.missing(&call) };
             self.perform(Effect::Resolve { id, receipt: call.receipt(now), achieved, missing });
             if achieved && call.nobody() {
@@ -226,6 +240,8 @@ impl PublisherMachine {
         let (model, number) = (&call.model, call.key.1);
         let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost());
         let there: Vec<String> = call.names().filter(live).cloned().collect();
+        let mut relays = self.roster.relaying(model);
+        relays.retain(|name| call.outcome(name).is_none());
         let versions = self.store.versions(model);
         if call.decision.is(Decision::Commit) {
             versions.settle(number, call.terms.workers.as_deref());
@@ -240,6 +256,12 @@ impl PublisherMachine {
             for name in there.iter().filter(|name| call.outcome(name) == Some(Outcome::Staged)) {
                 self.say(name, FromPublisher::Commit(commit.clone()));
             }
+            let staged =
+                |name: &&String| self.roster.get(name).map_or(false, |peer| peer.has_staged(model, number));
+            let relays: Vec<&String> = relays.iter().filter(staged).collect();
+            for name in relays {
+                self.say(name, FromPublisher::Commit(commit.clone()));
+            }
             return;
         }
         versions.take(number, VersionEvent::Aborted);
@@ -251,8 +273,8 @@ impl PublisherMachine {
             text: text.to_owned(),
             ..Default::default()
         };
-        for name in there {
-            self.say(&name, FromPublisher::Abort(abort.clone()));
+        for name in there.iter().chain(&relays) {
+            self.say(name, FromPublisher::Abort(abort.clone()));
         }
     }
 

@@ -4,7 +4,7 @@
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::phases::{PeerEvent, PeerPhase};
-use super::roster::Admission;
+use super::roster::{is_relay, Admission};
 use crate::limits::{EPOCH_CLOCK_MAX, EPOCH_LEAP_MAX_MS, INTEGER_MAX, RENEWAL_PAUSES};
 use crate::messages::*;
 use crate::transfer::Time;
@@ -92,13 +92,17 @@ impl PublisherMachine {
     }
 
     fn name_taken(&self, name: &str) -> String {
-        let its = self.roster.get(name).map(|peer| &peer.hello);
+        let peer = self.roster.get(name);
+        let last = peer.and_then(|peer| peer.through.last());
+        let place = last.map_or_else(String::new, |relay| format!(" behind relay {}", relay));
+        let its = peer.map(|peer| &peer.hello);
         let host = its.map(|hello| hello.host.as_str()).filter(|host| !host.is_empty()).unwrap_or("unknown");
         let pid = its.map_or(0, |hello| hello.pid);
         format!(
-            "the name {:?} belongs to a living worker (host {}, process {}): give this one another name, or stop \
+            "the name {:?} belongs to a living worker{} (host {}, process {}): give this one another name, or stop \
              that one",
             name,
+            place,
             escaped(host),
             pid
         )
@@ -124,10 +128,14 @@ impl PublisherMachine {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.welcomed(running);
         }
-        let features = match self.trust {
+        let mut features = Vec::new();
+        if is_relay(&hello) {
+            features.push(RELAY.to_owned());
+        }
+        features.extend(match self.trust {
             Some(_) => self.ticket_for(name, now),
             None => self.token_for(name), // K9: any peer could read a token on a data connection
-        };
+        });
         let millis = |time: Duration| (time.as_millis() as u64).max(1);
         let welcome = Welcome {
             epoch: self.epoch(),
@@ -294,7 +302,8 @@ impl PublisherMachine {
         let mut told = Vec::new();
         for peer in self.roster.iter_mut() {
             peer.forget();
-            told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost()));
+            peer.seen.forget_failures(); // their versions are numbered anew
+            told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost() && peer.in_session()));
         }
         for to in told {
             // A pong of another epoch ends the session.

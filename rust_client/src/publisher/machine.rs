@@ -10,23 +10,26 @@
 //! fetch ──> chunk...  | announce, end | refuse(gone)                           serving.rs
 //! staged ──> commit | abort                  once decided                      calls.rs
 //! applied | staged | failed                  move the publish along            reports.rs
+//! below ──> (as the reports of the workers behind a relay)                     behind.rs
 //! silence ──> lost                                                            sessions.rs
 //! observe ──> roster                         workers, and what each runs       observers.rs
 //! verify ──> check ... verified              tensors that differ at a worker   verifying.rs
 //! ```
 //!
 //! The machine implements levels 1 to 3 of the protocol, with keys (`trust.rs`) and without. It
-//! also implements patches (`patched.rs`), and `applied` on the data connection for workers that
-//! can send it there (P22). It has no shared-memory transport.
+//! also implements patches (`patched.rs`), workers behind relays (`behind.rs`), and `applied` on the
+//! data connection for workers that can send it there (P22). It has no shared-memory transport, and
+//! is no relay.
 
 use super::absent::{Absent, Oversights};
+use super::behind::Contests;
 use super::calls::Calls;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::observers::{News, Observers};
 use super::phases::{PeerEvent, PeerPhase};
 use super::push::Push;
 use super::rate_limits::{cost_of, Notices, RateLimits};
-use super::roster::Roster;
+use super::roster::{Peer, Roster};
 use super::status::WorkerStatus;
 use super::store::Store;
 use super::trust::Trust;
@@ -61,6 +64,7 @@ pub struct PublisherMachine {
     // that version.
     pub(super) pushes: BTreeMap<String, Push>,
     pub(super) absent: Absent,
+    pub(super) contests: Contests,
     pub(super) renewed_at: Option<Time>,
     pub(super) renewal_pause: Duration, // least time between two changes of the epoch
     pub(super) trust: Option<Trust>,    // None without keys
@@ -96,6 +100,7 @@ impl PublisherMachine {
             calls: Calls::default(),
             pushes: BTreeMap::new(),
             absent: Absent::default(),
+            contests: Contests::default(),
             renewed_at: None,
             renewal_pause: timing.lost_after,
             trust: None,
@@ -146,9 +151,9 @@ impl PublisherMachine {
         self.out.push(effect);
     }
 
-    /// Sends a message to a worker, if the worker is on the roster.
+    /// Sends a message to a worker, if the worker is on the roster and has a connection here.
     pub(super) fn send(&mut self, name: &str, message: FromPublisher, payload: Payload) {
-        if let Some(peer) = self.roster.get(name) {
+        if let Some(peer) = self.roster.get(name).filter(|peer| !peer.identity.is_empty()) {
             let to = peer.identity.clone();
             self.out.push(Effect::Send { to, message, payload });
         }
@@ -253,6 +258,10 @@ impl PublisherMachine {
         if let FromWorker::Bye(_) = message {
             return self.leave(name, "it said goodbye", now);
         }
+        let away = |peer: &Peer| peer.is_relay() && !peer.phase.is(PeerPhase::Here);
+        if self.roster.get(name).map_or(false, away) {
+            return self.drop_session(name, "this relay was away", now); // R5: its reports may be lost
+        }
         self.heard(name, now);
         self.tell_keys(name);
         let news = News::of(&message);
@@ -274,8 +283,7 @@ impl PublisherMachine {
             FromWorker::Failed(said) => self.failed(name, &said, now),
             FromWorker::Ping(ping) => self.ping(name, &ping),
             FromWorker::Checked(said) => self.checked(name, said),
-            // A relay sends `below` only to a publisher whose `welcome` names the feature.
-            FromWorker::Below(_) => {}
+            FromWorker::Below(said) => self.below(name, &said, now),
             FromWorker::Pong(_) | FromWorker::Hello(_) | FromWorker::Bye(_) => {}
         }
     }
@@ -343,6 +351,7 @@ impl PublisherMachine {
         if self.limits.recovered(now) {
             self.perform(Effect::GiveMemoryBack);
         }
+        self.handle_contests(now);
         self.look_after(now);
         self.overlooked(now);
         if now >= self.beacon_at {

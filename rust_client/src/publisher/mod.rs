@@ -15,6 +15,7 @@ pub mod sealer;
 pub mod trust;
 
 mod absent;
+mod behind;
 mod builder;
 mod calls;
 mod control_connection;
@@ -381,13 +382,13 @@ impl Publisher {
         answer.recv_timeout(ANSWER).map_err(|_| self.shared.closed())
     }
 
-    /// Waits until at least `count` workers that are not lost subscribe to the model. Returns false
-    /// at the timeout.
+    /// Waits until at least `count` workers that are not lost subscribe to the model, those behind
+    /// relays included. Returns false at the timeout.
     pub fn wait_for_workers(&self, count: usize, model: &str, timeout: Duration) -> Result<bool, Error> {
         let model = model.to_owned();
         self.wait_until(timeout, move |roster| {
             let connected = |status: &&WorkerStatus| {
-                status.state != WorkerState::Lost && status.models.contains_key(&model)
+                status.state != WorkerState::Lost && !status.relay && status.models.contains_key(&model)
             };
             roster.values().filter(connected).count() >= count
         })

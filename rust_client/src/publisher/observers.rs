@@ -136,6 +136,20 @@ impl News {
     }
 }
 
+impl ObserverRecord {
+    /// Records the version that a worker failed to apply, with the error. Returns false if that is
+    /// known.
+    pub fn note_failure(&mut self, model: &str, version: u64, error: &str) -> bool {
+        let failure = (version, error.to_owned());
+        self.failed.insert(model.to_owned(), failure.clone()) != Some(failure)
+    }
+
+    /// Drops the failures of all models.
+    pub fn forget_failures(&mut self) {
+        self.failed.clear();
+    }
+}
+
 impl PublisherMachine {
     /// Sets the clock whose time is sent to observers.
     pub fn clock(mut self, clock: Clock) -> PublisherMachine {
@@ -166,7 +180,7 @@ impl PublisherMachine {
                 is_news(peer, &model)
             }
             News::Failed { model, version, error } if peer.wants(&model) => {
-                peer.seen.failed.insert(model.clone(), (version, error));
+                peer.seen.note_failure(&model, version, &error);
                 is_news(peer, &model)
             }
             News::Of(_) | News::Failed { .. } => false,
@@ -174,6 +188,22 @@ impl PublisherMachine {
         if changed {
             self.roster.touch(name);
         }
+    }
+
+    /// Records that a relay has reported a worker behind it, and what it does with these models.
+    pub(super) fn tell_reported<'a>(
+        &mut self,
+        name: &str,
+        models: impl Iterator<Item = &'a String>,
+        now: Time,
+    ) {
+        let epoch = self.epoch();
+        if let Some(peer) = self.roster.get_mut(name) {
+            for model in models {
+                settled(peer, model, epoch, self.observers.models.get(model), now);
+            }
+        }
+        self.roster.touch(name);
     }
 
     /// Records an event for observers when it is reported to the listener.

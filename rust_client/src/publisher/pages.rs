@@ -134,12 +134,18 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
     WorkerRow {
         name: peer.hello.name.clone(),
         state: state_of(peer, timing, now),
-        road: if peer.subscribed { WorkerRowRoad::Pushed } else { WorkerRowRoad::Pulled },
+        road: match (peer.shared_memory, peer.subscribed) {
+            (true, _) => WorkerRowRoad::Shared,
+            (false, true) => WorkerRowRoad::Pushed,
+            (false, false) => WorkerRowRoad::Pulled,
+        },
         heard_ms: millis(now, peer.heard_at),
         models: peer.hello.models.keys().map(standing).collect(),
         client: printable(&peer.hello.client, LABEL_MAX),
         host: printable(&peer.hello.host, LABEL_MAX),
         pid: peer.hello.pid,
+        relay: peer.is_relay(),
+        through: peer.through.clone(),
         ..Default::default()
     }
 }

@@ -22,7 +22,8 @@ impl PublisherMachine {
     /// with these names, or of all workers if `None`.
     pub fn patch_candidates(&self, model: &str, workers: Option<&[String]>) -> Vec<PatchCandidate> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
-        let live = self.roster.iter().filter(|peer| !peer.lost() && peer.wants(model) && takes_patches(peer));
+        let here = self.roster.iter().filter(|peer| !peer.lost() && peer.in_session());
+        let live = here.filter(|peer| peer.wants(model) && takes_patches(peer));
         let taker = |peer: &Peer| {
             let (rate, decode) = (peer.link.rate(), peer.link.decode());
             PatchCandidate { running: peer.running.get(model).cloned(), rate, decode }
@@ -32,7 +33,8 @@ impl PublisherMachine {
 
     pub(super) fn listeners(&self, model: &str, patches: &[VersionPatch]) -> Listeners {
         let mut found = Listeners::default();
-        for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.subscribed && peer.wants(model)) {
+        let here = self.roster.iter().filter(|peer| !peer.lost() && peer.in_session());
+        for peer in here.filter(|peer| peer.subscribed && peer.wants(model)) {
             let patch = patches.iter().position(|patch| patch.is_for(peer, model));
             found.whole |= patch.is_none();
             found.first |= patch == Some(0);

@@ -73,12 +73,14 @@ struct Recipient {
     away_until: Option<Time>, // end of the grace period of a lost worker
     encoding: &'static str,   // how the version arrived
     nbytes: u64,
+    through: Vec<String>, // the relays before the worker
 }
 
 impl Recipient {
     fn new() -> Recipient {
         let (outcome, detail) = (At::first(TARGETS), String::new());
-        Recipient { outcome, at: None, detail, away_until: None, encoding: "", nbytes: 0 }
+        let through = Vec::new();
+        Recipient { outcome, at: None, detail, away_until: None, encoding: "", nbytes: 0, through }
     }
 }
 
@@ -225,6 +227,16 @@ impl Publication {
         }
     }
 
+    /// Sets the relays before each target to those that `through` returns for the worker's name;
+    /// `None`: unchanged.
+    pub fn set_relays(&mut self, through: impl Fn(&str) -> Option<Vec<String>>) {
+        for (name, target) in &mut self.targets {
+            if let Some(through) = through(name) {
+                target.through = through;
+            }
+        }
+    }
+
     fn done_outcomes(&self) -> &'static [Outcome] {
         match self.terms.wait {
             Wait::Staged => &[Outcome::Applied, Outcome::Skipped, Outcome::Staged],
@@ -323,6 +335,7 @@ impl Publication {
             detail: target.detail.clone(),
             encoding: target.encoding,
             nbytes: target.nbytes,
+            through: target.through.clone(),
         };
         Receipt {
             model: self.model.clone(),

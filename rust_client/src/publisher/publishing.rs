@@ -10,7 +10,8 @@ use super::publication::{Publication, PublishTerms, Wait};
 use super::push::{topic_of, Push, Step};
 use super::roster::Peer;
 use super::store::Version;
-use crate::limits::WHOLE_BYTES_MAX;
+use crate::error::Error;
+use crate::limits::{NAMED_MAX, WHOLE_BYTES_MAX};
 use crate::messages::*;
 use crate::transfer::{Key, Time};
 use std::collections::BTreeSet;
@@ -21,8 +22,8 @@ impl PublisherMachine {
     /// `asked`. `id` identifies the call in `Effect::Resolve`; `started` is the time of the user's
     /// call.
     ///
-    /// If a worker named in `asked` has never joined, publishes nothing and returns an error
-    /// message.
+    /// If a worker named in `asked` has never joined, or too many workers behind one relay are named,
+    /// publishes nothing and returns an error.
     pub fn publish(
         &mut self,
         id: u64,
@@ -31,7 +32,7 @@ impl PublisherMachine {
         asked: PublishTerms,
         started: Time,
         now: Time,
-    ) -> Result<Vec<Effect>, String> {
+    ) -> Result<Vec<Effect>, Error> {
         let names = self.targets(model, &asked)?;
         let offer = offer.into();
         for fault in &offer.faults {
@@ -47,34 +48,28 @@ impl PublisherMachine {
         }
         let about = (content.plan.nbytes, &content.digest[..], &content.metadata);
         let mut call = Publication::new(id, model, self.store.key(number), about, asked, started);
-        let quiet = self.timing.quiet;
-        let mut receivers = Vec::new();
         for name in &names {
             call.aim(name);
-            match self.roster.get_mut(name) {
+            match self.roster.get(name) {
                 None => {
                     call.take(name, TargetEvent::Left, now, "it left before the publish");
                 }
                 Some(peer) if peer.lost() => {
                     call.take(name, TargetEvent::Lost, now, "it was lost before the publish");
                 }
-                Some(peer) => {
-                    peer.told(now);
-                    receivers.extend(Some(name.clone()).filter(|_| !peer.unresponsive(now, quiet)));
-                }
+                Some(_) => {}
             }
         }
+        let receiving = self.receiving(model, &call.terms);
+        self.begin_receiving(model, number, &call.terms, &receiving, now);
         let versions = self.store.versions(model);
-        if let Some(version) = versions.get_mut(number) {
-            receivers.iter().for_each(|name| version.read_by(name));
-        }
         if !call.together() {
             versions.settle(number, call.terms.workers.as_deref());
             if call.terms.workers.is_none() {
                 self.settled(model, number);
             }
         }
-        self.announce(&call, number, &names, now);
+        self.announce(&call, number, &receiving, now);
         self.calls.open(call);
         self.bound_calls(model, now);
         self.settle(id, now);
@@ -98,7 +93,8 @@ impl PublisherMachine {
         }
     }
 
-    fn targets(&self, model: &str, asked: &PublishTerms) -> Result<Vec<String>, String> {
+    /// Returns the names of the workers that a publish is for, relays not included.
+    fn targets(&self, model: &str, asked: &PublishTerms) -> Result<Vec<String>, Error> {
         let workers = match &asked.workers {
             None => return Ok(self.roster.wanting(model)),
             Some(workers) => workers,
@@ -106,14 +102,64 @@ impl PublisherMachine {
         let known = |name: &String| self.roster.get(name).is_some() || self.absent.has_left(name);
         let unknown: Vec<&str> = workers.iter().filter(|name| !known(name)).map(String::as_str).collect();
         if unknown.is_empty() {
+            for relay in self.roster.before(workers) {
+                let count = self.roster.named_behind(&relay, workers).len();
+                if count > NAMED_MAX {
+                    return Err(Error::Setup(format!(
+                        "{} of the named workers are behind relay {}: name at most {}, or publish to all",
+                        count, relay, NAMED_MAX
+                    )));
+                }
+            }
             return Ok(workers.clone());
         }
         let known: Vec<&str> = self.roster.iter().map(|peer| peer.hello.name.as_str()).collect();
-        Err(format!(
+        Err(Error::UnknownWorker(format!(
             "no worker named {} has joined; known are {}: check the name, or wait_for_workers() first",
             unknown.join(", "),
             if known.is_empty() { "none".to_owned() } else { known.join(", ") }
-        ))
+        )))
+    }
+
+    /// Returns the names of the peers with sessions here that a version is sent to. Workers behind
+    /// relays are left out, since they get it from a relay.
+    fn receiving(&self, model: &str, terms: &PublishTerms) -> Vec<String> {
+        let workers = match &terms.workers {
+            None => return self.roster.receiving(model),
+            Some(workers) => workers,
+        };
+        let here = |name: &&String| self.roster.get(name).map_or(false, Peer::in_session);
+        let mut found: Vec<String> = workers.iter().filter(here).cloned().collect();
+        let relays = self.roster.before(workers);
+        found.extend(relays.into_iter().filter(|relay| !workers.contains(relay)));
+        found
+    }
+
+    /// Records that these peers begin to receive a version, unless they are unresponsive.
+    fn begin_receiving(
+        &mut self,
+        model: &str,
+        number: u64,
+        terms: &PublishTerms,
+        names: &[String],
+        now: Time,
+    ) {
+        let quiet = self.timing.quiet;
+        let version = match self.store.versions(model).get_mut(number) {
+            Some(version) => version,
+            None => return,
+        };
+        if let Some(workers) = &terms.workers {
+            version.restrict(workers);
+        }
+        for name in names {
+            if let Some(peer) = self.roster.get_mut(name).filter(|peer| !peer.lost()) {
+                peer.told(now);
+                if !peer.unresponsive(now, quiet) {
+                    version.read_by(name);
+                }
+            }
+        }
     }
 
     /// Announces a version: by broadcast, and to each worker that a broadcast does not reach (P6).
@@ -132,7 +178,11 @@ impl PublisherMachine {
             let hears = |peer: &Peer| peer.lost() || (all && peer.subscribed);
             let alone = self.roster.get(name).map_or(false, |peer| !hears(peer));
             if alone {
-                self.say(name, FromPublisher::Announce(announce.clone()));
+                let version = self.store.models.get(model).and_then(|versions| versions.get(number));
+                if let Some(version) = version {
+                    let announce = self.addressed(name, announce.clone(), version);
+                    self.say(name, FromPublisher::Announce(announce));
+                }
             }
         }
     }

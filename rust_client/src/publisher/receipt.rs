@@ -19,6 +19,9 @@ pub struct WorkerReceipt {
     pub encoding: &'static str,
     /// The number of bytes that arrived, without headers and repeated chunks.
     pub nbytes: u64,
+    /// The names of the relays before the worker, the nearest to the publisher first. Of such a
+    /// worker, `encoding` and `nbytes` are not known.
+    pub through: Vec<String>,
 }
 
 impl WorkerReceipt {
@@ -68,6 +71,9 @@ impl fmt::Display for Receipt {
             }
             if worker.patched() {
                 write!(f, " by {} ({} bytes)", worker.encoding, worker.nbytes)?;
+            }
+            if !worker.through.is_empty() {
+                write!(f, " through {}", worker.through.join(" and "))?;
             }
             if !worker.detail.is_empty() {
                 write!(f, ": {}", worker.detail)?;

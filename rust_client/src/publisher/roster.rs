@@ -3,12 +3,15 @@
 //! A name belongs to one live instance of a worker. When a second instance claims the name, the
 //! first is pinged. If the first answers, the second is refused. If the first does not answer, or
 //! its connection is closed, the second gets the name.
+//!
+//! A worker behind a relay is on the roster, too. It has no connection here: `behind.rs` changes its
+//! record as the relay reports.
 
 use super::effects::Identity;
 use super::link::Link;
 use super::observers::ObserverRecord;
 use super::phases::{At, PeerEvent, PeerPhase, WORKERS};
-use crate::messages::{Hello, PatchId, Progress, ProgressPhase, Running};
+use crate::messages::{Doing, Hello, PatchId, Progress, ProgressPhase, Running, RELAY};
 use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -30,6 +33,7 @@ pub struct Delivery {
 
 /// One worker, as the publisher knows it.
 pub struct Peer {
+    /// Empty: the worker has no connection here.
     pub identity: Identity,
     pub hello: Hello,
     pub heard_at: Time,
@@ -37,6 +41,8 @@ pub struct Peer {
     pub incoming: BTreeMap<String, Delivery>,
     /// True if broadcasts are known to reach the worker.
     pub subscribed: bool,
+    /// True if the worker reads the shared memory of a relay's host.
+    pub shared_memory: bool,
     pub phase: At<PeerPhase, PeerEvent>,
     /// Why the worker was lost, and what it was doing.
     pub why: String,
@@ -60,6 +66,10 @@ pub struct Peer {
     pub link: Link,
     /// Data about the worker that only observers receive.
     pub seen: ObserverRecord,
+    /// The relays before the worker, the nearest to here first.
+    pub through: Vec<String>,
+    // Of a relay: the workers that its first report, which goes on, has not named yet.
+    unreported: BTreeSet<String>,
     // By model, the last version of which the worker reported a wrong digest.
     different: BTreeMap<String, Key>,
     // The roster's revision at the last change of this worker that observers must receive.
@@ -75,6 +85,8 @@ impl Peer {
             rekeyed: false,
             link: Link::default(),
             seen: ObserverRecord::default(),
+            through: Vec::new(),
+            unreported: BTreeSet::new(),
             different: BTreeMap::new(),
             revision: 0,
             ticket: (String::new(), now),
@@ -83,6 +95,7 @@ impl Peer {
             running: BTreeMap::new(),
             incoming: BTreeMap::new(),
             subscribed: false,
+            shared_memory: false,
             phase: At::first(WORKERS),
             why: String::new(),
             closed_at: now,
@@ -96,6 +109,27 @@ impl Peer {
 
     pub fn lost(&self) -> bool {
         self.phase.is(PeerPhase::Lost)
+    }
+
+    /// True if the worker is a relay, which passes versions on, and for which no call waits.
+    pub fn is_relay(&self) -> bool {
+        is_relay(&self.hello)
+    }
+
+    /// True if the worker has a session here; false if it is behind a relay.
+    pub fn in_session(&self) -> bool {
+        self.through.is_empty()
+    }
+
+    /// True if the worker is behind this relay, which has a session here.
+    pub fn is_behind(&self, relay: &str) -> bool {
+        self.through.first().map_or(false, |first| first == relay)
+    }
+
+    /// True if the worker reported that it has staged this version.
+    pub fn has_staged(&self, model: &str, version: u64) -> bool {
+        let staged = |its: &Delivery| (its.version, its.phase) == (version, ProgressPhase::Staged);
+        self.incoming.get(model).map_or(false, staged)
     }
 
     pub fn wants(&self, model: &str) -> bool {
@@ -150,6 +184,45 @@ impl Peer {
     /// Records whether broadcasts reach the worker.
     pub fn hears(&mut self, subscribed: bool) {
         self.subscribed = subscribed;
+    }
+
+    // What a relay reports.
+
+    /// Begins a relay's first report, which should name these workers.
+    pub fn expect_rows(&mut self, names: Vec<String>) {
+        self.unreported = names.into_iter().collect();
+    }
+
+    /// Records that the relay's first report names this worker.
+    pub fn expect_no_more(&mut self, name: &str) {
+        self.unreported.remove(name);
+    }
+
+    /// Ends a relay's first report. Returns the workers that it should have named.
+    pub fn unnamed(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.unreported)
+    }
+
+    /// Records when a relay heard the worker, and how versions reach it there.
+    pub fn heard_through_relay(&mut self, at: Time, subscribed: bool, shared_memory: bool) {
+        (self.heard_at, self.subscribed, self.shared_memory) = (at, subscribed, shared_memory);
+    }
+
+    /// Records that the worker runs no version of a model.
+    pub fn runs_nothing(&mut self, model: &str) {
+        self.running.remove(model);
+    }
+
+    /// Records the version that arrives at a worker behind a relay.
+    pub fn receives(&mut self, model: &str, doing: &Doing, now: Time) {
+        let phase = match doing.phase.filter(|_| doing.incoming > 0) {
+            Some(phase) => phase,
+            None => return drop(self.incoming.remove(model)),
+        };
+        self.note(model, doing.incoming, phase, Some(doing.chunks), now);
+        if let Some(incoming) = self.incoming.get_mut(model) {
+            incoming.since = now.saturating_sub(Duration::from_millis(doing.idle_ms));
+        }
     }
 
     /// Records that a version was announced to the worker, at `now`.
@@ -269,6 +342,11 @@ impl Peer {
     }
 }
 
+/// True if a worker passes versions on.
+pub fn is_relay(hello: &Hello) -> bool {
+    hello.features.iter().any(|feature| feature == RELAY)
+}
+
 /// The result of a hello.
 #[derive(Debug, PartialEq)]
 pub enum Admission {
@@ -291,6 +369,7 @@ pub struct Roster {
     by_token: HashMap<String, String>,
     by_ticket: HashMap<String, String>,
     models: usize, // subscriptions to models, of all workers
+    relays: usize, // those behind relays included
     revision: u64,
     touched: BTreeMap<u64, String>, // each worker's name by its revision
 }
@@ -379,10 +458,62 @@ impl Roster {
         Some((name, drawn_at))
     }
 
-    /// Returns the names of the live workers that subscribe to a model.
+    /// Returns the names of the live workers that subscribe to a model, without relays.
     pub fn wanting(&self, model: &str) -> Vec<String> {
-        let live = self.iter().filter(|peer| !peer.lost() && peer.wants(model));
+        let live = self.iter().filter(|peer| !peer.lost() && !peer.is_relay() && peer.wants(model));
         live.map(|peer| peer.hello.name.clone()).collect()
+    }
+
+    /// Returns the names of the live workers and relays with sessions here that subscribe to a
+    /// model.
+    pub fn receiving(&self, model: &str) -> Vec<String> {
+        let live = self.iter().filter(|peer| !peer.lost() && peer.in_session() && peer.wants(model));
+        live.map(|peer| peer.hello.name.clone()).collect()
+    }
+
+    /// Returns the names of the live relays with sessions here that subscribe to a model.
+    pub fn relaying(&self, model: &str) -> Vec<String> {
+        if self.relays == 0 {
+            return Vec::new();
+        }
+        let found = self.receiving(model).into_iter();
+        found.filter(|name| self.get(name).map_or(false, Peer::is_relay)).collect()
+    }
+
+    /// Returns the names of the workers that a relay, which has a session here, reports.
+    pub fn behind(&self, relay: &str) -> Vec<String> {
+        let behind = self.iter().filter(|peer| peer.is_behind(relay));
+        behind.map(|peer| peer.hello.name.clone()).collect()
+    }
+
+    /// Returns the names of the live relays with sessions here that are before these workers.
+    pub fn before(&self, workers: &[String]) -> BTreeSet<String> {
+        if self.relays == 0 {
+            return BTreeSet::new();
+        }
+        let firsts = workers.iter().filter_map(|name| self.get(name)?.through.first());
+        let live = |relay: &&String| self.get(relay).map_or(false, |peer| !peer.lost() && peer.in_session());
+        firsts.filter(live).cloned().collect()
+    }
+
+    /// Returns those of these workers that are behind a relay, sorted.
+    pub fn named_behind<'a>(
+        &self,
+        relay: &str,
+        workers: impl IntoIterator<Item = &'a String>,
+    ) -> Vec<String> {
+        let behind = |name: &&String| self.get(name).map_or(false, |peer| peer.is_behind(relay));
+        let found: BTreeSet<&String> = workers.into_iter().filter(behind).collect();
+        found.into_iter().cloned().collect()
+    }
+
+    /// True if a version for these workers (`None`: for all) goes to a peer, which may be a relay
+    /// before one of them.
+    pub fn is_for(&self, name: &str, workers: Option<&[String]>) -> bool {
+        workers.map_or(true, |workers| {
+            let relay = self.get(name).map_or(false, Peer::is_relay);
+            workers.iter().any(|each| each == name) || relay && !self.named_behind(name, workers).is_empty()
+        })
     }
 
     /// Handles a hello. Admits the worker if the result is `New` or `Known`.
@@ -394,6 +525,13 @@ impl Roster {
         now: Time,
         lost_after: Duration,
     ) -> Admission {
+        let moves = |peer: &Peer| peer.lost() || peer.hello.instance == hello.instance;
+        if let Some(away) = self.get(&hello.name).filter(|peer| !peer.in_session()) {
+            if !moves(away) {
+                return Admission::Taken;
+            }
+            self.remove(&hello.name); // it was behind a relay, and has a session here now
+        }
         let same = |peer: &Peer| peer.hello.instance == hello.instance && peer.key == key; // K3
         let held = self.get(&hello.name).map(|peer| (same(peer), peer.lost()));
         if held == Some((false, false)) {
@@ -407,11 +545,27 @@ impl Roster {
             return Admission::Known;
         }
         self.remove(&hello.name);
-        self.models += hello.models.len();
         self.by_identity.insert(identity.to_vec(), hello.name.clone());
-        self.peers.insert(hello.name.clone(), Peer::new(identity, key, hello, now));
-        self.touch(&hello.name);
+        self.add(Peer::new(identity, key, hello, now));
         Admission::New
+    }
+
+    /// Adds a worker behind relays, instead of one with its name. Returns false if there is no room.
+    pub fn place(&mut self, hello: &Hello, through: Vec<String>, now: Time) -> bool {
+        let room = self.has_room(hello);
+        if room {
+            self.remove(&hello.name);
+            self.add(Peer { through, ..Peer::new(&[], "", hello, now) });
+        }
+        room
+    }
+
+    fn add(&mut self, peer: Peer) {
+        let name = peer.hello.name.clone();
+        self.models += peer.hello.models.len();
+        self.relays += usize::from(peer.is_relay());
+        self.peers.insert(name.clone(), peer);
+        self.touch(&name);
     }
 
     /// Handles a hello for the name of another live instance. Returns `Taken` if that instance sent
@@ -432,6 +586,7 @@ impl Roster {
     fn readmit(&mut self, identity: &[u8], hello: &Hello, now: Time) {
         if let Some(peer) = self.peers.get_mut(&hello.name) {
             self.models = self.models + hello.models.len() - peer.hello.models.len();
+            self.relays = self.relays + usize::from(is_relay(hello)) - usize::from(peer.is_relay());
             self.by_identity.remove(&peer.identity);
             self.by_identity.insert(identity.to_vec(), hello.name.clone());
             (peer.identity, peer.hello, peer.heard_at) = (identity.to_vec(), hello.clone(), now);
@@ -463,10 +618,19 @@ impl Roster {
         workers <= WORKERS_MAX && models <= MODELS_MAX
     }
 
+    /// Forgets a worker's connection, so that the worker must send hello again.
+    pub fn disconnect(&mut self, name: &str) {
+        if let Some(peer) = self.peers.get_mut(name) {
+            self.by_identity.remove(&std::mem::take(&mut peer.identity));
+            self.by_token.remove(&std::mem::take(&mut peer.token));
+        }
+    }
+
     /// Removes a worker.
     pub fn remove(&mut self, name: &str) {
         if let Some(peer) = self.peers.remove(name) {
             self.models -= peer.hello.models.len();
+            self.relays -= usize::from(peer.is_relay());
             self.by_identity.remove(&peer.identity);
             self.by_token.remove(&peer.token);
             self.by_ticket.remove(&peer.ticket.0);
@@ -476,7 +640,8 @@ impl Roster {
 
     /// Returns the live workers that have been silent for `lost_after`.
     pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
-        let silent = self.iter().filter(|p| !p.lost() && now.saturating_sub(p.heard_at) >= lost_after);
+        let here = self.iter().filter(|peer| !peer.lost() && peer.in_session());
+        let silent = here.filter(|p| now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 

@@ -411,7 +411,7 @@ impl Loop {
                 self.perform(effects);
             }
             // The caller may have given up.
-            Err(text) => drop(answer.send(Err(Error::UnknownWorker(text)))),
+            Err(error) => drop(answer.send(Err(error))),
         }
     }
 

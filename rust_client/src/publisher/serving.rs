@@ -4,6 +4,7 @@ use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::offer::VersionPatch;
+use super::store::Version;
 use crate::messages::*;
 use crate::transfer::Time;
 use crate::words::escaped;
@@ -107,13 +108,24 @@ impl PublisherMachine {
         self.asks(name, model, number);
         let call = self.calls.undecided(model, self.store.key(number));
         let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
-            Some(version) => self.announcement(model, version, call),
+            Some(version) => self.addressed(name, self.announcement(model, version, call), version),
             None => return,
         };
         let payload = if layout { Payload::Layout(content.clone()) } else { Payload::None };
         self.send(name, FromPublisher::Announce(announce), payload);
         let end = self.end(model, number, &content, None);
         self.say(name, FromPublisher::End(end));
+    }
+
+    /// Returns the announcement for one peer: a relay gets the names of the workers that the version
+    /// is only for (R8).
+    pub(super) fn addressed(&self, name: &str, announce: Announce, version: &Version) -> Announce {
+        match (&version.only, self.roster.get(name)) {
+            (Some(only), Some(peer)) if peer.is_relay() => {
+                Announce { workers: self.roster.named_behind(name, only), ..announce }
+            }
+            _ => announce,
+        }
     }
 
     fn patch(&self, model: &str, number: u64, id: &PatchId) -> Option<&VersionPatch> {

@@ -3,6 +3,7 @@
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
 use super::phases::{PeerEvent, TargetEvent};
+use super::roster::{is_relay, Peer};
 use super::status::{is_stuck, phase_of};
 use crate::messages::*;
 use crate::transfer::Time;
@@ -43,11 +44,16 @@ impl PublisherMachine {
     /// Handles a worker that joins or answers again: announces versions that it may have missed
     /// (P18).
     pub(super) fn back(&mut self, name: &str, now: Time) {
-        if self.roster.get_mut(name).map_or(false, |peer| peer.take(PeerEvent::Spoke)) {
-            self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
-        }
+        self.answers_again(name);
         for (model, number) in self.returned(name, now) {
             self.describe(name, &model, number, false);
+        }
+    }
+
+    /// Records that a worker answers again, if it was lost or away.
+    pub(super) fn answers_again(&mut self, name: &str) {
+        if self.roster.get_mut(name).map_or(false, |peer| peer.take(PeerEvent::Spoke)) {
+            self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
         }
     }
 
@@ -106,6 +112,31 @@ impl PublisherMachine {
         self.forget(name);
         self.tell(WorkerEventKind::Lost, name, format!("worker {} is lost: {}", name, detail));
         self.calls_lost(name, &detail, event != PeerEvent::Silent, now);
+        if self.roster.get(name).map_or(false, Peer::is_relay) {
+            self.lose_behind(name, now);
+        }
+    }
+
+    /// Marks the workers behind a relay as lost. They may soon be back through another one (R5).
+    pub(super) fn lose_behind(&mut self, relay: &str, now: Time) {
+        for name in self.roster.behind(relay) {
+            if self.roster.get(&name).map_or(false, |peer| !peer.lost()) {
+                self.lose(&name, PeerEvent::Silent, &format!("relay {} before it is gone", relay), now);
+                self.roster.touch(&name);
+            }
+        }
+    }
+
+    /// Ends the session of a worker, which then says hello again.
+    pub(super) fn drop_session(&mut self, name: &str, why: &str, now: Time) {
+        if let Some(peer) = self.roster.get(name) {
+            let (to, lost) = (peer.identity.clone(), peer.lost());
+            self.roster.disconnect(name);
+            self.refuse(&to, "unknown-worker", &format!("{}: say hello again", why), None);
+            if !lost {
+                self.lose(name, PeerEvent::Silent, why, now);
+            }
+        }
     }
 
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
@@ -115,7 +146,7 @@ impl PublisherMachine {
     }
 
     /// Drops the data kept for a worker that is gone.
-    fn forget(&mut self, name: &str) {
+    pub(super) fn forget(&mut self, name: &str) {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.forget();
         }
@@ -128,11 +159,15 @@ impl PublisherMachine {
     pub(super) fn leave(&mut self, name: &str, why: &str, now: Time) {
         self.forget(name);
         let text = format!("worker {} has left: {}", name, why);
-        if let Some(hello) = self.roster.get(name).map(|peer| peer.hello.clone()) {
-            self.absent.note(&hello, "left", &text, now);
+        let hello = self.roster.get(name).map(|peer| peer.hello.clone());
+        if let Some(hello) = &hello {
+            self.absent.note(hello, "left", &text, now);
         }
         self.roster.remove(name);
         self.tell(WorkerEventKind::Left, name, text);
         self.calls_take(name, TargetEvent::Left, None, now);
+        if hello.as_ref().map_or(false, is_relay) {
+            self.lose_behind(name, now);
+        }
     }
 }

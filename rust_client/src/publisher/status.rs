@@ -28,6 +28,13 @@ pub struct WorkerStatus {
     pub client: String,
     pub host: String,
     pub pid: u64,
+    /// True if it is a relay, which passes versions on to other workers.
+    pub relay: bool,
+    /// The names of the relays before the worker, the nearest to the publisher first. `pushed` then
+    /// says how the last one of them reaches the worker.
+    pub through: Vec<String>,
+    /// True if the worker copies versions from the shared memory of a relay on its host.
+    pub shared_memory: bool,
 }
 
 impl WorkerStatus {
@@ -43,6 +50,9 @@ impl WorkerStatus {
             client: peer.hello.client.clone(),
             host: peer.hello.host.clone(),
             pid: peer.hello.pid,
+            relay: peer.is_relay(),
+            through: peer.through.clone(),
+            shared_memory: peer.shared_memory,
         }
     }
 }

@@ -34,6 +34,8 @@ pub struct Version {
     /// Names of the workers that reported why they use none of the patches.
     pub unpatched: BTreeSet<String>,
     pub number: u64,
+    /// The workers that the version is only for; `None`: it is for all.
+    pub only: Option<Vec<String>>,
     /// Names of the workers that still receive the version.
     pub receivers: BTreeSet<String>,
     /// Checksums of tensors that observers have verified, by the tensor's offset.
@@ -44,6 +46,11 @@ impl Version {
     /// Records that a worker begins to receive the version.
     pub fn read_by(&mut self, worker: &str) {
         self.receivers.insert(worker.to_owned());
+    }
+
+    /// Records the workers that the version is only for.
+    pub fn restrict(&mut self, workers: &[String]) {
+        self.only = Some(workers.to_vec());
     }
 
     /// Records that a worker reported why it uses no patch. Returns true for its first report.
@@ -106,7 +113,8 @@ impl Versions {
         self.count += 1; // P1
         let (unpatched, number, receivers) = (BTreeSet::new(), self.count, BTreeSet::new());
         let (phase, names, sums) = (At::first(VERSIONS), BTreeSet::new(), BTreeMap::new());
-        let version = Version { phase, content, names, keep, patches, unpatched, number, receivers, sums };
+        let version =
+            Version { phase, content, names, keep, patches, unpatched, number, only: None, receivers, sums };
         self.kept.insert(number, version);
         number
     }

@@ -4,7 +4,7 @@
 use super::effects::{Effect, Payload};
 use super::grants::{ByKey, Grant, Grants, Role};
 use super::machine::PublisherMachine;
-use super::roster::Peer;
+use super::roster::{is_relay, Peer};
 use crate::limits::TICKET_SECONDS;
 use crate::messages::*;
 use crate::transfer::Time;
@@ -24,11 +24,6 @@ pub struct Trust {
 
 /// The owner of a data connection: the name and the key of a worker.
 pub type Owner = (String, String);
-
-/// True if the worker passes versions on.
-fn relays(hello: &Hello) -> bool {
-    hello.features.iter().any(|feature| feature == RELAY)
-}
 
 impl PublisherMachine {
     /// Makes the machine admit only keys with a permission, and send this group key to workers.
@@ -74,7 +69,7 @@ impl PublisherMachine {
         }
         let text = match grant.role {
             Role::Observer => "an observer's key reads how things stand, and gets no weights",
-            Role::Worker if relays(hello) => NO_RELAY,
+            Role::Worker if is_relay(hello) => NO_RELAY,
             _ => return None,
         };
         Some(("not-allowed", text.to_owned()))
@@ -92,12 +87,13 @@ impl PublisherMachine {
     fn revoke(&mut self, now: Time) {
         self.perform(Effect::Screen); // before anything else is published
         let grants = self.trust.as_ref().map(|trust| &trust.grants);
-        let admits = |peer: &Peer, grant: &Grant| grant.admits(&peer.hello.name, relays(&peer.hello));
+        let admits = |peer: &Peer, grant: &Grant| grant.admits(&peer.hello.name, peer.is_relay());
         let may_stay = |peer: &&Peer| {
             grants.map_or(true, |grants| grants.of(&peer.key).map_or(false, |grant| admits(peer, grant)))
         };
+        let here = self.roster.iter().filter(|peer| peer.in_session());
         let gone: Vec<String> =
-            self.roster.iter().filter(|peer| !may_stay(peer)).map(|peer| peer.hello.name.clone()).collect();
+            here.filter(|peer| !may_stay(peer)).map(|peer| peer.hello.name.clone()).collect();
         for name in gone {
             if let Some(to) = self.roster.get(&name).map(|peer| peer.identity.clone()) {
                 self.refuse_revoked(&to);
@@ -120,7 +116,7 @@ impl PublisherMachine {
         let mut asked = Vec::new();
         for peer in self.roster.iter_mut() {
             peer.rekey();
-            asked.extend(Some(peer.identity.clone()).filter(|_| !peer.lost()));
+            asked.extend(Some(peer.identity.clone()).filter(|_| !peer.lost() && peer.in_session()));
         }
         for to in asked {
             let message = FromPublisher::Ping(Ping::default());

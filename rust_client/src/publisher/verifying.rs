@@ -181,6 +181,9 @@ impl PublisherMachine {
         if peer.lost() {
             return because("absent", "it is lost: nothing is heard of it");
         }
+        if let Some(relay) = peer.through.last() {
+            return Err(("unsupported", format!("it is behind relay {}: ask that relay", relay)));
+        }
         if !peer.hello.features.iter().any(|feature| feature == CHECKING) {
             let who = printable(&peer.hello.client, usize::MAX);
             let who = if who.is_empty() { "its program" } else { &who };

@@ -1,0 +1,243 @@
+//! Workers behind relays, as the relays report them with `below` (R5 to R7).
+//!
+//! A row is the whole state of a worker, so rows may be repeated. Each change in a row advances the
+//! calls as the worker's own report would. The relay has compared the digests.
+
+use super::effects::WorkerEventKind;
+use super::machine::PublisherMachine;
+use super::phases::{PeerEvent, TargetEvent};
+use super::publication::Wait;
+use super::roster::WORKERS_MAX;
+use crate::limits::RELAYS_MAX;
+use crate::messages::*;
+use crate::transfer::Time;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Rows without effect, since their workers are elsewhere: by worker, with the relay and the time
+/// of the report.
+#[derive(Default)]
+pub struct Contests(BTreeMap<String, (String, WorkerRow, Time)>);
+
+impl Contests {
+    fn keep(&mut self, relay: &str, row: &WorkerRow, now: Time) {
+        if self.0.len() < WORKERS_MAX || self.0.contains_key(&row.name) {
+            self.0.insert(row.name.clone(), (relay.to_owned(), row.clone(), now));
+        }
+    }
+
+    /// Drops the row of a relay about this worker.
+    fn end(&mut self, relay: &str, name: &str) {
+        if self.0.get(name).map_or(false, |(by, ..)| by == relay) {
+            self.0.remove(name);
+        }
+    }
+
+    /// Drops all rows of a relay.
+    fn end_all(&mut self, relay: &str) {
+        self.0.retain(|_, (by, ..)| by != relay);
+    }
+}
+
+impl PublisherMachine {
+    /// Handles a relay's report of the workers behind it.
+    pub(super) fn below(&mut self, relay: &str, said: &Below, now: Time) {
+        if said.epoch != self.epoch() || !self.roster.get(relay).map_or(false, |peer| peer.is_relay()) {
+            return;
+        }
+        if said.first {
+            self.contests.end_all(relay);
+        }
+        for name in &said.left {
+            self.contests.end(relay, name);
+            let last = self.roster.get(name).filter(|peer| peer.is_behind(relay));
+            if let Some(last) = last.and_then(|peer| peer.through.last().cloned()) {
+                self.leave(name, &format!("as relay {} reports", last), now);
+            }
+        }
+        let behind = if said.first { self.roster.behind(relay) } else { Vec::new() };
+        if let Some(peer) = self.roster.get_mut(relay) {
+            if said.first {
+                peer.expect_rows(behind);
+            }
+            said.rows.iter().for_each(|row| peer.expect_no_more(&row.name));
+        }
+        for row in &said.rows {
+            self.row(relay, row, now);
+        }
+        let unnamed = self.roster.get_mut(relay).filter(|_| !said.more).map(|peer| peer.unnamed());
+        for name in unnamed.into_iter().flatten() {
+            if self.roster.get(&name).map_or(false, |peer| peer.is_behind(relay) && !peer.lost()) {
+                self.lose(&name, PeerEvent::Silent, &format!("relay {} lacks it", relay), now);
+            }
+        }
+    }
+
+    /// Handles rows of workers that were elsewhere, and are no longer: a relay does not repeat them
+    /// (R6).
+    pub(super) fn handle_contests(&mut self, now: Time) {
+        let free = |name: &str| self.roster.get(name).map_or(true, |peer| peer.lost());
+        let over = |(name, (relay, ..)): &(&String, &(String, WorkerRow, Time))| free(relay) || free(name);
+        let over: Vec<String> = self.contests.0.iter().filter(over).map(|(name, _)| name.clone()).collect();
+        for name in over {
+            if let Some((relay, mut row, at)) = self.contests.0.remove(&name) {
+                if self.roster.get(&relay).map_or(false, |peer| !peer.lost()) {
+                    row.heard_ms = row.heard_ms.saturating_add(now.saturating_sub(at).as_millis() as u64);
+                    self.row(&relay, &row, now);
+                }
+            }
+        }
+    }
+
+    fn row(&mut self, relay: &str, row: &WorkerRow, now: Time) {
+        let name = &row.name;
+        let through: Vec<String> =
+            Some(relay).into_iter().map(str::to_owned).chain(row.through.iter().cloned()).collect();
+        let heard_at = now.saturating_sub(Duration::from_millis(row.heard_ms));
+        self.contests.end(relay, name);
+        if through.len() > RELAYS_MAX || through.contains(name) {
+            let text = format!("relay {} is in a loop: {} > {}", relay, through.join(" > "), name);
+            return self.tell_of_relay(relay, relay, text, now);
+        }
+        let known = self.roster.get(name);
+        if let Some(known) = known.filter(|known| !known.is_behind(relay) && !known.lost()) {
+            if row.state == WorkerRowState::Lost {
+                return; // it has changed its relay
+            }
+            let same = known.hello.instance == row.instance;
+            if !same || heard_at <= known.heard_at {
+                let text = format!(
+                    "worker {} is {} and {}, in two processes: give one another name",
+                    name,
+                    place(&known.through),
+                    place(&through)
+                );
+                self.contests.keep(relay, row, now);
+                if !same {
+                    self.tell_of_relay(relay, name, text, now);
+                }
+                return;
+            }
+        }
+        let hello = hello_of(row);
+        match known.map(|known| (known.through == through && known.hello == hello, known.lost())) {
+            Some((true, lost)) => {
+                if lost && row.state != WorkerRowState::Lost {
+                    self.answers_again(name);
+                    self.returned(name, now); // what is to be staged comes from the relay
+                }
+            }
+            _ => {
+                if !self.place(relay, &hello, through, now) {
+                    return;
+                }
+            }
+        }
+        if let Some(peer) = self.roster.get_mut(name) {
+            let (subscribed, shared) = (row.road == WorkerRowRoad::Pushed, row.road == WorkerRowRoad::Shared);
+            peer.heard_through_relay(heard_at, subscribed, shared);
+        }
+        for (model, doing) in &row.models {
+            self.reported(name, model, doing, now);
+        }
+        let live = self.roster.get(name).filter(|peer| !peer.lost());
+        if let Some(last) = live.and_then(|peer| peer.through.last().cloned()) {
+            if row.state == WorkerRowState::Lost {
+                self.lose(name, PeerEvent::Silent, &format!("as relay {} reports", last), now);
+            }
+        }
+        self.tell_reported(name, row.models.keys(), now);
+    }
+
+    /// Puts a worker behind relays on the roster, instead of one with its name. Returns false if
+    /// there is no room.
+    fn place(&mut self, relay: &str, hello: &Hello, through: Vec<String>, now: Time) -> bool {
+        let name = &hello.name;
+        let before = self.roster.get(name).map(|peer| peer.is_relay() && peer.in_session());
+        if before.is_some() {
+            self.forget(name);
+        }
+        if before == Some(true) {
+            self.lose_behind(name, now); // these workers come through this relay, too
+        }
+        let text = format!("worker {} is {}", name, place(&through));
+        if !self.roster.place(hello, through, now) {
+            let text = format!("the roster is full: worker {} behind relay {} is left out", name, relay);
+            self.tell_of_relay(relay, relay, text, now);
+            return false;
+        }
+        self.absent.joined(name);
+        self.tell(WorkerEventKind::Joined, name, text);
+        self.returned(name, now);
+        true
+    }
+
+    /// Handles the state of a model at a worker behind a relay.
+    fn reported(&mut self, name: &str, model: &str, doing: &Doing, now: Time) {
+        let epoch = self.epoch();
+        let peer = match self.roster.get_mut(name) {
+            Some(peer) => peer,
+            None => return,
+        };
+        let (before, runs) = (peer.runs(model), (doing.epoch, doing.version));
+        let newer = doing.version > 0 && runs > before;
+        if doing.version == 0 {
+            peer.runs_nothing(model);
+        } else if newer {
+            let running = Running { epoch: doing.epoch, version: doing.version, ..Default::default() };
+            peer.applied(model, running, epoch);
+        }
+        peer.receives(model, doing, now);
+        if newer {
+            self.arrived(name, model, "", now);
+        }
+        let key = self.store.key(doing.incoming);
+        let staged = doing.phase == Some(ProgressPhase::Staged) && self.offers(model, key);
+        let awaited = self.calls.undecided(model, key);
+        if staged && awaited.map_or(false, |call| call.together() || call.terms.wait == Wait::Staged) {
+            self.calls_take(name, TargetEvent::Staged, Some((model, key)), now);
+        }
+        let peer = self.roster.get_mut(name).filter(|_| doing.failed > 0);
+        if peer.map_or(false, |peer| peer.seen.note_failure(model, doing.failed, &doing.error)) {
+            let (code, text) = doing.error.split_once(": ").unwrap_or((&doing.error, ""));
+            let failed = Failed {
+                model: model.to_owned(),
+                epoch,
+                version: doing.failed,
+                code: if code.is_empty() { "failed" } else { code }.to_owned(),
+                text: text.to_owned(),
+                intact: doing.version > 0 || before == (0, 0),
+                ..Default::default()
+            };
+            self.calls_failed(name, &failed, now);
+        }
+    }
+
+    /// Reports an event that the rows of a relay can cause any number of times.
+    fn tell_of_relay(&mut self, relay: &str, worker: &str, text: String, now: Time) {
+        let key = self.roster.get(relay).map_or_else(String::new, |peer| peer.key.clone());
+        let source = if key.is_empty() { relay } else { &key };
+        self.tell_of(WorkerEventKind::Notice, worker, source, text, now);
+    }
+}
+
+/// Returns the hello of a worker behind a relay, as far as a row has it.
+fn hello_of(row: &WorkerRow) -> Hello {
+    Hello {
+        name: row.name.clone(),
+        instance: row.instance.clone(),
+        models: row.models.keys().map(|model| (model.clone(), None)).collect(),
+        features: if row.relay { vec![RELAY.to_owned()] } else { Vec::new() },
+        client: row.client.clone(),
+        host: row.host.clone(),
+        pid: row.pid,
+        ..Default::default()
+    }
+}
+
+fn place(through: &[String]) -> String {
+    match through {
+        [] => "connected to this publisher".to_owned(),
+        relays => format!("behind relay {}", relays.join(" > ")),
+    }
+}
