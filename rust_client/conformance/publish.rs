@@ -159,6 +159,7 @@ fn answer(id: &Value, result: Result<Receipt, weightbus::Error>) {
             "detail": worker.detail,
             "encoding": worker.encoding,
             "nbytes": worker.nbytes,
+            "through": worker.through,
         });
         (name.clone(), its)
     };
@@ -189,13 +190,19 @@ fn workers(publisher: &Publisher) -> Result<Value, Fault> {
         };
         let row = json!({
             "state": state,
-            "road": if its.pushed { "pushed" } else { "pulled" },
+            "road": match (its.shared_memory, its.pushed) {
+                (true, _) => "shared",
+                (false, true) => "pushed",
+                (false, false) => "pulled",
+            },
             "models": its.models,
             "phase": its.doing,
             "silent_s": its.silent.as_secs_f64(),
             "client": its.client,
             "host": its.host,
             "pid": its.pid,
+            "relay": its.relay,
+            "through": its.through,
         });
         workers.insert(name, row);
     }

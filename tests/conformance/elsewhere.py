@@ -231,7 +231,13 @@ class ProcessPublisher:
 def _resolve(future: "Future[Any]", told: dict[str, Any]) -> None:
     workers = {
         name: WorkerReceipt(
-            name, its["state"], its["seconds"], its["detail"], its["encoding"], its["nbytes"]
+            name,
+            its["state"],
+            its["seconds"],
+            its["detail"],
+            its["encoding"],
+            its["nbytes"],
+            tuple(its["through"]),
         )
         for name, its in told["workers"].items()
     }
@@ -260,4 +266,6 @@ def _status(name: str, its: dict[str, Any]) -> WorkerStatus:
         client=its["client"],
         host=its["host"],
         pid=its["pid"],
+        relay=its["relay"],
+        through=tuple(its["through"]),
     )

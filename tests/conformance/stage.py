@@ -85,7 +85,7 @@ class Stage:
         relayed: bool = False,
     ) -> None:
         self._patience, self._elsewhere = patience, publisher
-        self._between = Between(patience, reports=publisher is None) if relayed else None
+        self._between = Between(patience) if relayed else None
         self.keys = folder / "keys" if keyed else None
         self._keys_of: dict[str, Path] = {}
         if self.keys is not None:
@@ -152,14 +152,11 @@ class Stage:
         options["advertise"] = f"tcp://*:{self._between.proxy.data_port}"
         made = self._open(options)
         try:
-            above = cast("Any", made)
-            behind = self._between.put_below(
-                above, options["timing"], *below, keys=self.keys, rekey=rekey
-            )
-            return cast("Watched", behind)
+            self._between.put_below(made, options["timing"], *below, keys=self.keys, rekey=rekey)
         except BaseException:
             made.close()
             raise
+        return made
 
     @property
     def publisher(self) -> Watched:
