@@ -15,7 +15,7 @@ use weightbus::effects::{Effect, Host};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, WINDOW_CHUNKS};
 use weightbus::machine::{Ticket, Wanted, WorkerMachine};
-use weightbus::messages::{encode, from_publisher, from_worker, FromWorker, Hello};
+use weightbus::messages::{encode, from_publisher, from_worker, AnnounceCommit, FromWorker, Hello};
 use weightbus::publisher::content::Copier;
 use weightbus::publisher::effects::Effect as PublisherEffect;
 use weightbus::publisher::machine::{Age, Draw, PublisherMachine};
@@ -28,13 +28,14 @@ use weightbus::{Dtype, TensorView};
 pub type Target = fn(&Corpus, &mut Dice);
 
 /// What can be fuzzed.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("header", header),
     ("layout", layout),
     ("stream", stream),
     ("machine", machine),
     ("patch", patch),
     ("publisher", publisher),
+    ("relays", relays),
 ];
 
 type Frames = Vec<Vec<u8>>;
@@ -44,6 +45,8 @@ pub struct Corpus {
     headers: Vec<Vec<u8>>,
     /// What workers and observers say.
     words: Vec<Vec<u8>>,
+    /// What relays and others say in sequences with relays.
+    relayed: Vec<Vec<u8>>,
     layouts: Vec<Vec<u8>>,
     /// Of sequences: the milliseconds that pass, or a message and whether it was published.
     sequences: Vec<Vec<Step>>,
@@ -85,6 +88,20 @@ impl Corpus {
         for case in all.iter().filter(|case| case["direction"] != "from_publisher") {
             words.extend(frames(&case["frames"])?.into_iter().take(1).filter(|header| header.len() < 2000));
         }
+        let mut relayed = Vec::new();
+        let of_relays = |case: &Value| {
+            case["rules"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|rule| rule.as_str().map_or(false, |r| r.starts_with('R')))
+        };
+        for case in cases("publisher_sequences.json")?.iter().filter(|case| of_relays(case)) {
+            let messages = case["steps"].as_array().into_iter().flatten().map(|step| &step["message"]);
+            relayed.extend(
+                messages.filter(|message| message.is_object()).map(|its| its.to_string().into_bytes()),
+            );
+        }
         let mut layouts = Vec::new();
         for case in cases("layouts.json")? {
             layouts.push(bytes(&case["header"])?);
@@ -116,7 +133,7 @@ impl Corpus {
                 patches.push((layout, base, bytes(&case["patch"])?));
             }
         }
-        Ok(Corpus { headers, words, layouts, sequences, patches })
+        Ok(Corpus { headers, words, relayed, layouts, sequences, patches })
     }
 }
 
@@ -286,6 +303,15 @@ fn read_stream(bytes: &[u8], size: &mut dyn FnMut() -> usize) -> Vec<(Vec<u8>, u
 /// Whatever workers say in whatever order, and whoever they are: the publisher goes on, says nothing malformed, and its
 /// epoch never goes down.
 fn publisher(corpus: &Corpus, dice: &mut Dice) {
+    publish(&corpus.words, corpus, dice);
+}
+
+/// The same of relays and of the workers behind them, which are sent nothing.
+fn relays(corpus: &Corpus, dice: &mut Dice) {
+    publish(&corpus.relayed, corpus, dice);
+}
+
+fn publish(words: &[Vec<u8>], corpus: &Corpus, dice: &mut Dice) {
     let age: Age = Box::new(|| Duration::from_secs(1000));
     let mut drawn = 0_u64;
     let digits = move || {
@@ -310,14 +336,22 @@ fn publisher(corpus: &Corpus, dice: &mut Dice) {
                 let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &shape, bytes: &bytes };
                 let content = copier.copy(&[tensor], 1 + dice.below(20) as u64).map(Arc::new);
                 id += 1;
-                let terms = PublishTerms::default();
+                let mut terms = PublishTerms::default();
+                if dice.one_in(3) {
+                    terms.workers =
+                        Some(machine.status(now).into_keys().filter(|_| dice.one_in(2)).collect());
+                }
+                if dice.one_in(3) {
+                    terms.commit = AnnounceCommit::Together;
+                }
+                let model = *dice.pick(&["policy", "m"]);
                 content
                     .ok()
-                    .and_then(|its| machine.publish(id, "policy", its, terms, now, now).ok())
+                    .and_then(|its| machine.publish(id, model, its, terms, now, now).ok())
                     .unwrap_or_default()
             }
             _ => {
-                let mut word = dice.pick(&corpus.words).clone();
+                let mut word = dice.pick(words).clone();
                 if dice.one_in(2) {
                     dice.change(&mut word, &corpus.words);
                 }
@@ -325,12 +359,14 @@ fn publisher(corpus: &Corpus, dice: &mut Dice) {
             }
         };
         for effect in effects {
-            if let PublisherEffect::Send { message, payload, .. } = effect {
+            if let PublisherEffect::Send { to, message, payload } = effect {
+                assert!(!to.is_empty(), "{:?}", message);
                 let payloads = usize::from(payload.bytes().is_some());
                 assert_eq!(from_publisher(&encode(&message), payloads).as_ref(), Ok(&message));
             }
         }
-        assert!(machine.epoch() >= epoch && machine.status(now).len() <= 4);
+        let here = machine.status(now).values().filter(|worker| worker.through.is_empty()).count();
+        assert!(machine.epoch() >= epoch && here <= 4);
         epoch = machine.epoch();
     }
 }
