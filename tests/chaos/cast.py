@@ -89,7 +89,7 @@ class Cast:
         """Return a worker's key file, or an observer's; None if there are no keys."""
         if self.keys is None:
             return None
-        relays = 0 if observes and self.plan.knows else self.plan.relays
+        relays = 0 if observes else self.plan.relays
         return self.keys / WORKERS / f"{name}{AT + _relay(relays - 1) if relays else ''}.json"
 
     # Publishers.
@@ -153,11 +153,6 @@ class Cast:
         below.lead_to(ready["address"], ready["data"])
         self.relays[number : number + 1] = [child]
         return child
-
-    @property
-    def observed(self) -> Child:
-        """The process that knows the workers: the publisher, or else the last relay."""
-        return self.publisher if self.plan.knows else self.relays[-1]
 
     @property
     def _led(self) -> bool:

@@ -25,8 +25,8 @@ EVERY_SECONDS = 0.2
 
 
 def observer(cast: Cast) -> Observer:
-    """Look on at the process that knows the workers now."""
-    address = cast.observed.those("ready")[0]["address"]
+    """Look on at the publisher of now."""
+    address = cast.publisher.those("ready")[0]["address"]
     file = cast.key(OBSERVER, observes=True)
     return Observer(address, None if file is None else WorkerKeys.read(file))
 
@@ -87,7 +87,7 @@ def _roster(looking: Observer) -> Runs:
 
 
 def _status(cast: Cast) -> Runs:
-    address = cast.observed.those("ready")[0]["address"]
+    address = cast.publisher.those("ready")[0]["address"]
     words = [sys.executable, "-m", "weightbus", "status", address, "--json", "--expect"]
     words += [str(len(cast.workers)), "--within", "0"]
     if (file := cast.key(OBSERVER, observes=True)) is not None:
@@ -128,10 +128,11 @@ def disagreements(
     publisher remembers 16 for 10 s.
     """
     truth = of_workers(cast, receipts)
-    sources: dict[str, Callable[[], Runs]] = {}
-    if cast.plan.knows:
-        sources |= {"receipts": lambda: of_receipts(receipts), "workers()": lambda: of_calm(calm)}
-    sources["an observer"] = lambda: _roster(looking)
+    sources: dict[str, Callable[[], Runs]] = {
+        "receipts": lambda: of_receipts(receipts),
+        "workers()": lambda: of_calm(calm),
+        "an observer": lambda: _roster(looking),
+    }
     if cast.plan.watched:
         sources["status"] = lambda: _status(cast)
     if cast.plan.serves:
@@ -145,7 +146,7 @@ def disagreements(
 
 
 class Watcher:
-    """Looks on all the time, in a thread of its own, at the process that knows the workers."""
+    """Looks on all the time, in a thread of its own, at the publisher of now."""
 
     def __init__(self, cast: Cast) -> None:
         self._cast, self._over = cast, threading.Event()
@@ -162,9 +163,9 @@ class Watcher:
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            child = self._cast.observed
+            child = self._cast.publisher
             with observer(self._cast) as found:
-                while child is self._cast.observed and not self._over.wait(EVERY_SECONDS):
+                while child is self._cast.publisher and not self._over.wait(EVERY_SECONDS):
                     try:
                         found.look(EVERY_SECONDS)
                     except RefusedError:  # while the publisher is being killed, say

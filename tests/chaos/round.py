@@ -169,7 +169,7 @@ class Round:
         cast = self._cast
         child, done = cast.publisher, len(cast.publisher.those("calm"))
         self._story.tell("calm")
-        child.order(f"calm {len(cast.workers) if cast.plan.knows else 1}")
+        child.order(f"calm {len(cast.workers)}")
         calm = child.wait("calm", done + 1, 3 * CALM_SECONDS)
         newest = {r["model"]: r for r in sorted(child.those("receipt"), key=itemgetter("serial"))}
         last = [newest[model] for model in MODELS]

@@ -119,11 +119,6 @@ class Plan:
         return self.watched and self.publisher == "python"
 
     @property
-    def knows(self) -> bool:
-        """Whether the publisher knows the workers: one in Python does behind relays, too."""
-        return not self.relays or self.publisher == "python"
-
-    @property
     def acts(self) -> list[Sequence[Step]]:
         """The faults up to each moment of calm: where people look on, there are two."""
         return [self.steps[::2], self.steps[1::2]] if self.watched else [self.steps]
