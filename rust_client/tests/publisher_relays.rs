@@ -38,6 +38,7 @@ enum Deed {
     Leave(usize, usize),
     Notice(usize),
     Cut(usize, bool),
+    Reconnect(usize, u32),
     KillRelay(usize),
 }
 
@@ -68,6 +69,8 @@ struct Session {
     held: BTreeMap<u64, Held>,
     sent: BTreeMap<String, WorkerRow>, // the last row of each worker
     first: bool,
+    staged: BTreeSet<u64>, // the versions that it has reported so
+    muted_until: u32,
 }
 
 impl Session {
@@ -190,6 +193,14 @@ impl World {
             }
             Deed::Notice(at) => self.notice(at),
             Deed::Cut(session, seen) => self.cut(session, seen),
+            Deed::Reconnect(session, steps) => {
+                // With its old routing id; what it says until then is lost.
+                let identity = self.sessions[session].identity();
+                self.heard.retain(|(_, from, _)| *from != identity);
+                self.sessions[session].muted_until = self.step + steps;
+                let effects = self.machine.unreachable(&identity, self.now());
+                self.perform(effects);
+            }
             Deed::KillRelay(relay) => {
                 self.cut(relay, true);
                 self.lives += 1;
@@ -234,6 +245,7 @@ impl World {
         let its = &mut self.sessions[session];
         (its.connection, its.welcomed) = (its.connection + 1, false);
         its.held.clear();
+        its.staged.clear();
         if seen {
             let effects = self.machine.unreachable(&before, self.now());
             self.perform(effects);
@@ -280,7 +292,11 @@ impl World {
                         assert_eq!(before, decision, "of version {}", version);
                     };
                     match &message {
-                        FromPublisher::Commit(commit) => its("commit", commit.version, &mut self.decided),
+                        FromPublisher::Commit(commit) => {
+                            its("commit", commit.version, &mut self.decided);
+                            let relay = self.sessions[..2].iter().find(|relay| relay.identity() == to);
+                            assert!(relay.map_or(true, |relay| relay.staged.contains(&commit.version)));
+                        }
                         FromPublisher::Abort(abort)
                             if abort.text != "the version was aborted or superseded" =>
                         {
@@ -327,9 +343,21 @@ impl World {
         assert!(self.receipts.insert(id, (receipt, achieved)).is_none(), "an answer was given twice");
     }
 
+    /// Nobody is live behind a relay that is lost.
+    fn check_lost(&self) {
+        let status = self.machine.status(self.now());
+        for (name, its) in status.iter().filter(|(_, its)| its.state != WorkerState::Lost) {
+            let relay = its.through.first().and_then(|relay| status.get(relay));
+            assert!(relay.map_or(true, |relay| relay.state != WorkerState::Lost), "{}: {:?}", name, its);
+        }
+    }
+
     // The relays and the workers.
 
     fn say(&mut self, session: usize, message: FromWorker) {
+        if self.step < self.sessions[session].muted_until {
+            return;
+        }
         self.heard.push_back((self.step + 1, self.sessions[session].identity(), encode(&message)));
     }
 
@@ -350,6 +378,7 @@ impl World {
                 self.receive(at, message);
             }
         }
+        self.check_lost();
         for worker in 0..WORKERS {
             if self.dice.hits(30) {
                 self.go_on(worker);
@@ -384,6 +413,7 @@ impl World {
                 let (model, digest) = (said.model, self.digests[&said.version].clone());
                 let (epoch, version) = (EPOCH, said.version);
                 if its.relay && !committed {
+                    its.staged.insert(version);
                     let staged = Staged { model, epoch, version, digest, ..Default::default() };
                     self.say(session, FromWorker::Staged(staged));
                 } else if its.relay {
@@ -556,13 +586,14 @@ fn deed() -> impl Strategy<Value = Deed> {
         2 => (who(), place()).prop_map(|(worker, to)| Deed::Kill(worker, to)),
         1 => (who(), place()).prop_map(|(worker, to)| Deed::Leave(worker, to)),
         2 => (0..3usize).prop_map(Deed::Notice),
+        3 => (0..2usize, 0..80u32).prop_map(|(relay, steps)| Deed::Reconnect(relay, steps)),
         2 => (0..2 + WORKERS, any::<bool>()).prop_map(|(session, seen)| Deed::Cut(session, seen)),
         1 => (0..2usize).prop_map(Deed::KillRelay),
     ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_tree_that_heals_brings_the_newest_version_to_all(
@@ -581,6 +612,13 @@ proptest! {
         for _ in 0..200 {
             world.advance();
         }
+        let status = world.machine.status(world.now());
+        for (w, worker) in world.workers.iter().enumerate() {
+            let its = &status[&name(w)];
+            prop_assert_eq!(&its.through, PLACES[worker.at], "of {}", name(w));
+            prop_assert_ne!(its.state, WorkerState::Lost, "of {}", name(w));
+            prop_assert_eq!(its.models[MODEL], Some((EPOCH, worker.running)).filter(|_| worker.running > 0));
+        }
         let last = world.publish(&How::Applied(None), SOON);
         for _ in 0..SOON + 10 {
             if world.receipts.contains_key(&last) {
@@ -595,9 +633,7 @@ proptest! {
         let status = world.machine.status(world.now());
         for (w, worker) in world.workers.iter().enumerate() {
             let its = &status[&name(w)];
-            prop_assert_eq!(&its.through, PLACES[worker.at], "of {}", name(w));
             prop_assert_eq!(&receipt.workers[&name(w)].through, PLACES[worker.at], "{}", receipt);
-            prop_assert_eq!(its.state, WorkerState::Live);
             prop_assert_eq!(its.models[MODEL], Some((EPOCH, receipt.version)));
         }
     }

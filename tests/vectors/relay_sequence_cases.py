@@ -202,8 +202,8 @@ def _named() -> Iterator[Case]:
     case.says("w", TWO.applied(), ends=[]).says("r", TWO.applied(), ends=[])
     early = {"x": ["r"], "y": ["r"], "z": ["r", "q"]}
     first = done(w="skipped", x="skipped", y="applied", z="skipped", through=early)
-    states = {"w": "applied", "x": "applied", "z": "applied"}
-    over = done(**states, through={"x": ["r"], "z": ["r", "q"]})
+    places = {"x": ["r"], "z": ["r", "q"]}
+    over = done(w="applied", x="applied", z="applied", through=places)
     rows = row("x", TWO), row("y", ONE), row("z", TWO, "q")
     case.says("r", below(*rows), ends=[first, over])
     yield case.publish(Data(3), workers=["x", "nobody"], fails=True)
