@@ -60,7 +60,9 @@ impl PublisherMachine {
                 Some(_) => {}
             }
         }
-        let receiving = self.receiving(model, &call.terms);
+        // Without relays, all workers are here.
+        let relays = self.roster.has_relays();
+        let receiving = if relays { self.receiving(model, &call.terms) } else { names };
         self.begin_receiving(model, number, &call.terms, &receiving, now);
         let versions = self.store.versions(model);
         if !call.together() {

@@ -458,6 +458,11 @@ impl Roster {
         Some((name, drawn_at))
     }
 
+    /// True if there are relays.
+    pub fn has_relays(&self) -> bool {
+        self.relays > 0
+    }
+
     /// Returns the names of the live workers that subscribe to a model, without relays.
     pub fn wanting(&self, model: &str) -> Vec<String> {
         let live = self.iter().filter(|peer| !peer.lost() && !peer.is_relay() && peer.wants(model));
