@@ -24,7 +24,7 @@ from ..bus.chunks import Chunks, Memory
 from ..bus.deadline import ANSWER_SECONDS, result_of
 from ..bus.effects import Effect as WorkerEffect
 from ..bus.effects import Notice, Renamed, Send
-from ..bus.errors import AddressError, ApplyError
+from ..bus.errors import AddressError, ApplyError, ClosedError
 from ..bus.memory.segment import probe
 from ..bus.memory.shared_buffers import SharedBuffers
 from ..bus.messages import RELAY, RENAMING, UPSTREAM, Below
@@ -148,7 +148,7 @@ class Relay(InOneProcess):
             # No object that a thread of the relay uses may refer to `self`: see `closing`.
             at = lambda: sockets.address  # noqa: E731
             passes_on = _PassesOn(machine, self._ready, self._below, at, buffers)
-            reports = _Reports(machine, self._below, sockets.wake)
+            reports = self._reports = _Reports(machine, self._below, sockets.wake)
             self._below.after_turns(reports.collect)
             hints = StallHints(above, machine, self._ready, keyed=ring is not None)
             self._above = WorkerLoop(
@@ -243,6 +243,7 @@ class Relay(InOneProcess):
         if self._inherited:  # a forked child must not close the parent's sockets
             return
         self.shown.close()
+        self._reports.close()
         self._above.close()
         self._below.close()
 
@@ -543,7 +544,18 @@ class _Reports:
         self._reports: BelowReports | None = None
         self._outgoing: deque[tuple[tuple[int, int], Below]] = deque()
 
-    def collect(self, machine: PublisherMachine, now: float) -> None:
+    def close(self) -> None:
+        """Make the last reports, which the worker's thread sends at its end."""
+
+        def last(machine: PublisherMachine, now: float) -> list[Effect]:
+            self.collect(machine, now, closing=True)
+            return []
+
+        self._below.decide(last)
+        with contextlib.suppress(ClosedError):
+            result_of(self._below.status(), ANSWER_SECONDS)  # answered after that
+
+    def collect(self, machine: PublisherMachine, now: float, *, closing: bool = False) -> None:
         """Make the reports that are due, in the publisher's thread."""
         if self._reports is None:
             self._reports = BelowReports(machine)
@@ -553,7 +565,7 @@ class _Reports:
         if welcome != self._begun:
             self._begun = welcome
             self._reports.begin()
-        pages = self._reports.due(welcome[1], now)
+        pages = self._reports.due(welcome[1], now, closing=closing)
         if pages:
             self._outgoing += [(welcome, page) for page in pages]
             self._wake()

@@ -169,6 +169,8 @@ class WorkerLoop:
                 if self._after_turn is not None:
                     self._perform(self._after_turn)
             self._do_work(time.monotonic())
+            if self._after_turn is not None:
+                self._perform(self._after_turn)
             self._perform(self._machine.close)
         except BaseException as error:
             log.exception("the worker's thread failed")

@@ -34,10 +34,12 @@ class BelowReports:
     def __init__(self, machine: PublisherMachine) -> None:
         self._machine, self._roster = machine, machine.state.roster
         machine.observers.record_always()
+        self._roster.departed()  # begin to keep them
         self._revision = self._removals = 0  # of the roster, at the last look
         self._sent: dict[str, Outline] = {}  # by worker, the outline of its last row
         self._changed: dict[str, None] = {}  # workers whose rows have changed since
         self._left: list[str] = []
+        self._last: list[Peer] = []  # of these, workers that changed before they left
         self._first = True  # the next report starts from the beginning
         self._urgent_at = math.inf  # when the first urgent change came
         self._reported_at = -math.inf
@@ -47,19 +49,33 @@ class BelowReports:
         """Start from the beginning, since the publisher above has welcomed the relay."""
         self._first = True
 
-    def due(self, epoch: int, now: float) -> list[Below]:
-        """Return the messages that are due; `epoch`: that of the session above."""
+    def due(self, epoch: int, now: float, *, closing: bool = False) -> list[Below]:
+        """Return the messages that are due.
+
+        Args:
+            epoch: That of the session above.
+            now: The time.
+            closing: Whether no later message will follow, so that nothing waits.
+        """
         self._look(now)
-        if not (self._first or self._changed or self._left) or not self._is_due(now):
+        changed = self._first or self._changed or self._left
+        if not changed or not (closing or self._is_due(now)):
             return []
         peers = [*self._roster] if self._first else map(self._roster.by_name, self._changed)
         current = self._machine.state.epoch == epoch
         rows = [self._row(peer, now, current=current) for peer in peers if peer is not None]
+        # A message names those that left before its rows, so the last rows of these come earlier.
+        last = [self._row(peer, now, current=current) for peer in self._last]
+        early = [Below(epoch=epoch, rows=page, more=True) for page in _pages(last)]
         pages = [Below(epoch=epoch, rows=page, more=True) for page in _pages(rows)]
         pages = pages or [Below(epoch=epoch)]
-        pages[0] = replace(pages[0], first=self._first, left=self._left[:PAGE_ROWS_MAX])
+        pages[0] = replace(pages[0], left=self._left[:PAGE_ROWS_MAX])
+        pages = [*early, *pages]
+        pages[0] = replace(pages[0], first=self._first)
         pages[-1] = replace(pages[-1], more=False)
-        self._left = self._left[PAGE_ROWS_MAX:]
+        for peer in self._last:
+            self._sent.pop(peer.name, None)
+        self._left, self._last = self._left[PAGE_ROWS_MAX:], []
         self._changed, self._first = {}, False
         self._reported_at, self._urgent_at = now, math.inf
         return pages
@@ -74,7 +90,12 @@ class BelowReports:
             if self._sent.get(peer.name) != _outline(peer):
                 self._urgent_at = min(self._urgent_at, now)
         if roster.removals != self._removals:
-            left = [name for name in self._sent if roster.by_name(name) is None]
+            gone = [peer for peer in roster.departed() if roster.by_name(peer.name) is None]
+            last = [peer for peer in gone if self._sent.get(peer.name) != _outline(peer)]
+            self._last += last
+            known = dict.fromkeys([*self._sent, *(peer.name for peer in last)])
+            left = [name for name in known if roster.by_name(name) is None]
+            self._sent |= dict.fromkeys(left, ())
             for name in left:
                 del self._sent[name]
                 self._changed.pop(name, None)

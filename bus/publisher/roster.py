@@ -378,6 +378,7 @@ class Roster:
         self._models = 0  # number of models of all workers
         self.relays = 0  # number of relays, those behind relays included
         self.removals = 0  # number of workers that were removed
+        self._departed: list[Peer] | None = None  # workers that were removed; None: not kept
         self.revision = 0  # increases with each change
         self._by_change: dict[str, Peer] = {}  # by name; the oldest change first
 
@@ -436,6 +437,11 @@ class Roster:
         peer.revision = self.next_revision()
         self._by_change.pop(peer.name, None)
         self._by_change[peer.name] = peer
+
+    def departed(self) -> list[Peer]:
+        """Return the workers that were removed since the last call; at the first call, none."""
+        departed, self._departed = self._departed, []
+        return departed or []
 
     def changed(self, since: int) -> list[Peer]:
         """Return the workers that changed after revision `since`, oldest change first."""
@@ -587,6 +593,8 @@ class Roster:
             self.relays -= peer.relay
             del self._by_change[peer.name]
             self.removals += 1
+            if self._departed is not None:
+                self._departed.append(peer)
         self._by_identity.pop(peer.identity, None)
         self._by_token.pop(peer.token, None)
         self._by_ticket.pop(peer.ticket, None)

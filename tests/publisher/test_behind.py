@@ -608,3 +608,32 @@ def test_a_relay_knows_what_a_worker_runs_of_a_model_that_it_has_never_had() -> 
     relay.joins("y")
     relay.say("y", Applied(model="a", epoch=EPOCH, version=1, digest=digest))
     assert [row[2] for row in relay.rows().values()] == [(EPOCH, 1)] * 2
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_worker_that_leaves_after_its_report_has_applied_the_version(*, looks: bool) -> None:
+    origin, relay, link = tree("w", "other")
+    origin.publishes(expect=2)
+    relay.offers(1)
+    relay.applies("other", 1)
+    link.passes(REPORT_SECONDS)
+    relay.applies("w", 1)
+    relay.joins("late")  # so that not all are done, and the report waits for others
+    if looks:
+        link.passes()
+    relay.say("w", Bye())
+    link.passes(REPORT_SECONDS)
+    states = {name: target.state for name, target in origin.call.targets.items()}
+    assert states == {"w": "applied", "other": "applied"}
+    assert "w" not in origin.rows()
+
+
+def test_the_last_report_of_a_relay_waits_for_nothing() -> None:
+    _, relay, link = tree("w", "other")
+    link.passes(REPORT_SECONDS)
+    relay.offers(1)
+    relay.applies("w", 1)
+    assert relay.reports is not None
+    assert relay.reports.due(EPOCH, relay.now) == []
+    (last,) = relay.reports.due(EPOCH, relay.now, closing=True)
+    assert [row.name for row in last.rows] == ["w"]
