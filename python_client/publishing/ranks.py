@@ -197,12 +197,12 @@ class Ranks:
         except RuntimeError:  # the process that has the store is gone, too
             return why
 
-    @_store_errors()
+    @store_errors()
     def conclude(self, number: int, fault: str) -> None:
         """Set the result of a round's publish, on rank 0; `fault` has the form of a verdict."""
         self.store.set(f"{number}/outcome", fault or GO)
 
-    @_store_errors()
+    @store_errors()
     def outcome(self, number: int, deadline: Deadline) -> None:
         """Wait for the result of a round's publish, on another rank.
 
