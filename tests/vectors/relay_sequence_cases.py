@@ -114,8 +114,8 @@ def _rows() -> Iterator[Case]:
     case.says("w", hello("w"), welcome("w", features=[]))
     yield case.says("w", below(row("x"), first=True), status={"x": None})
     case = begun("a worker behind a relay gets no messages", "R5", row("x", road="pulled"))
-    chunks = ONE.announce(layout=True), ONE.chunks(), ONE.end()
-    case.publish(ONE, *chunks, timeout_ms=10**6)
+    pushed = ONE.announce(layout=True), ONE.chunks(), ONE.end()
+    case.publish(ONE, *pushed, timeout_ms=10**6)
     for chunks in range(3):  # its silence is the relay's
         arriving = row("x", incoming=1, phase="receiving", chunks=chunks, count=3, heard_ms=6000)
         case.says("r", below(arriving), status={"x": behind("r")}).wait(4000, tells=[])
@@ -191,9 +191,10 @@ def _commits() -> Iterator[Case]:
 
 
 def _named() -> Iterator[Case]:
-    rows = row("x"), row("y"), row("q", relay=True), row("z", None, "q")
+    rows: tuple[Json, ...] = row("x"), row("y"), row("q", relay=True), row("z", None, "q")
     case = begun("a version for named workers behind relays", "R8", *rows, relays="rs")
     case.joins().published(ONE)
+    announced: tuple[Json, ...]
     announced = TWO.announce("r", workers=["x", "z"]), TWO.announce("w", workers=[])
     case.publish(TWO, *announced, workers=["x", "w", "z"])
     fetched = TWO.announce("r", layout=True, workers=["x", "z"]), TWO.end("r")
@@ -217,8 +218,8 @@ def _named() -> Iterator[Case]:
     modes: Json = {"commit": "together", "acknowledge": "staged"}
     announced = (ONE.announce("r", workers=["z"], **modes),)
     case.publish(ONE, *announced, workers=["z"], **TOGETHER).says("r", ONE.staged())
-    over = [done(z="staged", through={"z": ["r", "q"]})]
-    yield case.says("r", below(staged("z", ONE, "q")), ONE.commit("r"), ends=over)
+    ends = [done(z="staged", through={"z": ["r", "q"]})]
+    yield case.says("r", below(staged("z", ONE, "q")), ONE.commit("r"), ends=ends)
     case = begun("the way to a named worker is over", "R8 P18", row("x"), grace_ms=0)
     case.closed("r").wait(5000, **FREE)
     yield case.publish(ONE, workers=["x"], ends=[done(False, x="lost", through={"x": ["r"]})])
