@@ -149,8 +149,7 @@ class PlacedShards:
     @property
     def ranks(self) -> Any:
         """The global ranks that have the parts, in the form of the mesh."""
-        ranks: Any = self._mesh.tolist()  # pyright: ignore[reportUnknownMemberType]
-        return ranks
+        return cast("Any", self._mesh).tolist()
 
     def of_ranks(self, ranks: Any) -> None:
         """Let `parts` name the parts of other ranks, such as those of rank 0's replica."""
