@@ -76,11 +76,12 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         plan: The sizes and number of the chunks.
         memory: The memory, as an object of the type that its owner uses.
         crcs: The CRC-32C of each chunk; None: the chunk was not verified or hashed yet.
-        layout: The id of the layout, which the digest covers; empty: no digest, as for a patch.
+        layout: The id of the layout, which the digest covers; empty: the chunks of a patch.
         here: The number of chunks that have a CRC-32C.
         whole: True if all bytes have arrived and are correct, even if some chunks are not hashed.
             If False, only chunks with a CRC-32C have arrived.
-        digest: The digest; empty until it is computed or verified.
+        digest: The digest; empty until it is computed or verified. Of a patch that arrives: the
+            digest of the version that the patch leads to, as its `end` names it.
         view: A weak reference to the publisher's view; None: no view was made so far.
         restarts: How often `clear` was called: other bytes than before may arrive since then.
     """
@@ -126,6 +127,10 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     def fill(self, digest: str) -> None:
         """Record that all bytes have arrived and have this digest, without checksums of chunks."""
         self.whole, self.digest = True, digest
+
+    def leads_to(self, digest: str) -> None:
+        """Record the digest that the `end` of this patch names."""
+        self.digest = digest
 
     def clear(self) -> None:
         """Record that no chunk has arrived, because some of the bytes must be wrong."""

@@ -5,6 +5,9 @@ memory of a version and the record of its chunks: a chunk is sent on once its CR
 Versions keep the epoch, number, layout, chunks and digest that their origin gave them. A relay that
 loses the publisher above serves on what it has. (R3)
 
+If a version arrives by a patch, its chunks are passed on like those of a version, and the relay
+decodes the patch into a buffer of its own. From there it serves the whole version.
+
 With keys, the worker decrypts what arrives before it records a chunk, and the publisher encrypts
 with group keys of its own. So workers at one relay cannot read what is published at another.
 
@@ -27,7 +30,7 @@ from ..bus.effects import Notice, Renamed, Send
 from ..bus.errors import AddressError, ApplyError, ClosedError
 from ..bus.memory.segment import probe
 from ..bus.memory.shared_buffers import SharedBuffers
-from ..bus.messages import RELAY, RENAMING, UPSTREAM, Below
+from ..bus.messages import DELTA, RELAY, RENAMING, UPSTREAM, Below
 from ..bus.net import endpoints
 from ..bus.net.callbacks import WorkerEvent
 from ..bus.net.control import WorkerSockets
@@ -40,7 +43,13 @@ from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.reporting import BelowReports
 from ..bus.publisher.status import WorkerStatus
-from ..bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
+from ..bus.publisher.version import (
+    NO_TERMS,
+    AnnouncedTerms,
+    OfferedPatch,
+    Version,
+    VersionOffer,
+)
 from ..bus.staged import StagedVersion
 from ..bus.trust.keys import RelayKeys
 from ..bus.worker.events import Report
@@ -124,7 +133,7 @@ class Relay(InOneProcess):
         for each in above:
             check_both_sides(own, self.name, each, address, chosen.data)
             _check_above(self.name, each, address)
-        identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY)
+        identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY, DELTA)
         ring = Keyring() if own.upstream else None
         machine = WorkerMachine(
             identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing, None, ring, above
@@ -284,9 +293,10 @@ class _Passed:
     Args:
         offer: What is offered below.
         chunks: The chunks of the offer.
+        patch: The chunks of the patch by which the version arrives; None: it arrives whole.
 
     Attributes:
-        offer, chunks: As given.
+        offer, chunks, patch: As given, but `patch` is None once the patch is given up.
         version: What the publisher's machine made of it; None: its thread has not made it yet.
         count: The number of chunks that were here when the publisher's thread was last told.
         looks: Whether the publisher's thread is about to look which chunks are here.
@@ -298,11 +308,16 @@ class _Passed:
     """
 
     def __init__(
-        self, offer: VersionOffer, chunks: Chunks[Memory], before: "_Passed | None"
+        self,
+        offer: VersionOffer,
+        chunks: Chunks[Memory],
+        patch: Chunks[Memory] | None,
+        before: "_Passed | None",
     ) -> None:
-        self.offer, self.chunks = offer, chunks
+        self.offer, self.chunks, self.patch = offer, chunks, patch
         # Bytes that have been counted as received; all of a version that only has another name.
         self._received = chunks.plan.nbytes if offer.names else 0
+        self._of_patch = 0  # those of them that are of the patch
         self.version: Version | None = None
         self.count, self.restarts = -1, chunks.restarts
         self.looks = self.given_up = False
@@ -315,12 +330,41 @@ class _Passed:
         assert self.offer.key is not None  # noqa: S101 - a relay's offers have one
         return self.offer.key
 
+    @property
+    def arrived(self) -> int:
+        """A number that changes with each chunk and each `end` that arrives."""
+        patch, chunks = self.patch, self.chunks
+        of_patch = 0 if patch is None else patch.here + bool(patch.digest)
+        return of_patch + (chunks.plan.count + 1 if chunks.whole else chunks.here)
+
     def received(self) -> int:
         """Return the bytes that have arrived since the last call."""
-        plan, before = self.chunks.plan, self._received
-        here = plan.nbytes if self.chunks.whole else plan.of(self.chunks.here)
-        self._received = max(before, here)  # damaged chunks arrive twice, and count once
+        patch, plan, before = self.patch, self.chunks.plan, self._received
+        if patch is None:
+            here = plan.nbytes if self.chunks.whole else plan.of(self.chunks.here)
+        else:  # the version is decoded
+            here, self._of_patch = 0, patch.plan.of(patch.here)
+        # damaged chunks arrive twice, and count once
+        self._received = max(before, self._of_patch + here)
         return self._received - before
+
+    def has_lost_patch(self, arriving: VersionEntry | None) -> bool:
+        """True if the worker above has given the patch up.
+
+        `arriving`: the version at that worker, as long as it arrives.
+        """
+        patch = self.patch
+        if patch is None or arriving is not None:
+            return arriving is not None and arriving.transfer.chunks is not patch
+        return self.chunks.whole and patch.here < patch.plan.count
+
+    def give_up_patch(self, below: PublisherLoop) -> None:
+        """Offer the version only whole from now on."""
+        self.patch = None
+        below.decide(self._unpatch)
+
+    def _unpatch(self, machine: PublisherMachine, _now: float) -> list[Effect]:
+        return [] if self.version is None else machine.unpatch(self.version)
 
     def precedes(self, entry: VersionEntry) -> bool:
         """True if a version is newer, or comes after this one was dropped before it was whole."""
@@ -398,7 +442,8 @@ class _PassesOn:
         try:
             while self._ready.filled and isinstance(staged := self._ready.take(0.0), StagedVersion):
                 self._tell(Report(staged.model, staged.key, "taken"))
-                self._tell(Report(staged.model, staged.key, "applied"))
+                kept = staged.private_bytes  # the base of patches that follow
+                self._tell(Report(staged.model, staged.key, "applied", bytes=kept))
         except ApplyError as error:
             name = self._machine.identity.name
             notice = Notice(
@@ -473,7 +518,9 @@ class _PassesOn:
         if passed is None:
             return
         chunks = passed.chunks
-        count = chunks.here + chunks.whole
+        if passed.has_lost_patch(versions.find(passed.key, "arriving")):
+            passed.give_up_patch(self._below)
+        count = passed.arrived
         if chunks.restarts != passed.restarts:  # its bytes were not those of its digest
             passed.restarts = chunks.restarts
             self._below.rekey()  # since no key may seal a chunk twice, if the bytes differ (E3)
@@ -513,6 +560,11 @@ class _PassesOn:
         buffers = self._buffers
         segment = None if buffers is None else buffers.segment_of(chunks.memory)
         offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms, segment)
+        patch: Chunks[Memory] | None = None
+        if entry.phase == "arriving" and entry.transfer.offered is not None:
+            patch = entry.transfer.chunks
+            offer.patches = (OfferedPatch.received(entry.transfer.offered, patch),)
+        offer.keep = announce.keep
         named = self._renamed.get(model) if names else None
         same = named is not None and (named.epoch, named.version) == entry.key
         offer.names = names
@@ -521,7 +573,7 @@ class _PassesOn:
         older = before
         if older is not None and older.undecided:  # that one is aborted, or superseded
             older = older.before
-        passed = self._passed[model] = _Passed(offer, chunks, older)
+        passed = self._passed[model] = _Passed(offer, chunks, patch, older)
         if before is not None and before.chunks.whole:  # workers may wait for the rest of it
             before.send_more(self._below)
         self._below.decide(passed.announce)

@@ -342,6 +342,10 @@ class PublisherMachine:
         abandoned = [] if version.gone else serving.abandon(self.state, version)
         return self._with_freed_memory(abandoned)
 
+    def unpatch(self, version: Version) -> list[Effect]:
+        """Drop the patch to a version that a relay receives whole instead."""
+        return [] if version.gone else serving.unpatch(self.state, version)
+
     def compared(self, comparison: Comparison, _now: float) -> list[Effect]:
         """Handle the end of a `Compare` effect: return the answer to the observer."""
         return self._with_freed_memory(self.observers.checks.compared(comparison))

@@ -81,7 +81,7 @@ def end_of(chunked: Chunked) -> End:
         model=version.model,
         epoch=version.epoch,
         version=version.version,
-        digest=version.chunks.digest,
+        digest=chunked.digest,
         patch=chunked.patch,
     )
 

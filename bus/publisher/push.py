@@ -50,7 +50,7 @@ class Push:
     def ready(self) -> bool:
         """True if `step` can send a chunk or the `end` now."""
         if self.stalled or self.next == self._count:
-            return not self.done and bool(self.version.target.chunks.digest)
+            return not self.done and bool(self.version.digest)
         chunks, within = self.version.chunks, self.next < self._reported + PUSH_CHUNKS
         return within and (chunks.whole or self._skips or chunks.has(self.next))
 
@@ -62,7 +62,7 @@ class Push:
                 self._progress_at = now  # the push waits for the chunk, not for workers
             self.stalled = now - self._progress_at >= self._patience
             return self._next(now)
-        self.done = bool(self.version.target.chunks.digest)
+        self.done = bool(self.version.digest)
         patch = self.version.patch is not None  # a patch's `end` is sent on its own topic (D7)
         topic = self.topic if patch else control_topic(self.version.target.model)
         return [Broadcast(topic, end_of(self.version))] if self.done else []
@@ -70,7 +70,7 @@ class Push:
     @property
     def needs_digest(self) -> bool:
         """True if the push stalled before all chunks were hashed."""
-        hashed = self.next == self._count or bool(self.version.target.chunks.digest)
+        hashed = self.next == self._count or bool(self.version.digest)
         return self.stalled and not hashed
 
     def _next(self, now: float) -> list[Effect]:

@@ -479,12 +479,14 @@ class Roster:
     ) -> list[PatchCandidate]:
         """Return the workers to which a version would be sent, and that can decode patches. (D2)
 
-        `shared` is true if the version is in shared memory.
+        Relays are among them, also those before named workers. `shared` is true if the version is
+        in shared memory.
         """
+        names = None if workers is None else {*workers, *(p.name for p in self.before(workers))}
         return [
             PatchCandidate(p.running.get(model), p.link.rate, p.decode.copy())
             for p in self
-            if model in p.hello.models and (workers is None or p.name in workers)
+            if model in p.hello.models and (names is None or p.name in names)
             if not p.through and DELTA in p.hello.features and not (p.lost or (shared and p.shared))
         ]
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from ..effects import Notice, Send
+from ..headers import patch_topic
 from ..messages import Announce, Fetch, Refuse
 from .calls import announced_terms
 from .effects import Effect, Obtain, SendChunk
@@ -42,18 +43,24 @@ def _send_patch(
     """Return the requested chunks of a patch, or its `end`; refuse if there is no such patch."""
     patch = version.find(fetch.patch) if fetch.version else None
     if patch is None or fetch.first + fetch.count > patch.plan.count:  # D8
-        text = f"version {version.version} of {version.model} has no such patch, or not so much"
-        refuse = Refuse(
-            code="no-patch",
-            text=text,
-            model=fetch.model,
-            epoch=fetch.epoch,
-            version=fetch.version,
-        )
-        return [Send(refuse, to=peer.identity)]
+        return [_refuse_patch(version, peer)]
     if fetch.count:
         return _send_chunks(state, peer, patch, fetch, now)
+    if not patch.digest:  # a relay does not have it yet
+        patch.await_end(peer.name)
+        return []
     return [Send(end_of(patch), to=peer.identity)]
+
+
+def _refuse_patch(version: Version, peer: Peer) -> Send:
+    refuse = Refuse(
+        code="no-patch",
+        text=f"version {version.version} of {version.model} has no such patch, or not so much",
+        model=version.model,
+        epoch=version.epoch,
+        version=version.version,
+    )
+    return Send(refuse, to=peer.identity)
 
 
 def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
@@ -95,20 +102,45 @@ def _send_chunks(
     if not chunked.chunks.whole:
         missing = [index for index in indexes if not chunked.chunks.has(index)]
         indexes = [index for index in indexes if chunked.chunks.has(index)]
-        version.await_chunks(peer.name, missing, now + state.timing.patience_max)
-        if missing and version.obtain is not None:
+        chunked.await_chunks(peer.name, missing, now + state.timing.patience_max)
+        if missing and version.obtain is not None and chunked is version:
             effects.append(Obtain(version))
     return [*effects, *(SendChunk(chunked, index, peer.identity) for index in indexes)]
 
 
 def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """Return the effects that send newly arrived chunks to the workers that wait for them."""
+    """Return the effects that send what newly arrived to the workers that wait for it.
+
+    That is chunks of the version or of its patch, and the patch's `end`.
+    """
     effects: list[Effect] = []
-    for name, index, until in version.end_waits():
-        peer = state.roster.by_name(name)
-        if peer is not None and not peer.lost and now < until:
-            effects.append(SendChunk(version, index, peer.identity))
+    for chunked in (version, *version.patches):
+        for name, index, until in chunked.end_waits():
+            peer = state.roster.by_name(name)
+            if peer is not None and not peer.lost and now < until:
+                effects.append(SendChunk(chunked, index, peer.identity))
+    for patch in version.patches:
+        awaiting = _live(state, patch.end_awaited())
+        effects += [Send(end_of(patch), to=peer.identity) for peer in awaiting]
     return effects
+
+
+def _live(state: PublisherState, names: Iterable[str]) -> list[Peer]:
+    peers = map(state.roster.by_name, names)
+    return [peer for peer in peers if peer is not None and not peer.lost]
+
+
+def unpatch(state: PublisherState, version: Version) -> list[Effect]:
+    """Offer a version only whole, since its patch does not arrive or is of no use.
+
+    Workers that wait for a part of the patch are refused it at once, others when they fetch it.
+    """
+    patches = version.unpatch()
+    push = state.pushes.get(patch_topic(version.model))
+    if push is not None and push.version in patches:
+        state.end_push(push.topic)
+    waiting = {name for patch in patches for name in (*patch.waits, *patch.end_awaiters)}
+    return [_refuse_patch(version, peer) for peer in _live(state, sorted(waiting))]
 
 
 def abandon(state: PublisherState, version: Version) -> list[Effect]:
@@ -121,8 +153,7 @@ def abandon(state: PublisherState, version: Version) -> list[Effect]:
     epoch, number = version.key
     text = f"version {number} of epoch {epoch} does not arrive whole here"
     refuse = Refuse(code="gone", text=text, model=version.model, epoch=epoch, version=number)
-    peers = (state.roster.by_name(name) for name in sorted(waiting))
-    return [Send(refuse, to=peer.identity) for peer in peers if peer is not None and not peer.lost]
+    return [Send(refuse, to=peer.identity) for peer in _live(state, sorted(waiting))]
 
 
 def describe(

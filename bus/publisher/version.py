@@ -14,7 +14,8 @@ into chunks, hashed, encrypted and fetched like a version.
 
 A relay offers a version from a worker's staging buffer while the version arrives: see
 `VersionOffer.received`. Each chunk can be sent once it has arrived, and the digest once it is
-verified.
+verified. If the version arrives by a patch, the relay offers the patch in the same way. Workers
+verify the digest that the patch leads to, so the relay sends it before it has decoded the patch.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -185,13 +186,22 @@ class OfferedPatch(NamedTuple):
         classes: Whether the patch's steps may be coded by class, which takes longer to decode.
         work: How many bytes of an unchanged version take as long to decode as this patch; 0:
             unknown.
+        chunks: The chunks of a patch that a relay receives, of which some may not have arrived yet.
+            None: all are here.
     """
 
     encoding: str
     base: Running
-    data: bytes
+    data: Buffer
     classes: bool = True
     work: float = 0.0
+    chunks: Chunks[Memory] | None = None
+
+    @classmethod
+    def received(cls, patch: Patch, chunks: Chunks[Memory]) -> "OfferedPatch":
+        """Return an offer of a patch, maybe incomplete, in a worker's memory."""
+        base = Running(patch.epoch, patch.version, patch.digest)
+        return cls(patch.encoding, base, chunks.memory.data, chunks=chunks)
 
 
 class AnnouncedTerms(NamedTuple):
@@ -309,6 +319,8 @@ class Chunked:
         snapshot: The bytes.
         patch: The id of the patch; None: a whole version.
         sealed, was_sealed: The encrypted chunks, and whether a chunk was ever encrypted.
+        end_awaiters: Names of the workers to which `end` is sent once the digest is known.
+        waits: By worker and chunk index, the time until which the worker waits for that chunk.
     """
 
     plan: ChunkPlan
@@ -318,10 +330,43 @@ class Chunked:
     sealed: SealedVersion | None = None
     was_sealed = False
 
+    def __init__(self) -> None:
+        self.end_awaiters: set[str] = set()
+        self.waits: dict[str, dict[int, float]] = {}
+
     @property
     def target(self) -> "Version":
         """The version itself, or the version that the patch leads to."""
         raise NotImplementedError
+
+    @property
+    def digest(self) -> str:
+        """The digest of the version that the chunks lead to; empty until it is known."""
+        raise NotImplementedError
+
+    def await_chunks(self, worker: str, indexes: Collection[int], until: float) -> None:
+        """Record that a worker waits until then for chunks that have not arrived yet."""
+        waits = self.waits.setdefault(worker, {})
+        waits.update(dict.fromkeys(indexes, until))
+        while len(waits) > FETCH_CHUNKS_MAX:  # more than one fetch: the oldest fetches are outdated
+            del waits[next(iter(waits))]
+
+    def end_waits(self) -> list[tuple[str, int, float]]:
+        """End the waits for chunks that have arrived; return worker, chunk and `until` of each."""
+        return [
+            (worker, index, waits.pop(index))
+            for worker, waits in self.waits.items()
+            for index in filter(self.chunks.has, [*waits])
+        ]
+
+    def await_end(self, worker: str) -> None:
+        """Record that a worker is sent the `end` once the digest is known."""
+        self.end_awaiters.add(worker)
+
+    def forget_worker(self, worker: str) -> None:
+        """Drop the chunks and the `end` that are kept for a lost worker."""
+        self.end_awaiters.discard(worker)
+        self.waits.pop(worker, None)
 
     def unseal(self) -> None:
         """Drop the sealed chunks, whose memory the next version uses."""
@@ -343,10 +388,8 @@ class Version(Chunked):
         unstamped: The segment of a version that is not complete yet, if it is in one.
         phase: The version's phase (`phases.py`).
         hashing: Whether all chunks are being hashed, because the digest is needed.
-        end_awaiters: Names of the workers to which `end` is sent once the digest is known.
         readers: Number of running comparisons, during which the version is not reclaimable.
         sums: CRC-32C of each tensor that was compared, by the position of the tensor's first byte.
-        waits: By worker and chunk index, the time until which the worker waits for that chunk.
         unchecked_reports: By worker and type, the last report, to be checked once the digest is
             known.
         unpatched: Names of the workers whose reason to use no patch was logged.
@@ -355,6 +398,7 @@ class Version(Chunked):
     """
 
     def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
+        super().__init__()
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
         # The type is narrower than in `Chunked`. That is safe, since the attribute is never
@@ -372,10 +416,8 @@ class Version(Chunked):
         self.receivers: set[str] = set()
         self.phase: VersionPhase = "pending"
         self.hashing = False
-        self.end_awaiters: set[str] = set()
         self.readers = 0
         self.sums: dict[int, int] = {}
-        self.waits: dict[str, dict[int, float]] = {}
         self.unchecked_reports: dict[tuple[str, type], Staged | Applied] = {}
         self.unpatched: set[str] = set()
 
@@ -440,21 +482,6 @@ class Version(Chunked):
         self.receivers.difference_update(workers)
         return not self.receivers
 
-    def await_chunks(self, worker: str, indexes: Collection[int], until: float) -> None:
-        """Record that a worker waits until then for chunks that have not arrived yet."""
-        waits = self.waits.setdefault(worker, {})
-        waits.update(dict.fromkeys(indexes, until))
-        while len(waits) > FETCH_CHUNKS_MAX:  # more than one fetch: the oldest fetches are outdated
-            del waits[next(iter(waits))]
-
-    def end_waits(self) -> list[tuple[str, int, float]]:
-        """End the waits for chunks that have arrived; return worker, chunk and `until` of each."""
-        return [
-            (worker, index, waits.pop(index))
-            for worker, waits in self.waits.items()
-            for index in filter(self.chunks.has, [*waits])
-        ]
-
     def begin_obtaining(self) -> "Callable[[Version], None] | None":
         """Return what begins to get the chunks that are lacking; None: that has begun."""
         obtain, self.obtain = self.obtain, None
@@ -467,17 +494,14 @@ class Version(Chunked):
         return not known
 
     def forget_worker(self, worker: str) -> None:
-        """Drop the chunks, the `end` and the reports that are kept for a lost worker."""
-        self.end_awaiters.discard(worker)
-        self.waits.pop(worker, None)
+        """Drop the chunks, each `end` and the reports that are kept for a lost worker."""
+        super().forget_worker(worker)
+        for patch in self.patches:
+            patch.forget_worker(worker)
         kept = self.unchecked_reports.items()
         self.unchecked_reports = {key: report for key, report in kept if key[0] != worker}
 
     # The digest.
-
-    def await_end(self, worker: str) -> None:
-        """Record that a worker is sent the `end` once the digest is known."""
-        self.end_awaiters.add(worker)
 
     def check_later(self, worker: str, report: Staged | Applied) -> None:
         """Keep a worker's report until the digest is known."""
@@ -531,6 +555,11 @@ class Version(Chunked):
             return self
         return next((each for each in self.patches if each.patch == patch), None)
 
+    def unpatch(self) -> tuple["VersionPatch", ...]:
+        """Offer the version only whole from now on; return the patches that there were."""
+        patches, self.patches = self.patches, ()
+        return patches
+
     def patch_on(self, running: Running | None) -> "VersionPatch | None":
         """Return the patch for a worker that runs `running`; None if there is none."""
         return next((each for each in self.patches if each.base == running), None)
@@ -551,11 +580,13 @@ class VersionPatch(Chunked):
     """
 
     def __init__(self, version: Version, offered: OfferedPatch) -> None:
-        encoding, self.base, data, self.classes, self.work = offered
+        super().__init__()
+        encoding, self.base, data, self.classes, self.work, arriving = offered
         self.patch = self.id = PatchId(encoding, self.base.epoch, self.base.version)
         self.plan = plan = plan_of(len(data), version.plan.chunk_bytes)
         self._version, self.snapshot = version, BytesInPlace(memoryview(data))
-        self.chunks = Chunks[object](plan, self.snapshot, [None] * plan.count, whole=True)
+        here = Chunks[object](plan, self.snapshot, [None] * plan.count, whole=True)
+        self.chunks: Chunks[object] = here if arriving is None else arriving
 
     @property
     def offered(self) -> Patch:
@@ -567,3 +598,15 @@ class VersionPatch(Chunked):
     def target(self) -> Version:
         """The version that the patch leads to."""
         return self._version
+
+    @property
+    def digest(self) -> str:
+        """The version's digest; empty until it is verified, or a relay has the patch's `end`."""
+        return self._version.digest or self.chunks.digest
+
+    def end_awaited(self) -> list[str]:
+        """Return the workers to which `end` can be sent now, and await it no longer."""
+        if not (self.end_awaiters and self.digest):
+            return []
+        awaiters, self.end_awaiters = self.end_awaiters, set()
+        return sorted(awaiters)

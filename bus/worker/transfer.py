@@ -62,6 +62,7 @@ class Transfer:
         why: If patches were offered, why none of them is used.
 
     Attributes:
+        offered: The patch that arrives, as it was announced; None: the version arrives whole.
         base: The base of the patch, for as long as it is needed.
         arrival: How the version arrives (`tables.COMING`).
     """
@@ -85,7 +86,7 @@ class Transfer:
         self.base = base
         self.arrival: Coming = "received"
         self.tries = 0  # consecutive timeouts on this connection
-        self._offered = patch
+        self.offered = patch
         self._job: Copying | Patching | None = None  # the copy or decode that uses the memory now
         self._gathering: Gathering | None = None  # what is fetched from sources now
         self._elsewhere = set[int]()  # the chunks that are fetched there, and are not here
@@ -201,7 +202,7 @@ class Transfer:
         keyring = self._keyring
         if keyring is None:
             return None
-        return keyring.opening(self.announce, chunk, size, self._offered)
+        return keyring.opening(self.announce, chunk, size, self.offered)
 
     def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
         """Return a lease of the memory for a chunk of this size; None if the chunk is not needed.
@@ -248,6 +249,8 @@ class Transfer:
     def end(self, digest: str) -> None:
         """Set the version's digest, received after the last pushed chunk."""
         self.digest = digest
+        if self.patch is not None:
+            self.chunks.leads_to(digest)
         self._change_way("unpushed")
 
     def copy(self, memory: SharedMemory) -> Copying:

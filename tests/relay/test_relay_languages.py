@@ -13,6 +13,7 @@ from weightbus import Publisher, Settings, Subscriber
 from weightbus.python_client.relay import Relay
 from weightbus.tests.conformance.driver import Driver, Options
 from weightbus.tests.conformance.languages import LANGUAGES, Language
+from weightbus.tests.relay.test_relay_patches import NBYTES, Tree, offered
 
 SECONDS = 60.0  # far more than anything here takes
 NETWORK = Settings(ping=0.2, lost_after=2.0, shared_memory=False)
@@ -20,13 +21,17 @@ SHARED = Settings(ping=0.2, lost_after=2.0)
 SIZE = 3 * 2**18  # numbers of a version of three chunks
 
 
+def skip_unless_built(language: Language) -> None:
+    if language.folder and not Path(language.command[0]).is_file():
+        pytest.skip(f"the driver is not built: make -C {language.folder} driver")
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.key)
 def test_a_worker_behind_a_relay(language: Language, shared: bool, tmp_path: Path) -> None:
     if shared and "shared-memory" in language.unsupported:
         pytest.skip(f"{language.title} has no shared memory")
-    if language.folder and not Path(language.command[0]).is_file():
-        pytest.skip(f"the driver is not built: make -C {language.folder} driver")
+    skip_unless_built(language)
     target = {"w": np.zeros(SIZE, np.float32)}
     with ExitStack() as stack:
         publisher = stack.enter_context(Publisher(settings=NETWORK))
@@ -45,3 +50,23 @@ def test_a_worker_behind_a_relay(language: Language, shared: bool, tmp_path: Pat
             digest = "" if shared else receipt.digest
             driver.wait_event("applied", version=receipt.version, digest=digest)
             assert near.receive(SECONDS) is not None
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.key)
+def test_a_worker_behind_a_relay_gets_patches(language: Language, tmp_path: Path) -> None:
+    skip_unless_built(language)
+    with ExitStack() as stack:
+        tree = Tree(stack)
+        relay = tree.relay()
+        options, link = Options(tensors=False), tree.links[-1]
+        driver = Driver(language.command, link.address, "w", options, tmp_path)
+        stack.enter_context(closing(driver))
+        driver.wait_event("joined")
+        before = 0
+        for number in range(1, 4):
+            before = link.nbytes
+            receipt = tree.publish(expect=1)
+            driver.wait_event("applied", version=number, digest=receipt.digest)
+            assert number == 1 or link.nbytes - before < NBYTES // 8
+        (nbytes,) = offered(relay)
+        assert nbytes <= link.nbytes - before < 2 * nbytes
