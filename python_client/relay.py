@@ -30,7 +30,7 @@ from ..bus.effects import Notice, Renamed, Send
 from ..bus.errors import AddressError, ApplyError, ClosedError
 from ..bus.memory.segment import probe
 from ..bus.memory.shared_buffers import SharedBuffers
-from ..bus.messages import DELTA, RELAY, RENAMING, UPSTREAM, Below
+from ..bus.messages import DELTA, RELAY, RENAMING, Below
 from ..bus.net import endpoints
 from ..bus.net.callbacks import WorkerEvent
 from ..bus.net.control import WorkerSockets
@@ -133,7 +133,9 @@ class Relay(InOneProcess):
         for each in above:
             check_both_sides(own, self.name, each, address, chosen.data)
             _check_above(self.name, each, address)
-        identity = identity_of(self.name, RENAMING, UPSTREAM, RELAY, DELTA)
+        # Not UPSTREAM: `applied` must not be overtaken by `below`, since the next patch builds on
+        # the version that the publisher knows to run here.
+        identity = identity_of(self.name, RENAMING, RELAY, DELTA)
         ring = Keyring() if own.upstream else None
         machine = WorkerMachine(
             identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing, None, ring, above
@@ -170,7 +172,7 @@ class Relay(InOneProcess):
                 allocate=None if buffers is None else buffers.allocate,
                 after_turn=lambda: [*passes_on(), *reports.send()],
             )
-            passes_on.report_by(self._above.tell)
+            passes_on.report_by(self._above.happened)
             end_with(self, self._above, self._below)
             undo.pop_all()
         self._below.start()
@@ -430,7 +432,10 @@ class _PassesOn:
         self._cut_off = False  # whether the log says that there is no publisher
 
     def report_by(self, tell: Callable[[Report], None]) -> None:
-        """Set the function that passes a report to the worker's machine."""
+        """Set the function by which the worker's machine processes a report at once.
+
+        So `applied` is sent before a report that workers below run the same version.
+        """
         self._tell = tell
 
     def renamed(self, renamed: Renamed) -> None:
@@ -439,11 +444,10 @@ class _PassesOn:
 
     def __call__(self) -> list[WorkerEffect]:
         """Pass on announcements, chunks and decisions, and take versions that are ready."""
+        ready = list[StagedVersion]()
         try:
             while self._ready.filled and isinstance(staged := self._ready.take(0.0), StagedVersion):
-                self._tell(Report(staged.model, staged.key, "taken"))
-                kept = staged.private_bytes  # the base of patches that follow
-                self._tell(Report(staged.model, staged.key, "applied", bytes=kept))
+                ready.append(staged)
         except ApplyError as error:
             name = self._machine.identity.name
             notice = Notice(
@@ -458,6 +462,10 @@ class _PassesOn:
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
         for model, follower in self._machine.followers.items():
             self._pass_on(model, follower.versions)
+        for staged in ready:  # from then on, only the publisher below may have the bytes
+            self._tell(Report(staged.model, staged.key, "taken"))
+            base = staged.private_bytes  # for patches that follow
+            self._tell(Report(staged.model, staged.key, "applied", bytes=base))
         self._note_session(time.monotonic())
         return []
 

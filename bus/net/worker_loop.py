@@ -158,6 +158,10 @@ class WorkerLoop:
 
     # For the thread itself.
 
+    def happened(self, event: LoopEvent) -> None:
+        """Have the machine process an event at once."""
+        self._done(event)
+
     def _run(self) -> None:
         # Run turns until `stop`, or until the thread fails.
         ended: BaseException = ClosedError("close() was called")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from weightbus.bus.effects import Effect, Notice, Send
 from weightbus.bus.headers import TOKEN_BYTES
 from weightbus.bus.limits import STAGING_BYTES_MAX
-from weightbus.bus.messages import RELAY, RENAMING, UPSTREAM, Below, Hello
+from weightbus.bus.messages import DELTA, RELAY, RENAMING, Below, Hello
 from weightbus.bus.net.publisher_loop import PublisherLoop
 from weightbus.bus.net.ready_queue import ReadyQueue
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
@@ -121,7 +121,7 @@ class Relay(Worker):
         self.incarnation += 1
         self.alive, self.cut_until, sim = True, 0.0, self.tree
         instance = f"{sim.tree_rng.getrandbits(128):032x}"
-        features = [RENAMING, UPSTREAM, RELAY]
+        features = [RENAMING, RELAY, *([DELTA] if sim.patched else [])]
         identity = Hello(name=self.name, instance=instance, models={}, features=features)
         self.machine = Watched(
             identity,
@@ -134,14 +134,14 @@ class Relay(Worker):
         self.topics, self.views, self.contents, self.names = set(), {}, {}, {}
         self.connected, self.receiving, self.refusal, self.written = "", False, "", 0
         self.ready, self.kept, self.only, self.applying = {}, [], {}, set()
-        self.queue, self.work = ReadyQueue(), deque[Report]()
+        self.queue = ReadyQueue()
         self.whole: dict[tuple[str, tuple[int, int]], StagedVersion] = {}
         self.began, self.said, self.welcomes = sim.now, 0, 0
         self.below.start()
         loop = cast("PublisherLoop", self.below)  # as far as a relay knows it
         self.passes_on = _PassesOn(self.machine, self.queue, loop, lambda: self.at.endpoint)
         self.below.reports = self.reports = _Reports(self.machine, loop, self.wake)
-        self.passes_on.report_by(self.work.append)
+        self.passes_on.report_by(lambda report: self.do(self.reported(report)))
         sim.every_tick(self.incarnation, self, self.tick)
 
     def wake(self) -> None:
@@ -155,12 +155,7 @@ class Relay(Worker):
     def perform(self, effects: Sequence[Effect]) -> None:
         """Do what the machine wants, and what follows a turn of the worker's thread."""
         self.do(effects)
-        while True:
-            self.do([*self.passes_on(), *self.reports.send()])
-            if not self.work:
-                return
-            while self.work:
-                self.do(self.reported(self.work.popleft()))
+        self.do([*self.passes_on(), *self.reports.send()])
 
     def do(self, effects: Sequence[Effect]) -> None:
         """Do what the machine wants, without what follows."""
