@@ -139,7 +139,7 @@ def unpatch(state: PublisherState, version: Version) -> list[Effect]:
     push = state.pushes.get(patch_topic(version.model))
     if push is not None and push.version in patches:
         state.end_push(push.topic)
-    waiting = {name for patch in patches for name in (*patch.waits, *patch.end_awaiters)}
+    waiting = {name for patch in patches for name in patch.awaiting}
     return [_refuse_patch(version, peer) for peer in _live(state, sorted(waiting))]
 
 

@@ -604,6 +604,11 @@ class VersionPatch(Chunked):
         """The version's digest; empty until it is verified, or a relay has the patch's `end`."""
         return self._version.digest or self.chunks.digest
 
+    @property
+    def awaiting(self) -> set[str]:
+        """The workers that wait for chunks or the `end`."""
+        return self.end_awaiters.union(worker for worker, each in self.waits.items() if each)
+
     def end_awaited(self) -> list[str]:
         """Return the workers to which `end` can be sent now, and await it no longer."""
         if not (self.end_awaiters and self.digest):

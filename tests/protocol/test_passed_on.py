@@ -7,7 +7,7 @@ chunks that both have. Further down, a second worker ends with the same bytes an
 import gc
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightbus.bus.chunks import Chunks, Memory
+from weightbus.bus.effects import Decode, Ready, Send
 from weightbus.bus.effects import Effect as WorkerEffect
-from weightbus.bus.effects import Ready, Send
 from weightbus.bus.headers import encode
 from weightbus.bus.limits import SNAPSHOTS_MAX, Timing
 from weightbus.bus.messages import (
@@ -51,7 +51,7 @@ from weightbus.bus.publisher.effects import (
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import NO_TERMS, AnnouncedTerms, Version, VersionOffer
-from weightbus.bus.staged import StagedVersion
+from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import WorkerMachine
@@ -83,21 +83,30 @@ def address_of(memory: object) -> int:
 
 
 class Worker:
-    """A worker's machine, and what it has ready for its user."""
+    """A worker's machine, what it has ready for its user, and the patches that it decodes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *features: str) -> None:
         identity = Hello(
-            name=name, instance="a" * 32, models={}, client="client", host="host", pid=5
+            name=name,
+            instance="a" * 32,
+            models={},
+            client="client",
+            host="host",
+            pid=5,
+            features=[*features],
         )
         self.machine = WorkerMachine(identity, ["a"], lambda _m, _l: "", 2**20, TIMING)
         self.versions = self.machine.followers["a"].versions
         self.ready: list[StagedVersion] = []
+        self.jobs: list[Patching] = []
         self.said: list[Message] = []
 
     def does(self, effects: list[WorkerEffect], now: float) -> None:
         for effect in done(self.machine, effects, now):
             if isinstance(effect, Ready):
                 self.ready.append(effect.staged)
+            elif isinstance(effect, Decode):
+                self.jobs.append(effect.patching)
             elif isinstance(effect, Send):
                 self.said.append(effect.message)
 
@@ -107,9 +116,9 @@ class Worker:
 
     def ends(self, what: Outcome, now: float) -> None:
         """The user has applied what is ready, or has it let go of."""
-        key = self.ready[-1].key
+        key, lies_in = self.ready[-1].key, self.ready[-1].private_bytes
         for each in ("taken", what):
-            self.does(self.machine.happened(Report("a", key, each), now), now)
+            self.does(self.machine.happened(Report("a", key, each, bytes=lies_in), now), now)
 
     @property
     def arriving(self) -> Chunks[Memory]:
@@ -123,14 +132,16 @@ class Worker:
 class Chain:
     """A worker that hears of what was published, a publisher beside it, and workers below that."""
 
+    features: ClassVar[tuple[str, ...]] = ()  # of all workers
+
     def __init__(self, *below: str) -> None:
         self.now = 0.0
-        self.above = Worker("above")
+        self.above = Worker("above", *self.features)
         welcome = Welcome(epoch=EPOCH, data="tcp://d:1", ping_ms=1000, lost_ms=5000, models={})
         self.above.does(self.above.machine.connected(0.0), 0.0)
         self.above.hears(welcome, 0.0)
         self.publisher = PublisherMachine(PublisherState(EPOCH, "tcp://d:2", TIMING, origin=False))
-        self.below = {name: Worker(name) for name in below}
+        self.below = {name: Worker(name, *self.features) for name in below}
         self.hashes: list[Version] = []  # which somebody wanted hashed
         self.places: list[int] = []  # of the bytes that were given out
         self.drops: Callable[[], bool] = lambda: False

@@ -19,7 +19,7 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import Version
-from weightbus.bus.staged import StagedVersion
+from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.python_client.relay import (
@@ -184,6 +184,10 @@ class Relay(Worker):
             self.names[staged.model] = (staged.model, *staged.key)
             self.written = max(self.written, staged.epoch)
         return self.machine.happened(report, self.sim.now)
+
+    def decoded(self, job: Patching, fault: str) -> None:
+        super().decoded(job, fault)
+        self.sim.met |= {"patched relay"} if job.live and not fault else set()
 
     def want(self) -> None:
         """Want what comes: a relay has no user."""

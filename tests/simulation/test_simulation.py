@@ -40,6 +40,7 @@ def test_seeds() -> None:
 MET_IN_TREES = {
     *("moved", "relay killed", "renamed"),
     *("commit below", "abort below", "applied behind relays", "staged behind relays"),
+    *("patched relay", "patched behind a relay"),
 }
 
 

@@ -155,6 +155,8 @@ class Worker:
     def decoded(self, job: Patching, fault: str) -> None:
         """A patch was decoded, or is of no use."""
         self.sim.met.add("overtaken patch" if not job.live else "bad patch" if fault else "patched")
+        if job.live and not fault and self.at not in self.sim.publishers:
+            self.sim.met.add("patched behind a relay")
         self.perform(self.machine.happened(Decoded(job, fault, 0.25), self.sim.now))
 
     def report(
