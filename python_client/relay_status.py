@@ -17,7 +17,7 @@ class RelayStatus:
             None: the relay has a session.
         epoch: The epoch of the publisher above, in this session or the last; 0: there was none.
         versions: By model, the versions that the relay has or that arrive, the oldest first.
-        received: By model, the bytes of versions that came from the publisher above.
+        received: By model, the bytes of versions and patches from the publisher above.
     """
 
     __module__ = "weightbus.types"

@@ -82,7 +82,7 @@ METRICS: Final = {
         Row("weightbus_relay_upstream_epoch", "gauge", (),
             "Of a relay: the epoch of the publisher above, now or last; 0: there was none."),
         Row("weightbus_relay_received_bytes_total", "counter", ("model",),
-            "Of a relay: bytes of versions that came from the publisher above."),
+            "Of a relay: bytes of versions and patches from the publisher above."),
         Row("weightbus_relay_versions", "gauge", ("model", "state"),
             "Of a relay: versions that it holds; state is whole or arriving."),
         Row("weightbus_relay_bytes", "gauge", ("model",),
