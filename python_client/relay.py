@@ -72,6 +72,9 @@ from .relay_status import RelayStatus
 from .settings import Settings, settings_of
 from .subscriber import default_name, identity_of
 
+# Not UPSTREAM: `below` must not overtake `applied`, since the next patch builds on the version that
+# the publisher knows to run at the relay.
+FEATURES = RENAMING, RELAY, DELTA
 FIRST_EPOCH = 1  # until a version, or the publisher above, has a later one
 
 
@@ -133,9 +136,7 @@ class Relay(InOneProcess):
         for each in above:
             check_both_sides(own, self.name, each, address, chosen.data)
             _check_above(self.name, each, address)
-        # Not UPSTREAM: `applied` must not be overtaken by `below`, since the next patch builds on
-        # the version that the publisher knows to run here.
-        identity = identity_of(self.name, RENAMING, RELAY, DELTA)
+        identity = identity_of(self.name, *FEATURES)
         ring = Keyring() if own.upstream else None
         machine = WorkerMachine(
             identity, ids, lambda _m, _l: "", chosen.bytes_max, chosen.timing, None, ring, above

@@ -43,7 +43,7 @@ def _send_patch(
     """Return the requested chunks of a patch, or its `end`; refuse if there is no such patch."""
     patch = version.find(fetch.patch) if fetch.version else None
     if patch is None or fetch.first + fetch.count > patch.plan.count:  # D8
-        return [_refuse_patch(version, peer)]
+        return [_refuse_patch(peer, version, fetch.version)]
     if fetch.count:
         return _send_chunks(state, peer, patch, fetch, now)
     if not patch.digest:  # a relay does not have it yet
@@ -52,13 +52,13 @@ def _send_patch(
     return [Send(end_of(patch), to=peer.identity)]
 
 
-def _refuse_patch(version: Version, peer: Peer) -> Send:
+def _refuse_patch(peer: Peer, version: Version, number: int) -> Send:
     refuse = Refuse(
         code="no-patch",
         text=f"version {version.version} of {version.model} has no such patch, or not so much",
         model=version.model,
         epoch=version.epoch,
-        version=version.version,
+        version=number,
     )
     return Send(refuse, to=peer.identity)
 
@@ -140,7 +140,8 @@ def unpatch(state: PublisherState, version: Version) -> list[Effect]:
     if push is not None and push.version in patches:
         state.end_push(push.topic)
     waiting = {name for patch in patches for name in patch.awaiting}
-    return [_refuse_patch(version, peer) for peer in _live(state, sorted(waiting))]
+    number = version.version
+    return [_refuse_patch(peer, version, number) for peer in _live(state, sorted(waiting))]
 
 
 def abandon(state: PublisherState, version: Version) -> list[Effect]:

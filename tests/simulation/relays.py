@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from weightbus.bus.effects import Effect, Notice, Send
 from weightbus.bus.headers import TOKEN_BYTES
 from weightbus.bus.limits import STAGING_BYTES_MAX
-from weightbus.bus.messages import DELTA, RELAY, RENAMING, Below, Hello
+from weightbus.bus.messages import DELTA, Below, Hello
 from weightbus.bus.net.publisher_loop import PublisherLoop
 from weightbus.bus.net.ready_queue import ReadyQueue
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
@@ -23,6 +23,7 @@ from weightbus.bus.staged import Patching, StagedVersion
 from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.python_client.relay import (
+    FEATURES,
     FIRST_EPOCH,
     _PassesOn,  # pyright: ignore[reportPrivateUsage]
     _Reports,  # pyright: ignore[reportPrivateUsage]
@@ -121,7 +122,7 @@ class Relay(Worker):
         self.incarnation += 1
         self.alive, self.cut_until, sim = True, 0.0, self.tree
         instance = f"{sim.tree_rng.getrandbits(128):032x}"
-        features = [RENAMING, RELAY, *([DELTA] if sim.patched else [])]
+        features = [feature for feature in FEATURES if sim.patched or feature != DELTA]
         identity = Hello(name=self.name, instance=instance, models={}, features=features)
         self.machine = Watched(
             identity,
