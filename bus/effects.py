@@ -114,9 +114,10 @@ class Prefault(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Hand over a staged version that may be applied."""
+    """Hand over a staged version that may be applied; `others`: its companions, at once."""
 
     staged: StagedVersion
+    others: tuple[StagedVersion, ...] = ()
 
 
 class WholeStaged(msgspec.Struct, frozen=True):

@@ -320,6 +320,7 @@ class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
     metadata: Metadata = {}
     workers: Annotated[list[Name], msgspec.Meta(max_length=NAMED_MAX)] = []
     sources: Annotated[list[Source], msgspec.Meta(max_length=SOURCES_MAX)] = []
+    companions: Models = {}
 
 
 class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
@@ -513,3 +514,4 @@ UPSTREAM: Final = "upstream"
 TICKET: Final = "ticket"  # `ticket.TOKEN`, the ticket for a data connection
 CHECKING: Final = "checking"  # answers `check`
 RELAY: Final = "relay"  # of a worker: a relay, which sends `below`; of a publisher: takes `below`
+COMPANIONS: Final = "companions"  # applies a version and its companions at once

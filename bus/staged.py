@@ -63,6 +63,8 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
         patch: The patch that was received; None: the whole version was received.
         decode_us: Microseconds that it took to decode the patch.
         metadata: The publisher's metadata, as text by name.
+        companions: The numbers of the versions of other models that are published as one with it.
+        others: Ready versions that are applied at once with this one, or not at all.
     """
 
     model: str
@@ -76,6 +78,8 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
     patch: PatchId | None = None
     decode_us: int = 0
     metadata: Mapping[str, str] = {}
+    companions: Mapping[str, int] = {}
+    others: "tuple[StagedVersion, ...]" = ()
 
     @property
     def epoch(self) -> int:

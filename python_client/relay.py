@@ -448,7 +448,7 @@ class _PassesOn:
         ready = list[StagedVersion]()
         try:
             while self._ready.filled and isinstance(staged := self._ready.take(0.0), StagedVersion):
-                ready.append(staged)
+                ready += (staged, *staged.others)
         except ApplyError as error:
             name = self._machine.identity.name
             notice = Notice(
@@ -579,6 +579,7 @@ class _PassesOn:
         offer.names = names
         offer.metadata = named.metadata if named is not None and same else announce.metadata
         offer.only = frozenset(announce.workers) or None
+        offer.companions = announce.companions
         older = before
         if older is not None and older.undecided:  # that one is aborted, or superseded
             older = older.before

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from ..bus.effects import Renamed
 from ..bus.errors import ApplyError, ClosedError
-from ..bus.messages import CHECKING, DELTA, MAPPING, RENAMING, UPSTREAM, Hello
+from ..bus.messages import CHECKING, COMPANIONS, DELTA, MAPPING, RENAMING, UPSTREAM, Hello
 from ..bus.net.control import WorkerSockets
 from ..bus.net.endpoints import check_all
 from ..bus.net.ready_queue import ReadyQueue
@@ -138,7 +138,7 @@ class Subscriber(InOneProcess):
         self._running: dict[str, Update] = {}
         self._marks = itertools.count(1)
         shared = [MAPPING] if chosen.shared_memory else []
-        who = identity_of(self.name, CHECKING, RENAMING, UPSTREAM, DELTA, *shared)
+        who = identity_of(self.name, CHECKING, RENAMING, UPSTREAM, DELTA, COMPANIONS, *shared)
         like = {model: target.expected() for model, target in self._targets.items()}
         # No object that the subscriber's thread uses may refer to `self`: see `closing`.
         ring = None if own is None else Keyring()

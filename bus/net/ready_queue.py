@@ -2,7 +2,8 @@
 
 At most one version of a model waits here: a newer version replaces it. A thread that waits for a
 version adds a `Waiter`. The worker's thread may claim the waiter, apply the version instead of the
-waiting thread, and then wake that thread with the result.
+waiting thread, and then wake that thread with the result. Versions that are published as one are
+put and taken at once.
 """
 
 import math
@@ -13,6 +14,8 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
+
+from msgspec import structs
 
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..protocol_limits import MODELS_MAX
@@ -97,13 +100,17 @@ class ReadyQueue:
 
     # For the worker's thread.
 
-    def put(self, staged: StagedVersion) -> StagedVersion | None:
-        """Add a version that is ready; return the older version that it replaces, if any."""
+    def put(self, *ready: StagedVersion) -> list[StagedVersion]:
+        """Add versions that are ready at once; return the older versions that they replace."""
         with self.lock:
-            older = self._ready.pop(staged.model, None)
-            self._ready[staged.model] = staged
+            replaced: list[StagedVersion] = []
+            for staged in ready:
+                older = self._ready.pop(staged.model, None)
+                if older is not None and older.key != staged.key:
+                    replaced.append(older)
+                self._ready[staged.model] = staged
             self._notify_all()
-            return older
+            return replaced
 
     def claim(self, model: str) -> Waiter | None:
         """Claim and return a waiter for this model; None if there is none.
@@ -124,14 +131,15 @@ class ReadyQueue:
         while self._claimed:
             self._claimed.pop().wake()
 
-    def put_back(self, staged: StagedVersion) -> bool:
-        """Put back a version that was taken; return False if a newer version is ready."""
+    def put_back(self, staged: StagedVersion) -> list[StagedVersion]:
+        """Put back versions that were taken at once; return those that a newer one replaces."""
         with self.lock:
-            if staged.model in self._ready:
-                return False
-            self._ready[staged.model] = staged
+            alone = structs.replace(staged, others=()) if staged.others else staged
+            taken = alone, *staged.others
+            replaced = [each for each in taken if each.model in self._ready]
+            self._ready |= {each.model: each for each in taken if each.model not in self._ready}
             self._notify_all()
-            return True
+            return replaced
 
     def whole(self, staged: StagedVersion) -> None:
         """Add a staged version that waits for its publisher's commit, if a thread waits for it."""
@@ -278,7 +286,8 @@ class ReadyQueue:
             self.check_alive()
         for model in self._ready:
             if models is None or model in models:
-                return self._ready.pop(model)
+                staged = self._ready.pop(model)
+                return self._with_others(staged) if self._ready else staged
         for error in self._errors:
             if models is None or error.model in models:
                 self._errors.remove(error)
@@ -288,10 +297,31 @@ class ReadyQueue:
         self.check_open()
         return None
 
+    def _with_others(self, staged: StagedVersion) -> StagedVersion:
+        """Remove the versions to be applied at once with one; return that one with the others."""
+        found, others = [staged], list[StagedVersion]()
+        while found:  # companions, and their companions
+            one = found.pop()
+            for model, other in tuple(self._ready.items()):
+                if model in one.companions or one.model in other.companions:
+                    found.append(self._ready.pop(model))
+                    others.append(other)
+        return structs.replace(staged, others=tuple(others)) if others else staged
+
     def _await_end(self, waiter: Waiter) -> None:
         """Wait until the apply in another thread has ended: `take` must not return earlier."""
         while not waiter.over:
             waiter.wait()
+
+    def keep_update(self, model: str, update: object) -> None:
+        """Store an update that was applied at once with another; the next `take` returns it."""
+        waiter = Waiter(None)
+        waiter.end(update)
+        with self.lock:
+            for older in tuple(self._leftover):
+                if getattr(older.update, "model", None) == model:
+                    self._leftover.remove(older)
+            self._leftover.append(waiter)
 
     def keep(self, received: "Future[Any]") -> None:
         """Store the result of a call whose caller stopped waiting; the next `take` returns it."""
@@ -384,7 +414,7 @@ class ReadyQueue:
                 return None
             self.check_alive()
             if any(map(mine, self._ready.values())):
-                return self._ready.pop(model)
+                return self._with_others(self._ready.pop(model))
             self._check(model, key, done=done())
             return None
 

@@ -282,7 +282,7 @@ class WorkerLoop:
                 token = self._machine.session.terms.upstream if effect.upstream else ""
                 self._sockets.send(encode(message), token)
             case Ready():
-                self._deliver(effect.staged)
+                self._deliver(effect.staged, effect.others)
             case WholeStaged(staged):
                 self._ready_queue.whole(staged)
             case Reserve(nbytes=nbytes) if self._allocate and nbytes > ALLOCATED_AT_ONCE:
@@ -360,14 +360,13 @@ class WorkerLoop:
             self._log("refused", f"refused ({code}): {text}", warning=True)
         self._ready_queue.refuse(RefusedError(reason, code))
 
-    def _deliver(self, staged: StagedVersion) -> None:
-        small = staged.data.nbytes <= AT_ONCE_BYTES
+    def _deliver(self, staged: StagedVersion, others: tuple[StagedVersion, ...]) -> None:
+        small = staged.data.nbytes <= AT_ONCE_BYTES and not (others or staged.companions)
         if small and self._at_once is not None and self._at_once(staged):
             self._do_work(time.monotonic())  # send its report now: the publisher waits for it
             self._ready_queue.wake()
             return
-        older = self._ready_queue.put(staged)
-        if older is not None and older.key != staged.key:
+        for older in self._ready_queue.put(staged, *others):
             self._done(Report(older.model, older.key, "newer"))
 
     def _done(self, event: LoopEvent) -> None:

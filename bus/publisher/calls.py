@@ -6,12 +6,12 @@ commit is decided, even if its caller no longer waits.
 
 from ..effects import Notice, Send
 from ..limits import CALLS_MAX
-from ..messages import Applied, Failed, Staged
+from ..messages import COMPANIONS, Applied, Failed, Staged
 from ..units import span
 from .absent import others_want, reasons
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
-from .publication import Publication
+from .publication import Group, Publication
 from .roster import Peer
 from .state import PublisherState
 from .status import phase_of, reason_of
@@ -206,28 +206,49 @@ def close(state: PublisherState, now: float) -> list[Effect]:
 
 
 def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]:
-    """Commit or abort a call's version if that is decided; resolve the call if it is over."""
+    """Commit or abort a call's version if that is decided; resolve the call if it is over.
+
+    The calls of a group are decided, and resolved, together.
+    """
     effects: list[Effect] = []
-    open_ = call.terms.commit == "together" and call.decision == "open"
-    if open_ and call.decide(now) != "open":
-        effects += _decided(state, call)
-    achieved = call.verdict(now)
-    if achieved is not None and not call.resolved:
-        missing, why = 0, ""
-        if not achieved:
-            missing, why = call.missing, _shortfall_reason(state, call)
-        if not (achieved and call.for_all):  # otherwise every target is done
-            _set_details(state, call, now)
-        if state.roster.relays:
-            _set_relays(state, call)
-        receipt, require = call.resolve(now, call.version.chunks.digest), call.terms.require
-        about = receipt, achieved, call.done, missing, require, why, call.terms.named
-        effects.append(Resolve(call.number, *about))
-        if achieved and call.nobody:
-            effects += _no_worker_notice(state, call)
-    if call.resolved and (call.terms.commit == "auto" or call.decision != "open"):
-        state.close(call.number)
+    group = call.group
+    whole, parts = (call, (call,)) if group is None else (group, group.parts)
+    open_ = whole.terms.commit == "together" and whole.decision == "open"
+    if open_ and whole.decide(now) != "open":
+        for part in parts:
+            effects += _decided(state, part)
+    achieved = whole.verdict(now)
+    if achieved is not None and not whole.resolved:
+        for part in parts:
+            missing, why, named = 0, "", part.terms.named
+            if not achieved:
+                missing, why = whole.missing, _shortfall_reason(state, part, whole)
+            if not (achieved and part.for_all):  # otherwise every target is done
+                _set_details(state, part, now)
+            if state.roster.relays:
+                _set_relays(state, part)
+            if group is not None:
+                named = _named_in(part, group)
+                _set_one_by_one(state, part)
+            receipt, require = part.resolve(now, part.version.chunks.digest), part.terms.require
+            about = receipt, achieved, part.done, missing, require, why, named
+            effects.append(Resolve(part.number, *about))
+            if achieved and part.nobody:
+                effects += _no_worker_notice(state, part)
+        if group is not None:
+            group.close()
+    if whole.resolved and (whole.terms.commit == "auto" or whole.decision != "open"):
+        for part in parts:
+            state.close(part.number)
     return effects
+
+
+def _named_in(part: Publication, group: Group) -> frozenset[str] | None:
+    """Return the workers that have to be done in one call of a group; None: no names are given."""
+    named = part.terms.named
+    if named is None:
+        return None
+    return frozenset(n for n in named if n in part.targets or n not in group.targets)
 
 
 def _decided(state: PublisherState, call: Publication) -> list[Effect]:
@@ -238,11 +259,10 @@ def _decided(state: PublisherState, call: Publication) -> list[Effect]:
     peers = [peer for peer in found if peer is not None and not (peer.lost or peer.through)]
     relays = [p for p in state.roster.relaying(version.model) if p.name not in call.targets]
     if call.decision == "commit":
-        targets = None if call.terms.workers is None else frozenset(call.terms.workers)
-        versions.settle(version, targets)
+        versions.settle(version, version.only)
         staged = [p for p in peers if call.targets[p.name].state == "staged"]
         staged += [p for p in relays if p.has_staged(version.model, version.version)]
-        settled = [Settled(version)] if targets is None else list[Effect]()
+        settled = [Settled(version)] if version.only is None else list[Effect]()
         return [*settled, *(Send(commit_of(version), to=p.identity) for p in staged)]
     versions.drop(version)
     text = call.ended or "not enough staged"
@@ -265,17 +285,17 @@ def _other_models_text(state: PublisherState, model: str) -> str:
     return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
 
 
-def _shortfall_reason(state: PublisherState, call: Publication) -> str:
+def _shortfall_reason(state: PublisherState, call: Publication, whole: Publication) -> str:
     """Return a text: why a call was ended early, and why expected workers are missing."""
     said = [call.ended] if call.ended else []
     if call.terms.named is not None:
         return "; ".join(said)
-    if call.missing:
+    if missing := whole.missing:
         away = _absence_reasons(state, call)
         what = "are missing" if away else "never came"
         why = "; ".join(away) or _other_models_text(state, call.version.model)
         why = why or "nobody was refused, is lost or has left"
-        said.append(f"{call.missing} of {call.terms.expect} workers {what} ({why})")
+        said.append(f"{missing} of {call.terms.expect} workers {what} ({why})")
     return "; ".join(said)
 
 
@@ -301,6 +321,16 @@ def _set_relays(state: PublisherState, call: Publication) -> None:
         peer = state.roster.by_name(target.name)
         if peer is not None and peer.through:
             target.reached_through(peer.through)
+
+
+def _set_one_by_one(state: PublisherState, call: Publication) -> None:
+    """Set a text for each worker that does not apply this version at once with its companions."""
+    for target in call.targets.values():
+        peer = state.roster.by_name(target.name)
+        if peer is None or peer.through or COMPANIONS in peer.hello.features or target.detail:
+            continue
+        if not call.version.companions.keys().isdisjoint(peer.hello.models):
+            target.explain("it applies models one after another")
 
 
 def _set_details(state: PublisherState, call: Publication, now: float) -> None:

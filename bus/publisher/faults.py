@@ -33,6 +33,8 @@ def give_up(state: PublisherState, version: Version, why: str, now: float) -> li
 def forget(state: PublisherState, number: int) -> None:
     """Drop a call whose result cannot be determined, before the shell fails it."""
     call = state.close(number)
+    if call is not None and call.group is not None:
+        call.group.end("the publisher has failed at a version that is published as one with it")
     versions = None if call is None else state.store.get(call.version.model)
     if call is not None and versions is not None and call.version is versions.pending:
         versions.drop(call.version)

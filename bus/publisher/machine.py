@@ -265,6 +265,23 @@ class PublisherMachine:
         call, effects = publishing.publish(self.state, number, offered, terms, started, now)
         return call, self._with_freed_memory(effects)
 
+    def publish_as_one(
+        self, offers: Mapping[int, VersionOffer], terms: PublishTerms, started: float, now: float
+    ) -> tuple[list[Publication], list[Effect]]:
+        """Publish versions of several models, which are committed or aborted together.
+
+        Args:
+            offers: The versions to publish, one of each model, by the numbers of their calls.
+            terms: What the calls require: `require` and `expect` count workers, not models.
+            started: The time at which the calls were made.
+            now: The time.
+
+        Raises:
+            UnknownWorkerError: A named worker has never joined; nothing was published.
+        """
+        parts, effects = publishing.publish_as_one(self.state, offers, terms, started, now)
+        return parts, self._with_freed_memory(effects)
+
     def end(self, call: Publication, why: str, now: float) -> list[Effect]:
         """End a call before its deadline, with the results so far.
 

@@ -56,6 +56,7 @@ def announcement(
         patches=[patch.offered for patch in version.patches] if version.patches else [],
         metadata=dict(version.metadata),
         sources=[*version.sources] if version.sources else [],
+        companions=dict(version.companions),
     )
 
 

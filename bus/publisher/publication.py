@@ -1,5 +1,7 @@
 """One call of publish: its target workers, their states, and whether the call is over.
 
+The calls of versions that are published as one are a `Group`, which is decided and ends as a whole.
+
 Each target is in one state, which changes only as the table in `phases.py` allows.
 
 `verdict` decides, from the number of targets in each state, whether the requirement is met, or can
@@ -30,6 +32,16 @@ Wait = Literal["applied", "staged", "none"]
 _FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
 _STAGED_OR_APPLIED: frozenset[State] = frozenset({"applied", "skipped", "staged"})
 _UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
+# States of a worker in the calls of a group; the group has the first of these that it is in.
+_LEAST_DONE: tuple[State, ...] = (
+    "failed",
+    "left",
+    "lost",
+    "behind",
+    "staged",
+    "skipped",
+    "applied",
+)
 _ZERO_COUNTS: dict[State, int] = dict.fromkeys(TARGETS, 0)
 
 
@@ -103,6 +115,7 @@ class Publication:
         announced: What the announcement of the version asks of workers while the call is open.
         done: The states in which a target counts as done.
         for_all: Whether the call is achieved only when all targets are done.
+        group: The calls of versions that are published as one with this one; None: there are none.
     """
 
     def __init__(
@@ -114,6 +127,7 @@ class Publication:
         names: Collection[str],
     ) -> None:
         self.number, self.version, self.terms = number, version, terms
+        self.group: Group | None = None
         self.started, self.deadline = started, started + terms.timeout
         self.decision: Decision = "open"
         self.resolved, self.ended = False, ""
@@ -131,10 +145,13 @@ class Publication:
 
     def welcome(self, name: str) -> None:
         """Handle a worker that joins: it becomes a target if more workers are expected."""
-        named = self.terms.named
-        if name not in self.targets and self.missing and (named is None or name in named):
+        named, group = self.terms.named, self.group
+        expected = self.missing if group is None else group.missing or name in group.targets
+        if name not in self.targets and expected and (named is None or name in named):
             self.targets[name] = Recipient(name)
             self._counts["behind"] += 1
+            if group is not None:
+                group.recount(name)
 
     def renew(self) -> None:
         """Reset all targets except lost and left ones, after the version moved to a later epoch."""
@@ -147,6 +164,8 @@ class Publication:
                 self._counts[target.state] -= 1
                 self._counts["behind"] += 1
             target.state, target.at, target.detail = "behind", None, ""
+            if self.group is not None:
+                self.group.recount(target.name)
 
     def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
         """Handle the loss of a worker.
@@ -158,6 +177,8 @@ class Publication:
         named = self.terms.named
         if target is not None and target.state == "lost" and (named is None or name in named):
             self._grace_ends[name] = now + (self.terms.grace_of_gone if gone else self.terms.grace)
+            if self.group is not None:
+                self.group.recount(name, self._grace_ends[name])
 
     def move(self, name: str, event: TargetEvent, now: float, detail: str = "") -> None:
         """Change a target's state as the table says. Ignore a worker that is not a target."""
@@ -171,6 +192,8 @@ class Publication:
             target.state, target.detail = after, detail
             self._grace_ends.pop(name, None)
             target.at = None if after == "behind" else now
+            if self.group is not None:
+                self.group.recount(name)
 
     def record_transport(self, name: str, by: Chunked) -> None:
         """Record how a worker received the version. `by` is the version itself, or a patch."""
@@ -220,10 +243,14 @@ class Publication:
     def end(self, why: str) -> None:
         """End the call before its deadline; a decision is still to be made, if there is none."""
         self.ended = why
+        if self.group is not None:
+            self.group.end(why)
 
     def expire(self, now: float) -> None:
         """Let the call's time end now."""
         self.deadline = now
+        if self.group is not None:
+            self.group.expire(now)
 
     def decide(self, now: float) -> Decision:
         """Decide a call that commits together, if that is possible now; return the decision."""
@@ -285,3 +312,59 @@ class Publication:
             metadata=dict(self.version.metadata),
             detail=self.version.detail,
         )
+
+
+class Group(Publication):
+    """The calls of versions that are published as one, which are decided and resolved together.
+
+    The group itself is a call whose targets have, of their states in its calls, the first of
+    `_LEAST_DONE`. Calls of models that a worker does not want do not concern it.
+
+    Args:
+        parts: The calls, whose terms are the same.
+
+    Attributes:
+        parts: The calls.
+    """
+
+    def __init__(self, parts: Collection[Publication]) -> None:
+        first = next(iter(parts))
+        super().__init__(first.number, first.version, first.terms, first.started, ())
+        self.group, self.parts = self, parts
+        for part in parts:
+            part.group = self
+            for name in part.targets:
+                self.recount(name)
+
+    def recount(self, name: str, grace_ends: float | None = None) -> None:
+        """Set a target's state; `grace_ends`: when the calls stop waiting for a lost one."""
+        states = [p.targets[name].state for p in self.parts if name in p.targets]
+        state, known = min(states, key=_LEAST_DONE.index), self.targets.get(name)
+        target = self.targets[name] = known or Recipient(name)
+        if self.terms.named is None or name in self.terms.named:
+            self._counts[target.state] -= known is not None
+            self._counts[state] += 1
+        target.state = state
+        if state != "lost":
+            self._grace_ends.pop(name, None)
+        elif grace_ends is not None:
+            self._grace_ends[name] = grace_ends
+
+    def end(self, why: str) -> None:
+        """End the calls before their deadline."""
+        self.ended = why
+        for part in self.parts:
+            part.ended = why
+
+    def expire(self, now: float) -> None:
+        """Let the calls' time end now."""
+        self.deadline = now
+
+    def close(self) -> None:
+        """Record that every caller has got its result."""
+        self.resolved = True
+
+    def _decide(self, event: DecisionEvent) -> None:
+        super()._decide(event)
+        for part in self.parts:
+            part.decision = self.decision

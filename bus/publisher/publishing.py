@@ -1,6 +1,6 @@
 """Publishing: numbers a version, announces it, and pushes it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 
 from ..effects import Send
@@ -12,7 +12,7 @@ from ..protocol_limits import NAMED_MAX, WHOLE_BYTES_MAX
 from . import absent, calls, joining, serving
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
 from .offers import abort_of, announcement, commit_of
-from .publication import Publication, PublishTerms
+from .publication import Group, Publication, PublishTerms
 from .roster import Peer
 from .serving import addressed
 from .state import PublisherState
@@ -142,8 +142,12 @@ def publish(
     terms: PublishTerms,
     started: float,
     now: float,
+    *,
+    as_one: bool = False,
 ) -> tuple[Publication, list[Effect]]:
     """Publish a version to every worker that has the model, or to named workers.
+
+    With `as_one`, `publish_as_one` makes this call for each of its versions.
 
     Raises:
         UnknownWorkerError: A named worker has never joined; nothing was published.
@@ -151,9 +155,9 @@ def publish(
     """
     workers = terms.workers
     if workers is not None:
-        if text := absent.unknown(state, workers):
-            raise UnknownWorkerError(text)
-        _check_named(state, workers)
+        _check_known(state, workers)
+        if as_one:
+            workers = tuple([name for name in workers if _is_for(state, offered, name)])
         offered.restrict(workers)
     if offered.key is not None and offered.key[0] != state.epoch:
         raise ValueError(f"the epoch changed from {offered.key[0]} to {state.epoch} meanwhile")
@@ -182,7 +186,31 @@ def publish(
     state.open(call)
     if len(state.calls) > CALLS_MAX:  # the calls of all models; `bound` counts this model's
         effects += calls.bound(state, version.model, now)
-    return call, effects + calls.settle(state, call, now)
+    return call, effects if as_one else effects + calls.settle(state, call, now)
+
+
+def publish_as_one(
+    state: PublisherState,
+    offers: Mapping[int, VersionOffer],
+    terms: PublishTerms,
+    started: float,
+    now: float,
+) -> tuple[list[Publication], list[Effect]]:
+    """Publish versions of several models, by the numbers of their calls, to commit all or none.
+
+    Raises:
+        UnknownWorkerError, ValueError: As in `publish`.
+    """
+    if terms.workers is not None:
+        _check_known(state, terms.workers)
+    numbers = {offer.model: state.versions(offer.model).next_number for offer in offers.values()}
+    parts, effects = list[Publication](), list[Effect]()
+    for number, offer in offers.items():
+        offer.join({model: n for model, n in numbers.items() if model != offer.model})
+        call, sent = publish(state, number, offer, terms, started, now, as_one=True)
+        parts.append(call)
+        effects += sent
+    return parts, effects + calls.settle(state, Group(parts), now)
 
 
 def _release(
@@ -242,6 +270,21 @@ def _release(
         live = [p for p in alone if not (p.lost or (p.shared and version.unstamped))]
         effects += [Send(addressed(state, announce, version, p), to=p.identity) for p in live]
     return effects
+
+
+def _check_known(state: PublisherState, workers: Collection[str]) -> None:
+    """Raise an error if a version cannot be published to these workers."""
+    if text := absent.unknown(state, workers):
+        raise UnknownWorkerError(text)
+    _check_named(state, workers)
+
+
+def _is_for(state: PublisherState, offered: VersionOffer, name: str) -> bool:
+    """Return whether a named worker has to take a version: it wants the model, or no companion."""
+    peer = state.roster.by_name(name)
+    if peer is None or offered.model in peer.hello.models:
+        return True
+    return offered.companions.keys().isdisjoint(peer.hello.models)
 
 
 def _check_named(state: PublisherState, workers: Collection[str]) -> None:

@@ -71,6 +71,11 @@ class Versions:
         version = self._versions[number] = Version(offer, epoch, number)
         return version
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next version."""
+        return self._count + 1
+
     def end_epoch(self) -> None:
         """Drop all versions, and begin anew: the next version is of a later epoch."""
         for version in list(self):

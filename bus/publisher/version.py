@@ -242,6 +242,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         only: The names of the workers that the version is for; None: for all.
         sources: Where the chunks are that this publisher lacks. (N1)
         obtain: Begins to get these chunks from there, and then calls `PublisherMachine.obtained`.
+        companions: The numbers of the versions of other models that are published as one with it.
     """
 
     model: str
@@ -260,6 +261,7 @@ class VersionOffer(msgspec.Struct, eq=False):
     only: frozenset[str] | None = None
     sources: tuple[Source, ...] = ()
     obtain: "Callable[[Version], None] | None" = None
+    companions: Mapping[str, int] = {}
 
     @classmethod
     def of(
@@ -309,6 +311,10 @@ class VersionOffer(msgspec.Struct, eq=False):
     def restrict(self, workers: Collection[str]) -> None:
         """Offer the version to these workers only."""
         self.only = frozenset(workers)
+
+    def join(self, companions: Mapping[str, int]) -> None:
+        """Offer the version as one with these versions of other models."""
+        self.companions = companions
 
 
 class Chunked:
@@ -384,6 +390,7 @@ class Version(Chunked):
         receivers: Names of the workers that are receiving the version.
         terms: The terms of the announcement, until the version is committed.
         only: The names of the workers that the version is for; None: for all.
+        companions: The numbers of the versions of other models that are published as one with it.
         shared: The segment from which workers on this host may read the version now, if any.
         unstamped: The segment of a version that is not complete yet, if it is in one.
         phase: The version's phase (`phases.py`).
@@ -410,6 +417,7 @@ class Version(Chunked):
         self.names, self.metadata, self.keep = offer.names, offer.metadata, offer.keep
         self.detail, self.terms, self.only = offer.detail, offer.terms, offer.only
         self.sources, self.obtain = offer.sources, offer.obtain
+        self.companions = offer.companions
         self.patches: tuple[VersionPatch, ...] = ()
         if offer.patches:
             self.patches = tuple([VersionPatch(self, patch) for patch in offer.patches])

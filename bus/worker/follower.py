@@ -47,6 +47,7 @@ from ..messages import (
 from ..protocol_limits import APPLIES_MAX, WINDOW_CHUNKS
 from ..staged import SharedMemory, StagedVersion
 from . import reports
+from .companions import Companions
 from .events import Copied, Decoded, Gathered, Granted, OfModel, Opened, Report, Waits, Wanted
 from .fetch_planner import FetchPlanner
 from .layouts import Acceptance, Accepts, Expected, about
@@ -71,6 +72,8 @@ class Follower:
         bytes_max: The largest version to stage, in bytes.
         timing: The timeouts and intervals.
         expected: The expected size and layout of versions, where known.
+        companions: Makes versions of several models ready at once; None: there is one model.
+        versions: The versions of the model, to which `companions` refers; None: new ones.
     """
 
     def __init__(
@@ -80,11 +83,14 @@ class Follower:
         bytes_max: int,
         timing: Timing,
         expected: Expected = Expected(),  # noqa: B008 - it cannot change
+        companions: Companions | None = None,
+        versions: VersionStore | None = None,
     ) -> None:
         self.model = model
         self.timing = timing
         self.shared = False  # versions are read from shared memory: nothing is pushed
-        self.versions = VersionStore()
+        self.versions = versions or VersionStore()
+        self._companions = companions or Companions({model: self.versions})
         self._expected = expected
         self._acceptance = Acceptance(model, accepts, bytes_max, expected)
         self.planner = FetchPlanner(model, self.versions, timing)
@@ -157,7 +163,7 @@ class Follower:
             return None
         if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
             return None
-        if announce.commit != "auto" or announce.acknowledge != "applied":
+        if announce.commit != "auto" or announce.acknowledge != "applied" or announce.companions:
             return None
         whole = announce.whole
         if announce.shared is not None or whole is None or not is_whole(announce, whole, data):
@@ -188,6 +194,7 @@ class Follower:
             Renamed(self.model, *key, rename.metadata),
             report,
             *self._change_mode("completed", now),
+            *(self._companions.complete() if self._companions.waited_for else ()),
         ]
 
     def _begin(self, entry: VersionEntry, now: float, data: Buffer | None = None) -> list[Effect]:
@@ -213,7 +220,7 @@ class Follower:
         if entry is None or entry.lacks != "segment" or entry.key != opened.key:
             return []
         at_once = entry.announce.acknowledge == "applied" and entry.announce.commit == "auto"
-        if memory is not None and at_once:
+        if memory is not None and at_once and not entry.announce.companions:
             return self._map(entry, memory, now)
         entry.resolve("opened", memory=memory)
         return self._reserve(entry, now)
@@ -454,7 +461,12 @@ class Follower:
         named = self.model, entry.key, entry.layout, chunks.memory, chunks.digest
         us = round(took * 1e6)
         staged = StagedVersion(
-            *named, say_staged=say, patch=patch, decode_us=us, metadata=announce.metadata
+            *named,
+            say_staged=say,
+            patch=patch,
+            decode_us=us,
+            metadata=announce.metadata,
+            companions=announce.companions,
         )
         self.versions.move(entry, "whole", staged)
         effects = reports.staged([entry]) if say else []
@@ -465,6 +477,10 @@ class Follower:
         return effects + self._change_mode("completed", now)
 
     def _commit(self, entry: VersionEntry) -> list[Effect]:
+        """Make a staged version ready, once its companions are here. (C2)"""
+        if entry.announce.companions:
+            entry.commit()
+            return self._companions.complete()
         self.versions.move(entry, "committed")
         return [Ready(entry.staged)]
 
@@ -586,7 +602,11 @@ class Follower:
                 effects = self.fail(entry.key, "no-memory", report.text, now)[:1]
             elif what == "stale":
                 self.network_only = entry.key
-        if what in ("taken", "put-back"):
+        if what == "taken":
+            return effects
+        if self._companions.waited_for:
+            effects += self._companions.complete()
+        if what == "put-back":
             return effects
         if what == "stale":
             return effects + self.planner.request_latest(entry.key[0], now, at_once=True)
@@ -697,8 +717,8 @@ class Follower:
             self.epoch = max(self.epoch, running.epoch)
         for entry in versions.all("staged"):
             if entry.announce.commit == "auto":
-                versions.move(entry, "committed")
-        return [*effects, *(Ready(entry.staged) for entry in versions.all("ready"))]
+                entry.commit()
+        return effects
 
     # Time.
 
@@ -731,7 +751,8 @@ class Follower:
             effects.append(applied(self.model, running.running, running.staged, running.text))
         if self.failed is not None:
             effects.append(self._failure(self.failed))
-        ready = [applying] if applying is not None else versions.all("ready")
+        held = [entry for entry in versions.all("staged") if entry.committed]
+        ready = [applying] if applying is not None else versions.all("ready") + held
         if ready and (applying is not None or arriving is None):
             effects.append(reports.progress(max(ready, key=lambda entry: entry.key)))
         return effects

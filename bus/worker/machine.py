@@ -20,6 +20,7 @@ from ..effects import (
     Open,
     Prefault,
     Probe,
+    Ready,
     Redial,
     Refused,
     Send,
@@ -58,6 +59,7 @@ from ..staged import SharedMemory
 from ..token_bucket import TokenBucket
 from . import reports
 from .addresses import Addresses, Fault
+from .companions import Companions
 from .events import Examined, Flush, LoopEvent, Opened, Probed, Report, Wanted
 from .follower import Follower, applied
 from .keyring import Keyring
@@ -65,6 +67,7 @@ from .layouts import Accepts, Expected
 from .session import Session
 from .tables import TURNED_AWAY
 from .transfer import place_for
+from .version_store import VersionStore
 
 FLUSHING = 2**52  # a ping's token of at least this marks a flush; a smaller token is the time
 
@@ -110,7 +113,12 @@ class WorkerMachine:
         like = {m: (expected or {}).get(m, Expected()) for m in models}
         known = {m: e._replace(keyring=keyring, patches=patches) for m, e in like.items()}
         self.timing, self._keyring = timing or Timing(), keyring
-        self.followers = {m: Follower(m, accepts, bytes_max, self.timing, known[m]) for m in known}
+        stores = {model: VersionStore() for model in known}
+        self._companions = Companions(stores)
+        self.followers = {
+            m: Follower(m, accepts, bytes_max, self.timing, e, self._companions, stores[m])
+            for m, e in known.items()
+        }
         self._bytes_max = bytes_max
         self.addresses = Addresses(addresses, self.timing)
         self.session = Session(self.timing)
@@ -505,6 +513,9 @@ class WorkerMachine:
         for model, follower in self.followers.items():
             report = event if isinstance(event, Report) and event.model == model else None
             effects += follower.broken(why, now, report)
+        self._companions.complete()
+        ready = [e.staged for f in self.followers.values() for e in f.versions.all("ready")]
+        effects += [Ready(ready[0], tuple(ready[1:]))] if ready else []
         self.session.change("unknown")
         return effects
 

@@ -51,6 +51,7 @@ class VersionEntry(Struct, eq=False):
     chunks: Chunks[Memory] | None = None  # its buffer, and which chunks are there
     transfer: Transfer = NOT_YET  # while it arrives
     staged: StagedVersion = NOT_YET  # once it is whole
+    committed: bool = False  # while it is staged: it waits for its companions only
     running: Running = NOT_YET  # while it runs
     blocked_by: str = ""  # what delays the apply, and since when
     text: str = ""  # a remark to report while it runs
@@ -94,6 +95,10 @@ class VersionEntry(Struct, eq=False):
     def set_transfer(self, transfer: Transfer) -> None:
         """Replace the transfer by another one."""
         self.transfer = transfer
+
+    def commit(self) -> None:
+        """Record that the version may be applied, once its companions are here."""
+        self.committed = True
 
     def blocked(self, by: str) -> bool:
         """Set what delays the apply; return True if nothing delayed the apply before."""

@@ -229,6 +229,8 @@ export interface Announce {
   readonly workers: readonly string[];
   /** Where else chunks of the version are (N1). */
   readonly sources: readonly Source[];
+  /** The numbers of the versions of other models that are published as one with this version. */
+  readonly companions: ReadonlyMap<string, number>;
 }
 
 /** One chunk of a version's data section. The payload is the chunk. */
@@ -622,6 +624,7 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
     ),
     workers: f.optional(f.array(f.name, NAMED_MAX), []),
     sources: f.optional(f.array(source, SOURCES_MAX), []),
+    companions: f.optional(f.map(f.name, f.count, MODELS_MAX), new Map()),
   },
   chunk: {
     model: f.name,
@@ -705,3 +708,4 @@ export const UPSTREAM = "upstream";
 export const TICKET = "ticket";
 export const CHECKING = "checking";
 export const RELAY = "relay";
+export const COMPANIONS = "companions";

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,7 @@ log = logging.getLogger("weightbus.subscriber")
 PATIENCE_SECONDS = READING_SECONDS / 2
 WARN_SECONDS = 1.0  # seconds that a version waits for readers before the log warns
 PINNED_MAX = 4  # most pinned buffers: those of one model
+Memory = NDArray[np.uint8]
 NEVER: Callable[[], bool] = bool  # a `stop` function that always returns False
 
 
@@ -412,6 +413,8 @@ class Applier:
         Returns:
             Whether the caller's wait is over, and the applied version (None: none was applied).
         """
+        if staged.others:
+            return self._attempt_as_one(staged, deadline, stop)
         waits, lock = False, self.lock_of(staged.model)
         try:
             if self._before_apply is not None:
@@ -435,10 +438,48 @@ class Applier:
             raise
         return update is not None, update
 
+    def _attempt_as_one(
+        self, staged: StagedVersion, deadline: float, stop: Callable[[], bool]
+    ) -> tuple[bool, Update | None]:
+        # As `_attempt`, of versions that are applied at once.
+        waits, each = True, _in_order(staged)
+        try:
+            if self._before_apply is not None:
+                waits = False
+                self._approve_as_one(each, self._before_apply)
+                waits = True
+            for one in each:
+                self._targets[one.model].ahead(one)
+            with ExitStack() as held:
+                for lock in self._locks_of(each):
+                    left = max(0.0, deadline - time.monotonic())
+                    ended = lambda: self._ready_queue.closed or stop()  # noqa: E731
+                    held.enter_context(self._writing(lock, staged, left, ended))
+                waits = False
+                update = self._apply_as_one(each)
+        except InUseError:
+            self._put_back(staged)
+            self._ready_queue.check_open()
+            return True, None
+        except StaleError:
+            return False, None
+        except BaseException:
+            if waits:
+                self._put_back(staged)
+            raise
+        return update is not None, update
+
+    def _locks_of(self, each: Sequence[StagedVersion]) -> list[ReadingLock]:
+        """Return the locks of these versions' models, in the order in which all threads wait."""
+        files = sorted(one.model for one in each if one.model in self._files)
+        in_memory = [self.lock] if len(files) < len(each) else []
+        return in_memory + [self._files[model] for model in files]
+
     def _put_back(self, staged: StagedVersion) -> None:
-        self._say(staged, "put-back")
-        if not self._ready_queue.put_back(staged):  # a newer version is ready
-            self._say(staged, "newer")
+        for one in (staged, *staged.others):
+            self._say(one, "put-back")
+        for replaced in self._ready_queue.put_back(staged):  # a newer version is ready
+            self._say(replaced, "newer")
 
     def at_once(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, unless the lock is in use.
@@ -516,6 +557,21 @@ class Applier:
             self._failed(staged, error, intact=True)
         self._approved[staged.model] = staged.key
 
+    def _approve_as_one(
+        self, each: Sequence[StagedVersion], before_apply: Callable[[Offer], object]
+    ) -> None:
+        """Call `before_apply` for versions that are applied at once: one refused, all fail."""
+        for one in each:
+            try:
+                self._approve(one, before_apply)
+            except StaleError as error:
+                self._drop_others(each, one, error, "failed", {})
+                self._say(one, "stale")
+                raise
+            except BaseException as error:
+                self._drop_others(each, one, error, "declined", {})
+                raise
+
     def _outdated(self, model: str, key: tuple[int, int]) -> bool:
         running = self._runs.get(model)
         return running is not None and (running.epoch, running.version) >= key
@@ -580,6 +636,108 @@ class Applier:
             on_apply(update)
         return update
 
+    def _apply_as_one(self, each: Sequence[StagedVersion]) -> Update | None:
+        """Apply versions at once, while all of their models are locked; return the last update.
+
+        If one fails, the others are undone. What cannot be undone runs no version then, so no
+        reader sees a new version of one model beside an old version of another.
+        """
+        for one in each:
+            what: Outcome = "newer" if self._outdated(one.model, one.key) else "taken"
+            self._say(one, what)
+        each = [one for one in each if not self._outdated(one.model, one.key)]
+        updates, memory = dict[str, Update](), dict[str, Memory | None]()
+        written = dict[str, bool]()  # by model, whether it ran no version before
+        one = each[0] if each else None
+        try:
+            for one in each:
+                self._check_fits(one)
+            for one in each:
+                written[one.model] = one.model in self.lock_of(one.model).invalid
+                lock = self.lock_of(one.model)
+                updates[one.model] = self._copy(lock, one, self._targets[one.model])
+            for one in each:
+                self.lock_of(one.model).mark_valid(one.model)
+            for one in each:
+                if self._on_commit is not None:
+                    late = partial(self._late, one, "on_commit", lambda: False, writes=True)
+                    self._calls.make(partial(self._on_commit, updates[one.model]), late)
+            for one in each:
+                memory[one.model] = self._targets[one.model].lies_in(one)
+                self._targets[one.model].settle()
+        except BaseException as error:
+            assert one is not None  # noqa: S101 - without versions nothing is done
+            self._failed_as_one(each, one, error, written)
+        with self._ready_queue.lock:
+            self._runs |= updates
+            self._layouts |= {one.model: one.layout for one in each}
+            self._ready_queue.changed.notify_all()
+        for one in each:
+            target, update = self._targets[one.model], updates[one.model]
+            kept, told = target.asks_user and target.keeps(one.key), (target.detail, update.digest)
+            about = one.model, one.key
+            self._tell(Report(*about, "applied", *told, bytes=memory[one.model], kept=kept))
+            if SDK in sys.modules:
+                on_apply(update)
+        *others, last = updates.values() or [None]
+        for update in others:
+            self._ready_queue.keep_update(update.model, update)
+        return last
+
+    def _check_fits(self, staged: StagedVersion) -> None:
+        """Raise StateError if a version does not fit its target, which is not written to yet."""
+        if misfit := self._targets[staged.model].fault(staged.layout):
+            raise StateError(misfit)
+
+    def _failed_as_one(
+        self,
+        each: Sequence[StagedVersion],
+        culprit: StagedVersion,
+        error: BaseException,
+        written: Mapping[str, bool],
+    ) -> NoReturn:
+        """Undo versions that were to be applied at once, report that, and raise the error.
+
+        Args:
+            each: The versions.
+            culprit: The one that has failed.
+            error: The error.
+            written: The models whose targets were written to, and whether each ran no version.
+        """
+        invalid = [*written.items()]
+        undone = {m: _undone(self._targets[m], was_invalid=w) for m, w in reversed(invalid)}
+        torn = not all(undone.values())
+        intact = undone.get(culprit.model, True)
+        if isinstance(error, LateError):
+            self._drop_others(each, culprit, error, "failed", undone)
+            self._returned(culprit, error)
+        stale = isinstance(error, StaleError) and intact
+        again = torn or stale or not_applied("", 0, 0, error, intact=True).code == "no-memory"
+        self._drop_others(each, culprit, error, "failed" if again else "declined", undone)
+        if stale:
+            self._say(culprit, "stale")
+            raise error
+        self._failed(culprit, error, intact=intact, what="failed" if torn and intact else None)
+
+    def _drop_others(
+        self,
+        each: Sequence[StagedVersion],
+        culprit: StagedVersion,
+        error: BaseException,
+        what: Outcome,
+        undone: Mapping[str, bool],
+    ) -> None:
+        """Report that versions are not applied, as one that belongs to them has failed.
+
+        `what`: the outcome of those whose models are unchanged; `undone`: whether a model is.
+        """
+        version = f"version {culprit.version} of {culprit.model}"
+        cause = RuntimeError(f"{version} has failed, which is published as one: {told_of(error)}")
+        for one in each:
+            if one is not culprit:
+                intact = undone.get(one.model, True)
+                self._fail(one, cause, intact=intact, what=what if intact else None)
+
     def _copy(self, lock: ReadingLock, staged: StagedVersion, target: Target) -> Update:
         # Copy a version into its target, and call `on_commit`; return its `Update`.
         before, digest, devices = time.perf_counter(), staged.digest, target.devices
@@ -633,18 +791,32 @@ class Applier:
         self._tell(Report(staged.model, staged.key, "declined", kept=kept))
         raise late.told
 
-    def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
+    def _failed(
+        self,
+        staged: StagedVersion,
+        error: BaseException,
+        *,
+        intact: bool,
+        what: Outcome | None = None,
+    ) -> NoReturn:
         """Report a failed apply to readers and to the publisher; raise the error."""
-        told = self._fail(staged, error, intact=intact)
+        told = self._fail(staged, error, intact=intact, what=what)
         try:
             raise told if isinstance(error, Exception) else error
         finally:  # break the cycle of errors and this frame, which holds the version's memory
             del told, error
 
     def _fail(
-        self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
+        self,
+        staged: StagedVersion,
+        error: BaseException,
+        *,
+        intact: bool,
+        still: bool = False,
+        what: Outcome | None = None,
     ) -> ApplyError:
         # Report a failed apply; return the error. `intact` is true if the old version still runs.
+        # `what`: the outcome, if it does not follow from the error.
         target, misfit = self._targets[staged.model], ""
         if intact and isinstance(error, StateError):  # the target may have changed meanwhile
             misfit = target.fault(staged.layout)
@@ -658,13 +830,18 @@ class Applier:
                 self._runs.pop(staged.model, None)
                 self._ready_queue.changed.notify_all()
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
-        what = full if intact else "torn"
+        what = what or (full if intact else "torn")
         kept, text = target.keeps(staged.key), misfit or told_of(error)
         report = Report(
             staged.model, staged.key, what, text, still=still, kept=kept, misfit=bool(misfit)
         )
         self._tell(report)
         return told
+
+
+def _in_order(staged: StagedVersion) -> Sequence[StagedVersion]:
+    """Return versions to apply at once; first those in shared memory, which may be gone."""
+    return sorted((*staged.others, staged), key=lambda one: one.shared is None)
 
 
 def _doing(staged: StagedVersion) -> str:

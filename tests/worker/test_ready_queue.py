@@ -27,8 +27,8 @@ def rejected(version: int, model: str = "a") -> ApplyError:
 
 def test_a_newer_version_takes_the_place_of_an_older() -> None:
     ready_queue, one, two = ReadyQueue(), staged("a", 1), staged("a", 2)
-    assert ready_queue.put(one) is None
-    assert ready_queue.put(two) is one
+    assert ready_queue.put(one) == []
+    assert ready_queue.put(two) == [one]
     assert ready_queue.take(0) is two
     assert ready_queue.take(0) is None
 
@@ -170,10 +170,10 @@ def test_whoever_waits_for_some_models_is_left_nothing_of_others() -> None:
 
 def test_what_is_put_back_is_there_again_unless_a_newer_one_is() -> None:
     ready_queue, one, two = ReadyQueue(), staged("a", 1), staged("a", 2)
-    assert ready_queue.put_back(one)
+    assert ready_queue.put_back(one) == []
     assert ready_queue.take(0) is one
     ready_queue.put(two)
-    assert not ready_queue.put_back(one)
+    assert ready_queue.put_back(one) == [one]
     assert ready_queue.take(0) is two
 
 

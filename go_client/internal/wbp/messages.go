@@ -132,6 +132,7 @@ type Announce struct {
 	Metadata    map[string]string `json:"metadata,omitempty"` // texts about the version
 	Workers     []string          `json:"workers,omitempty"`
 	Sources     []Source          `json:"sources,omitempty"` // where else chunks of the version are
+	Companions  map[string]int64  `json:"companions,omitempty"`
 }
 
 // Kind returns the type of the message, as in its header.
@@ -439,6 +440,7 @@ func readAnnounce(f *fields) Message {
 		Metadata:    optional(f, "metadata", nil, mapOf(MetadataMax, shortTo(MetadataNameMax), text(TextMax))),
 		Workers:     optional(f, "workers", nil, arrayOf(NamedMax, name)),
 		Sources:     optional(f, "sources", nil, arrayOf(SourcesMax, objectOf(readSource))),
+		Companions:  optional(f, "companions", nil, mapOf(ModelsMax, IsName, integer(0, IntegerMax))),
 	}
 }
 

@@ -570,6 +570,9 @@ pub struct Announce {
     /// Where else chunks of the version are (N1).
     #[serde(skip_serializing_if = "is_default")]
     pub sources: Vec<Source>,
+    /// The numbers of the versions of other models that are published as one with this version.
+    #[serde(skip_serializing_if = "is_default")]
+    pub companions: BTreeMap<String, u64>,
 }
 
 impl Announce {
@@ -597,6 +600,7 @@ impl Announce {
                 .optional("metadata", map(METADATA_MAX, text(METADATA_NAME_MAX), text(TEXT_MAX)))?,
             workers: fields.optional("workers", array(NAMED_MAX, name))?,
             sources: fields.optional("sources", array(SOURCES_MAX, object(Source::read)))?,
+            companions: fields.optional("companions", map(MODELS_MAX, name, count))?,
         })
     }
 }
@@ -1380,3 +1384,5 @@ pub const TICKET: &str = "ticket";
 pub const CHECKING: &str = "checking";
 /// Of a worker: a relay, which sends `below`; of a publisher: takes `below`.
 pub const RELAY: &str = "relay";
+/// Applies a version and its companions at once.
+pub const COMPANIONS: &str = "companions";
