@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ..codecs.errors import WeightBusError
 
 if TYPE_CHECKING:
-    from .receipt import Receipt
+    from .receipt import Receipt, Receipts
 
 
 # Codes of errors that say that disk, memory or descriptors are exhausted, perhaps temporarily.
@@ -89,13 +89,15 @@ class PublishError(WeightBusError):
 
     Attributes:
         receipt: The receipt: what every worker did with the version, and when.
+        receipts: Of `publish_many`: the receipts of all models, of which `receipt` is the first.
+            None: of other calls.
     """
 
     __module__ = "weightbus"
 
-    def __init__(self, text: str, receipt: Receipt) -> None:
+    def __init__(self, text: str, receipt: Receipt, receipts: Receipts | None = None) -> None:
         super().__init__(text)
-        self.receipt = receipt
+        self.receipt, self.receipts = receipt, receipts
 
 
 class RefusedError(WeightBusError):

@@ -1,12 +1,22 @@
 """The receipt of a publish: what each worker did with the version, and when."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from .units import span
 
 State = Literal["applied", "staged", "failed", "lost", "behind", "skipped", "left"]
+# The state of a worker that takes several models is the first of these that it has for one.
+LEAST_DONE: tuple[State, ...] = (
+    "failed",
+    "left",
+    "lost",
+    "behind",
+    "staged",
+    "skipped",
+    "applied",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +102,48 @@ class Receipt:
         head += f": {self.detail}" if self.detail else ""
         workers = [str(worker) for worker in self.workers.values()]
         return "; ".join([head, *(workers or ["no worker is connected: it waits for workers"])])
+
+
+class Receipts(Mapping[str, Receipt]):
+    """The result of `publish_many`: the receipt of each model, by its id.
+
+    Args:
+        receipts: The receipts.
+
+    Attributes:
+        workers: By name, the state of each worker with all models that it takes. It is `applied`
+            once it runs all of these versions (or newer ones); otherwise it is the state of the
+            model with which the worker is least far.
+    """
+
+    __module__ = "weightbus.types"
+
+    def __init__(self, receipts: Mapping[str, Receipt]) -> None:
+        self._receipts = dict(receipts)
+        known = [w for receipt in self._receipts.values() for w in receipt.workers.values()]
+        states: dict[str, list[State]] = {worker.name: [] for worker in known}
+        for worker in known:
+            states[worker.name].append(worker.state)
+        self.workers: Mapping[str, State] = {
+            name: min(each, key=LEAST_DONE.index) for name, each in states.items()
+        }
+
+    def in_state(self, *states: State) -> list[str]:
+        """Return the names of the workers that are in one of these states, sorted."""
+        return sorted(name for name, state in self.workers.items() if state in states)
+
+    def __getitem__(self, model: str) -> Receipt:
+        return self._receipts[model]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._receipts)
+
+    def __len__(self) -> int:
+        return len(self._receipts)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._receipts.values()))
+
+    def __repr__(self) -> str:
+        versions = ", ".join(f"{r.model} version {r.version}" for r in self._receipts.values())
+        return f"<Receipts of {versions}: {self.workers}>"

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -25,7 +25,7 @@ from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.roster import PatchCandidate
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import CommitMode, VersionOffer
-from ..bus.receipt import Receipt
+from ..bus.receipt import Receipt, Receipts
 from ..bus.trust.keys import PublisherKeys
 from ..codecs.layout import Layout, Signature
 from ..codecs.precision import precision_of
@@ -61,6 +61,7 @@ from .options import (
     request,
     shows_keywords_of,
 )
+from .publishing.as_one import Copied, by_model, drop_all, receipts_of
 from .publishing.events import call_for_events
 from .publishing.models import PublishedModel, after, restore
 from .publishing.opening import open_loop
@@ -276,6 +277,120 @@ class Publisher(InOneProcess):
         left = started + asked.terms.timeout - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
+    def publish_many(
+        self,
+        models: Mapping[str, object],
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        expect: int | None = None,
+        timeout: float = TIMEOUT,
+        metadata: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
+    ) -> Receipts:
+        """Publish new versions of several models as one, and wait until the workers have them.
+
+        No worker applies one of the versions before `require` workers have staged all of them that
+        they take; if too few do so in time, no worker applies any. A worker that takes several of
+        the models applies their versions at once: no reader there sees a new version of one beside
+        an old version of another. A worker that takes only some of the models waits for no other.
+
+        Args:
+            models: The weights of each model, by its id: as in `publish`.
+            workers, timeout, metadata, settings: As in `publish`, for all models.
+            require, expect: As in `publish`. They count workers that take one or more of the
+                models; a worker has succeeded with all models that it takes.
+
+        Returns:
+            The receipt of each model, by its id; and the state of each worker with all of them.
+
+        Raises:
+            PublishError: Fewer workers succeeded than required. The error has the `receipts`.
+            ValueError: `models` is not such a mapping, or is empty; nothing was published.
+            UnknownWorkerError, StateError, DeadlineError, ClosedError, RuntimeError: As in
+                `publish`; no version was published.
+        """
+        started, named = time.monotonic(), by_model(models)
+        asked = self._request(
+            workers=workers,
+            require=require,
+            expect=expect,
+            commit="together",
+            timeout=timeout,
+            metadata=metadata,
+            settings=settings,
+        )
+        self._check_usable()
+        if asked.terms.workers:
+            self._check_known(asked.terms.workers)
+        until = Deadline(started + timeout, _LATE, model=" and ".join(named), timeout=timeout)
+        futures, copied = {model: self._loop.promise() for model in named}, list[Copied]()
+        try:
+            published = self._publish_each(
+                sorted(named), named, asked, started, until, copied, futures
+            )
+        except BaseException:
+            drop_all(copied)
+            raise
+        result_of(published, until.left() + ANSWER_SECONDS)
+        for future in futures.values() if self.shown.counting else ():
+            self.shown.count(future, started)
+        return receipts_of(futures, lambda: until.left() + ANSWER_SECONDS)
+
+    def _publish_each(
+        self,
+        left: Sequence[str],
+        models: Mapping[str, object],
+        asked: Request,
+        started: float,
+        until: Deadline,
+        copied: list[Copied],
+        futures: Mapping[str, Promise],
+    ) -> "Future[None]":
+        """Copy the weights of the models that are `left`, one after another, then publish all.
+
+        Each stays locked until then. All threads lock models in the same order, that of their ids.
+        """
+        if not left:
+            return self._publish_copied(asked, started, until, copied, futures)
+        kept = self._model(left[0])
+        if not kept.lock.acquire(blocking=False):
+            _check_not_interrupted(kept)
+            kept.wait_for_lock(until)
+        try:
+            offer, arriving = kept.snapshot(
+                models[kept.name],
+                replaces_latest=False,
+                precision=asked.precision,
+                renaming=asked.renaming,
+                hashed=lambda: True,  # workers report digests
+                make_room=partial(self._loop.make_room, kept.name),
+                deadline=until,
+            )
+            copied.append(Copied(kept, offer, arriving))
+            return self._publish_each(left[1:], models, asked, started, until, copied, futures)
+        finally:
+            kept.lock.release()
+
+    def _publish_copied(
+        self,
+        asked: Request,
+        started: float,
+        until: Deadline,
+        copied: list[Copied],
+        futures: Mapping[str, Promise],
+    ) -> "Future[None]":
+        # Publish copies of several models, whose locks are held.
+        for each in copied:
+            each.wait(until)
+        for kept, offer, _ in copied:
+            if asked.metadata is not None:
+                offer.metadata = asked.metadata
+            self._offer_patches(asked, kept, offer, until)
+        offers, answers = [c.offer for c in copied], [futures[c.kept.name] for c in copied]
+        copied.clear()  # the publisher's thread owns their memory now
+        return self._loop.submit_as_one(offers, asked.terms, started, answers)
+
     @shows_keywords_of(publish)
     def publish_async(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -363,14 +478,20 @@ class Publisher(InOneProcess):
         if offer.count_lost is not None:
             kept.check_overflow(offer)
         if asked.encoding != "raw" or kept.bases.kept:
-            shared, workers = offer.shared is not None, asked.terms.workers
-
-            def patch_candidates() -> list[PatchCandidate]:
-                asks = self._loop.patch_candidates(kept.name, workers, shared=shared)
-                return result_of(asks, ANSWER_SECONDS)
-
-            kept.offer(offer, asked.encoding, patch_candidates, until, to_all=not workers)
+            self._offer_patches(asked, kept, offer, until)
         self._loop.submit(offer, asked.terms, started, future)
+
+    def _offer_patches(
+        self, asked: Request, kept: PublishedModel, offer: VersionOffer, until: Deadline
+    ) -> None:
+        """Add patches to copied weights, if requested."""
+        shared, workers = offer.shared is not None, asked.terms.workers
+
+        def patch_candidates() -> list[PatchCandidate]:
+            asks = self._loop.patch_candidates(kept.name, workers, shared=shared)
+            return result_of(asks, ANSWER_SECONDS)
+
+        kept.offer(offer, asked.encoding, patch_candidates, until, to_all=not workers)
 
     def wait_for_commit(
         self, publishing: "Future[Receipt]", timeout: float

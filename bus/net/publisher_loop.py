@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -179,6 +179,47 @@ class PublisherLoop:
                 self._perform(effects, now)
 
         self._hand_over(work, answer)
+
+    def submit_as_one(
+        self,
+        offers: Sequence[VersionOffer],
+        terms: PublishTerms,
+        started: float,
+        answers: "Sequence[Promise]",
+    ) -> Future[None]:
+        """Publish versions of several models as one; `answers` get their receipts, or errors.
+
+        Return a future that is done once they are published. It has the error if none is.
+        """
+        published: Future[None] = Future()
+
+        def work(now: float) -> None:
+            numbers = range(self._count + 1, self._count + 1 + len(offers))
+            self._count += len(offers)
+            self._open |= dict(zip(numbers, answers, strict=True))
+            try:
+                for offer in offers:
+                    shared = offer.shared is not None
+                    sends = self.known.sends(offer.model, terms.workers, shared=shared)
+                    if self._sealer is not None and sends:
+                        self._sealer.reserve(offer.model, offer.layout.nbytes)
+                named = dict(zip(numbers, offers, strict=True))
+                parts, effects = self._machine.publish_as_one(named, terms, started, now)
+            except Exception as error:
+                for number, offer in zip(numbers, offers, strict=True):
+                    del self._open[number]
+                    if not self._machine.unpublish(number, offer):
+                        offer.snapshot.release()
+                self._perform(self._machine.freed(), now)
+                published.set_exception(error)
+            else:
+                for part, answer in zip(parts, answers, strict=True):
+                    answer.publication = part
+                published.set_result(None)
+                self._perform(effects, now)
+
+        self._hand_over(work, published)
+        return published
 
     def after_turns(self, call: Callable[[PublisherMachine, float], None]) -> None:
         """Set a function that the thread calls after each turn with (machine, time).

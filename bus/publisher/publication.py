@@ -23,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from ..receipt import Receipt, State, WorkerReceipt
+from ..receipt import LEAST_DONE, Receipt, State, WorkerReceipt
 from .tables import DECISIONS, TARGETS, Decision, DecisionEvent, TargetEvent
 from .version import AnnouncedTerms, Chunked, CommitMode, Version
 
@@ -32,16 +32,6 @@ Wait = Literal["applied", "staged", "none"]
 _FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
 _STAGED_OR_APPLIED: frozenset[State] = frozenset({"applied", "skipped", "staged"})
 _UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
-# States of a worker in the calls of a group; the group has the first of these that it is in.
-_LEAST_DONE: tuple[State, ...] = (
-    "failed",
-    "left",
-    "lost",
-    "behind",
-    "staged",
-    "skipped",
-    "applied",
-)
 _ZERO_COUNTS: dict[State, int] = dict.fromkeys(TARGETS, 0)
 
 
@@ -318,7 +308,7 @@ class Group(Publication):
     """The calls of versions that are published as one, which are decided and resolved together.
 
     The group itself is a call whose targets have, of their states in its calls, the first of
-    `_LEAST_DONE`. Calls of models that a worker does not want do not concern it.
+    `LEAST_DONE`. Calls of models that a worker does not want do not concern it.
 
     Args:
         parts: The calls, whose terms are the same.
@@ -339,7 +329,7 @@ class Group(Publication):
     def recount(self, name: str, grace_ends: float | None = None) -> None:
         """Set a target's state; `grace_ends`: when the calls stop waiting for a lost one."""
         states = [p.targets[name].state for p in self.parts if name in p.targets]
-        state, known = min(states, key=_LEAST_DONE.index), self.targets.get(name)
+        state, known = min(states, key=LEAST_DONE.index), self.targets.get(name)
         target = self.targets[name] = known or Recipient(name)
         if self.terms.named is None or name in self.terms.named:
             self._counts[target.state] -= known is not None

@@ -2,7 +2,7 @@
 
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.status import HeldVersion, WorkerStatus
-from weightbus.bus.receipt import Receipt, WorkerReceipt
+from weightbus.bus.receipt import Receipt, Receipts, WorkerReceipt
 from weightbus.python_client.applying.applier import Offer, Running, Staged, Update
 from weightbus.python_client.applying.loading import Pairs
 from weightbus.python_client.files.state_folder import StoredVersion
@@ -20,6 +20,7 @@ __all__ = [
     "Offer",
     "Pairs",
     "Receipt",
+    "Receipts",
     "RelayStatus",
     "Running",
     "Sharded",
