@@ -328,7 +328,7 @@ class Group(Publication):
 
     def recount(self, name: str, grace_ends: float | None = None) -> None:
         """Set a target's state; `grace_ends`: when the calls stop waiting for a lost one."""
-        states = [p.targets[name].state for p in self.parts if name in p.targets]
+        states: list[State] = [p.targets[name].state for p in self.parts if name in p.targets]
         state, known = min(states, key=LEAST_DONE.index), self.targets.get(name)
         target = self.targets[name] = known or Recipient(name)
         if self.terms.named is None or name in self.terms.named:

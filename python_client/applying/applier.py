@@ -646,9 +646,11 @@ class Applier:
             what: Outcome = "newer" if self._outdated(one.model, one.key) else "taken"
             self._say(one, what)
         each = [one for one in each if not self._outdated(one.model, one.key)]
+        if not each:
+            return None
         updates, memory = dict[str, Update](), dict[str, Memory | None]()
         written = dict[str, bool]()  # by model, whether it ran no version before
-        one = each[0] if each else None
+        one = each[0]
         try:
             for one in each:
                 self._check_fits(one)
@@ -666,7 +668,6 @@ class Applier:
                 memory[one.model] = self._targets[one.model].lies_in(one)
                 self._targets[one.model].settle()
         except BaseException as error:
-            assert one is not None  # noqa: S101 - without versions nothing is done
             self._failed_as_one(each, one, error, written)
         with self._ready_queue.lock:
             self._runs |= updates
@@ -679,7 +680,7 @@ class Applier:
             self._tell(Report(*about, "applied", *told, bytes=memory[one.model], kept=kept))
             if SDK in sys.modules:
                 on_apply(update)
-        *others, last = updates.values() or [None]
+        *others, last = updates.values()
         for update in others:
             self._ready_queue.keep_update(update.model, update)
         return last

@@ -51,7 +51,7 @@ def by_model(models: object) -> Mapping[str, object]:
         ValueError: `models` is no such mapping, or names no model, too many, or an invalid id.
     """
     wanted = 'write publish_many({"policy": base, "policy.lora": adapter})'
-    if not isinstance(models, Mapping) or is_module(models) or is_tensordict(models):
+    if is_module(models) or is_tensordict(models) or not isinstance(models, Mapping):
         raise ValueError(f"models={type(models).__name__} does not map ids to weights: {wanted}")
     named = cast("Mapping[str, object]", models)
     if not 1 <= len(named) <= MODELS_MAX:

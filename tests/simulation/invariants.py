@@ -8,7 +8,7 @@ memory than the limits allow. No publisher takes an epoch above that of one whic
 worker goes to and fro between two, and what listeners are told of workers is how things stand.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,6 +123,25 @@ class Invariants:
             assert publication.decision == "commit", f"{name} applied {key} before its commit"
         self.applied.setdefault(name, set()).add(key)
 
+    def on_as_one(
+        self,
+        name: str,
+        names: Mapping[str, Key],
+        contents: Mapping[str, bytes],
+        renamed: Collection[Key],
+    ) -> None:
+        """A worker has applied something: it runs nothing without its companions."""
+        for model, key in names.items():
+            version = self.published[key].publication.version
+            if contents[model].startswith(b"torn") or key in renamed:
+                continue
+            for other, number in version.companions.items():
+                if other not in names or contents[other].startswith(b"torn"):
+                    continue
+                needed = (other, key[1], number)
+                same = contents[other] == self.published[needed].data
+                assert names[other] >= needed or same, f"{name} runs {key} with {names[other]}"
+
     def on_rename(self, name: str, key: Key, was: Key, contents: Mapping[str, bytes]) -> None:
         """A worker calls what it runs otherwise: it must be those very bytes."""
         assert contents.get(key[0]) == self.published[key].data, f"{name} has no {key}"
@@ -168,9 +187,11 @@ class Invariants:
         terms = publication.terms
         if achieved and terms.wait != "none":
             done = ["applied", "skipped"] + (["staged"] if terms.wait == "staged" else [])
-            there = sum(w.state in done for w in receipt.workers.values())
+            group = publication.group
+            workers = receipt.workers if group is None else group.targets
+            there = sum(w.state in done for w in workers.values())
             gone = ("left", "lost") if terms.alive else ("left",)
-            present = sum(w.state not in gone for w in receipt.workers.values())
+            present = sum(w.state not in gone for w in workers.values())
             needed = max(present, terms.expect)
             needed = needed if terms.require is None else terms.require
             assert there >= needed, f"achieved with {there} of {needed}: {receipt}"

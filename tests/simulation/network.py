@@ -64,6 +64,8 @@ class Simulation:
         self.ends = random.Random(f"ends of {seed}")  # of connections
         self.patched = seed % 5 == 2
         self.changes = random.Random(f"changes of {seed}")
+        self.many = random.Random(f"many of {seed}")
+        self.grouped = seed % 7 in (3, 4, 6)  # some versions are published as one
         if self.patched:
             self.faults = replace(self.faults, sizes=PATCHED)
         self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
@@ -411,6 +413,20 @@ class Simulation:
         return epoch > self.publisher.machine.state.epoch and older > self.publisher.started - APART
 
     def _wants(self, worker: Worker, version: Version) -> bool:
+        """Return whether a worker takes a version, and what it must apply at once with it."""
+        for model, number in version.companions.items():
+            follower = worker.machine.followers.get(model)
+            versions = self.publisher.machine.state.store[model]
+            latest = versions.latest_for(worker.name)
+            runs = follower.running if follower is not None else None
+            if runs is not None and (runs.epoch, runs.version) >= (version.epoch, number):
+                continue
+            if follower is not None and (latest is None or not self._takes(worker, latest)):
+                self.met.add("companion not taken")
+                return False
+        return self._takes(worker, version)
+
+    def _takes(self, worker: Worker, version: Version) -> bool:
         spoiled = (worker.process, version.model, *version.key) in self.spoiled
         return not spoiled and worker.takes(version.layout)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -67,6 +67,7 @@ class Stored:
     data: bytes
     digest: str
     names: set[tuple[int, int]]  # under which it was published or offered
+    companions: frozenset[str] = frozenset()  # models whose versions it was published as one with
 
 
 class Publisher:
@@ -121,6 +122,7 @@ class Publisher:
         self.before: dict[str, bytes] = {}  # by model, what its trainer published last
         self.copying: set[str] = set()  # models of which the trainer makes a snapshot
         self.open = {}
+        self.settled: dict[str, Version] = {}  # by model, what is to be written to disk
         self.peers: dict[bytes, tuple[Worker, int]] = {}
         for stored in (self.disk or {}).values():
             self.offer_again(stored)
@@ -142,6 +144,9 @@ class Publisher:
         offer = self.made(stored.model, stored.layout, snapshot)
         offer.chunks.fill(stored.digest)
         offer.names = frozenset(stored.names)
+        beside = [(self.disk or {}).get(model) for model in stored.companions]
+        if all(each is not None and stored.model in each.companions for each in beside):
+            offer.companions = dict.fromkeys(stored.companions, 1)
         version, effects = self.machine.offer(offer)
         self.perform(effects)
         stored.names.add(version.key)
@@ -292,17 +297,19 @@ class Publisher:
                 invariants = self.sim.invariants
                 invariants.on_receipt(publication, effect.receipt, effect.achieved)
             case Settled(version) if self.disk is not None:
-                if self.sim.rng.random() < 0.8:  # else the disk is slow, or the end comes first
-                    published = self.sim.invariants.published[version.model, *version.key]
-                    self.disk[version.model] = Stored(
-                        version.model,
-                        version.layout,
-                        published.data,
-                        published.digest,
-                        {version.key, *version.names},
-                    )
+                self.settled[version.model] = version
+                if version.companions.keys() <= self.settled.keys():
+                    if self.sim.rng.random() < 0.8:  # else the disk is slow, or the end comes first
+                        self.disk |= {v.model: self.stored(v) for v in self.settled.values()}
+                    self.settled.clear()
             case _:
                 pass
+
+    def stored(self, version: Version) -> Stored:
+        """Return a version as it is on disk."""
+        published = self.sim.invariants.published[version.model, *version.key]
+        names, about = {version.key, *version.names}, (published.data, published.digest)
+        return Stored(version.model, version.layout, *about, names, frozenset(version.companions))
 
     def rekey(self) -> None:
         """Have another group key."""
@@ -362,12 +369,51 @@ class Publisher:
             timeout=rng.choice([0.5, 3.0, 10.0]),
         )
         about = next(sim.ids), offer, terms, sim.now
+        if sim.grouped and together and "b" not in self.copying and self.publish_many(*about):
+            return True
         self.copying.add(model)
         pause = rng.choice([0.0, 0.0, 0.01, 0.5]) if sim.chaotic else 0.0
         if pause:  # meanwhile the machine may find out that its latest version is gone
             sim.later(pause, self.submit, *about, snapshot, self.incarnation)
         else:
             self.submit(*about, snapshot, self.incarnation)
+        return True
+
+    def publish_many(
+        self, number: int, offer: VersionOffer, terms: PublishTerms, started: float
+    ) -> bool:
+        """Publish a version of each model as one; return whether there was memory for the other."""
+        other = "b" if offer.model == "a" else "a"
+        size = self.sim.many.choice(self.sim.faults.sizes)
+        if other in self.copying:
+            return False
+        try:
+            make_room = partial(self.make_room, other)
+            snapshot = self.take(other, size, make_room, replaces_latest=False)
+        except WeightBusError:
+            return False
+        beside = self.made(other, Layout.plan([("w", "U8", (size,))]), snapshot)
+        offers, data = [offer, beside], list[bytes]()
+        for each in offers:
+            memory = cast("Snapshot", each.snapshot).data
+            data.append(self.trained(each.model, self.sim.rng.randbytes(memory.nbytes)))
+            memory[:] = np.frombuffer(data[-1], np.uint8)
+            self.offer_patches(each, terms.workers)
+            self.discharge(each.model)
+        numbers = number, next(self.sim.ids)
+        try:
+            named = dict(zip(numbers, offers, strict=True))
+            parts, effects = self.machine.publish_as_one(named, terms, started, self.sim.now)
+        except UnknownWorkerError:
+            for each in offers:
+                each.snapshot.release()
+            return True
+        self.sim.met.add("published as one")
+        for part, what in zip(parts, data, strict=True):
+            self.open[part.number] = part
+            self.sim.invariants.on_publish(part, what)
+        self.perform(effects)
+        self.pump()
         return True
 
     def trained(self, model: str, data: bytes) -> bytes:

@@ -25,6 +25,7 @@ MET = {
     *("ended", "closed"),  # connections
     *("patched", "overtaken patch", "unpatched", "1 patches", "2 patches", "rekeyed"),
     *("renamed", "kept though the next one is copied"),  # what an earlier publisher has left
+    *("published as one", "applied as one"),
 }
 
 

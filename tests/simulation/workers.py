@@ -90,6 +90,8 @@ class Worker:
         self.kept: list[tuple[NDArray[np.uint8], bytes]] = []  # what its user goes on using
         self.only: dict[str, tuple[int, int]] = {}  # of a model, what its user wants and no other
         self.applying: set[str] = set()
+        self.busy: set[str] = set()  # models that versions are being applied to
+        self.renamed: set[Key] = set()  # names that came without bytes
         self.sim.every_tick(self.incarnation, self, self.tick)
 
     def open(self, shared: Shared, nbytes: int) -> VirtualView | None:
@@ -108,8 +110,33 @@ class Worker:
     def takes(self, layout: Layout) -> bool:
         return layout.nbytes <= self.bytes_max and not self.objection("", layout)
 
-    def copy(self, staged: StagedVersion, before: tuple[int, int]) -> Steps[list[Effect]]:
-        """Copy a version into the model, in two steps: somebody may want its memory meanwhile."""
+    def copy(self, each: Sequence[StagedVersion]) -> Steps[list[Effect]]:
+        """Copy versions into the models, in steps, which their readers see at once."""
+        read: list[tuple[StagedVersion, bytes, str]] = []
+        for staged in each:
+            found = yield from self.read(staged)
+            if found is None:
+                self.sim.met.add("stale")
+                others = [one for one in each if one is not staged]
+                effects = [e for one in others for e in self.report(one, "failed")]
+                return effects + self.report(staged, "stale")
+            read.append((staged, *found))
+        for staged, whole, _ in read:
+            running = self.machine.followers[staged.model].running
+            before = (running.epoch, running.version) if running else (0, 0)
+            self.sim.invariants.on_apply(self.name, before, staged, whole)
+            self.contents[staged.model] = whole
+            self.names[staged.model] = (staged.model, *staged.key)
+            self.written = max(self.written, staged.epoch)
+            process = f"{self.process}#{self.incarnation} of {staged.model}"
+            self.sim.invariants.on_follow(process, before[0], staged.epoch)
+        if len(each) > 1:
+            self.sim.met.add("applied as one")
+        self.sim.invariants.on_as_one(self.name, self.names, self.contents, self.renamed)
+        return [e for staged, _, digest in read for e in self.report(staged, "applied", digest)]
+
+    def read(self, staged: StagedVersion) -> Steps[tuple[bytes, str] | None]:
+        """Read a version, in two steps: somebody may want its memory meanwhile. None: too late."""
         half, digest = staged.data.nbytes // 2, staged.digest
         try:
             with staged.reading():
@@ -121,15 +148,8 @@ class Worker:
         except OverwrittenError:
             raise AssertionError(f"{staged.key} was overwritten under a lock") from None
         except StaleError:
-            self.sim.met.add("stale")
-            return self.report(staged, "stale")
-        self.sim.invariants.on_apply(self.name, before, staged, whole)
-        self.contents[staged.model] = whole
-        self.names[staged.model] = (staged.model, *staged.key)
-        self.written = max(self.written, staged.epoch)
-        process = f"{self.process}#{self.incarnation} of {staged.model}"
-        self.sim.invariants.on_follow(process, before[0], staged.epoch)
-        return self.report(staged, "applied", digest)
+            return None
+        return whole, digest
 
     def go_on(self, steps: Steps[T], then: Callable[[T], None], incarnation: int) -> None:
         """Do a step of what takes long, then others: a thread may be stopped at any time."""
@@ -232,12 +252,17 @@ class Worker:
                     if effect.on and not known:
                         self.sim.subscribed(self, effect.topic)
                 case Ready():
-                    self.hand_over(effect.staged)
+                    each = effect.staged, *effect.others
+                    older = [self.ready.pop(one.model, None) for one in each]
+                    self.ready |= {one.model: one for one in each}
+                    for one, before in zip(each, older, strict=True):
+                        self.hand_over(one, before)
                 case Renamed(model, epoch, version):
                     key = (model, epoch, version)
                     self.sim.met.add("renamed")
                     self.sim.invariants.on_rename(self.name, key, self.names[model], self.contents)
                     self.names[model] = key
+                    self.renamed.add(key)
                     self.written = max(self.written, epoch)
                 case _:
                     pass
@@ -262,13 +287,11 @@ class Worker:
             if model in self.ready and model not in self.applying:
                 self.apply_later(model)
 
-    def hand_over(self, staged: StagedVersion) -> None:
+    def hand_over(self, staged: StagedVersion, older: StagedVersion | None) -> None:
         only = self.only.get(staged.model, staged.key)
         decided = staged.say_staged and staged.key < only  # all apply it together, or none (W14)
         assert decided or staged.key == only, f"{self.name} wants {only} alone, not {staged.key}"
-        older = self.ready.pop(staged.model, None)
         assert older is None or older.key != only or older.key == staged.key, "it was pinned"
-        self.ready[staged.model] = staged
         if older is not None:
             self.perform(self.report(older, "newer"))
         if staged.model not in self.applying:
@@ -283,40 +306,69 @@ class Worker:
     def take(self, model: str, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
-        if self.ready[model].key != self.only.get(model, self.ready[model].key):
-            self.applying.discard(model)
+        each = self.at_once(model)
+        if not each:  # it was taken at once with another one
             return
-        staged = self.ready.pop(model)
-        self.perform(self.report(staged, "taken"))
+        if any(one.key != self.only.get(one.model, one.key) for one in each):
+            self.applying -= {one.model for one in each} - self.busy
+            return
+        if any(one.model in self.busy for one in each):
+            self.sim.later(0.05, self.take, model, incarnation)
+            return
+        for one in each:
+            del self.ready[one.model]
+            self.applying.add(one.model)
+            self.busy.add(one.model)
+            self.perform(self.report(one, "taken"))
         pause = self.sim.rng.choice([0.0, 0.02, 0.3]) if self.sim.chaotic else 0.0
-        self.sim.later(pause, self.apply, staged, incarnation)
+        self.sim.later(pause, self.apply, each, incarnation)
 
-    def apply(self, staged: StagedVersion, incarnation: int) -> None:
+    def at_once(self, model: str) -> list[StagedVersion]:
+        """Return what is ready of a model, and what must be applied at once with it."""
+        each = [self.ready[model]] if model in self.ready else []
+        for one in each:
+            for other in self.ready.values():
+                tied = other.model in one.companions or one.model in other.companions
+                if tied and other not in each:
+                    each.append(other)
+        return each
+
+    def apply(self, each: Sequence[StagedVersion], incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
+        done = partial(self.done_with, each)
         if self.sim.chaotic and self.sim.rng.random() < self.sim.faults.apply:
-            late = self.sim.rng.random() < 0.3
-            effects = self.fail(staged, still=late)
+            late = self.sim.rng.random() < 0.3 and len(each) == 1
+            effects = self.fail(each[0], still=late)
+            for other in each[1:]:  # all or none
+                self.sim.spoiled.add((self.process, other.model, *other.key))
+                effects += self.report(other, "declined")
             if late:
                 self.sim.met.add("hung")
                 self.perform(effects)
-                self.sim.later(self.sim.rng.choice([0.1, 3.0]), self.returned, staged, incarnation)
+                pause = self.sim.rng.choice([0.1, 3.0])
+                self.sim.later(pause, self.returned, each[0], incarnation)
             else:
-                self.done_with(staged, effects)
+                done(effects)
             return
-        running = self.machine.followers[staged.model].running
-        before = (running.epoch, running.version) if running else (0, 0)
-        self.go_on(self.copy(staged, before), partial(self.done_with, staged), incarnation)
+        self.go_on(self.copy(each), done, incarnation)
 
     def returned(self, staged: StagedVersion, incarnation: int) -> None:
         """The user is back, too late: what that says does not matter."""
         if incarnation == self.incarnation and self.alive:
-            self.done_with(staged, self.report(staged, self.sim.rng.choice(["applied", "torn"])))
+            what: Outcome = self.sim.rng.choice(["applied", "torn"])
+            self.done_with([staged], self.report(staged, what))
 
-    def done_with(self, staged: StagedVersion, effects: Sequence[Effect]) -> None:
-        """The user has applied a version, or has not."""
-        self.applying.discard(staged.model)
+    def done_with(self, each: Sequence[StagedVersion], effects: Sequence[Effect]) -> None:
+        """The user has applied versions, or has not."""
+        self.applying -= {staged.model for staged in each}
+        self.busy -= {staged.model for staged in each}
         self.perform(effects)
+        for staged in each:
+            self.see_to(staged)
+
+    def see_to(self, staged: StagedVersion) -> None:
+        """The user has had a version, and sees what is wanted, or ready, next."""
         if self.only.get(staged.model) == staged.key:
             running = self.machine.followers[staged.model].running
             if running is not None and (running.epoch, running.version) == staged.key:
