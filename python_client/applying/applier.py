@@ -442,7 +442,7 @@ class Applier:
         self, staged: StagedVersion, deadline: float, stop: Callable[[], bool]
     ) -> tuple[bool, Update | None]:
         # As `_attempt`, of versions that are applied at once.
-        waits, each = True, _in_order(staged)
+        waits, each = True, self._in_order(staged)
         try:
             if self._before_apply is not None:
                 waits = False
@@ -468,6 +468,18 @@ class Applier:
                 self._put_back(staged)
             raise
         return update is not None, update
+
+    def _in_order(self, staged: StagedVersion) -> Sequence[StagedVersion]:
+        """Return versions to apply at once, first those that are likelier to fail.
+
+        Bytes in shared memory may be gone. User code may refuse a version, and the targets before
+        it may have no way back.
+        """
+
+        def order(one: StagedVersion) -> tuple[bool, bool, str]:
+            return one.shared is None, not self._targets[one.model].asks_user, one.model
+
+        return sorted((staged, *staged.others), key=order)
 
     def _locks_of(self, each: Sequence[StagedVersion]) -> list[ReadingLock]:
         """Return the locks of these versions' models, in the order in which all threads wait."""
@@ -838,11 +850,6 @@ class Applier:
         )
         self._tell(report)
         return told
-
-
-def _in_order(staged: StagedVersion) -> Sequence[StagedVersion]:
-    """Return versions to apply at once; first those in shared memory, which may be gone."""
-    return sorted((*staged.others, staged), key=lambda one: one.shared is None)
 
 
 def _doing(staged: StagedVersion) -> str:

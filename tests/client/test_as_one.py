@@ -1,0 +1,200 @@
+"""Several models published as one: `Publisher.publish_many`."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weightbus import PublishError, StateError, TornError, UnchangedError, UnknownWorkerError
+from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
+from weightbus.types import Offer, Pairs, Update
+
+WORKER = """
+import sys, numpy as np, weightbus
+models = {"base": {"w": np.zeros(1000, np.float32)}, "lora": {"w": np.zeros(10, np.float32)}}
+worker = weightbus.Subscriber(sys.argv[1], models, name="process").start()
+sys.stdin.read()
+"""
+
+
+def pair(value: float, small: int = 10) -> dict[str, Any]:
+    """Return the weights of a base and an adapter, which belong together."""
+    return {"base": arrays(value), "lora": arrays(value, small)}
+
+
+def values(*targets: dict[str, np.ndarray[Any, Any]]) -> list[float]:
+    for target in targets:
+        assert (target["w"] == target["w"][0]).all()
+    return [float(target["w"][0]) for target in targets]
+
+
+def test_no_reader_sees_one_new_and_the_other_old(bus: Bus) -> None:
+    publisher, seen, over = bus.publisher(), set[tuple[float, ...]](), threading.Event()
+    models, alone = pair(0), arrays(0)
+    worker = bus.subscriber(publisher, None, models=models, name="both").start()
+    bus.subscriber(publisher, None, models={"base": alone}, name="one").start()
+
+    def read() -> None:
+        while not over.is_set():
+            with worker.reading():
+                seen.add(tuple(values(models["base"], models["lora"])))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for value in range(1, 21):
+            receipts = publisher.publish_many(pair(value), expect=2, timeout=SECONDS)
+            assert receipts.in_state("applied") == ["both", "one"]
+            assert receipts.workers == {"both": "applied", "one": "applied"}
+            assert sorted(receipts["lora"].workers) == ["both"]
+            assert values(models["base"], models["lora"], alone) == [value] * 3
+    finally:
+        over.set()
+        reader.join(SECONDS)
+    assert all(base == lora for base, lora in seen)
+    assert len(seen) > 1
+
+
+def test_receive_applies_both_and_returns_each(bus: Bus) -> None:
+    publisher, models = bus.publisher(), pair(0)
+    worker = bus.subscriber(publisher, None, models=models)
+    with pytest.raises(PublishError) as caught:
+        publisher.publish_many(pair(1), timeout=0.5)
+    assert caught.value.receipts is not None
+    assert caught.value.receipts.in_state("staged") == [worker.name]
+    first = worker.receive(SECONDS)
+    assert values(models["base"], models["lora"]) == [1, 1]
+    second = worker.receive(0)
+    assert {u.model for u in (first, second) if u is not None} == {"base", "lora"}
+    assert worker.receive(0) is None
+
+
+def test_one_that_does_not_fit_keeps_all_from_all(bus: Bus) -> None:
+    publisher, models, alone = bus.publisher(), pair(0), arrays(0)
+    bus.subscriber(publisher, None, models=models, name="both").start()
+    bus.subscriber(publisher, None, models={"base": alone}, name="one").start()
+    publisher.publish_many(pair(1), expect=2, timeout=SECONDS)
+    with pytest.raises(PublishError, match=r"lora version 2 .* layout-mismatch") as caught:
+        publisher.publish_many(pair(2, small=11), timeout=SECONDS)
+    assert caught.value.receipts is not None
+    assert caught.value.receipts.in_state("applied") == []
+    assert values(models["base"], models["lora"], alone) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("hook", ["before_apply", "on_commit"])
+def test_a_hook_that_fails_for_one_fails_both(bus: Bus, hook: str, tmp_path: Path) -> None:
+    refused = False
+
+    def refuse(what: Offer | Update) -> None:
+        if refused and what.model == "lora":
+            raise UnchangedError("not this one")
+
+    publisher = bus.publisher()
+    files = {"base": tmp_path / "base.safetensors", "lora": tmp_path / "lora.safetensors"}
+    worker = bus.subscriber(publisher, None, models=files, **{hook: refuse}).start()
+    publisher.publish_many(pair(1), expect=1, timeout=SECONDS)
+    before = [file.read_bytes() for file in files.values()]
+    refused = True
+    with pytest.raises(PublishError, match="not this one"):
+        publisher.publish_many(pair(2), timeout=SECONDS)
+    assert [file.read_bytes() for file in files.values()] == before, "the old files of both"
+    refused = False
+    receipts = publisher.publish_many(pair(3), expect=1, timeout=SECONDS)
+    assert receipts.in_state("applied") == [worker.name]
+
+
+def test_what_cannot_be_undone_is_read_by_nobody_until_both_are_applied(bus: Bus) -> None:
+    refused, loaded = False, dict[str, int]()
+
+    def load(pairs: Pairs) -> None:
+        for _ in pairs:
+            pass
+        if refused and pairs.model == "lora":
+            raise UnchangedError("not this one")
+        loaded[pairs.model] = pairs.version
+
+    publisher = bus.publisher()
+    worker = bus.subscriber(publisher, None, models={"base": load, "lora": load}).start()
+    publisher.publish_many(pair(1), expect=1, timeout=SECONDS)
+    refused = True
+    with pytest.raises(PublishError, match="not this one"):
+        publisher.publish_many(pair(2), timeout=SECONDS)
+    assert loaded == {"base": 2, "lora": 1}
+    with pytest.raises(TornError, match="published as one: UnchangedError"), worker.reading():
+        pass
+    refused = False
+    publisher.publish_many(pair(3), expect=1, timeout=SECONDS)
+    with worker.reading():
+        assert loaded == {"base": 3, "lora": 3}
+
+
+def test_a_process_that_dies_undecided_leaves_the_old_versions_of_both(bus: Bus) -> None:
+    publisher, models = bus.publisher(), pair(0)
+    bus.subscriber(publisher, None, models=models, name="both").start()
+    command = [sys.executable, "-c", WORKER, publisher.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # noqa: S603 - our own
+        try:
+            publisher.wait_for_workers(2, timeout=SECONDS)
+            receipts = publisher.publish_many(pair(1), expect=2, timeout=SECONDS)
+            assert receipts.in_state("applied") == ["both", "process"]
+            process.kill()
+            with pytest.raises(PublishError) as caught:
+                publisher.publish_many(pair(2), expect=2, timeout=2.0)
+            assert caught.value.receipts is not None
+            assert caught.value.receipts.in_state("applied") == []
+            assert values(models["base"], models["lora"]) == [1, 1]
+        finally:
+            process.kill()
+    publisher.publish_many(pair(3), require="alive", timeout=SECONDS)
+    assert values(models["base"], models["lora"]) == [3, 3]
+
+
+def test_a_worker_that_joins_later_gets_both_at_once(bus: Bus) -> None:
+    publisher, models = bus.publisher(), pair(0)
+    publisher.publish_many(pair(1), timeout=SECONDS)
+    worker = bus.subscriber(publisher, None, models=models)
+    assert worker.receive(SECONDS) is not None
+    assert values(models["base"], models["lora"]) == [1, 1]
+
+
+def test_modules_that_are_published_as_one(bus: Bus) -> None:
+    publisher = bus.publisher()
+    made = {"actor": torch.nn.Linear(3, 2), "critic": torch.nn.Linear(3, 1)}
+    there = {"actor": torch.nn.Linear(3, 2), "critic": torch.nn.Linear(3, 1)}
+    bus.subscriber(publisher, None, models=there).start()
+    metadata = {"step": "7"}
+    receipts = publisher.publish_many(made, expect=1, metadata=metadata, timeout=SECONDS)
+    assert [receipts[model].metadata for model in receipts] == [metadata] * 2
+    for model, module in made.items():
+        assert torch.equal(module.weight, there[model].weight)
+    assert str(receipts).count("\n") == 1
+    assert repr(receipts).startswith("<Receipts of actor version 1, critic version 1: {")
+
+
+@pytest.mark.parametrize(
+    ("models", "error", "text"),
+    [
+        ({}, ValueError, "has 0 models: give 1 to 64"),
+        ([("base", 1)], ValueError, "models=list does not map ids to weights"),
+        (torch.nn.Linear(1, 1), ValueError, "models=Linear does not map ids to weights"),
+        ({"a b": arrays(1)}, ValueError, "model 'a b'"),
+        ({"base": arrays(1), "lora": {"w": object()}}, StateError, "w"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_before_anything_is_sent(
+    bus: Bus, models: Any, error: type[Exception], text: str
+) -> None:
+    publisher, base = bus.publisher(), arrays(0)
+    bus.subscriber(publisher, None, models={"base": base}, name="w").start()
+    with pytest.raises(error, match=text):
+        publisher.publish_many(models, timeout=SECONDS)
+    with pytest.raises(UnknownWorkerError, match="nobody"):
+        publisher.publish_many(pair(1), workers=["nobody"], timeout=SECONDS)
+    receipts = publisher.publish_many(pair(2), expect=1, timeout=SECONDS)
+    assert receipts["base"].version == 1, "it is the first of its number"
+    assert values(base) == [2]
