@@ -50,7 +50,7 @@ def by_model(models: object) -> Mapping[str, object]:
     Raises:
         ValueError: `models` is no such mapping, or names no model, too many, or an invalid id.
     """
-    wanted = 'write publish_many({"policy": base, "policy.lora": adapter})'
+    wanted = 'write publish_many({"llm": base, "llm.lora": adapter})'
     if is_module(models) or is_tensordict(models) or not isinstance(models, Mapping):
         raise ValueError(f"models={type(models).__name__} does not map ids to weights: {wanted}")
     named = cast("Mapping[str, object]", models)
