@@ -29,7 +29,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -85,6 +85,7 @@ class StoredVersion(msgspec.Struct, frozen=True):
         digest: The digest of the version, in chunks of `chunk_bytes`.
         names: Every (epoch, version) under which these bytes were offered, the newest first.
         metadata: The version's metadata, as text by name.
+        companions: The numbers of the versions of other models that were published as one with it.
     """
 
     __module__ = "weightbus.types"
@@ -97,6 +98,7 @@ class StoredVersion(msgspec.Struct, frozen=True):
     digest: Hex64
     names: tuple[tuple[Count, Positive], ...]
     metadata: Metadata = msgspec.field(default_factory=dict[str, str])
+    companions: dict[Name, Positive] = msgspec.field(default_factory=dict[str, int])
 
     def __hash__(self) -> int:
         return hash((self.model, self.epoch, self.version, self.digest))
@@ -417,17 +419,30 @@ class StateFolder(StateIndex, Closable):
         Raises:
             OSError: The disk is full or fails. The previous versions are still there.
         """
-        older = [s for s in self.versions(stored.model) if s.key != stored.key]
-        dropped = older[self._history :]
-        gone = {*dropped}  # a set, as there may be thousands
-        kept = tuple(s for s in self._table.versions if s not in gone and s.file != stored.file)
+        self.write_as_one({stored: parts}, breathe)
+
+    def write_as_one(
+        self,
+        versions: Mapping[StoredVersion, Iterable["Buffer"]],
+        breathe: Callable[[], None] = _go_on,
+    ) -> None:
+        """Write a version of each of several models, all or none of them; see `write`."""
+        dropped: list[StoredVersion] = []
+        for stored in versions:
+            older = [s for s in self.versions(stored.model) if s.key != stored.key]
+            dropped += older[self._history :]
+        gone, files = {*dropped}, {stored.file for stored in versions}  # there may be thousands
+        kept = tuple(s for s in self._table.versions if s not in gone and s.file not in files)
+        epoch = max(self.epoch, *(stored.epoch for stored in versions))
         try:
-            self._replace(stored.file, parts, breathe)
-            self._sync_folder()  # before the table names the file
-            self._replace_table(_Table(max(self.epoch, stored.epoch), (*kept, stored)))
+            for stored, parts in versions.items():
+                self._replace(stored.file, parts, breathe)
+            self._sync_folder()  # before the table names the files
+            self._replace_table(_Table(epoch, (*kept, *versions)))
         except BaseException:
-            if stored not in self._table.versions:
-                self._remove(stored.file)
+            for stored in versions:
+                if stored not in self._table.versions:
+                    self._remove(stored.file)
             raise
         self._sync_folder()  # before the files that the table no longer names are deleted
         for old in dropped:

@@ -468,7 +468,10 @@ class PublishedModel:
 def restore(
     folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
 ) -> list[VersionOffer]:
-    """Return offers of each model's latest version on disk, and record them for this epoch."""
+    """Return offers of each model's latest version on disk, and record them for this epoch.
+
+    Versions that were published as one are all offered, or none of them is.
+    """
     found: dict[StoredVersion, VersionOffer] = {}
     for model in folder.models():
         stored = folder.versions(model)[0]
@@ -478,6 +481,15 @@ def restore(
             log.info("%s %s is offered again in epoch %d", model, stored.key, epoch)
         except StateFolderError as error:
             log.warning("version %s of %r is not offered: %s", stored.key, model, error)
+    for stored, offer in [*found.items()]:
+        latest = {m: folder.versions(m)[:1] for m in stored.companions}
+        as_one = {m: each[0] for m, each in latest.items() if each and each[0].companions}
+        if all(each in found for each in as_one.values()):
+            offer.join(dict.fromkeys(as_one, 1))
+            continue
+        log.warning("version %s of %r is not offered without others", stored.key, stored.model)
+        del found[stored]
+        offer.snapshot.release()
     folder.begin(epoch, found)
     return list(found.values())
 

@@ -13,14 +13,17 @@ calls `recorded` again, without waiting.
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...bus.publisher.version import Snapshot, Version
 from ...codecs.checksum import digest_of
 from ...codecs.layout import Layout
 from ...codecs.protocol_limits import INTEGER_MAX
 from ..files.state_folder import StateFolder, StoredVersion, newest, parts_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 log = logging.getLogger("weightbus.state")
 
@@ -46,6 +49,7 @@ class _Latest(NamedTuple):
     digest: str  # empty: not hashed yet
     metadata: dict[str, str]
     snapshot: Snapshot
+    companions: dict[str, int]
 
 
 class _OutOfTimeError(Exception):
@@ -87,6 +91,7 @@ class StateWriter:
             version.digest,
             dict(version.metadata),
             version.snapshot,
+            dict(version.companions),
         )
 
     def heed(self, is_busy: Callable[[], bool]) -> None:
@@ -159,18 +164,43 @@ class StateWriter:
         for model in list(self._offered):
             self._calm_by = time.monotonic() + CALM_SECONDS
             self._breathe()
-            self._lacking.setdefault(model, "there was no time for it")
-            version = self._offered.pop(model)
+            models = self._as_one(model)
+            for each in models:
+                self._lacking.setdefault(each, "there was no time for it")
+            versions = [self._offered.pop(each) for each in models]
             begun = time.monotonic()
             try:
-                self._write(version)
-                del self._lacking[model]
+                if versions:
+                    self._write(versions)
+                for each in models:
+                    del self._lacking[each]
             except _OutOfTimeError:
                 raise
             except Exception as error:  # usually a full disk; publishing must go on
-                self._lacking[model] = str(error)
-                self._warn(version, error)
+                self._lacking |= dict.fromkeys(models, str(error))
+                self._warn(versions[0], error)
             self._rest(begun)
+
+    def _as_one(self, model: str) -> list[str]:
+        """Return the models whose versions are written at once with one that is offered.
+
+        The result is empty if that one is written already, or if a companion is not here yet.
+        """
+        offered = dict(self._offered)  # the publisher's thread adds to it
+        models = [model] if model in offered else []
+        for each in models:
+            for other, version in offered.items():
+                tied = other in offered[each].companions or each in version.companions
+                if tied and other not in models:
+                    models.append(other)
+        for each in models:
+            for other, number in offered[each].companions.items():
+                key = offered[each].key[0], number
+                here = [s.key for s in self._folder.versions(other)[:1]]
+                here += [offered[other].key] if other in models else []
+                if all(found < key for found in here):
+                    return []
+        return models
 
     def _rest(self, begun: float) -> None:
         """Write nothing for a while after the write of a version, except a requested epoch."""
@@ -204,20 +234,25 @@ class StateWriter:
             else:
                 self._on_disk = self._folder.epoch
 
-    def _write(self, version: _Latest) -> None:
-        # Write one version.
-        data = version.snapshot.keep()
-        if data is None:
-            return  # a newer version is in its memory, and will be offered soon
+    def _write(self, versions: Sequence[_Latest]) -> None:
+        # Write a version, or versions that are published as one.
+        kept, stored = list[_Latest](), dict[StoredVersion, "Iterable[Buffer]"]()
         try:
-            chunk_bytes, layout, key = version.chunk_bytes, version.layout, version.key
-            digest = version.digest or digest_of(layout.id, data, chunk_bytes)
-            names = newest({key, *version.names})
-            about = version.model, *key, layout.nbytes, chunk_bytes, digest, names
-            stored = StoredVersion(*about, version.metadata)
-            self._folder.write(stored, parts_of(layout, data), self._breathe)
+            for version in versions:
+                data = version.snapshot.keep()
+                if data is None:
+                    return  # a newer version is in its memory, and will be offered soon
+                kept.append(version)
+                chunk_bytes, layout, key = version.chunk_bytes, version.layout, version.key
+                digest = version.digest or digest_of(layout.id, data, chunk_bytes)
+                names = newest({key, *version.names})
+                about = version.model, *key, layout.nbytes, chunk_bytes, digest, names
+                entry = StoredVersion(*about, version.metadata, version.companions)
+                stored[entry] = parts_of(layout, data)
+            self._folder.write_as_one(stored, self._breathe)
         finally:
-            version.snapshot.let_go()
+            for version in kept:
+                version.snapshot.let_go()
 
     def _warn(self, version: _Latest | None, error: Exception) -> None:
         # Log that a version or an epoch (None) could not be written, at most once a minute.

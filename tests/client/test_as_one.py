@@ -198,3 +198,20 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(
     receipts = publisher.publish_many(pair(2), expect=1, timeout=SECONDS)
     assert receipts["base"].version == 1, "it is the first of its number"
     assert values(base) == [2]
+
+
+def test_a_publisher_that_starts_again_offers_both_or_none(bus: Bus, tmp_path: Path) -> None:
+    with bus.publisher(state=tmp_path) as first:
+        first.publish_many(pair(1), timeout=SECONDS)
+        first.publish_many(pair(2), timeout=SECONDS)
+    publisher, models = bus.publisher(state=tmp_path), pair(0)
+    worker = bus.subscriber(publisher, None, models=models)
+    assert worker.receive(SECONDS) is not None
+    assert values(models["base"], models["lora"]) == [2, 2], "at once"
+    worker.close()
+    publisher.close()
+    [file] = tmp_path.glob("lora@*.safetensors")
+    file.write_bytes(b"damaged")
+    again = bus.publisher(state=tmp_path)
+    receipts = again.publish_many(pair(3), timeout=SECONDS)
+    assert {r.version for r in receipts.values()} == {1}, "nothing was offered before"
