@@ -1,6 +1,7 @@
 """Versions of several models that are published as one: one decision, for all or for none."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,9 @@ class Pair(Bench):
         self.parts, effects = self.machine.publish_as_one(named, about, self.now, self.now)
         return perform(self.machine, effects, self.now)
 
-    def reports(self, name: str, kind: type[Message], model: str, **fields: Any) -> list[Effect]:
+    def reports(
+        self, name: str, kind: Callable[..., Message], model: str, **fields: Any
+    ) -> list[Effect]:
         version = self.parts["ab".index(model)].version
         if kind in (Staged, Applied):
             fields["digest"] = digest(version)

@@ -133,6 +133,7 @@ class Relay(Worker):
             keyring=Keyring() if sim.sealed else None,
         )
         self.topics, self.views, self.contents, self.names = set(), {}, {}, {}
+        self.renamed = set()
         self.connected, self.receiving, self.refusal, self.written = "", False, "", 0
         self.ready, self.kept, self.only, self.applying = {}, [], {}, set()
         self.queue = ReadyQueue()
@@ -166,11 +167,10 @@ class Relay(Worker):
         super().perform(effects)
         self.tree.check_reports(self)
 
-    def hand_over(self, staged: StagedVersion) -> None:
-        """Do as `WorkerLoop`: put a version that is ready where `Relay` takes it."""
-        self.whole[staged.model, staged.key] = staged
-        older = self.queue.put(staged)
-        if older is not None and older.key != staged.key:
+    def hand_over(self, each: Sequence[StagedVersion]) -> None:
+        """Do as `WorkerLoop`: put versions that are ready where `Relay` takes them."""
+        self.whole |= {(one.model, one.key): one for one in each}
+        for older in self.queue.put(*each):
             self.do(self.machine.happened(Report(older.model, older.key, "newer"), self.sim.now))
 
     def reported(self, report: Report) -> list[Effect]:

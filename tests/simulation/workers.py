@@ -252,11 +252,7 @@ class Worker:
                     if effect.on and not known:
                         self.sim.subscribed(self, effect.topic)
                 case Ready():
-                    each = effect.staged, *effect.others
-                    older = [self.ready.pop(one.model, None) for one in each]
-                    self.ready |= {one.model: one for one in each}
-                    for one, before in zip(each, older, strict=True):
-                        self.hand_over(one, before)
+                    self.hand_over((effect.staged, *effect.others))
                 case Renamed(model, epoch, version):
                     key = (model, epoch, version)
                     self.sim.met.add("renamed")
@@ -287,7 +283,14 @@ class Worker:
             if model in self.ready and model not in self.applying:
                 self.apply_later(model)
 
-    def hand_over(self, staged: StagedVersion, older: StagedVersion | None) -> None:
+    def hand_over(self, each: Sequence[StagedVersion]) -> None:
+        """Give the user versions that are ready at once."""
+        replaced = [self.ready.pop(one.model, None) for one in each]
+        self.ready |= {one.model: one for one in each}
+        for one, older in zip(each, replaced, strict=True):
+            self.handed_over(one, older)
+
+    def handed_over(self, staged: StagedVersion, older: StagedVersion | None) -> None:
         only = self.only.get(staged.model, staged.key)
         decided = staged.say_staged and staged.key < only  # all apply it together, or none (W14)
         assert decided or staged.key == only, f"{self.name} wants {only} alone, not {staged.key}"
