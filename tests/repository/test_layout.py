@@ -160,6 +160,7 @@ FACES = {
         "Offer",
         "Pairs",
         "Receipt",
+        "Receipts",
         "RelayStatus",
         "Running",
         "Sharded",
