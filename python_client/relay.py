@@ -55,7 +55,7 @@ from ..bus.trust.keys import RelayKeys
 from ..bus.worker.events import Report
 from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
-from ..bus.worker.version_store import VersionEntry, VersionStore
+from ..bus.worker.version_store import ArrivingEntry, Received, RunningEntry, VersionStore
 from ..codecs.errors import WeightBusError
 from . import checks
 from .applying.awaiting import in_thread
@@ -351,7 +351,7 @@ class _Passed:
         self._received = max(before, self._of_patch + here)
         return self._received - before
 
-    def has_lost_patch(self, arriving: VersionEntry | None) -> bool:
+    def has_lost_patch(self, arriving: ArrivingEntry | None) -> bool:
         """True if the worker above has given the patch up.
 
         `arriving`: the version at that worker, as long as it arrives.
@@ -369,7 +369,7 @@ class _Passed:
     def _unpatch(self, machine: PublisherMachine, _now: float) -> list[Effect]:
         return [] if self.version is None else machine.unpatch(self.version)
 
-    def precedes(self, entry: VersionEntry) -> bool:
+    def precedes(self, entry: Received) -> bool:
         """True if a version is newer, or comes after this one was dropped before it was whole."""
         return entry.key > self.key or (self.given_up and entry.chunks is not self.chunks)
 
@@ -554,14 +554,15 @@ class _PassesOn:
             passed.given_up = True
             self._below.decide(passed.give_up)
 
-    def _begin(self, model: str, entry: VersionEntry, before: _Passed | None) -> _Passed | None:
+    def _begin(self, model: str, entry: Received, before: _Passed | None) -> _Passed | None:
         """Offer a version that has begun to arrive, or that has got another name."""
         announce, chunks = entry.announce, entry.chunks
         terms = AnnouncedTerms(announce.commit, announce.acknowledge, announce.hash)
         names = frozenset[tuple[int, int]]()
         # Without a publisher that uses it, the memory may have another version by now.
         held = before if before is not None and before.chunks.in_use else None
-        if chunks is None and held is not None and held.chunks.digest == entry.running.digest:
+        runs = entry.running if isinstance(entry, RunningEntry) else None
+        if runs is not None and held is not None and held.chunks.digest == runs.digest:
             terms, names = NO_TERMS, frozenset({*held.offer.names, held.key})  # renamed
             chunks = held.chunks
         if chunks is None:
@@ -570,7 +571,7 @@ class _PassesOn:
         segment = None if buffers is None else buffers.segment_of(chunks.memory)
         offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms, segment)
         patch: Chunks[Memory] | None = None
-        if entry.phase == "arriving" and entry.transfer.offered is not None:
+        if isinstance(entry, ArrivingEntry) and entry.transfer.offered is not None:
             patch = entry.transfer.chunks
             offer.patches = (OfferedPatch.received(entry.transfer.offered, patch),)
         offer.keep = announce.keep

@@ -8,7 +8,7 @@ user applies them at once.
 from collections.abc import Mapping
 
 from ..effects import Effect, Ready
-from .version_store import VersionEntry, VersionStore
+from .version_store import VersionStore, WholeEntry
 
 
 class Companions:
@@ -41,7 +41,7 @@ class Companions:
         first, *others = (entry.staged for entry in found.values())
         return [Ready(first, tuple(others))]
 
-    def _lacks(self, entry: VersionEntry, found: Mapping[str, VersionEntry]) -> str:
+    def _lacks(self, entry: WholeEntry, found: Mapping[str, WholeEntry]) -> str:
         """Return which companion of a version is not here; "" if all are here."""
         for model, number in entry.announce.companions.items():
             if model not in self._stores:

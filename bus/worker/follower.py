@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 
 from ...codecs.checksum import digest
+from ...codecs.layout import Layout
 from ...codecs.native import crc32c
 from ..chunks import Chunks, Memory
 from ..effects import (
@@ -55,7 +56,15 @@ from .patches import Patches
 from .phases import AT_ONCE
 from .tables import ARROWS, MODES, TRANSIENT, Event, ModeEvent
 from .transfer import Transfer
-from .version_store import Key, VersionEntry, VersionStore
+from .version_store import (
+    AnnouncedEntry,
+    ArrivingEntry,
+    Key,
+    RunningEntry,
+    VersionEntry,
+    VersionStore,
+    WholeEntry,
+)
 
 # Failures that may not occur again, since bytes were damaged or memory was short: the version is
 # tried again after a pause.
@@ -197,7 +206,7 @@ class Follower:
             *(self._companions.complete() if self._companions.waited_for else ()),
         ]
 
-    def _begin(self, entry: VersionEntry, now: float, data: Buffer | None = None) -> list[Effect]:
+    def _begin(self, entry: AnnouncedEntry, now: float, data: Buffer | None = None) -> list[Effect]:
         """Start to receive a version; if its layout is unknown, request that first. (W6, W7)"""
         announce = entry.announce
         layout = self._acceptance.usual.get(about(announce))
@@ -225,7 +234,7 @@ class Follower:
         entry.resolve("opened", memory=memory)
         return self._reserve(entry, now)
 
-    def _reserve(self, entry: VersionEntry, now: float) -> list[Effect]:
+    def _reserve(self, entry: AnnouncedEntry, now: float) -> list[Effect]:
         """Find a buffer for a version; if all buffers are in use, `_resume` continues later."""
         effects: list[Effect] = []
         older = self.versions.in_phase["arriving"]
@@ -257,31 +266,30 @@ class Follower:
         self.versions.give(entry, buffer)
         return self._receive(entry, now)
 
-    def _receive(self, entry: VersionEntry, now: float) -> list[Effect]:
+    def _receive(self, entry: AnnouncedEntry, now: float) -> list[Effect]:
         """Begin to fill a version's buffer: from its payload, from shared memory, or with chunks.
 
         The chunks of a version that is not pushed are fetched immediately. (W31)
         """
-        announce, chunks = entry.announce, entry.chunks
-        assert chunks is not None  # noqa: S101 - it was given a moment ago
+        announce, layout, chunks, memory = entry.announce, entry.layout, entry.chunks, entry.memory
+        assert layout is not None and chunks is not None  # noqa: S101, PT018 - it lacks neither
         self._window = max(self._window, chunks.plan.of(WINDOW_CHUNKS))
         data = entry.payload
-        whole = data is not None and take_whole(announce, data, chunks)
-        transfer: Transfer | None = None
-        if not whole and announce.patches:
-            transfer = self.patches.transfer(entry, now)
-        elif not whole:
-            transfer = Transfer(announce, chunks, now, self.timing, self._expected.keyring)
-        self.versions.move(entry, "begun", transfer)
         if self.failed is not None:
             self._forget_failure()
-        if transfer is None:
-            return self._arrived(entry, now)
+        if data is not None and take_whole(announce, data, chunks):
+            return self._arrived(entry, layout, chunks, now)
+        if announce.patches:
+            transfer = self.patches.transfer(entry, chunks, now)
+        else:
+            transfer = Transfer(announce, chunks, now, self.timing, self._expected.keyring)
+        arriving = ArrivingEntry(entry.key, announce, layout, transfer, chunks, memory)
+        self.versions.move(entry, "begun", arriving)
         if data is not None:
-            return self._take_whole(entry, data, now)
+            return self._take_whole(arriving, data, now)
         effects: list[Effect] = []
-        if entry.memory is not None and announce.nbytes:
-            effects.append(Copy(transfer.copy(entry.memory)))
+        if memory is not None and announce.nbytes:
+            effects.append(Copy(transfer.copy(memory)))
         elif announce.sources and transfer.patch is None:
             gathering = transfer.gather()
             effects += [] if gathering is None else [Gather(gathering)]
@@ -293,7 +301,7 @@ class Follower:
         wanted = transfer.wants(now)
         return effects + listening + (reports.fetches(transfer, wanted) if wanted else [])
 
-    def _take_whole(self, entry: VersionEntry, data: Buffer | None, now: float) -> list[Effect]:
+    def _take_whole(self, entry: ArrivingEntry, data: Buffer | None, now: float) -> list[Effect]:
         """Store the data that came with an announcement: the only chunk, and the digest."""
         whole = entry.announce.whole
         if whole is None or data is None:
@@ -340,22 +348,24 @@ class Follower:
             return self.patches.give_up(entry, decoded.fault, now)
         entry.transfer.decoded()
         self.versions.release(done.base)
-        if entry.chunks is not None:
-            entry.chunks.fill(done.digest)
-        return self._arrived(entry, now, entry.transfer.patch, decoded.seconds)
+        entry.chunks.fill(done.digest)
+        patch = entry.transfer.patch
+        return self._arrived(entry, entry.layout, entry.chunks, now, patch, decoded.seconds)
 
-    def _map(self, entry: VersionEntry, memory: SharedMemory, now: float) -> list[Effect]:
+    def _map(self, entry: AnnouncedEntry, memory: SharedMemory, now: float) -> list[Effect]:
         """Make a version ready that will be applied directly from shared memory."""
-        announce = entry.announce
+        announce, layout = entry.announce, entry.layout
+        assert layout is not None  # noqa: S101 - only its segment was missing
         for older in (self.versions.in_phase["arriving"], self.versions.in_phase["staged"]):
             if older is not None:
                 self.versions.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
-        named = self.model, entry.key, entry.layout, memory.data, ""
+        named = self.model, entry.key, layout, memory.data, ""
         staged = StagedVersion(
             *named, shared=memory, hash_chunks=chunks, metadata=announce.metadata
         )
-        self.versions.move(entry, "mapped", staged)
+        mapped = WholeEntry(entry.key, announce, staged, entry.memory)
+        self.versions.move(entry, "mapped", mapped)
         self._forget_failure()
         return [*self._change_mode("completed", now), Ready(staged)]
 
@@ -432,7 +442,7 @@ class Follower:
         waiting = self.versions.in_phase["announced"]
         return self.planner.hear_of(epoch, version, now) if waiting is None else []
 
-    def _advance(self, entry: VersionEntry, now: float) -> list[Effect]:
+    def _advance(self, entry: ArrivingEntry, now: float) -> list[Effect]:
         """Fetch missing chunks; once the version is complete, verify it, then stage it."""
         transfer = entry.transfer
         if transfer.chunks.here < transfer.chunks.plan.count or transfer.digest is None:
@@ -441,7 +451,7 @@ class Follower:
         if transfer.patch is not None:
             return self.patches.decode(entry)
         if transfer.chunks.proves(transfer.digest):  # W13
-            return self._arrived(entry, now)
+            return self._arrived(entry, entry.layout, entry.chunks, now)
         transfer.restart()
         if transfer.restarts < RESTARTS_MAX:
             return []  # the next tick fetches it again
@@ -449,16 +459,21 @@ class Follower:
         return self._decline(entry, "digest-mismatch", text, now)
 
     def _arrived(
-        self, entry: VersionEntry, now: float, patch: PatchId | None = None, took: float = 0.0
+        self,
+        entry: AnnouncedEntry | ArrivingEntry,
+        layout: Layout,
+        chunks: Chunks[Memory],
+        now: float,
+        patch: PatchId | None = None,
+        took: float = 0.0,
     ) -> list[Effect]:
         """Stage a verified version; make it ready, unless the publisher must commit it first."""
-        announce, chunks = entry.announce, entry.chunks
-        assert chunks is not None  # noqa: S101 - or it were not begun
+        announce = entry.announce
         say = announce.acknowledge == "staged" or announce.commit == "together"
         older = self.versions.in_phase["staged"]
         if older is not None:
             self.versions.move(older, "newer")
-        named = self.model, entry.key, entry.layout, chunks.memory, chunks.digest
+        named = self.model, entry.key, layout, chunks.memory, chunks.digest
         us = round(took * 1e6)
         staged = StagedVersion(
             *named,
@@ -468,15 +483,18 @@ class Follower:
             metadata=announce.metadata,
             companions=announce.companions,
         )
-        self.versions.move(entry, "whole", staged)
-        effects = reports.staged([entry]) if say else []
+        if isinstance(entry, AnnouncedEntry):  # it came whole
+            self.versions.move(entry, "begun")
+        whole = WholeEntry(entry.key, announce, staged, entry.memory, chunks)
+        self.versions.move(entry, "whole", whole)
+        effects = reports.staged([whole]) if say else []
         if announce.commit != "together":
-            effects += self._commit(entry)
+            effects += self._commit(whole)
         elif self.planner.only == entry.key:
             effects.append(WholeStaged(staged))
         return effects + self._change_mode("completed", now)
 
-    def _commit(self, entry: VersionEntry) -> list[Effect]:
+    def _commit(self, entry: WholeEntry) -> list[Effect]:
         """Make a staged version ready, once its companions are here. (C2)"""
         if entry.announce.companions:
             entry.commit()
@@ -511,7 +529,7 @@ class Follower:
         for entry in self.versions.all("announced", "arriving"):
             named = version == entry.key[1] or (version == 0 and entry.phase == "announced")  # W27
             late = epoch not in (0, entry.key[0])  # the refusal is about another epoch
-            arrived = entry.phase == "arriving"
+            arrived = isinstance(entry, ArrivingEntry)
             gone = named and not late and self.versions.move(entry, "gone")
             if gone and arrived and only is None:
                 return self._resume(now) or self.planner.request_latest(entry.key[0], now)
@@ -537,8 +555,7 @@ class Follower:
         self.shared = shared
         self.versions.reconnected(epoch, now)
         arriving = self.versions.in_phase["arriving"]
-        plan = arriving.chunks.plan if arriving is not None and arriving.chunks else None
-        self._window = plan.of(WINDOW_CHUNKS) if plan is not None else 0
+        self._window = arriving.chunks.plan.of(WINDOW_CHUNKS) if arriving is not None else 0
         self.planner.reconnected()
         self.torn_applies = min(self.torn_applies, 1)  # earlier failures count as one
         effects: list[Effect] = []
@@ -571,7 +588,7 @@ class Follower:
             case Waits():
                 return self._waits(self.versions.find(event.key, "ready", "applying"), event.text)
 
-    def _waits(self, entry: VersionEntry | None, text: str) -> list[Effect]:
+    def _waits(self, entry: WholeEntry | None, text: str) -> list[Effect]:
         """Report at once what delays the apply of a version; `repeat` reports it with each ping."""
         return [reports.progress(entry)] if entry is not None and entry.blocked(text) else []
 
@@ -588,7 +605,7 @@ class Follower:
         if report.kept:
             versions.let_go(entry)
         effects: list[Effect] = []
-        if entry.time == "overdue":
+        if entry.deferred_outcome is not None:
             versions.move(entry, entry.deferred_outcome)
         elif what == "applied":
             effects.append(self._applied(entry, report))
@@ -614,7 +631,7 @@ class Follower:
             return effects + self._resume(now)
         return effects
 
-    def _applied(self, entry: VersionEntry, report: Report) -> Effect:
+    def _applied(self, entry: WholeEntry, report: Report) -> Effect:
         # Record that a version was applied; return the report of it.
         versions, staged = self.versions, entry.staged
         older = versions.in_phase["running"]
@@ -625,12 +642,13 @@ class Follower:
             versions.set_patch_base(entry, running, kept)  # D3
         if report.text:
             entry.remark(report.text)
-        versions.move(entry, "applied", running)
+        runs = RunningEntry(entry.key, entry.announce, staged, text=entry.text, running=running)
+        versions.move(entry, "applied", runs)
         if older is not None:
             versions.move(older, "newer")
-        return self.report_running(entry, running)
+        return self.report_running(runs, running)
 
-    def _torn(self, entry: VersionEntry, report: Report, now: float) -> list[Effect]:
+    def _torn(self, entry: WholeEntry, report: Report, now: float) -> list[Effect]:
         """Record that the model has parts of two versions, since `entry` failed half-way.
 
         At the next attempt, the worker fetches `entry` over the network, and does not copy it from
@@ -645,7 +663,7 @@ class Follower:
         )
 
     def _failed(
-        self, entry: VersionEntry, report: Report, deferred_outcome: Event, now: float
+        self, entry: WholeEntry, report: Report, deferred_outcome: Event, now: float
     ) -> list[Effect]:
         """Report a failed apply; a version that the user still holds keeps its phase."""
         if report.still:
@@ -656,7 +674,7 @@ class Follower:
             return self._refuse(entry, "layout-mismatch", report.text, now)[:1]
         return self.fail(entry.key, "apply", report.text, now)[:1]
 
-    def report_running(self, entry: VersionEntry, running: Running) -> Effect:
+    def report_running(self, entry: WholeEntry, running: Running) -> Effect:
         """Record that a version runs, which `running` names; return the `applied` report."""
         self.torn_applies, self.epoch = 0, max(self.epoch, running.epoch)
         known = self.failed
@@ -741,9 +759,8 @@ class Follower:
     def repeat(self) -> list[Effect]:
         """Return all current reports again, in case one was lost."""
         versions, effects = self.versions, list[Effect]()
-        arriving, applying, running = (
-            versions.in_phase[p] for p in ("arriving", "applying", "running")
-        )
+        at = versions.in_phase
+        arriving, applying, running = at["arriving"], at["applying"], at["running"]
         if arriving is not None and applying is None:
             effects.append(reports.progress(arriving))
         effects += reports.staged(versions.all("ready", "applying", "staged"))
@@ -752,7 +769,7 @@ class Follower:
         if self.failed is not None:
             effects.append(self._failure(self.failed))
         held = [entry for entry in versions.all("staged") if entry.committed]
-        ready = [applying] if applying is not None else versions.all("ready") + held
+        ready = [applying] if applying is not None else [*versions.all("ready"), *held]
         if ready and (applying is not None or arriving is None):
             effects.append(reports.progress(max(ready, key=lambda entry: entry.key)))
         return effects

@@ -8,7 +8,7 @@ version stays in use.
 
 import numpy as np
 
-from ..chunks import Chunks, plan_of
+from ..chunks import Chunks, Memory, plan_of
 from ..effects import Decode, Effect, Notice, Subscribe
 from ..headers import data_topic, patch_topic
 from ..limits import Timing
@@ -17,7 +17,7 @@ from ..staged import Base
 from . import reports
 from .layouts import Expected
 from .transfer import Transfer
-from .version_store import VersionEntry, VersionStore
+from .version_store import AnnouncedEntry, ArrivingEntry, VersionStore
 
 
 class Patches:
@@ -49,11 +49,9 @@ class Patches:
             return []
         return [Subscribe(before, on=False), Subscribe(self.topic, on=True)]
 
-    def transfer(self, entry: VersionEntry, now: float) -> Transfer:
+    def transfer(self, entry: AnnouncedEntry, chunks: Chunks[Memory], now: float) -> Transfer:
         """Return the transfer of a version: of a patch on the running version, or whole."""  # D4
-        announce, chunks = entry.announce, entry.chunks
-        assert chunks is not None  # noqa: S101 - it was given a moment ago
-        base = self._base(entry)
+        announce, base = entry.announce, self._base(entry)
         found = [p for p in announce.patches if base is not None and _builds_on(p, base.running)]
         why = ""
         if base is not None and found and found[0].nbytes <= announce.nbytes:
@@ -72,7 +70,7 @@ class Patches:
             why = self._unfit(entry)
         return Transfer(announce, chunks, now, self._timing, self._keys, why=why)
 
-    def _base(self, entry: VersionEntry) -> Base | None:
+    def _base(self, entry: AnnouncedEntry) -> Base | None:
         """Return the base for a patch: the running version if its bytes were kept, else None."""
         base, runs = self._versions.base, self._versions.in_phase["running"]
         if not self._takes or entry.memory is not None or base is None or runs is None:
@@ -80,19 +78,19 @@ class Patches:
         fits = base.running == runs.running and base.layout.id == entry.announce.layout
         return base if fits else None
 
-    def _unfit(self, entry: VersionEntry) -> str:
+    def _unfit(self, entry: AnnouncedEntry) -> str:
         runs = self._versions.in_phase["running"]
         here = f"version {runs.key[1]} of epoch {runs.key[0]} runs" if runs else "nothing runs"
         offered = ", ".join(str(p.version) for p in entry.announce.patches)
         kept = "" if self._versions.base is not None else ", and its bytes were not kept"
         return f"{here} here{kept}; there are patches on {offered}"
 
-    def decode(self, entry: VersionEntry) -> list[Effect]:
+    def decode(self, entry: ArrivingEntry) -> list[Effect]:
         """Decode a complete patch, unless the decoding has begun."""
-        transfer, chunks = entry.transfer, entry.chunks
-        if transfer.arrival == "decoded" or transfer.base is None or chunks is None:
+        transfer = entry.transfer
+        if transfer.arrival == "decoded" or transfer.base is None:
             return []
-        return [Decode(transfer.decode(transfer.base, chunks.memory))]
+        return [Decode(transfer.decode(transfer.base, entry.chunks.memory))]
 
     def refused(self, refuse: Refuse, now: float) -> list[Effect]:
         """Handle a refusal: the publisher has no such patch, so fetch the whole version."""  # D8
@@ -101,14 +99,13 @@ class Patches:
             return []
         return self.give_up(entry, "the publisher does not have this patch", now)
 
-    def give_up(self, entry: VersionEntry, why: str, now: float) -> list[Effect]:
+    def give_up(self, entry: ArrivingEntry, why: str, now: float) -> list[Effect]:
         """Fetch the whole version instead of an unusable patch."""  # D5"""
-        old, chunks = entry.transfer, entry.chunks
-        assert chunks is not None  # noqa: S101 - it arrives
+        old = entry.transfer
         old.revoke()
         if old.base is not None:
             self._versions.release(old.base)
-        transfer = Transfer(entry.announce, chunks, now, self._timing, self._keys, why=why)
+        transfer = Transfer(entry.announce, entry.chunks, now, self._timing, self._keys, why=why)
         entry.set_transfer(transfer)
         transfer.pull()
         text = f"version {entry.key[1]} of {self._model} is fetched as a whole, not patched: {why}"

@@ -14,8 +14,6 @@ otherwise a worker that is slower than its publisher would never complete a vers
 is `turned away` warns its user and keeps sending hello, since the reason may pass (W20).
 """
 
-from typing import Literal
-
 from .tables import Event
 
 # The events of a version that arrives whole with its announcement, if nothing delays it.
@@ -24,11 +22,3 @@ STRAIGHT: tuple[Event, ...] = ("begun", "whole", "committed")
 # The outcomes that may be reported of a version in `ready` without an earlier `taken`: the
 # machine's own thread has applied the version, and no progress could be reported meanwhile.
 AT_ONCE: set[Event] = {"applied", "declined", "failed", "torn", "stale"}
-
-# Whether the deadline of an apply has passed. The user may still use an overdue version.
-Time = Literal["in-time", "overdue"]
-
-TIMES: dict[Time, dict[Literal["late"], Time]] = {
-    "in-time": {"late": "overdue"},
-    "overdue": {},
-}

@@ -8,7 +8,7 @@ import msgspec
 from ..effects import Effect, Notice, Send
 from ..messages import Failed, Fetch, Ping, Progress, Staged
 from .transfer import Transfer
-from .version_store import VersionEntry
+from .version_store import ArrivingEntry, Received, WholeEntry
 
 
 def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effect]:
@@ -29,14 +29,16 @@ def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effec
     return effects
 
 
-def progress(entry: VersionEntry) -> Effect:
+def progress(entry: Received) -> Effect:
     """Return the progress report of a version that is arriving, ready or being applied."""
     phase: Literal["receiving", "applying", "staged"] = "staged"
-    chunks, patch = 0, None
-    if entry.phase == "arriving":
+    chunks, patch, waits = 0, None, ""
+    if isinstance(entry, ArrivingEntry):
         phase, chunks, patch = "receiving", entry.transfer.progress, entry.transfer.patch
     elif entry.phase == "applying":
         phase = "applying"
+    else:
+        waits = entry.blocked_by
     model, (epoch, version) = entry.announce.model, entry.key
     message = Progress(
         model=model,
@@ -45,17 +47,17 @@ def progress(entry: VersionEntry) -> Effect:
         chunks=chunks,
         phase=phase,
         patch=patch,
-        waits=entry.blocked_by if phase == "staged" else "",
+        waits=waits,
     )
     return Send(message)
 
 
-def staged(some: Iterable[VersionEntry]) -> list[Effect]:
+def staged(some: Iterable[WholeEntry]) -> list[Effect]:
     """Return a `staged` report for each version whose announcement requires one. (W14)"""
     effects: list[Effect] = []
     for entry in some:
         s = entry.staged
-        if s.say_staged and entry.time == "in-time":  # an overdue version has failed
+        if s.say_staged and not entry.deferred_outcome:  # an overdue version has failed
             about = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )

@@ -11,9 +11,9 @@ changes this record.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Literal, TypedDict, cast, overload
 
 import numpy as np
 from msgspec import Struct
@@ -25,50 +25,28 @@ from ..lease import Lease
 from ..limits import BUFFERS_MAX, SNAPSHOTS_MAX
 from ..messages import Announce, Running, Whole
 from ..staged import Base, SharedMemory, StagedVersion
-from .phases import STRAIGHT, TIMES, Time
+from .phases import STRAIGHT
 from .tables import ARROWS, LACKS, MODES, Event, Lack, LackEvent, Mode, ModeEvent, Phase
 from .transfer import Transfer
 
 Key = tuple[int, int]
-Part = Transfer | StagedVersion | Running  # what `move` stores
 
-NOT_YET: Any = None  # the value of a field that is unset in the current state
 REJECTED_KEPT = 8  # the number of rejected versions to remember
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # these need a buffer
 
 
-class VersionEntry(Struct, eq=False):
-    """A version at this worker. Which optional fields are set depends on its state."""
+class AnnouncedEntry(Struct, eq=False):
+    """A version that was announced, and lacks its layout or memory."""
 
     key: Key
     announce: Announce
     pushed: bool  # its chunks follow without a request
     phase: Phase = "announced"
-    lacks: Lack = "layout"  # while it is announced: what it lacks
-    layout: Layout = NOT_YET  # once it is known
+    lacks: Lack = "layout"
+    layout: Layout | None = None
     payload: Buffer | None = None  # came with the announcement; valid until the next message
     memory: SharedMemory | None = None  # the segment to copy it from
-    chunks: Chunks[Memory] | None = None  # its buffer, and which chunks are there
-    transfer: Transfer = NOT_YET  # while it arrives
-    staged: StagedVersion = NOT_YET  # once it is whole
-    committed: bool = False  # while it is staged: it waits for its companions only
-    running: Running = NOT_YET  # while it runs
-    blocked_by: str = ""  # what delays the apply, and since when
-    text: str = ""  # a remark to report while it runs
-    time: Time = "in-time"  # while it is applied: whether it is overdue
-    deferred_outcome: Event = NOT_YET  # once it is overdue: the event when the user releases it
-
-    def remark(self, text: str) -> None:
-        """Set a remark, which is reported with the running version."""
-        self.text = text
-
-    def update_announcement(self, announce: Announce) -> bool:
-        """Replace the announcement by another of the same bytes; return False if those differ."""
-        ours, theirs = self.announce, announce
-        same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
-        same = same and ours.chunk_bytes == theirs.chunk_bytes
-        self.announce = theirs if same else ours
-        return same
+    chunks: Chunks[Memory] | None = None  # its buffer, a moment before it arrives there
 
     def resolve(
         self,
@@ -92,9 +70,53 @@ class VersionEntry(Struct, eq=False):
         plan = plan_of(about.nbytes, about.chunk_bytes)
         self.chunks = Chunks(plan, buffer, [None] * plan.count, about.layout)
 
+
+class ArrivingEntry(Struct, eq=False):
+    """A version whose chunks arrive."""
+
+    key: Key
+    announce: Announce
+    layout: Layout
+    transfer: Transfer
+    chunks: Chunks[Memory]  # its buffer, and which chunks are there
+    memory: SharedMemory | None = None  # the segment that it is copied from
+    phase: Phase = "arriving"
+
+    def update_announcement(self, announce: Announce) -> bool:
+        """Replace the announcement by another of the same bytes; return False if those differ."""
+        ours, theirs = self.announce, announce
+        same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
+        same = same and ours.chunk_bytes == theirs.chunk_bytes
+        self.announce = theirs if same else ours
+        return same
+
     def set_transfer(self, transfer: Transfer) -> None:
         """Replace the transfer by another one."""
         self.transfer = transfer
+
+
+class WholeEntry(Struct, eq=False):
+    """A complete and verified version: staged, ready, being applied or running."""
+
+    key: Key
+    announce: Announce
+    staged: StagedVersion
+    memory: SharedMemory | None = None  # the segment that it was copied from
+    chunks: Chunks[Memory] | None = None  # its buffer, unless it is mapped, running or the user's
+    phase: Phase = "staged"
+    committed: bool = False  # while it is staged: it waits for its companions only
+    blocked_by: str = ""  # what delays the apply, and since when
+    text: str = ""  # a remark to report while it runs
+    deferred_outcome: Event | None = None  # of an overdue apply: the event when the user is done
+
+    @property
+    def layout(self) -> Layout:
+        """Name, dtype, shape and position of each tensor."""
+        return self.staged.layout
+
+    def remark(self, text: str) -> None:
+        """Set a remark, which is reported with the running version."""
+        self.text = text
 
     def commit(self) -> None:
         """Record that the version may be applied, once its companions are here."""
@@ -107,15 +129,34 @@ class VersionEntry(Struct, eq=False):
 
     def late(self, deferred_outcome: Event) -> None:
         """Record that the apply's deadline has passed, and the user still uses the version."""
-        self.time, self.deferred_outcome = TIMES[self.time].get("late", self.time), deferred_outcome
+        self.deferred_outcome = deferred_outcome
+
+
+class RunningEntry(WholeEntry, kw_only=True, eq=False):
+    """A version that runs, under the name that `running` has."""
+
+    running: Running
+
+
+WholePhase = Literal["staged", "ready", "applying", "running"]
+Received = ArrivingEntry | WholeEntry
+ReceivedPhase = Literal["arriving", WholePhase]
+VersionEntry = AnnouncedEntry | Received
+
+
+class InPhase(TypedDict):
+    """The version in each phase, or None; of several versions, the first that entered."""
+
+    announced: AnnouncedEntry | None
+    arriving: ArrivingEntry | None
+    staged: WholeEntry | None
+    ready: WholeEntry | None
+    applying: WholeEntry | None
+    running: RunningEntry | None
 
 
 class VersionStore:
-    """The versions of one model.
-
-    Attributes:
-        in_phase: The version in each phase, or None; of several versions, the first that entered.
-    """
+    """The versions of one model."""
 
     def __init__(self) -> None:
         self.mode: Mode = "following"
@@ -135,12 +176,27 @@ class VersionStore:
         self._live: dict[Phase, dict[Key, VersionEntry]] = {
             p: {} for p, arrows in ARROWS.items() if arrows
         }
-        self.in_phase: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
+        self._first: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
+        self.in_phase = cast("InPhase", self._first)  # `move` keeps to the types
 
-    def all(self, *phases: Phase) -> list[VersionEntry]:
+    @overload
+    def all(self, *phases: Literal["arriving"]) -> Sequence[ArrivingEntry]: ...
+    @overload
+    def all(self, *phases: WholePhase) -> Sequence[WholeEntry]: ...
+    @overload
+    def all(self, *phases: ReceivedPhase) -> Sequence[Received]: ...
+    @overload
+    def all(self, *phases: Phase) -> Sequence[VersionEntry]: ...
+    def all(self, *phases: Phase) -> Sequence[VersionEntry]:
         """Return the versions in the given phases."""
         return [entry for phase in phases for entry in self._live[phase].values()]
 
+    @overload
+    def find(self, key: Key | None, *phases: Literal["arriving"]) -> ArrivingEntry | None: ...
+    @overload
+    def find(self, key: Key | None, *phases: WholePhase) -> WholeEntry | None: ...
+    @overload
+    def find(self, key: Key | None, *phases: Phase) -> VersionEntry | None: ...
     def find(self, key: Key | None, *phases: Phase) -> VersionEntry | None:
         """Return a version if it is in one of the given phases, else None."""
         for phase in phases:
@@ -169,21 +225,21 @@ class VersionStore:
         """Return whether a version is here, in any phase."""
         return any(key in entry for entry in self._live.values())
 
-    def expect(self, announce: Announce, *, pushed: bool) -> VersionEntry:
+    def expect(self, announce: Announce, *, pushed: bool) -> AnnouncedEntry:
         """Add an announced version; drop an earlier one that is still only announced."""
         older = self.in_phase["announced"]
         if older is not None:
             self.move(older, "newer")
-        entry = VersionEntry((announce.epoch, announce.version), announce, pushed)
-        self._live["announced"][entry.key] = self.in_phase["announced"] = entry
+        entry = AnnouncedEntry((announce.epoch, announce.version), announce, pushed)
+        self._live["announced"][entry.key] = self._first["announced"] = entry
         return entry
 
     def reconnected(self, epoch: int, now: float) -> None:
         """Begin a session of this epoch: drop what does not continue, and request again. (W28)"""
         for entry in self.all("announced", "arriving", "staged"):
-            if entry.phase == "announced" or entry.key[0] != epoch:
+            if isinstance(entry, AnnouncedEntry) or entry.key[0] != epoch:
                 self.move(entry, "fenced")
-            elif entry.phase == "arriving":
+            elif isinstance(entry, ArrivingEntry):
                 entry.transfer.reconnected(now)
         self.rejected.clear()
         if self.newest_known[0] != epoch:  # this epoch may be lower than the last one
@@ -216,7 +272,7 @@ class VersionStore:
         self._leased = lease, buffer
         return lease
 
-    def reuse(self, entry: VersionEntry) -> bool:
+    def reuse(self, entry: AnnouncedEntry) -> bool:
         """Give a version an existing buffer of its size; return whether there is one.
 
         If the version's payload was received into a buffer, that buffer is used. If the result is
@@ -296,14 +352,12 @@ class VersionStore:
         phase: Phase = "announced"
         for event in STRAIGHT:
             phase = ARROWS[phase].get(event, phase)
-        entry = VersionEntry(
-            key, announce, True, phase, "memory", layout=layout, chunks=chunks, staged=staged
-        )
+        entry = WholeEntry(key, announce, staged, chunks=chunks, phase=phase)
         self._live[phase][key] = entry
-        self.in_phase[phase] = self.in_phase[phase] or entry
+        self._first[phase] = self._first[phase] or entry
         return staged
 
-    def give(self, entry: VersionEntry, buffer: Memory) -> None:
+    def give(self, entry: AnnouncedEntry, buffer: Memory) -> None:
         """Give a version a newly allocated buffer."""
         self._taken += 1
         entry.set_buffer(buffer)
@@ -320,7 +374,7 @@ class VersionStore:
         self._taken -= 1
         self._recycle(buffer)
 
-    def let_go(self, entry: VersionEntry) -> None:
+    def let_go(self, entry: WholeEntry) -> None:
         """Detach the buffer of a version without recycling it: the user owns it now."""
         if entry.chunks is not None:
             self._taken -= 1
@@ -336,7 +390,7 @@ class VersionStore:
     # The base of patches.
 
     def set_patch_base(
-        self, entry: VersionEntry | None, running: Running | None, data: Memory | None
+        self, entry: WholeEntry | None, running: Running | None, data: Memory | None
     ) -> bool:
         """Replace the base by the running version's bytes, or by None; False: the base is in use.
 
@@ -371,13 +425,13 @@ class VersionStore:
 
     # Phases.
 
-    def rename(self, entry: VersionEntry, running: Running) -> None:
+    def rename(self, entry: RunningEntry, running: Running) -> None:
         """Rename the running version to the one that `running` names."""
         if self.base is not None and self.base.running == entry.running:
             self.base.rename(running)
-        if self.move(entry, "renamed", running):
+        if self.move(entry, "renamed"):
             del self._live["running"][entry.key]
-            entry.key = (running.epoch, running.version)
+            entry.key, entry.running = (running.epoch, running.version), running
             self._live["running"][entry.key] = entry
 
     def change_mode(self, event: ModeEvent) -> bool:
@@ -386,35 +440,28 @@ class VersionStore:
         self.mode = mode or self.mode
         return mode is not None
 
-    def move(self, entry: VersionEntry | None, event: Event, by: Part | None = None) -> bool:
-        """Apply an event to a version, and store `by` in it; True if there is a transition."""
+    def move(self, entry: VersionEntry | None, event: Event, into: Received | None = None) -> bool:
+        """Apply an event to a version; True if there is a transition.
+
+        `into` takes the place of the entry if the next phase is one of another class.
+        """
         after = ARROWS[entry.phase].get(event) if entry is not None else None
         if entry is None or after is None:
             return False
-        phase, entry.phase = entry.phase, after
-        del self._live[phase][entry.key]
-        self.in_phase[phase] = next(iter(self._live[phase].values()), None)
-        if isinstance(by, Transfer):
-            entry.transfer = by
-        elif isinstance(by, StagedVersion):
-            entry.staged = by
-        elif by is not None:
-            entry.running = by
+        before, moved = entry.phase, into or entry
+        moved.phase = after
+        del self._live[before][entry.key]
+        self._first[before] = next(iter(self._live[before].values()), None)
         if after in self._live:
-            self._live[after][entry.key] = entry
-            self.in_phase[after] = self.in_phase[after] or entry
+            self._live[after][entry.key] = moved
+            self._first[after] = self._first[after] or moved
         elif after == "rejected":
             self.rejected.append(entry.key)
         if after not in IN_MEMORY and entry.chunks is not None:
-            transfer = entry.transfer if phase == "arriving" else None
+            transfer = entry.transfer if isinstance(entry, ArrivingEntry) else None
             if transfer is None or transfer.revoke():
                 if transfer is not None and transfer.base is not None:
                     self.release(transfer.base)
                 self._taken -= 1
                 self._recycle(entry.chunks.memory, entry.chunks)
-            entry.chunks = None
-        if phase == "announced":
-            entry.payload = None
-        elif after == "running":
-            entry.transfer = NOT_YET  # frees the memory of its patch
         return True

@@ -25,7 +25,7 @@ from weightbus.bus.publisher.version import BytesInPlace, Received, Version
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.transfer import Transfer
-from weightbus.bus.worker.version_store import NOT_YET, VersionEntry, VersionStore
+from weightbus.bus.worker.version_store import ArrivingEntry, VersionStore
 from weightbus.codecs.layout import Layout
 
 # What never changes once it is made.
@@ -98,7 +98,6 @@ TOLD: dict[str, object] = {
     "_checks": None,  # as well
     "_answered": math.inf,  # patience alone decides: tokens of pings are clocks, which stand still
 }
-WHOLE = ("staged", "ready", "applying", "running")
 
 Form = Hashable
 P = TypeVar("P")
@@ -280,11 +279,7 @@ class _Forming:
                 buffer[:] = 0
         elif isinstance(given, Ages):
             given._started_by = {}  # noqa: SLF001 # pyright: ignore
-        elif isinstance(given, VersionEntry) and given.phase in WHOLE:  # how it came is over
-            given.pushed = False
-            given.transfer = NOT_YET
-        elif isinstance(given, VersionEntry) and given.phase == "arriving" and given.transfer.patch:
-            assert given.chunks is not None
+        elif isinstance(given, ArrivingEntry) and given.transfer.patch:
             given.chunks.memory[:] = 0  # the patch arrives elsewhere, and is decoded all at once
         elif isinstance(given, Patching):
             given.buffer[:] = 0

@@ -25,7 +25,6 @@ from typing import Any
 import pytest
 
 from weightbus.bus.publisher import tables as publisher_tables
-from weightbus.bus.worker import phases
 from weightbus.bus.worker import tables as worker_tables
 from weightbus.tests.conformance.languages import Language, chosen
 from weightbus.tests.conformance.python_sequences import play
@@ -39,7 +38,6 @@ TABLES: dict[str, dict[str, dict[str, str]]] = {
     "version": worker_tables.ARROWS,  # type: ignore[dict-item]
     "announced": worker_tables.LACKS,  # type: ignore[dict-item]
     "arriving": worker_tables.COMING,  # type: ignore[dict-item]
-    "applying": phases.TIMES,  # type: ignore[dict-item]
     "model": worker_tables.MODES,  # type: ignore[dict-item]
     "worker": worker_tables.SESSIONS,  # type: ignore[dict-item]
     "published version": publisher_tables.VERSIONS,  # type: ignore[dict-item]
@@ -185,11 +183,7 @@ def main() -> int:
         if f[1:] != DROPPED
         and (
             not client
-            or (
-                f[0] not in OF_PUBLISHER | {"applying"}
-                and f[1:3] not in UNUSED[client]
-                and f[1:] not in SAME
-            )
+            or (f[0] not in OF_PUBLISHER and f[1:3] not in UNUSED[client] and f[1:] not in SAME)
         )
     ]
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=20) as pool:

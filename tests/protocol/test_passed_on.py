@@ -125,7 +125,6 @@ class Worker:
         """What arrives, as far as it has."""
         held = self.versions.in_phase["arriving"]
         assert held is not None
-        assert held.chunks is not None
         return held.chunks
 
 

@@ -9,13 +9,25 @@ import numpy as np
 import pytest
 
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import Announce
+from weightbus.bus.messages import Announce, Running
 from weightbus.bus.publisher.tables import DECISIONS, TARGETS, VERSIONS, WORKERS
+from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
-from weightbus.bus.worker.version_store import IN_MEMORY, VersionEntry, VersionStore
+from weightbus.bus.worker.version_store import (
+    IN_MEMORY,
+    AnnouncedEntry,
+    ArrivingEntry,
+    Received,
+    RunningEntry,
+    VersionEntry,
+    VersionStore,
+    WholeEntry,
+)
+from weightbus.codecs.layout import Layout
 
 ROOT = Path(__file__).parents[2]
+LAYOUT = Layout.plan([("w", "U8", (8,))])
 EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
 Table = Mapping[Any, Mapping[Any, str]]
 OF_WORKER: dict[str, Table] = {
@@ -50,13 +62,13 @@ def test_the_vectors_have_every_pair(file: str, tables: dict[str, Table]) -> Non
 def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
     holds = VersionStore()
     held = at(holds, phase)
-    after, had = ARROWS[phase].get(event), held.chunks is not None
+    after, had = ARROWS[phase].get(event), holds._taken  # noqa: SLF001 # pyright: ignore
     assert holds.move(held, event) == (after is not None)
     assert held.phase == (after or phase)
     live = [p for p in ARROWS if ARROWS[p] and held in holds.all(p)]
     assert live == ([held.phase] if ARROWS[held.phase] else [])
-    kept = had and held.phase in IN_MEMORY
-    assert (held.chunks is not None) == kept, "memory is given back, and once"
+    taken = had if held.phase in IN_MEMORY else 0
+    assert holds._taken == taken, "memory is given back, and once"  # noqa: SLF001 # pyright: ignore
     assert (held.key in holds.rejected) == (held.phase == "rejected")
 
 
@@ -65,15 +77,21 @@ def at(holds: VersionStore, phase: Phase) -> VersionEntry:
     told = {"layout": "0" * 64, "layout_bytes": 10, "nbytes": 8, "chunk_bytes": 8}
     words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
     announce = Announce(model="a", epoch=1, version=1, **told, **words)  # type: ignore[arg-type]
-    held = holds.expect(announce, pushed=False)
+    held: VersionEntry = holds.expect(announce, pushed=False)
     for event in way_to(phase):
-        transfer = None
-        if event == "begun":
-            buffer = np.empty(8, np.uint8)
-            holds.give(held, buffer)
+        into: Received | None = None
+        if event == "begun" and isinstance(held, AnnouncedEntry):
+            holds.give(held, np.empty(8, np.uint8))
             assert held.chunks is not None
             transfer = Transfer(announce, held.chunks, 0.0, Timing())
-        assert holds.move(held, event, transfer)
+            into = ArrivingEntry(held.key, announce, LAYOUT, transfer, held.chunks)
+        elif event == "whole" and held.chunks is not None:
+            staged = StagedVersion("a", held.key, LAYOUT, held.chunks.memory, "")
+            into = WholeEntry(held.key, announce, staged, chunks=held.chunks)
+        elif event == "applied" and isinstance(held, WholeEntry):
+            into = RunningEntry(held.key, announce, held.staged, running=Running(1, 1, ""))
+        assert holds.move(held, event, into)
+        held = into or held
     return held
 
 

@@ -92,7 +92,7 @@ def arrived(worker: Subscriber) -> set[int]:
     """Return the indices of the chunks that a worker has of the arriving version."""
     follower = worker._loop._machine.followers["m"]  # noqa: SLF001 # pyright: ignore
     entry = follower.versions.in_phase["arriving"]
-    if entry is None or entry.chunks is None:
+    if entry is None:
         return set()
     return {i for i, crc in enumerate(entry.chunks.crcs) if crc is not None}
 

@@ -28,9 +28,8 @@ from weightbus.bus.headers import Buffer
 from weightbus.bus.lease import Lease
 from weightbus.bus.messages import Applied, Bye, Failed, Fetch, Hello, Ping, Pong, Progress, Staged
 from weightbus.bus.structs import Message
-from weightbus.bus.worker.events import LoopEvent
+from weightbus.bus.worker.events import LoopEvent, Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.phases import TIMES
 from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS
 
 # The messages and effects that each event causes. Requests and repeated reports need no event.
@@ -46,7 +45,6 @@ EMITS: dict[str, tuple[type[Effect | Message], ...]] = {
     "whole": (Staged, WholeStaged),
     "committed": (Ready,),
     "applied": (Applied,),
-    "late": (Failed,),
     "declined": (Failed, Rejected),
     "failed": (Failed, Rejected),
     "torn": (Failed,),
@@ -76,7 +74,7 @@ class _Arrows(dict[Any, Any]):
         return super().get(key, default)
 
 
-TABLES: tuple[dict[Any, Any], ...] = (ARROWS, LACKS, COMING, TIMES, MODES, SESSIONS)
+TABLES: tuple[dict[Any, Any], ...] = (ARROWS, LACKS, COMING, MODES, SESSIONS)
 for table in TABLES:
     table.update({state: _Arrows(arrows) for state, arrows in table.items()})
 
@@ -100,7 +98,8 @@ class Watched(WorkerMachine):
         return _seen(super().receive_published(arrived, now), HEARD)
 
     def happened(self, event: LoopEvent, now: float) -> list[Effect]:
-        return _seen(super().happened(event, now), DONE)
+        late = {Failed} if isinstance(event, Report) and event.still else set[type]()
+        return _seen(super().happened(event, now), DONE | late)
 
     def tick(self, now: float) -> list[Effect]:
         return _seen(super().tick(now), REPEATED)

@@ -46,9 +46,8 @@ def ready(machine: WorkerMachine, version: int) -> None:
     holds = machine.followers["m"].versions
     held = holds.in_phase["arriving"]
     assert held is not None
-    assert held.chunks is not None
     held.chunks.put(0, 0)
-    whole = machine.followers["m"]._arrived(held, 0.0)  # noqa: SLF001 # pyright: ignore
+    whole = machine.followers["m"]._arrived(held, held.layout, held.chunks, 0.0)  # noqa: SLF001 # pyright: ignore
     assert [type(each) for each in whole] == [Ready]
 
 

@@ -35,7 +35,7 @@ from weightbus.bus.worker.follower import RESTARTS_MAX, Follower
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT
 from weightbus.bus.worker.tables import Event, Phase
 from weightbus.bus.worker.transfer import Transfer
-from weightbus.bus.worker.version_store import VersionEntry
+from weightbus.bus.worker.version_store import ArrivingEntry
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.protocol_limits import CHUNKS_MAX
 from weightbus.tests.simulation.performing import Takes, copied, copies, done, empty
@@ -123,15 +123,14 @@ def sent(effects: list[Effect], *kinds: type[Message]) -> list[Any]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kinds)]
 
 
-def arriving(bench: Bench) -> VersionEntry:
+def arriving(bench: Bench) -> ArrivingEntry:
     held = bench.follower.versions.in_phase["arriving"]
     assert held is not None
     return held
 
 
 def memory_of(bench: Bench) -> object:
-    chunks = arriving(bench).chunks
-    return chunks.memory if chunks is not None else None
+    return arriving(bench).chunks.memory
 
 
 def transfer(bench: Bench) -> Transfer:

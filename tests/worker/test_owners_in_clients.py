@@ -30,6 +30,12 @@ OF_PYTHON = (
 )  # fields of the machine, or missing, in other languages
 OTHERWISE = {
     ("layouts", "Expected"): "one says how large versions are, and the rest of it is known",
+    **dict.fromkeys(
+        [("version_store", f"{phase}Entry") for phase in ("Announced", "Arriving", "Whole")],
+        "a `VersionEntry` has the fields of all phases there",
+    ),
+    ("version_store", "RunningEntry"): "the same",
+    ("version_store", "InPhase"): "what has a type for each phase here",
 }
 # The targets of assignments: `a.b, c.d(e)[f] += ...`, each with a dot.
 PATH = r"[\w#](?:[\w#.?!]|\([^()]*\)(?=[.?!\[])|\[[^\[\]]*\])*"

@@ -36,6 +36,7 @@ from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report, Wanted
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.tables import ARROWS
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -117,8 +118,8 @@ class Side:
     def state(self) -> object:
         """The worker's whole state, except for the addresses of bytes."""
         follower, holds = self.follower, self.follower.versions
-        held = {phase: [seen(h) for h in holds.all(phase)] for phase in holds.in_phase}
-        at = {phase: h.key if h is not None else None for phase, h in holds.in_phase.items()}
+        held = [seen(h) for h in holds.all(*(phase for phase in ARROWS if ARROWS[phase]))]
+        at = {phase: getattr(h, "key", None) for phase, h in holds.in_phase.items()}
         memory = plain(holds, "_nbytes", "_taken", "newest_known") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
         asking = plain(
             follower.planner, *(vars(follower.planner).keys() - {"_versions", "_timing"})
@@ -135,7 +136,8 @@ def seen(held: Any) -> object:
     """Return the state of a version, for comparison."""
     staged = getattr(held, "staged", None)
     about = None if staged is None else described(Ready(staged))
-    return held.key, held.pushed, held.phase, held.lacks, held.time, map_of(held), about
+    waits = [getattr(held, name, None) for name in ("pushed", "lacks", "deferred_outcome")]
+    return type(held), held.key, held.phase, waits, map_of(held), about
 
 
 def map_of(held: Any) -> object:

@@ -49,7 +49,7 @@ from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Flush, Opened, Outcome, Report
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.tables import Event
+from weightbus.bus.worker.version_store import RunningEntry, WholeEntry
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -116,10 +116,12 @@ def run(follower: Follower, running: Running) -> None:
     held = follower.versions.expect(announced, pushed=False)
     data = np.frombuffer(DATA, np.uint8)
     staged = StagedVersion(follower.model, held.key, LAYOUT, data, running.digest)
-    events: list[Event] = ["begun", "whole", "committed", "taken"]
-    assert all(follower.versions.move(held, event, staged) for event in events)
-    assert follower.versions.move(held, "applied", running)
-    follower.report_running(held, running)
+    whole = WholeEntry(held.key, announced, staged)
+    assert follower.versions.move(held, "mapped", whole)
+    assert follower.versions.move(whole, "taken")
+    runs = RunningEntry(held.key, announced, staged, running=running)
+    assert follower.versions.move(whole, "applied", runs)
+    follower.report_running(runs, running)
 
 
 def test_hello_says_who_and_what_it_runs() -> None:
