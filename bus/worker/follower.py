@@ -193,8 +193,6 @@ class Follower:
         begun = max((h.key for h in versions.all("arriving")), default=(0, 0))
         if key <= versions.newest or key < begun:
             return []
-        for older in versions.all("announced", "arriving", "staged"):
-            versions.move(older, "newer")
         running = Running(*key, rename.was.digest)
         versions.rename(entry, running)
         report = self.report_running(entry, running)
@@ -356,9 +354,6 @@ class Follower:
         """Make a version ready that will be applied directly from shared memory."""
         announce, layout = entry.announce, entry.layout
         assert layout is not None  # noqa: S101 - only its segment was missing
-        for older in (self.versions.in_phase["arriving"], self.versions.in_phase["staged"]):
-            if older is not None:
-                self.versions.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
         named = self.model, entry.key, layout, memory.data, ""
         staged = StagedVersion(
@@ -470,9 +465,6 @@ class Follower:
         """Stage a verified version; make it ready, unless the publisher must commit it first."""
         announce = entry.announce
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        older = self.versions.in_phase["staged"]
-        if older is not None:
-            self.versions.move(older, "newer")
         named = self.model, entry.key, layout, chunks.memory, chunks.digest
         us = round(took * 1e6)
         staged = StagedVersion(
@@ -634,7 +626,6 @@ class Follower:
     def _applied(self, entry: WholeEntry, report: Report) -> Effect:
         # Record that a version was applied; return the report of it.
         versions, staged = self.versions, entry.staged
-        older = versions.in_phase["running"]
         running = Running(*entry.key, report.digest or staged.digest)
         sent = entry.memory is None and staged.shared is None
         kept = report.bytes if entry.announce.keep and self._expected.patches and sent else None
@@ -644,8 +635,6 @@ class Follower:
             entry.remark(report.text)
         runs = RunningEntry(entry.key, entry.announce, staged, text=entry.text, running=running)
         versions.move(entry, "applied", runs)
-        if older is not None:
-            versions.move(older, "newer")
         return self.report_running(runs, running)
 
     def _torn(self, entry: WholeEntry, report: Report, now: float) -> list[Effect]:

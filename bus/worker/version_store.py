@@ -25,7 +25,7 @@ from ..lease import Lease
 from ..limits import BUFFERS_MAX, SNAPSHOTS_MAX
 from ..messages import Announce, Running, Whole
 from ..staged import Base, SharedMemory, StagedVersion
-from .phases import STRAIGHT
+from .phases import DISPLACED, STRAIGHT
 from .tables import ARROWS, LACKS, MODES, Event, Lack, LackEvent, Mode, ModeEvent, Phase
 from .transfer import Transfer
 
@@ -441,13 +441,17 @@ class VersionStore:
         return mode is not None
 
     def move(self, entry: VersionEntry | None, event: Event, into: Received | None = None) -> bool:
-        """Apply an event to a version; True if there is a transition.
+        """Apply an event to a version, and drop those that it displaces; True if it has an arrow.
 
         `into` takes the place of the entry if the next phase is one of another class.
         """
         after = ARROWS[entry.phase].get(event) if entry is not None else None
         if entry is None or after is None:
             return False
+        for phase in DISPLACED.get(event, ()):
+            older = self._first[phase]
+            if older is not None:
+                self.move(older, "newer")
         before, moved = entry.phase, into or entry
         moved.phase = after
         del self._live[before][entry.key]

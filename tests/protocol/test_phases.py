@@ -12,6 +12,7 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Announce, Running
 from weightbus.bus.publisher.tables import DECISIONS, TARGETS, VERSIONS, WORKERS
 from weightbus.bus.staged import StagedVersion
+from weightbus.bus.worker.phases import DISPLACED
 from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import (
@@ -27,6 +28,7 @@ from weightbus.bus.worker.version_store import (
 from weightbus.codecs.layout import Layout
 
 ROOT = Path(__file__).parents[2]
+IN_ORDER = [phase for phase, arrows in ARROWS.items() if arrows]
 LAYOUT = Layout.plan([("w", "U8", (8,))])
 EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
 Table = Mapping[Any, Mapping[Any, str]]
@@ -72,11 +74,28 @@ def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
     assert (held.key in holds.rejected) == (held.phase == "rejected")
 
 
-def at(holds: VersionStore, phase: Phase) -> VersionEntry:
+@pytest.mark.parametrize(
+    ("phase", "event", "after"),
+    [(phase, *arrow) for phase in IN_ORDER for arrow in ARROWS[phase].items() if ARROWS[arrow[1]]],
+)
+def test_a_version_that_moves_on_leaves_none_behind(
+    phase: Phase, event: Event, after: Phase
+) -> None:
+    holds = VersionStore()
+    held = {p: at(holds, p, number) for number, p in enumerate(reversed(IN_ORDER))}
+    assert holds.move(held[phase], event)
+    first, last = IN_ORDER.index(phase), IN_ORDER.index(after)
+    passed = set(IN_ORDER[:last] if event == "renamed" else IN_ORDER[first + 1 : last + 1])
+    passed -= {"ready", "applying"}  # the user has them
+    assert {p for p, each in held.items() if each.phase == "dropped"} == passed
+    assert set(DISPLACED.get(event, ())) == passed
+
+
+def at(holds: VersionStore, phase: Phase, number: int = 1) -> VersionEntry:
     """Return a version that has come to a phase along the arrows."""
     told = {"layout": "0" * 64, "layout_bytes": 10, "nbytes": 8, "chunk_bytes": 8}
     words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
-    announce = Announce(model="a", epoch=1, version=1, **told, **words)  # type: ignore[arg-type]
+    announce = Announce(model="a", epoch=1, version=number, **told, **words)  # type: ignore[arg-type]
     held: VersionEntry = holds.expect(announce, pushed=False)
     for event in way_to(phase):
         into: Received | None = None

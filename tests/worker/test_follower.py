@@ -33,7 +33,8 @@ from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Granted, Opened, Outcome, Report
 from weightbus.bus.worker.follower import RESTARTS_MAX, Follower
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT
-from weightbus.bus.worker.tables import Event, Phase
+from weightbus.bus.worker.phases import OF_MODEL
+from weightbus.bus.worker.tables import MODES, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import ArrivingEntry
 from weightbus.codecs.layout import Layout
@@ -565,6 +566,30 @@ def test_a_segment_that_is_open_late_is_of_no_use_to_who_lacks_a_layout_by_now()
     assert sent(bench.follower.announced(other, None, 0.0), Fetch)[0].layout
     assert bench.follower.happened(Opened("a", opens.key, None), 0.0) == []
     assert arriving(bench).key == v.key
+
+
+@pytest.mark.parametrize("event", OF_MODEL)
+def test_the_next_complete_version_ends_catching_up(event: Event) -> None:
+    bench, one, four = Bench(), version(1), version(4)
+    bench.deliver(one)
+    bench.apply(one)
+    for number in (2, 3):
+        bench.announce(version(number))
+    bench.abort(version(3))
+    versions = bench.follower.versions
+    assert versions.mode == "catching-up"
+    match event:
+        case "mapped":
+            bench.memory = Memory()
+            bench.announce(four, shared=SHARED)
+        case "renamed":
+            was = bench.follower.running
+            assert was is not None
+            bench.follower.renamed(Rename(model="a", epoch=EPOCH, version=4, was=was), 0.0)
+        case _:
+            bench.deliver(four)
+    assert versions.find((EPOCH, 4), "ready", "running") is not None
+    assert versions.mode == MODES["catching-up"][OF_MODEL[event]]
 
 
 # Copying from shared memory.
