@@ -154,7 +154,7 @@ func (l *loop) defect(cause interface{}) string {
 	if now := time.Now(); now.Sub(l.toldAt) >= defectEvery {
 		times := l.defects
 		l.toldAt, l.defects = now, 0
-		l.tell(Event{Kind: Defect, Text: fmt.Sprintf("this worker failed on one message (of %d since this was told), and goes on: "+
+		l.tell(Event{Kind: Defect, Text: fmt.Sprintf("this worker failed on one message (of %d since the last report), and goes on: "+
 			"please report it: %s", times, text)})
 	}
 	return text

@@ -196,7 +196,7 @@ def check_both_sides(keys: RelayKeys, name: str, upstream: str, *addresses: str 
     if keys.below is not None and not keys.upstream and not endpoints.is_local(upstream):
         raise AddressError(
             f"relay {name} has keys for its own workers and none for {upstream}, so they would "
-            f"trust weights that anybody on the way can change: put {UPSTREAM} into its folder of "
+            f"trust weights that any host on the way can change: put {UPSTREAM} into its folder of "
             f"keys ({make}), or leave keys= out"
         )
 

@@ -30,7 +30,7 @@ class WorkerEvent:
     Attributes:
         kind: `joined`; `lost` (the worker's process ended, or its connection closed and no other
             opened, or the worker became silent); `stuck` (the worker answers, but makes no
-            progress); `back` (it answers or makes progress again); `left` (it said goodbye);
+            progress); `back` (it answers or makes progress again); `left` (it sent goodbye);
             `refused` (the publisher rejected its hello; reported once a minute while it retries);
             `failed` (it could not apply a version that a publish waits for; `text` says why).
         worker: The worker's name.

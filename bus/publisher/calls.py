@@ -294,7 +294,7 @@ def _shortfall_reason(state: PublisherState, call: Publication, whole: Publicati
         away = _absence_reasons(state, call)
         what = "are missing" if away else "never came"
         why = "; ".join(away) or _other_models_text(state, call.version.model)
-        why = why or "nobody was refused, is lost or has left"
+        why = why or "no worker was refused, is lost or has left"
         said.append(f"{missing} of {call.terms.expect} workers {what} ({why})")
     return "; ".join(said)
 
@@ -309,7 +309,7 @@ def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
         state.note_hinted(version.model)
     why = "; ".join(away) or wanted or "no worker has joined"
     text = (
-        f"version {version.version} of {version.model} was published to nobody: {why}. It "
+        f"version {version.version} of {version.model} was published to no worker: {why}. It "
         "waits for those that join; publish(expect=N) waits for N workers"
     )
     return [Notice("nobody", text, warning=True)]

@@ -141,7 +141,7 @@ class PublisherMachine:
         if isinstance(message, Hello):
             return self._with_freed_memory(joining.hello(self.state, identity, message, now, key))
         if isinstance(message, Bye):
-            gone = [] if peer is None else sessions.leave(self.state, peer, "it said goodbye", now)
+            gone = [] if peer is None else sessions.leave(self.state, peer, "it sent goodbye", now)
             return self._with_freed_memory(gone)
         text = "say hello first: this publisher does not know this connection"
         return [Send(Refuse(code="unknown-worker", text=text), to=identity)]  # P4

@@ -16,7 +16,7 @@ from .status import is_stuck, phase_of
 from .tables import WorkerEvent
 
 FAILURES_TOLD = 3  # failed models in the log line of a worker that leaves
-REVOKED = "this publisher does not allow the key any more: ask whoever keeps its folder of keys"
+REVOKED = "this publisher does not allow the key any more: ask the owner of its folder of keys"
 
 
 def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:

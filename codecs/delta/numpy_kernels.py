@@ -170,7 +170,7 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Counts, Ele
     at, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for (number, row), (count, large_count) in zip(rows, counts, strict=True):
         if large_count > count:
-            raise PatchError(f"{large_count} of {count} steps are said to be large")
+            raise PatchError(f"{large_count} of {count} steps are marked as large")
         ranks, some = _read_class(reader, row, count, large_count, len(old))
         at.append(_select(classes, number, ranks) if len(table) > 1 else ranks)
         steps.append(some)

@@ -130,7 +130,7 @@ function readCounts(reader: BitReader, { rows }: Table, elements: number): Count
   const counts = rows.map((row) => {
     const count = reader.number(row.count);
     const large = row.large > 0 && row.large < EVERY ? reader.number(row.large) : 0;
-    if (large > count) throw new PatchError(`${large} of ${count} steps are said to be large`);
+    if (large > count) throw new PatchError(`${large} of ${count} steps are marked as large`);
     total += count;
     return { count, large };
   });

@@ -87,7 +87,7 @@ test("a loop ends with close(), and leaving it closes nothing", live, async () =
   await worker.close();
   await loop;
   await assert.rejects(worker.receive(), ClosedError);
-  while ("n" in (await publisher.ask({ do: "workers" }))); // it said goodbye
+  while ("n" in (await publisher.ask({ do: "workers" }))); // it sent goodbye
 });
 
 test("whoever blocks the event loop for long is found again", live, async () => {

@@ -145,7 +145,7 @@ def read_index(path: Path) -> Index:
     for name, file in weight_map.items():
         if Path(file).name != file or not file.endswith(SUFFIX):
             raise CheckpointError(
-                f"{path}: {name!r} is said to be in {file!r}; a shard is a *{SUFFIX} file in the "
+                f"{path}: {name!r} is listed in {file!r}; a shard is a *{SUFFIX} file in the "
                 "same folder"
             )
     return Index(path, weight_map)

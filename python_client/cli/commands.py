@@ -520,7 +520,7 @@ def keygen(
     ] = None,
     observer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Somebody who reads how things stand, and no weights."),
+        typer.Option(metavar="NAME", help="An observer, which reads the state and no weights."),
     ] = None,
     relay: Annotated[
         list[str] | None,

@@ -145,7 +145,7 @@ def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
 
 def _summary(observer: Observer, standings: list[Standing]) -> str:
     counts = [(verdict, sum(s.verdict == verdict for s in standings)) for verdict in VERDICTS]
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "nobody"
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "none joined"
     silent = time.monotonic() - (observer.heard_at or 0.0)
     lost = f"; nothing has answered for {span(silent)}" if silent > 4 * LOOK_SECONDS else ""
     return f"{counted(len(observer.view.workers), 'worker')}: {words}{lost}"

@@ -235,7 +235,7 @@ def read_index(path: Path) -> StateIndex:
         raise StateFolderError(f"{file} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise StateFolderError(
-            f"{file} is damaged ({error}): its versions cannot be told apart. Start from a "
+            f"{file} is damaged ({error}): its versions cannot be distinguished. Start from a "
             "checkpoint of your own; the next version that is published makes a new table"
         ) from None
 

@@ -278,7 +278,7 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
         advice = "no such host is known here: check its name, and the name service of a container"
     elif number == errno.ECONNREFUSED and re.match(r"tcp://(0\.0\.0\.0|\[::\]):", address):
         advice = (
-            "a publisher binds there to take connections from everywhere; for whoever connects it "
+            "a publisher binds there to take connections from everywhere; to a worker it "
             "is this host: give the name or the address of the publisher's host"
         )
     elif number == errno.ECONNREFUSED:

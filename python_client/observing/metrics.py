@@ -66,7 +66,7 @@ METRICS: Final = {
         Row("weightbus_model_published_timestamp_seconds", "gauge", ("model",),
             "When that version was published, in seconds since 1970."),
         Row("weightbus_model_metadata", "gauge", ("model", "name"),
-            "What is said of that version, where it is a number: a step, a reward."),
+            "The metadata of that version, where it is a number: a step, a reward."),
         Row("weightbus_model_workers", "gauge", ("model", "state"),
             "Workers of a model; state is current, behind, stuck, failed or lost."),
         Row("weightbus_model_lag_versions", "gauge", ("model",),

@@ -110,7 +110,7 @@ class Observer(Closable):
             if answer.code is not None or total.count >= total.names or not answer.count:
                 return total
             asked = replace(asked, first=total.count)
-        text = f"what it has could not be told within {timeout:g} s"
+        text = f"it did not report what it has within {timeout:g} s"
         return replace(total, code="silent", text=text)
 
     def _ask(self, question: Observe | Verify, until: float) -> bool:

@@ -470,7 +470,7 @@ fn what_newcomers_overlook_is_said_in_a_line_and_once() {
     assert!(receipt.to_string().ends_with("no worker is connected: it waits for workers"), "{}", receipt);
     let alone = notices.recv_timeout(LONG).unwrap();
     let begins =
-        "version 1 of policy was published to nobody: no worker has joined. It waits for those that join; ";
+        "version 1 of policy was published to no worker: no worker has joined. It waits for those that join; ";
     assert!(alone.starts_with(begins) && alone.ends_with(publisher.address()), "{}", alone);
 
     // A worker that is never asked to apply, and one whose model is misspelt.

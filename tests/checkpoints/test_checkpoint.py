@@ -215,8 +215,8 @@ def test_a_damaged_file(tmp_path: Path, damage: Callable[[Path], None], words: s
         ({"a.bias": "model-2.safetensors"}, r"model-2\.safetensors does not hold 'a\.bias'"),
         ({"a.bias": None}, r"model-1\.safetensors holds 'a\.bias', which .*index\.json does not"),
         ({"c": "model-3.safetensors"}, r"model-3\.safetensors .*missing, with c"),
-        ({"c": "../x.safetensors"}, r"'c' is said to be in '\.\./x\.safetensors'"),
-        ({"c": "x.bin"}, r"'c' is said to be in 'x\.bin'"),
+        ({"c": "../x.safetensors"}, r"'c' is listed in '\.\./x\.safetensors'"),
+        ({"c": "x.bin"}, r"'c' is listed in 'x\.bin'"),
         ({"c": 3}, r"index\.json is not an index of shards"),
     ],
 )

@@ -162,7 +162,7 @@ class Row(NamedTuple):
     told: dict[str, list[str]]  # by side, the parts of its line
 
 
-NOBODY = "was published to nobody: no worker has joined"
+NOBODY = "was published to no worker: no worker has joined"
 NOT_APPLIED = "and nothing there applies it: is start() called, or receive()"
 LISTENS = "no process listens there: is the publisher running, on that port, and on that address"
 TABLE = [

@@ -78,7 +78,7 @@ def test_top_without_a_terminal_shows_it_once_and_says_so() -> None:
     with Publisher() as publisher:
         done = run("top", publisher.address)
     assert done.exit_code == 0
-    assert "0 workers: nobody" in done.stdout
+    assert "0 workers: none joined" in done.stdout
     assert "no terminal to draw on: shown once; --json" in done.stderr
 
 
@@ -220,7 +220,7 @@ def test_an_address_to_bind_is_told_from_one_to_connect_to() -> None:
     """`publisher.address` of 0.0.0.0, handed to a worker elsewhere: nobody listens there."""
     (port,) = lasting_ports(1)
     (found,) = reach(f"tcp://0.0.0.0:{port}", keyed=False, timeout=SECONDS)
-    assert "for whoever connects it is this host: give the name or the address" in found.advice
+    assert "to a worker it is this host: give the name or the address" in found.advice
     (found,) = reach(f"tcp://127.0.0.1:{port}", keyed=False, timeout=SECONDS)
     assert "no process listens there" in found.advice
 

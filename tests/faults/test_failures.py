@@ -358,7 +358,7 @@ def test_a_worker_that_leaves_in_the_middle_fails_nothing(
     assert publisher.workers(), "answered after the publish was taken in, or the goodbye may win"
     leaving.close()
     assert future.result(SECONDS).in_state("left") == ["leaving"]
-    assert "published to nobody: worker leaving has left: it said goodbye" in caplog.text
+    assert "published to no worker: worker leaving has left: it sent goodbye" in caplog.text
     with pytest.raises(PublishError, match=r"1 of 1 workers are missing \(worker leaving has left"):
         publisher.publish("m", model(SMALL, 2), expect=1, timeout=1.0)
 

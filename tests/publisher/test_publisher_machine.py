@@ -786,7 +786,7 @@ def test_a_failure_is_a_warning_at_once_and_once_though_a_publish_waits_for_more
     assert first.text == "worker w0 failed version 1 of a: layout-mismatch: shape [2]"
     assert [each.warning for each in (first, second, other)] == [True, False, True]
     [left] = notices(bench.say("w0", Bye()), "left")
-    said = "worker w0 has left: it said goodbye; it had failed version 3 of a: layout-mismatch: "
+    said = "worker w0 has left: it sent goodbye; it had failed version 3 of a: layout-mismatch: "
     assert left.text == said + "shape [3]"
 
 
@@ -797,7 +797,7 @@ def test_a_worker_that_runs_a_version_after_all_has_failed_none() -> None:
     newer, _ = bench.publish(seconds=60)
     bench.say("w0", report(Applied, newer))
     [left] = notices(bench.say("w0", Bye()), "left")
-    assert left.text == "worker w0 has left: it said goodbye"
+    assert left.text == "worker w0 has left: it sent goodbye"
 
 
 # Fetching.

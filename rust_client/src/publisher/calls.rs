@@ -307,7 +307,7 @@ impl PublisherMachine {
         }
         let away = self.away(call).join("; ");
         let (what, away) = match away.as_str() {
-            "" => ("never came", "nobody was refused, is lost or has left"),
+            "" => ("never came", "no worker was refused, is lost or has left"),
             away => ("are missing", away),
         };
         format!("{} of {} workers {} ({})", missing, call.terms.expect, what, away)
@@ -324,7 +324,7 @@ impl PublisherMachine {
             why = why_nobody(&call.model, &self.roster);
         }
         let mut text = format!(
-            "version {} of {} was published to nobody: {}. It waits for those that join; expect=N waits for N workers",
+            "version {} of {} was published to no worker: {}. It waits for those that join; expect=N waits for N workers",
             call.key.1, call.model, why
         );
         if !self.address.is_empty() {

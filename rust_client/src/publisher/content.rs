@@ -132,7 +132,7 @@ impl Copier {
         file.read_exact(&mut header).map_err(short)?;
         let length = u64::from_le_bytes(header[..].try_into().unwrap_or_default());
         if length > LAYOUT_BYTES_MAX {
-            return Err(format!("its header is said to be {} bytes long", length));
+            return Err(format!("its header claims to have {} bytes", length));
         }
         header.resize(8 + length as usize, 0);
         file.read_exact(&mut header[8..]).map_err(short)?;

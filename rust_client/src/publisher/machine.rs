@@ -141,7 +141,7 @@ impl PublisherMachine {
         let source = if key.is_empty() { worker } else { key };
         if let Some(untold) = self.notices.take(source, now) {
             if untold > 0 {
-                text += &format!(" (and {} more that were not told)", untold);
+                text += &format!(" (and {} more that were not reported)", untold);
             }
             self.tell(kind, worker, text);
         }
@@ -256,7 +256,7 @@ impl PublisherMachine {
     /// Handles a message of a worker on the roster.
     fn handle(&mut self, name: &str, message: FromWorker, now: Time) {
         if let FromWorker::Bye(_) = message {
-            return self.leave(name, "it said goodbye", now);
+            return self.leave(name, "it sent goodbye", now);
         }
         let away = |peer: &Peer| peer.is_relay() && !peer.phase.is(PeerPhase::Here);
         if self.roster.get(name).map_or(false, away) {

@@ -11,7 +11,7 @@ use crate::transfer::Time;
 use std::time::Duration;
 
 const TICKET_LIFE: Duration = Duration::from_secs(TICKET_SECONDS);
-const REVOKED: &str = "this publisher does not allow the key any more: ask whoever keeps its folder of keys";
+const REVOKED: &str = "this publisher does not allow the key any more: ask the owner of its folder of keys";
 
 const NO_RELAY: &str = "its key is a worker's, which may not pass versions on: make a relay's with \
     `weightbus keygen DIR --relay NAME`";
