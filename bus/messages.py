@@ -20,9 +20,9 @@ from ..codecs.protocol_limits import (
 )
 from .protocol_limits import (
     CHECK_NAMES_MAX,
-    DIFFERENCES_TOLD,
+    DIFFERENCES_LISTED,
     ERROR_MAX,
-    EVENTS_TOLD,
+    EVENTS_LISTED,
     FEATURES_MAX,
     FETCH_CHUNKS_MAX,
     GROUP_KEYS_MAX,
@@ -36,7 +36,7 @@ from .protocol_limits import (
     SOURCE_RANGES_MAX,
     SOURCES_MAX,
     TEXT_MAX,
-    VERSIONS_TOLD,
+    VERSIONS_LISTED,
 )
 from .structs import Message, SanitizedText
 
@@ -165,7 +165,7 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     version: Count
     nbytes: Count
     encoding: Name
-    published: Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)] = []
+    published: Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_LISTED)] = []
     metadata: Metadata = {}
 
 
@@ -432,7 +432,7 @@ class RosterPage(Message, tag="roster", frozen=True, kw_only=True):
     time_ms: Count = 0
     models: Annotated[list[ModelRow], msgspec.Meta(max_length=PAGE_ROWS_MAX)] = []
     rows: Annotated[list[WorkerRow], msgspec.Meta(max_length=PAGE_ROWS_MAX)] = []
-    events: Annotated[list[Happened], msgspec.Meta(max_length=EVENTS_TOLD)] = []
+    events: Annotated[list[Happened], msgspec.Meta(max_length=EVENTS_LISTED)] = []
 
 
 class Check(Versioned, tag="check", frozen=True, kw_only=True):
@@ -470,7 +470,7 @@ class Verified(Message, SanitizedText, tag="verified", frozen=True, kw_only=True
     names: Count = 0
     unlike: Count = 0
     differing: Count = 0
-    differences: Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TOLD)] = []
+    differences: Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_LISTED)] = []
     code: Name | None = None
     text: Text = ""
 

@@ -37,7 +37,7 @@ from ..messages import (
     WorkerRow,
 )
 from ..observed import PAGE_BYTES, Row
-from ..protocol_limits import EVENTS_TOLD, OBSERVERS_MAX, PAGE_ROWS_MAX, VERSIONS_TOLD
+from ..protocol_limits import EVENTS_LISTED, OBSERVERS_MAX, PAGE_ROWS_MAX, VERSIONS_LISTED
 from ..structs import Message
 from ..token_bucket import TokenBucket
 from ..trust.grants import Grant
@@ -144,7 +144,7 @@ class Observers:
     def happened(self, notice: Notice, now: float) -> None:
         """Record an event of a worker."""
         if notice.worker:
-            if len(self._events) >= EVENTS_TOLD:
+            if len(self._events) >= EVENTS_LISTED:
                 self._forget_event()
             self._events.append((self._state.roster.next_revision(), now, notice))
             peer = self._state.roster.by_name(notice.worker)
@@ -263,7 +263,7 @@ class Observers:
         """Return a model's row, with the publish times of fewer and fewer of its older versions."""
         version, published, step = model.latest[1], list[Published](), 0
         times = self._state.store[name].times
-        for back in range(VERSIONS_TOLD):
+        for back in range(VERSIONS_LISTED):
             at = times.get(version - step)
             if at is not None:
                 published.append(Published(version - step, _ms(now - at)))

@@ -16,7 +16,7 @@ from ...codecs.native import crc32c
 from ..effects import Send
 from ..messages import CHECKING, Check, Checked, Difference, Verified, Verify
 from ..observed import PAGE_BYTES
-from ..protocol_limits import DIFFERENCES_TOLD, OBSERVERS_MAX
+from ..protocol_limits import DIFFERENCES_LISTED, OBSERVERS_MAX
 from .effects import Compare, Effect
 from .offers import SLICE_BYTES
 from .roster import Peer
@@ -83,7 +83,7 @@ class Comparison:
 
     def _name(self, difference: Difference) -> None:
         listed = [*self._found, difference]
-        if len(listed) <= DIFFERENCES_TOLD and len(msgspec.json.encode(listed)) <= PAGE_BYTES:
+        if len(listed) <= DIFFERENCES_LISTED and len(msgspec.json.encode(listed)) <= PAGE_BYTES:
             self._found = listed
 
 

@@ -16,7 +16,7 @@ from ...bus.limits import PAGES_MAX
 from ...bus.messages import Observe, Refuse, RosterPage, Verified, Verify
 from ...bus.net.control import Activity, WorkerSockets
 from ...bus.observed import to_observer
-from ...bus.protocol_limits import DIFFERENCES_TOLD
+from ...bus.protocol_limits import DIFFERENCES_LISTED
 from ...bus.token_bucket import Rate, TokenBucket
 from ...bus.trust.keys import WorkerKeys
 from ..closing import Closable
@@ -192,7 +192,7 @@ def together(total: Verified, answer: Verified) -> Verified:
         count=total.count + answer.count,
         unlike=total.unlike + answer.unlike,
         differing=total.differing + answer.differing,
-        differences=[*total.differences, *answer.differences][:DIFFERENCES_TOLD],
+        differences=[*total.differences, *answer.differences][:DIFFERENCES_LISTED],
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ...bus.messages import Doing, Happened, ModelRow, Observe, RosterPage, WorkerRow
-from ...bus.protocol_limits import EVENTS_TOLD
+from ...bus.protocol_limits import EVENTS_LISTED
 
 Verdict = Literal["lost", "failed", "stuck", "behind", "current"]  # the worst first
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -92,7 +92,7 @@ class View:
     def __init__(self) -> None:
         self.whole = False  # whether the last answer brought the view up to date
         self.latest = 0  # the publisher's revision in the last answer
-        self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_TOLD)
+        self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_LISTED)
         # The revision received so far, and the revision from which on a new roster is shown.
         self._since = self._goal = 0
         self._shown = self._arriving = _Rows(0)

@@ -29,13 +29,13 @@ from weightbus.bus.messages import (
 from weightbus.bus.observed import to_observer
 from weightbus.bus.protocol_limits import (
     ERROR_MAX,
-    EVENTS_TOLD,
+    EVENTS_LISTED,
     HEADER_BYTES_MAX,
     LABEL_MAX,
     MODELS_MAX,
     OBSERVERS_MAX,
     TEXT_MAX,
-    VERSIONS_TOLD,
+    VERSIONS_LISTED,
 )
 from weightbus.bus.publisher import observers
 from weightbus.bus.publisher.effects import Effect
@@ -317,7 +317,7 @@ def test_who_leaves_is_gone_without_telling_everything_again() -> None:
 
 
 def test_who_left_too_long_ago_to_be_told_is_found_out() -> None:
-    names = [f"w{n}" for n in range(2 * EVENTS_TOLD)]
+    names = [f"w{n}" for n in range(2 * EVENTS_LISTED)]
     bench, view = Watched(*names), View()
     bench.look(view)
     for name in names[1:]:
@@ -333,14 +333,14 @@ def test_one_worker_and_one_kind_leave_room_for_the_events_of_others() -> None:
     bench, view = Watched("a", "bad"), View()
     bench.say("c", hello("c"))
     bench.say("c", Bye())
-    for n in range(10 * EVENTS_TOLD):
+    for n in range(10 * EVENTS_LISTED):
         bench.say("bad", Applied(model="a", epoch=7, version=n + 1, digest="f" * 64))
-        if n % EVENTS_TOLD == 9:
+        if n % EVENTS_LISTED == 9:
             bench.say("a", Applied(model="a", epoch=7, version=n + 1, digest="f" * 64))
     bench.note(bench.machine.unreachable(b"a", bench.now, "its process, 7, has ended"))
     bench.look(view)
     told = [(event.kind, event.worker) for event, _ in view.events]
-    assert len(told) == EVENTS_TOLD
+    assert len(told) == EVENTS_LISTED
     assert {("joined", "c"), ("left", "c"), ("lost", "a")} < set(told)
     assert told.count(("wrong-digest", "a")) == 10, "all of them"
     assert told[-1] == ("lost", "a"), "in order"
@@ -359,7 +359,7 @@ def test_lag_is_told_in_versions_and_seconds() -> None:
     assert (standing.version, standing.newest, standing.lag) == (1, 101, 100)
     assert standing.lag_s is not None
     assert 0.6 * (bench.now - first) <= standing.lag_s <= bench.now - first + 0.001
-    assert len(view.models(bench.now)["a"][0].published) <= VERSIONS_TOLD
+    assert len(view.models(bench.now)["a"][0].published) <= VERSIONS_LISTED
     bench.say("a", Progress(model="a", epoch=7, version=101, chunks=1))
     bench.look(view)
     (standing,) = view.standings(bench.now)

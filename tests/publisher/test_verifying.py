@@ -31,7 +31,12 @@ from weightbus.bus.messages import (
     Verify,
 )
 from weightbus.bus.observed import to_observer, to_publisher, unchecked
-from weightbus.bus.protocol_limits import CHECK_NAMES_MAX, DIFFERENCES_TOLD, OBSERVERS_MAX, TEXT_MAX
+from weightbus.bus.protocol_limits import (
+    CHECK_NAMES_MAX,
+    DIFFERENCES_LISTED,
+    OBSERVERS_MAX,
+    TEXT_MAX,
+)
 from weightbus.bus.publisher.effects import Effect
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker.events import Examined
@@ -278,7 +283,7 @@ def test_questions_are_bounded_and_end() -> None:
 
 
 def test_the_largest_answer_fits_a_header() -> None:
-    names = [f"{n:04}" + '"' * 600 for n in range(2 * DIFFERENCES_TOLD)]
+    names = [f"{n:04}" + '"' * 600 for n in range(2 * DIFFERENCES_LISTED)]
     bench = Verifiable("w")
     layout = Layout.plan([(name, "U8", (1,)) for name in names])
     version, _ = bench.machine.offer(bench.offer(layout, replaces_latest=True))
@@ -286,7 +291,7 @@ def test_the_largest_answer_fits_a_header() -> None:
     bench.ask()
     told = verdict(bench.answer(version, *[1] * len(names)))
     assert (told.count, told.differing) == (len(names), len(names))
-    assert 10 < len(told.differences) <= DIFFERENCES_TOLD
+    assert 10 < len(told.differences) <= DIFFERENCES_LISTED
 
 
 # The worker has it looked at, and bounds that.

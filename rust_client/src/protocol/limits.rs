@@ -78,10 +78,10 @@ pub const CHECK_NAMES_MAX: usize = 4096;
 /// Rows of each kind in one `roster`.
 pub const PAGE_ROWS_MAX: usize = 1024;
 /// Tensors that a `verified` names.
-pub const DIFFERENCES_TOLD: usize = 64;
+pub const DIFFERENCES_LISTED: usize = 64;
 /// Events that a `roster` contains.
-pub const EVENTS_TOLD: usize = 64;
+pub const EVENTS_LISTED: usize = 64;
 /// Versions of a model whose age a `roster` contains.
-pub const VERSIONS_TOLD: usize = 24;
+pub const VERSIONS_LISTED: usize = 24;
 /// Characters of an error in a `roster`.
 pub const ERROR_MAX: usize = 512;

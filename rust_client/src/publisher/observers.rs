@@ -15,7 +15,7 @@ use super::machine::PublisherMachine;
 use super::pages::{Changed, Page};
 use super::rate_limits::{Rate, TokenBucket};
 use super::roster::{Peer, Roster};
-use crate::limits::{ERROR_MAX, EVENTS_TOLD, OBSERVERS_MAX, PAGE_ROWS_MAX};
+use crate::limits::{ERROR_MAX, EVENTS_LISTED, OBSERVERS_MAX, PAGE_ROWS_MAX};
 use crate::messages::{FromWorker, Metadata, Observe, ProgressPhase};
 use crate::transfer::{Key, Time};
 use crate::words::printable;
@@ -213,7 +213,7 @@ impl PublisherMachine {
         }
         let revision = self.roster.revise();
         self.observers.events.push_back((revision, now, event.clone()));
-        if self.observers.events.len() > EVENTS_TOLD {
+        if self.observers.events.len() > EVENTS_LISTED {
             self.observers.drop_event(&event.worker);
         }
         self.roster.touch(&event.worker);
@@ -351,6 +351,6 @@ mod tests {
         (0..1000).for_each(|_| happens("noisy"));
         let of =
             |name: &str| machine.observers.events.iter().filter(|(_, _, its)| its.worker == name).count();
-        assert_eq!((of("good"), of("noisy")), (1, EVENTS_TOLD - 1));
+        assert_eq!((of("good"), of("noisy")), (1, EVENTS_LISTED - 1));
     }
 }

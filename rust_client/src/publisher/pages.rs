@@ -5,7 +5,7 @@ use super::observers::ModelSeen;
 use super::roster::Peer;
 use super::status::{count_of, state_of};
 use super::store::Store;
-use crate::limits::{Timing, ERROR_MAX, HEADER_BYTES_MAX, LABEL_MAX, PAGE_ROWS_MAX, VERSIONS_TOLD};
+use crate::limits::{Timing, ERROR_MAX, HEADER_BYTES_MAX, LABEL_MAX, PAGE_ROWS_MAX, VERSIONS_LISTED};
 use crate::messages::{
     encode, Doing, Happened, ModelRow, Published, RosterPage, ToObserver, WorkerRow, WorkerRowRoad,
 };
@@ -115,7 +115,7 @@ fn nbytes(row: &impl Serialize) -> usize {
 fn model_row(name: &str, model: &ModelSeen, now: Time) -> ModelRow {
     let version = model.latest.1;
     let (mut published, mut step) = (Vec::new(), 0u64);
-    for back in 0..VERSIONS_TOLD {
+    for back in 0..VERSIONS_LISTED {
         let number = version.saturating_sub(step); // there is no version 0
         published.extend(model.times.get(&number).map(|at| {
             let age_ms = millis(now, *at);

@@ -16,7 +16,7 @@ use super::pages::PAGE_BYTES;
 use super::store::Version;
 use crate::checksum::crc32c_append;
 use crate::layout::{Layout, TensorInfo};
-use crate::limits::{DIFFERENCES_TOLD, ERROR_MAX, OBSERVERS_MAX, TEXT_MAX};
+use crate::limits::{DIFFERENCES_LISTED, ERROR_MAX, OBSERVERS_MAX, TEXT_MAX};
 use crate::messages::{
     encode, Check, Checked, Difference, FromPublisher, ToObserver, Verified, Verify, CHECKING,
 };
@@ -130,7 +130,7 @@ impl Comparison {
         let name = printable(&self.names[self.asked.first as usize + self.at], ERROR_MAX);
         let difference = Difference { name, published, runs, ..Default::default() };
         let nbytes = serde_json::to_string(&difference).map_or(PAGE_BYTES, |text| text.len()) + 1;
-        if self.told.len() < DIFFERENCES_TOLD && self.told_bytes + nbytes <= PAGE_BYTES {
+        if self.told.len() < DIFFERENCES_LISTED && self.told_bytes + nbytes <= PAGE_BYTES {
             self.told.push(difference);
             self.told_bytes += nbytes;
         }
