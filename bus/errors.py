@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Codes of errors that say that disk, memory or descriptors are exhausted, perhaps temporarily.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
-FRAMES_TOLD = 5  # innermost frames of a traceback that a report contains
+FRAMES_SHOWN = 5  # innermost frames of a traceback that a report contains
 PACKAGE_FOLDERS = [
     Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "python_client")
 ]
@@ -175,7 +175,7 @@ def rejected(model: str, epoch: int, version: int, code: str, text: str) -> Appl
     )
 
 
-def told_of(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
     """Return an error's type and text, with the error's innermost frames in the user's code.
 
     The text is for readers in another process, who have no traceback. The innermost frame is last.
@@ -185,7 +185,7 @@ def told_of(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not any(Path(frame.filename).is_relative_to(shelf) for shelf in PACKAGE_FOLDERS)
     ]
-    where = f" (at {', '.join(frames[-FRAMES_TOLD:])})" if frames else ""
+    where = f" (at {', '.join(frames[-FRAMES_SHOWN:])})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
 
 

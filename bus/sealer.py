@@ -137,7 +137,7 @@ class Sealer:
     """Encrypts the data and messages of one publisher.
 
     Args:
-        draw: Returns 32 random bytes for a group key, which nobody can guess.
+        draw: Returns 32 random bytes for a group key, which cannot be guessed.
         take: Returns memory for encrypted bytes; called with the model and the number of bytes.
         life: Seconds after which a group key is replaced; None: it is never replaced.
         now: The present time in seconds.

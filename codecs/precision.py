@@ -113,8 +113,8 @@ def precision_of(asked: object) -> Precision | None:
     """
     if not isinstance(asked, Mapping):
         return None if asked is None else Precision(_dtype(asked))
-    told = cast("Mapping[object, object]", asked)
-    patterns = tuple((str(pattern), _dtype(dtype)) for pattern, dtype in told.items())
+    named = cast("Mapping[object, object]", asked)
+    patterns = tuple((str(pattern), _dtype(dtype)) for pattern, dtype in named.items())
     return Precision("", patterns) if patterns else None
 
 

@@ -116,10 +116,10 @@ def renaming_of(asked: object) -> Renaming | None:
                 "names to names, or a function from a name to a name"
             )
         return Renaming(function=cast("Callable[[str], str]", asked))
-    told = cast("Mapping[object, object]", asked)
+    pairs = cast("Mapping[object, object]", asked)
     names: dict[str, str] = {}
     beginnings: dict[str, str] = {}
-    for key, instead in told.items():
+    for key, instead in pairs.items():
         if not isinstance(key, str) or not isinstance(instead, str):
             raise TypeError(f"rename: {key!r}: {instead!r} does not say what name becomes of what")
         if key.endswith(DOT) or not key:
@@ -133,7 +133,7 @@ def renaming_of(asked: object) -> Renaming | None:
             names[key] = instead
     _check(names)
     longest_first = sorted(beginnings.items(), key=lambda each: -len(each[0]))
-    return Renaming(tuple(names.items()), tuple(longest_first)) if told else None
+    return Renaming(tuple(names.items()), tuple(longest_first)) if pairs else None
 
 
 def _check(became: Mapping[str, str]) -> None:

@@ -12,17 +12,17 @@ const errorsMax = 64 // queued errors; the oldest are dropped first
 // A handoff passes ready versions and errors from the loop to Receive. It holds at most one version
 // of each model: a newer version replaces an older one.
 type handoff struct {
-	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, when anything changes
-	ready   []*wbp.StagedVersion
-	decides bool            // the user has set BeforeApply or Apply
-	busy    map[string]bool // models for which they run: take returns no other version
-	applied []Update        // applied versions that Receive has not returned yet
-	errors  []error
-	told    []rejection // the latest rejections, so that each is returned once
-	refusal *RefusedError
-	joined  int64 // epoch of the session; 0 after a refusal
-	closed  bool
+	mu       sync.Mutex
+	changed  chan struct{} // closed, and replaced, when anything changes
+	ready    []*wbp.StagedVersion
+	decides  bool            // the user has set BeforeApply or Apply
+	busy     map[string]bool // models for which they run: take returns no other version
+	applied  []Update        // applied versions that Receive has not returned yet
+	errors   []error
+	reported []rejection // the latest rejections, so that each is returned once
+	refusal  *RefusedError
+	joined   int64 // epoch of the session; 0 after a refusal
+	closed   bool
 }
 
 type rejection struct {
@@ -83,15 +83,15 @@ func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
 // reject queues an error for a rejected version, once for each version and code.
 func (h *handoff) reject(what rejection, err error) {
 	h.change(func() {
-		for _, known := range h.told {
+		for _, known := range h.reported {
 			if known == what {
 				return
 			}
 		}
-		h.told = append(h.told, what)
+		h.reported = append(h.reported, what)
 		h.errors = append(h.errors, err)
-		if len(h.told) > errorsMax {
-			h.told = h.told[1:]
+		if len(h.reported) > errorsMax {
+			h.reported = h.reported[1:]
 		}
 		if len(h.errors) > errorsMax {
 			h.errors = h.errors[1:]

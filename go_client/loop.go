@@ -32,7 +32,7 @@ type loop struct {
 	lostAfter   time.Duration
 	anyDataHost bool // allow a data endpoint on another host
 	defects     int  // panics since the last Defect event
-	toldAt      time.Time
+	reportedAt  time.Time
 	renamed     func(model string, key wbp.Key, metadata map[string]string)
 	doors       []door // of each site
 	started     time.Time
@@ -151,9 +151,9 @@ func (l *loop) guarded(work func()) {
 func (l *loop) defect(cause interface{}) string {
 	text := wbp.Printable(fmt.Sprintf("%v; %s", cause, debug.Stack()), 0)
 	l.defects++
-	if now := time.Now(); now.Sub(l.toldAt) >= defectEvery {
+	if now := time.Now(); now.Sub(l.reportedAt) >= defectEvery {
 		times := l.defects
-		l.toldAt, l.defects = now, 0
+		l.reportedAt, l.defects = now, 0
 		l.tell(Event{Kind: Defect, Text: fmt.Sprintf("this worker failed on one message (of %d since the last report), and goes on: "+
 			"please report it: %s", times, text)})
 	}

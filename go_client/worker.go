@@ -379,12 +379,12 @@ func updateOf(v *wbp.StagedVersion) Update {
 }
 
 // copied returns a copy of a version's metadata for the user.
-func copied(said map[string]string) map[string]string {
-	if len(said) == 0 {
+func copied(metadata map[string]string) map[string]string {
+	if len(metadata) == 0 {
 		return nil
 	}
-	own := make(map[string]string, len(said))
-	for name, text := range said {
+	own := make(map[string]string, len(metadata))
+	for name, text := range metadata {
 		own[name] = text
 	}
 	return own

@@ -301,7 +301,7 @@ class _Passed:
     Attributes:
         offer, chunks, patch: As given, but `patch` is None once the patch is given up.
         version: What the publisher's machine made of it; None: its thread has not made it yet.
-        count: The number of chunks that were here when the publisher's thread was last told.
+        count: The number of chunks that were here when the publisher's thread was last notified.
         looks: Whether the publisher's thread is about to look which chunks are here.
         restarts: How often the version had been received from the start then.
         given_up: Whether the worker above dropped the version before it was whole.

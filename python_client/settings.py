@@ -111,7 +111,7 @@ class Settings:
             memory then holds no version: `reading()` raises until an apply succeeds.
         apply_timeout: For a worker: seconds that each call of the user's code may take
             (`before_apply`, `on_commit`, a target function). After that the version has failed,
-            and the publisher and the readers are told so at once. The call itself cannot be
+            and the publisher and the readers are notified at once. The call itself cannot be
             stopped, so the next version is applied after it returns.
         bytes_max: For a worker: the largest version to accept, in bytes.
         resident: For a worker: move models into the bus's own memory (see `weightbus.resident()`).

@@ -360,7 +360,7 @@ def _notify(freed: threading.Condition, _view: object) -> None:
 MakeRoom = Callable[[Collection[Snapshot], bool, float], bool]
 
 
-def nobody(_among: Collection[Snapshot], _replaces_latest: bool, _timeout: float) -> bool:
+def no_room(_among: Collection[Snapshot], _replaces_latest: bool, _timeout: float) -> bool:
     """Give up no snapshot: a `MakeRoom` that returns False."""
     return False
 
@@ -422,7 +422,7 @@ class Pool:
     def take(
         self,
         nbytes: int,
-        make_room: MakeRoom = nobody,
+        make_room: MakeRoom = no_room,
         *,
         replaces_latest: bool,
         deadline: Deadline = NEVER,

@@ -69,10 +69,10 @@ class Incoming:
             with socket.socket(fileno=os.dup(self._descriptor)) as connection:
                 if not self._is_ours(connection):
                     return None
-                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.stop)
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.stop)
         except OSError:  # the connection is closed
             return None
-        return int.from_bytes(told[RECEIVED], sys.byteorder)
+        return int.from_bytes(info[RECEIVED], sys.byteorder)
 
     def _is_ours(self, connection: socket.socket) -> bool:
         peer, own = connection.getpeername(), connection.getsockname()

@@ -60,8 +60,10 @@ def process_of(pid: int) -> Process | None:
 def connected_by(connection: socket.socket) -> Process | None:
     """Return the process that made a connection over ipc; None if Linux does not show it."""
     with contextlib.suppress(OSError, AttributeError):
-        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid = _CREDENTIALS.unpack(told)[0]
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        pid = _CREDENTIALS.unpack(credentials)[0]
         return process_of(pid) if pid else None  # 0: it is in a namespace invisible from here
     return None
 
@@ -87,9 +89,9 @@ def inode_of(connection: socket.socket) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
             kernel.setblocking(False)  # the answer is here once `send` returns
             kernel.send(header + asked)
-            told = kernel.recv(_REPLY_BYTES)
-        if _HEADER.unpack_from(told)[1] == _BY_FAMILY:
-            return struct.unpack_from("=I", told, _INODE_AT)[0] or None
+            reply = kernel.recv(_REPLY_BYTES)
+        if _HEADER.unpack_from(reply)[1] == _BY_FAMILY:
+            return struct.unpack_from("=I", reply, _INODE_AT)[0] or None
     return None
 
 

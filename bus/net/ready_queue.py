@@ -362,11 +362,11 @@ class ReadyQueue:
             ready = self._ready.get(model)
             return ready if ready and ready.key == key else self._whole.get((model, *key))
 
-        def told() -> bool:
+        def failed() -> bool:
             return any((e.model, e.epoch, e.version) == (model, *key) for e in self._errors)
 
         def news() -> bool:
-            return bool(here() or done() or told() or self._refusal or self._closed)
+            return bool(here() or done() or failed() or self._refusal or self._closed)
 
         with self.lock:
             self.asked = True
@@ -403,9 +403,9 @@ class ReadyQueue:
             return (of.model, of.epoch, of.version) == (model, *key)
 
         def news() -> bool:
-            ready, told = map(mine, self._ready.values()), map(mine, self._errors)
+            ready, failed = map(mine, self._ready.values()), map(mine, self._errors)
             ended = self._refusal is not None or self._closed is not None
-            return done() or ended or any(ready) or any(told) or stop()
+            return done() or ended or any(ready) or any(failed) or stop()
 
         with self.lock:
             self.asked = True

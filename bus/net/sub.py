@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..errors import told_of
+from ..errors import summary_of
 from ..event_log import RateLimitedWarning
 from ..lease import Lease
 from ..limits import COMMANDS, UNREAD_BYTES_MAX
@@ -154,7 +154,7 @@ class Subscription:
             except OSError:
                 self._hang_up()
             except Exception as error:  # a defect: the connection's state is unknown
-                self._unusable.warn(f"{self._endpoint}: {told_of(error)}", now)
+                self._unusable.warn(f"{self._endpoint}: {summary_of(error)}", now)
                 self._hang_up()
         message = self._arrived.popleft() if self._arrived else None
         more = message is not None and not self._drained

@@ -40,19 +40,19 @@ def must_hash(state: PublisherState, model: str, version: int) -> bool:
 
 
 def record_transport(
-    state: PublisherState, peer: Peer, said: Staged | Applied, version: Version | None, now: float
+    state: PublisherState, peer: Peer, report: Staged | Applied, version: Version | None, now: float
 ) -> None:
     """Record how a worker received a version, whole or as a patch, and how fast. (D11)"""
     by: Chunked | None = version
-    if version is not None and said.patch is not None:
-        by = version.find(said.patch)
+    if version is not None and report.patch is not None:
+        by = version.find(report.patch)
     by_shared_memory = version is not None and version.shared is not None and peer.shared
-    if by is None or by_shared_memory or not said.digest:
+    if by is None or by_shared_memory or not report.digest:
         return
     # The time of a version of one chunk says little about the link's rate.
-    whole = isinstance(by, Version) and by.plan.count > 1 and isinstance(said, Applied)
-    if isinstance(by, VersionPatch) and isinstance(said, Applied):
-        peer.decoded(said.decode_us / 1e6, by.work, classes=by.classes)
+    whole = isinstance(by, Version) and by.plan.count > 1 and isinstance(report, Applied)
+    if isinstance(by, VersionPatch) and isinstance(report, Applied):
+        peer.decoded(report.decode_us / 1e6, by.work, classes=by.classes)
     for call in state.calls.values():
         if call.version is version:
             call.record_transport(peer.name, by)
@@ -233,7 +233,7 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
             receipt, require = part.resolve(now, part.version.chunks.digest), part.terms.require
             about = receipt, achieved, part.done, missing, require, why, named
             effects.append(Resolve(part.number, *about))
-            if achieved and part.nobody:
+            if achieved and part.has_no_recipient:
                 effects += _no_worker_notice(state, part)
         if group is not None:
             group.close()
@@ -287,16 +287,16 @@ def _other_models_text(state: PublisherState, model: str) -> str:
 
 def _shortfall_reason(state: PublisherState, call: Publication, whole: Publication) -> str:
     """Return a text: why a call was ended early, and why expected workers are missing."""
-    said = [call.ended] if call.ended else []
+    reasons = [call.ended] if call.ended else []
     if call.terms.named is not None:
-        return "; ".join(said)
+        return "; ".join(reasons)
     if missing := whole.missing:
         away = _absence_reasons(state, call)
         what = "are missing" if away else "never came"
         why = "; ".join(away) or _other_models_text(state, call.version.model)
         why = why or "no worker was refused, is lost or has left"
-        said.append(f"{missing} of {call.terms.expect} workers {what} ({why})")
-    return "; ".join(said)
+        reasons.append(f"{missing} of {call.terms.expect} workers {what} ({why})")
+    return "; ".join(reasons)
 
 
 def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:

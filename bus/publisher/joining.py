@@ -109,13 +109,13 @@ def refuse_hello(
     Any number of workers may be refused by a full roster, so the log only counts those refusals.
     """
     effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
-    told = f"worker {hello.name} is refused ({code}): {text}"
-    news = state.note_absence(hello.name, hello.models, code, told, now)
+    refusal = f"worker {hello.name} is refused ({code}): {text}"
+    news = state.note_absence(hello.name, hello.models, code, refusal, now)
     full = code == "limit"
     if full:
-        effects.append(Notice("full", told, hello.name, warning=True))
+        effects.append(Notice("full", refusal, hello.name, warning=True))
     if news:
-        effects.append(Notice("refused", told, hello.name, warning=not full))
+        effects.append(Notice("refused", refusal, hello.name, warning=not full))
     return effects
 
 
@@ -151,10 +151,10 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
         keys=[] if state.keys is None else state.keys(peer),
     )
     prepared = state.prepared.values()
-    told = [e for each in prepared for e in _prepare_message(peer, each)]
+    announced = [e for each in prepared for e in _prepare_message(peer, each)]
     follow = Follow(peer.hello.pid)
     # `Follow` comes first: once welcomed, a process may end before the shell finds it by its id.
-    return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *told, *effects]
+    return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *announced, *effects]
 
 
 def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:

@@ -205,7 +205,7 @@ class Publication:
         return max(0, self.terms.expect - len(self.targets) + self._gone)
 
     @property
-    def nobody(self) -> bool:
+    def has_no_recipient(self) -> bool:
         """True if the call requires all targets, but no target counts."""
         if self.terms.require is not None or self._counts["applied"]:
             return False

@@ -42,7 +42,9 @@ class Delivery:
 class ObserverRecord:
     """A worker's data for observers and logs only, by model."""
 
-    told: dict[str, object] = field(default_factory=dict[str, object])  # the last recorded state
+    reported: dict[str, object] = field(
+        default_factory=dict[str, object]
+    )  # the last recorded state
     # Seconds from a version's publish to the report that the worker runs it; missing: unknown.
     took: dict[str, float] = field(default_factory=dict[str, float])
     # The last version that failed at the worker, and why, until it runs that or a newer version.
@@ -54,9 +56,9 @@ class ObserverRecord:
 
     def changed(self, model: str, state: object) -> bool:
         """Record a model's state for observers; return True if it differs from the last one."""
-        if self.told.get(model) == state:
+        if self.reported.get(model) == state:
             return False
-        self.told[model] = state
+        self.reported[model] = state
         return True
 
 

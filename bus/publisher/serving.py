@@ -28,13 +28,13 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     code, text = refusal_of(fetch, version)
     if version is None or code:
         return _refuse_fetch(state, peer, fetch, code, text)
-    told = _unpatched_notice(peer, version, fetch.unpatched)
+    notices = _unpatched_notice(peer, version, fetch.unpatched)
     if fetch.count:
-        return told + _send_chunks(state, peer, version, fetch, now)
+        return notices + _send_chunks(state, peer, version, fetch, now)
     if versions is not None:  # the worker begins this version, and so drops older versions
         versions.left(peer.name, older_than=version.version)
     end = fetch.version > 0 and not fetch.layout  # such a fetch requests the `end`
-    return told + describe(state, peer, version, layout=fetch.layout, end=end)
+    return notices + describe(state, peer, version, layout=fetch.layout, end=end)
 
 
 def _send_patch(

@@ -15,7 +15,7 @@ from .state import PublisherState
 from .status import is_stuck, phase_of
 from .tables import WorkerEvent
 
-FAILURES_TOLD = 3  # failed models in the log line of a worker that leaves
+FAILURES_SHOWN = 3  # failed models in the log line of a worker that leaves
 REVOKED = "this publisher does not allow the key any more: ask the owner of its folder of keys"
 
 
@@ -166,7 +166,7 @@ def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effec
     state.roster.forget(peer)
     text = f"worker {peer.name} has left: {why}"
     failed = ((m, v, r) for m, (v, r) in peer.seen.failed.items() if v > peer.runs(m)[1])
-    for model, version, reason in islice(failed, FAILURES_TOLD):
+    for model, version, reason in islice(failed, FAILURES_SHOWN):
         text += f"; it had failed version {version} of {model}: {reason}"
     state.note_absence(peer.name, peer.hello.models, "left", text, now)
     effects = [Notice("left", text, peer.name), *calls.move(state, peer, "left", now)]

@@ -119,7 +119,7 @@ class ConnectionEvents:
     """Reads the events of a connecting socket, and finds out why a handshake failed.
 
     Args:
-        told: The socket's monitor socket, which reports the events `CHANGES`.
+        monitor: The socket's monitor socket, which reports the events `CHANGES`.
         keyed: Whether the socket was given keys.
 
     Attributes:
@@ -128,8 +128,8 @@ class ConnectionEvents:
             same descriptor.
     """
 
-    def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
-        self._told, self._keyed = told, keyed
+    def __init__(self, monitor: "zmq.Socket[bytes]", *, keyed: bool) -> None:
+        self._monitor, self._keyed = monitor, keyed
         self.descriptor, self.connections = -1, 0
         self._handshakes: dict[bytes, _Handshakes] = {}  # by endpoint
         self._left: bytes | None = None
@@ -154,7 +154,7 @@ class ConnectionEvents:
         changed, refused, closed = False, "", False
         with contextlib.suppress(zmq.Again):
             while True:
-                about, endpoint = self._told.recv_multipart(zmq.NOBLOCK)
+                about, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
                 if endpoint == self._left:
                     continue
                 event, value = struct.unpack("=HI", about)

@@ -65,7 +65,7 @@ class Addresses:
         return self.names[self.at]
 
     @property
-    def said_hello_at(self) -> float:
+    def hello_at(self) -> float:
         """When the last hello was sent to this address; -inf: never."""
         return self._hellos.get(self.at, -math.inf)
 
@@ -74,7 +74,7 @@ class Addresses:
         """True if an address is left that has not failed since the last welcome."""
         return self._tries < len(self.names)
 
-    def leave(self, fault: Fault, said_hello_at: float, now: float) -> float:
+    def leave(self, fault: Fault, hello_at: float, now: float) -> float:
         """Go on to the next address; return the seconds after which to dial it."""
         if self.at == 0:
             self._end_return(now)
@@ -82,7 +82,7 @@ class Addresses:
         lasted = self._welcomed and now - self._joined_at >= self._timing.hello_retry
         self._tries = 0 if lasted else self._tries + 1
         self._faults[self.at] = fault
-        self._go((self.at + 1) % len(self.names), said_hello_at, now)
+        self._go((self.at + 1) % len(self.names), hello_at, now)
         round_over = self._tries > 0 and self._tries % len(self.names) == 0
         return self._timing.hello_retry if round_over else 0.0
 
@@ -93,8 +93,8 @@ class Addresses:
         elif self._returned:
             self._pause = min(2 * self._pause, max(RETURN_SECONDS_MAX, self._least))
 
-    def _go(self, at: int, said_hello_at: float, now: float) -> None:
-        self._hellos[self.at] = said_hello_at
+    def _go(self, at: int, hello_at: float, now: float) -> None:
+        self._hellos[self.at] = hello_at
         self.at, self._entered_at = at, now
         self._welcomed = self._returned = False
         self._probe_at = math.inf
@@ -129,7 +129,7 @@ class Addresses:
         self._probe_at = now + self._pause if self._probe_at < math.inf else math.inf
         return reached and self.at > 0
 
-    def go_back(self, said_hello_at: float, now: float) -> None:
+    def go_back(self, hello_at: float, now: float) -> None:
         """Return to the first address."""
-        self._go(0, said_hello_at, now)
+        self._go(0, hello_at, now)
         self._returned, self._tries = True, 0

@@ -56,9 +56,9 @@ class Keyring:
         `keys` lists the oldest first. A key listed before a known key is older, and ignored.
         """  # E6
         self._key_missing = False
-        told = [_group_key(key) for key in keys]
-        here = [at for at, key in enumerate(told) if key.id in self._keys]
-        for key in told[max(here, default=-1) + 1 :]:
+        received = [_group_key(key) for key in keys]
+        here = [at for at, key in enumerate(received) if key.id in self._keys]
+        for key in received[max(here, default=-1) + 1 :]:
             self._keys[key.id] = key
             self._old_keys_expire_at = until
         self._keep(GROUP_KEYS_MAX)

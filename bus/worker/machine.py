@@ -346,7 +346,7 @@ class WorkerMachine:
         return self._hello(now) if self.session.may_say_hello(now) else []
 
     def _hello(self, now: float) -> list[Effect]:
-        self.session.said_hello(now)
+        self.session.sent_hello(now)
         epoch, running = self.applied_epoch, {m: s.running for m, s in self.followers.items()}
         age_ms = self._ages.of(epoch, now)
         return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
@@ -410,7 +410,7 @@ class WorkerMachine:
         """Leave this address for the next one. After a round, report who refuses the worker."""
         addresses, effects = self.addresses, list[Effect]()
         left, untried = addresses.name, addresses.untried
-        pause = addresses.leave(fault, self.session.said_hello_at, now)
+        pause = addresses.leave(fault, self.session.hello_at, now)
         if untried:  # later rounds would fill the log
             text = f"from {left} to {addresses.name}, since {fault.text}"
             effects.append(Notice("changed over", text))
@@ -420,13 +420,13 @@ class WorkerMachine:
 
     def _dial(self, pause: float = 0.0) -> Effect:
         """Begin anew at an address to which the worker has changed over."""
-        self.session = Session(self.timing, self.addresses.said_hello_at)
+        self.session = Session(self.timing, self.addresses.hello_at)
         return Redial(self.addresses.at, pause, same=False)
 
     def _return(self, now: float) -> list[Effect]:
         """Leave a publisher for that of the first address, which answers again."""
         effects, left = self.close(), self.addresses.name
-        self.addresses.go_back(self.session.said_hello_at, now)
+        self.addresses.go_back(self.session.hello_at, now)
         text = f"from {left} to {self.addresses.name}, which answers again"
         return [*effects, Notice("changed over", text), self._dial()]
 

@@ -44,22 +44,22 @@ class Session:
 
     Args:
         timing: The worker's timeouts and intervals.
-        said_hello_at: When the last hello was sent to this address.
+        hello_at: When the last hello was sent to this address.
 
     Attributes:
         phase: Where in `tables.SESSIONS` it is.
         terms: Of the session, or of the last one on this connection.
         waiting: The welcome to begin by, while probing.
-        said_hello_at: When the last hello was sent to this address; -inf: never.
+        hello_at: When the last hello was sent to this address; -inf: never.
     """
 
-    def __init__(self, timing: Timing, said_hello_at: float = -math.inf) -> None:
+    def __init__(self, timing: Timing, hello_at: float = -math.inf) -> None:
         self._timing = timing
         self.phase: SessionPhase = "outside"
         self.terms = Terms(0, "", timing.ping)
         self.waiting: Welcome | None = None
         self._heard_at = self._answered_at = 0.0  # of any message; of control messages
-        self.said_hello_at = said_hello_at
+        self.hello_at = hello_at
         # When hello was sent or the control connection changed, if no control message came since.
         self._unanswered_since: float | None = None
         self._pinged_at = 0.0
@@ -115,11 +115,11 @@ class Session:
 
     def may_say_hello(self, now: float) -> bool:
         """True if enough time has passed since the last hello."""
-        return now - self.said_hello_at >= self._timing.hello_retry  # W1
+        return now - self.hello_at >= self._timing.hello_retry  # W1
 
-    def said_hello(self, now: float) -> None:
+    def sent_hello(self, now: float) -> None:
         """Record a hello; it waits for an answer from now on, or from an earlier hello on."""
-        self.said_hello_at = now
+        self.hello_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
 

@@ -194,12 +194,12 @@ pub unsafe fn resident_of(tensors: *mut wb_tensor, count: usize) -> Result<Model
     // SAFETY: guaranteed by the caller, here and below.
     let described =
         unsafe { array(tensors, count, "tensors") }?.iter().map(|tensor| unsafe { described(tensor) });
-    let zeros = described.map(|told| told.map(|(name, dtype, shape)| Tensor::zeros(name, dtype, shape)));
+    let zeros = described.map(|tensor| tensor.map(|(name, dtype, shape)| Tensor::zeros(name, dtype, shape)));
     let model = Model::new(zeros.collect::<Result<Vec<Tensor>, Fault>>()?)?;
     for (at, made) in model.read().tensors().iter().enumerate() {
         // SAFETY: there are as many, in this order. Only an apply writes to their memory.
-        let told = unsafe { &mut *tensors.add(at) };
-        (told.data, told.nbytes) = (made.bytes().as_ptr() as *mut c_void, made.bytes().len());
+        let tensor = unsafe { &mut *tensors.add(at) };
+        (tensor.data, tensor.nbytes) = (made.bytes().as_ptr() as *mut c_void, made.bytes().len());
     }
     Ok(model)
 }

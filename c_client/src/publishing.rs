@@ -34,8 +34,8 @@ pub unsafe fn builder_of(options: *const wb_publisher_options) -> Result<Publish
     if let Some(data) = text(options.data, "data")? {
         builder = builder.data(data);
     }
-    if let Some(told) = text(options.advertise, "advertise")? {
-        builder = builder.advertise(told);
+    if let Some(address) = text(options.advertise, "advertise")? {
+        builder = builder.advertise(address);
     }
     if let Some(folder) = text(options.state, "state")? {
         builder = builder.state(folder);

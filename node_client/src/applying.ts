@@ -115,12 +115,13 @@ export class Applier {
     let note: string;
     try {
       const { beforeApply, apply } = this.hooks; // W24: their errors are reported
-      if (beforeApply) await this.#call("beforeApply", beforeApply, told(staged, views(staged)));
+      if (beforeApply)
+        await this.#call("beforeApply", beforeApply, updateOf(staged, views(staged)));
       const writing = target.begin(staged);
       intact = target.keeps;
       await this.#written(writing);
       note = writing.note();
-      update = told(staged, writing.tensors);
+      update = updateOf(staged, writing.tensors);
       if (apply && !this.#closed) await this.#call("apply", apply, update);
     } catch (error) {
       const kept = target.keeps || error instanceof LateError;
@@ -206,7 +207,7 @@ export class Applier {
   }
 }
 
-function told(staged: StagedVersion, tensors: Update["tensors"]): Update {
+function updateOf(staged: StagedVersion, tensors: Update["tensors"]): Update {
   const { model, epoch, version, digest, layout, patch, metadata } = staged;
   const encoding = patch?.encoding ?? "raw";
   const { aliases } = layout;

@@ -159,8 +159,8 @@ function addresses(host: string, lookup: Lookup): Promise<LookupAddress[]> {
  * Return a destination whose addresses belong to both hosts. Its `host` is the one that is a name,
  * since `node:net` calls `lookup` only for names.
  */
-function inBoth(said: string, own: string, found: Found, fault: () => Error) {
-  const [name, other] = isIP(said) === 0 ? [said, own] : [own, said];
+function inBoth(named: string, own: string, found: Found, fault: () => Error) {
+  const [name, other] = isIP(named) === 0 ? [named, own] : [own, named];
   const look = async () => {
     const [some, others] = await Promise.all([found(name), found(other)]);
     const both = some.filter(({ address }) => others.some((one) => isSame(one.address, address)));

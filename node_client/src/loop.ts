@@ -26,7 +26,7 @@ const TICK_MS = 100; // between two calls of `machine.tick`
  * The effects that the loop passes to its handlers: all except those for connections, memory and
  * decoding. Besides, changes of address.
  */
-export type Told =
+export type Reported =
   | Exclude<Effect, { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }>
   | Moved;
 
@@ -53,7 +53,7 @@ interface Place extends Site {
 }
 
 export interface LoopHandlers {
-  readonly told: (effect: Told) => void;
+  readonly reported: (effect: Reported) => void;
   /** Called when the control channel has ended: no more messages will arrive. */
   readonly ended: (reason: unknown) => void;
 }
@@ -69,7 +69,7 @@ export class WorkerLoop {
   readonly #patches: Patching[] = []; // to be decoded; the first is in progress
   #closed = false;
   #faults = 0; // internal errors that were not reported yet
-  #toldAt = Number.NEGATIVE_INFINITY; // when a fault was last reported
+  #reportedAt = Number.NEGATIVE_INFINITY; // when a fault was last reported
 
   constructor(
     /** The addresses, at least one, in order of preference. */
@@ -113,12 +113,12 @@ export class WorkerLoop {
           }
           break;
         case "refused":
-          this.handlers.told(effect);
+          this.handlers.reported(effect);
           if (this.#branches) this.#changeOver(`it refuses this worker (${effect.code})`);
           break;
         case "joined":
           this.#route.joined(now());
-          this.handlers.told(effect);
+          this.handlers.reported(effect);
           break;
         case "subscribe":
           this.#subscription.subscribe(effect.topic, effect.on);
@@ -130,7 +130,7 @@ export class WorkerLoop {
           if (this.#patches.push(effect.job) === 1) void this.#decode();
           break;
         default:
-          this.handlers.told(effect);
+          this.handlers.reported(effect);
       }
     }
   }
@@ -194,7 +194,7 @@ export class WorkerLoop {
     left?.close();
     this.#subscription.close();
     this.machine.moved();
-    this.handlers.told({ do: "moved", from, to: this.address, why, exhausted: waits });
+    this.handlers.reported({ do: "moved", from, to: this.address, why, exhausted: waits });
     if (!waits) this.#arrive();
   }
 
@@ -247,7 +247,7 @@ export class WorkerLoop {
     // Tick last: if `tick` closes a connection, messages sent just after it would be lost.
     this.#guarded(() => this.machine.tick(now()));
     const text = this.#closed ? null : this.#place.names.poll(this.machine.inSession, now());
-    if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
+    if (text !== null) this.handlers.reported({ do: "notice", code: "unknown-host", text });
   }
 
   #connect(endpoint: string, ticket: string): void {
@@ -260,7 +260,7 @@ export class WorkerLoop {
   }
 
   #notice(text: string): void {
-    this.handlers.told({ do: "notice", code: "no-data", text });
+    this.handlers.reported({ do: "notice", code: "no-data", text });
   }
 
   /**
@@ -287,12 +287,12 @@ export class WorkerLoop {
   #fault(error: unknown): string {
     const text = printable(error instanceof Error ? (error.stack ?? error.message) : `${error}`);
     this.#faults += 1;
-    if (this.#closed || now() < this.#toldAt + FAULT_MS) return text;
-    this.#toldAt = now();
+    if (this.#closed || now() < this.#reportedAt + FAULT_MS) return text;
+    this.#reportedAt = now();
     const times = this.#faults > 1 ? ` (and ${this.#faults - 1} times before)` : "";
     this.#faults = 0;
     const words = `this worker failed on one message, and goes on: please report it${times}: ${text}`;
-    this.handlers.told({ do: "notice", code: "failed-inside", text: words });
+    this.handlers.reported({ do: "notice", code: "failed-inside", text: words });
     return text;
   }
 

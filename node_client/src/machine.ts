@@ -520,16 +520,16 @@ function speak(
  */
 function speakWhole(
   follower: Follower,
-  said: Announce,
+  announce: Announce,
   payload: Uint8Array,
   now: number,
 ): Effect[] {
-  const { model, epoch, version, whole } = said;
+  const { model, epoch, version, whole } = announce;
   if (whole === null) return [];
   const { crc, digest } = whole;
   const of = { model, epoch, version, patch: null };
   return [
-    ...follower.announced({ ...said, patches: [] }, undefined, now, true), // no patch is needed
+    ...follower.announced({ ...announce, patches: [] }, undefined, now, true), // no patch is needed
     ...follower.chunk({ type: "chunk", ...of, index: 0, crc }, payload, now, true),
     ...follower.end({ type: "end", ...of, digest }, now),
   ];

@@ -20,7 +20,7 @@ export class Names {
   #asked = false; // a lookup is in progress
   #why: string | null = null; // error of the last lookup; null after success or before the first
   #due = 0;
-  #told = Number.NEGATIVE_INFINITY;
+  #reportedAt = Number.NEGATIVE_INFINITY;
 
   constructor(address: string, resolve: Resolve = lookup) {
     const host = /^tcp:\/\/(.*):\d+$/.exec(address)?.[1] ?? "";
@@ -44,8 +44,8 @@ export class Names {
     if (!this.#asked && now >= this.#due) this.#ask(now);
     const silent = this.#asked && now >= this.#due - AGAIN_MS + PATIENCE_MS;
     const why = silent ? "its name server does not answer" : this.#why;
-    if (why === null || now < this.#told + NEWS_MS) return null;
-    this.#told = now;
+    if (why === null || now < this.#reportedAt + NEWS_MS) return null;
+    this.#reportedAt = now;
     return (
       `no address of the publisher's host ${JSON.stringify(this.#host)} is found (${why}): check ` +
       "the name, and the name service of this host or container; it is looked up again and again"

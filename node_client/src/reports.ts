@@ -75,11 +75,11 @@ export function staged(model: string, some: readonly VersionEntry[]): Effect[] {
 /** Return `applied` for the running version, with the patch by which the version was received. */
 export function applied(
   model: string,
-  { running, staged: came, note: said }: VersionEntry,
+  { running, staged: came, note: remark }: VersionEntry,
 ): Effect {
   const patch = came.patch ?? undefined; // D11
   const decode_us = came.decodeUs || undefined;
-  const note = said || undefined;
+  const note = remark || undefined;
   return send({ type: "applied", model, ...running, patch, decode_us, note });
 }
 

@@ -17,7 +17,7 @@ import {
   STAGING_BYTES_MAX,
   timing,
 } from "./limits.js";
-import { type Moved, type Told, WorkerLoop } from "./loop.js";
+import { type Moved, type Reported, WorkerLoop } from "./loop.js";
 import { WorkerMachine } from "./machine.js";
 import type { Running as OnWire } from "./messages.js";
 import { type Registered, RegisteredTarget, SnapshotTarget, type Target } from "./target.js";
@@ -189,7 +189,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     const { patches } = options;
     this.#machine = new WorkerMachine(identity, this.#targets, bytesMax, time, keyring, patches);
     const handlers = {
-      told: (effect: Told) => this.#told(effect),
+      reported: (effect: Reported) => this.#reported(effect),
       ended: (reason: unknown) => this.#end(reason),
     };
     const sites = this.addresses.map((one, index) => ({ address: one, keys: each[index] ?? null }));
@@ -306,7 +306,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   // Effects from the loop.
 
-  #told(effect: Told): void {
+  #reported(effect: Reported): void {
     switch (effect.do) {
       case "ready":
         this.#ready.add(effect.model);

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
 import { Layout } from "../src/layout.js";
-import { type Told, WorkerLoop } from "../src/loop.js";
+import { type Reported, WorkerLoop } from "../src/loop.js";
 import { Patching } from "../src/patching.js";
 import { Bench } from "./bench.js";
 import { Hostile } from "./hostile.js";
@@ -35,7 +35,7 @@ test("patches are decoded one after another, between turns, and no further once 
   };
   const failures: unknown[] = [];
   const loop = new WorkerLoop(NOWHERE, machine, {
-    told: () => {},
+    reported: () => {},
     ended: (reason) => failures.push(reason),
   });
   const [first, second, third] = jobs(3) as [Patching, Patching, Patching];
@@ -54,7 +54,7 @@ test("patches are decoded one after another, between turns, and no further once 
   assert.deepEqual([ended.length, failures], [2, []]);
 });
 
-test("a message that the machine fails on is told, once in a while, and ends nothing", async () => {
+test("a message that the machine fails on is reported, once in a while, and ends nothing", async () => {
   await using hostile = await Hostile.start();
   const { machine } = new Bench({ inside: false });
   const receive = machine.receive.bind(machine);
@@ -62,9 +62,9 @@ test("a message that the machine fails on is told, once in a while, and ends not
     if (frames.length > 1) throw new Error("a defect\x1b");
     return receive(frames, now);
   };
-  const told: Told[] = [];
+  const reported: Reported[] = [];
   const loop = new WorkerLoop([{ address: hostile.address, keys: null }], machine, {
-    told: (effect) => told.push(effect),
+    reported: (effect) => reported.push(effect),
     ended: (reason) => assert.fail(String(reason)),
   });
   await hostile.welcome();
@@ -72,7 +72,7 @@ test("a message that the machine fails on is told, once in a while, and ends not
   hostile.say({ type: "ping", token: 9876543277 });
   await hostile.control.hears('"token":9876543277');
   loop.close();
-  const notices = told.flatMap((effect) => (effect.do === "notice" ? [effect] : []));
+  const notices = reported.flatMap((effect) => (effect.do === "notice" ? [effect] : []));
   assert.equal(notices.length, 1);
   assert.equal(notices[0]?.code, "failed-inside");
   assert.match(notices[0]?.text ?? "", /failed on one message, and goes on.*a defect\\x1b/);
@@ -86,7 +86,7 @@ test("a patch that fails in no known way is fetched as a whole", async () => {
     return [];
   };
   const loop = new WorkerLoop(NOWHERE, machine, {
-    told: () => {},
+    reported: () => {},
     ended: (reason) => assert.fail(String(reason)),
   });
   const [job] = jobs(1) as [Patching];

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bus.errors import ApplyError, not_applied, rejected, told_of
+from ...bus.errors import ApplyError, not_applied, rejected, summary_of
 from ...bus.event_log import RateLimitedWarning
 from ...bus.net.ready_queue import ReadyQueue
 from ...bus.protocol_limits import LABEL_MAX
@@ -642,8 +642,8 @@ class Applier:
             self._ready_queue.changed.notify_all()
         kept, digest = target.asks_user and target.keeps(key), update.digest
         about = staged.model, key
-        told = target.detail, digest
-        self._tell(Report(*about, "applied", *told, bytes=lies_in, kept=kept))
+        outcome = target.detail, digest
+        self._tell(Report(*about, "applied", *outcome, bytes=lies_in, kept=kept))
         if not at_once and SDK in sys.modules:
             on_apply(update)
         return update
@@ -787,11 +787,11 @@ class Applier:
             f"{what} did not return within {self._calls.seconds:g} s: make it faster, or raise "
             "apply_timeout="
         )
-        told = self._fail(staged, error, intact=undo(), still=True)
-        log.error("%s", told)
+        failure = self._fail(staged, error, intact=undo(), still=True)
+        log.error("%s", failure)
         if writes:
-            self.lock_of(staged.model).release_readers(staged.model, told)
-        return told
+            self.lock_of(staged.model).release_readers(staged.model, failure)
+        return failure
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
         """Report that late code of the user has returned: the next version can be applied.
@@ -802,7 +802,7 @@ class Applier:
         kept = self._targets[staged.model].keeps(staged.key)
         # The publisher counts the outcome that was reported at the deadline, not this one.
         self._tell(Report(staged.model, staged.key, "declined", kept=kept))
-        raise late.told
+        raise late.failure
 
     def _failed(
         self,
@@ -813,11 +813,11 @@ class Applier:
         what: Outcome | None = None,
     ) -> NoReturn:
         """Report a failed apply to readers and to the publisher; raise the error."""
-        told = self._fail(staged, error, intact=intact, what=what)
+        failure = self._fail(staged, error, intact=intact, what=what)
         try:
-            raise told if isinstance(error, Exception) else error
+            raise failure if isinstance(error, Exception) else error
         finally:  # break the cycle of errors and this frame, which holds the version's memory
-            del told, error
+            del failure, error
 
     def _fail(
         self,
@@ -834,22 +834,22 @@ class Applier:
         if intact and isinstance(error, StateError):  # the target may have changed meanwhile
             misfit = target.fault(staged.layout)
         if misfit:
-            told = rejected(staged.model, *staged.key, "layout-mismatch", misfit)
+            failure = rejected(staged.model, *staged.key, "layout-mismatch", misfit)
         else:
-            told = not_applied(staged.model, *staged.key, error, intact=intact)
+            failure = not_applied(staged.model, *staged.key, error, intact=intact)
         if not intact:
-            self.lock_of(staged.model).mark_invalid(staged.model, told)
+            self.lock_of(staged.model).mark_invalid(staged.model, failure)
             with self._ready_queue.changed:
                 self._runs.pop(staged.model, None)
                 self._ready_queue.changed.notify_all()
-        full: Outcome = "failed" if told.code == "no-memory" else "declined"
+        full: Outcome = "failed" if failure.code == "no-memory" else "declined"
         what = what or (full if intact else "torn")
-        kept, text = target.keeps(staged.key), misfit or told_of(error)
+        kept, text = target.keeps(staged.key), misfit or summary_of(error)
         report = Report(
             staged.model, staged.key, what, text, still=still, kept=kept, misfit=bool(misfit)
         )
         self._tell(report)
-        return told
+        return failure
 
 
 def _doing(staged: StagedVersion) -> str:

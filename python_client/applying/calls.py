@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """Raised when a call returns after its deadline, with `told`, the error reported then."""
+    """Raised when a call returns after its deadline, with `failure`, the error reported then."""
 
-    def __init__(self, told: ApplyError) -> None:
-        super().__init__(str(told))
-        self.told = told
+    def __init__(self, failure: ApplyError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 @dataclass(eq=False)
@@ -33,12 +33,12 @@ class _Call:
 
     due: float
     give_up: Callable[[], ApplyError]
-    told: ApplyError | None = None  # the error that `give_up` returned
+    failure: ApplyError | None = None  # the error that `give_up` returned
     giving_up: threading.Thread | None = None  # the thread that calls `give_up`
 
     def over(self) -> None:
         """Report that the deadline has passed."""
-        self.told = self.give_up()
+        self.failure = self.give_up()
 
 
 class Calls:
@@ -99,9 +99,9 @@ class Calls:
             self._under_way.discard(call)
         if call.giving_up is not None:
             call.giving_up.join()
-            assert call.told is not None  # noqa: S101 - `give_up` does not fail
-            log.warning("%s; too late: %r", call.told, how)
-            raise LateError(call.told) from (how if isinstance(how, Exception) else None)
+            assert call.failure is not None  # noqa: S101 - `give_up` does not fail
+            log.warning("%s; too late: %r", call.failure, how)
+            raise LateError(call.failure) from (how if isinstance(how, Exception) else None)
 
     def look(self) -> None:
         """Check the calls' deadlines. The worker's thread does this often: it must not block."""

@@ -139,7 +139,7 @@ Name = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="This worker's name. [default: host and process]"),
 ]
-Said = Annotated[
+Metadata = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=TEXT",
@@ -281,7 +281,7 @@ def publish(
         ),
     ] = None,
     encoding: Encoded = "raw",
-    metadata: Said = None,
+    metadata: Metadata = None,
     keys: Keys = None,
     insecure: Insecure = False,
     dashboard: Dashboard = None,

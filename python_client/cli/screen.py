@@ -30,7 +30,7 @@ from ...codecs.words import printable
 
 GOOD, BAD, DIM = "green", "red", "bright_black"
 PIPE_COLUMNS = 240  # width of tables in a file or a pipe
-SAID_SHOWN = 40  # characters shown of each metadata text: the length of a commit hash
+METADATA_SHOWN = 40  # characters shown of each metadata text: the length of a commit hash
 
 STATE_STYLES = {
     "applied": GOOD,
@@ -180,5 +180,5 @@ def size(nbytes: int) -> str:
 def metadata_text(metadata: Mapping[str, str]) -> str:
     """Return the metadata of a version in one line, with long texts cut."""
     return " ".join(
-        f"{printable(name)}={printable(text, SAID_SHOWN)}" for name, text in metadata.items()
+        f"{printable(name)}={printable(text, METADATA_SHOWN)}" for name, text in metadata.items()
     )

@@ -27,35 +27,39 @@ class WorkerVerdict:
     """The result for one worker and one of its models."""
 
     standing: Standing
-    told: Verified  # the publisher's answers on this worker and model, merged
+    answer: Verified  # the publisher's answers on this worker and model, merged
 
     @property
     def verdict(self) -> Verdict:
         """Whether the worker's weights equal the published weights, or whether that is unknown."""
-        if self.told.differing:
+        if self.answer.differing:
             return "differs"
-        some = self.told.unlike < self.told.count or not self.told.names  # a version may be empty
-        return "same" if some and self.told.code is None and not self._missing else "unknown"
+        some = (
+            self.answer.unlike < self.answer.count or not self.answer.names
+        )  # a version may be empty
+        return "same" if some and self.answer.code is None and not self._missing else "unknown"
 
     @property
     def _missing(self) -> int:
         """The number of tensors for which the worker sent no checksum."""
-        return self.told.names - self.told.count
+        return self.answer.names - self.answer.count
 
     @property
     def why(self) -> str:
         """A text that names the tensors that differ, or says why the result is unknown."""
-        told = self.told
-        if told.differing:
-            names = [each.name for each in told.differences[:NAMES_SHOWN]]
-            more = told.differing - len(names)
+        answer = self.answer
+        if answer.differing:
+            names = [each.name for each in answer.differences[:NAMES_SHOWN]]
+            more = answer.differing - len(names)
             return ", ".join(names) + (f" and {more:,} more" if more else "")
-        if told.code is not None:
-            return f"{told.code}: {told.text}"
+        if answer.code is not None:
+            return f"{answer.code}: {answer.text}"
         if self._missing:
-            return f"it has summed {told.count:,} of {told.names:,} tensors, and stopped there"
-        if told.unlike:
-            return f"{told.unlike:,} of other dtypes or not in its model, which cannot be compared"
+            return f"it has summed {answer.count:,} of {answer.names:,} tensors, and stopped there"
+        if answer.unlike:
+            return (
+                f"{answer.unlike:,} of other dtypes or not in its model, which cannot be compared"
+            )
         return ""
 
 
@@ -115,13 +119,13 @@ def rows_of(found: list[WorkerVerdict]) -> Table:
         right=("version", "tensors"),
     )  # fmt: skip
     for each in found:
-        s, told = each.standing, each.told
+        s, answer = each.standing, each.answer
         rows.add_row(
             plain(s.worker),
             plain(s.model),
-            str(told.version or s.version or "none"),
+            str(answer.version or s.version or "none"),
             Text(each.verdict, STYLES[each.verdict]),
-            f"{told.count - told.unlike:,} of {told.names:,}" if told.names else "",
+            f"{answer.count - answer.unlike:,} of {answer.names:,}" if answer.names else "",
             plain(s.language),
             plain(each.why),
         )
@@ -130,20 +134,20 @@ def rows_of(found: list[WorkerVerdict]) -> Table:
 
 def _fields(found: WorkerVerdict) -> dict[str, object]:
     # Return a result as a dict, for JSON.
-    told = found.told
+    answer = found.answer
     return {
         "worker": found.standing.worker,
         "model": found.standing.model,
         "verdict": found.verdict,
-        "version": told.version or found.standing.version,
-        "tensors": told.names,
-        "compared": told.count - told.unlike,
-        "differing": told.differing,
+        "version": answer.version or found.standing.version,
+        "tensors": answer.names,
+        "compared": answer.count - answer.unlike,
+        "differing": answer.differing,
         "differences": [
             {"name": d.name, "published": f"{d.published:08x}", "runs": f"{d.runs:08x}"}
-            for d in told.differences
+            for d in answer.differences
         ],
-        "code": told.code or "",
-        "text": told.text,
+        "code": answer.code or "",
+        "text": answer.text,
         "language": found.standing.language,
     }

@@ -78,8 +78,8 @@ class Dashboard:
 
     async def history(self, _request: web.Request) -> web.StreamResponse:
         """Answer once with the history, for programs."""
-        _, told = history_of(self._history, -1, time.monotonic())
-        return web.Response(body=told, content_type="application/json", headers=HEADERS)
+        _, body = history_of(self._history, -1, time.monotonic())
+        return web.Response(body=body, content_type="application/json", headers=HEADERS)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send a browser the state now and at each change, until one side closes."""
@@ -119,21 +119,21 @@ class Dashboard:
 
     async def _stream(self, response: web.StreamResponse, stopping: asyncio.Event) -> None:
         # Send the state and the history at each change.
-        told, told_at, since = -1, 0.0, -1
+        sent, sent_at, since = -1, 0.0, -1
         while not stopping.is_set():
-            picture = await self._current(anew=told < 0)
+            picture = await self._current(anew=sent < 0)
             now = time.monotonic()
             # The history goes before the state, so that the page draws only once.
             if self._history.changes != since:
                 since, moments = history_of(self._history, since, now)
                 await response.write(b"event: history\ndata: " + moments + b"\n\n")
-                told_at = now
-            if picture.number != told:
+                sent_at = now
+            if picture.number != sent:
                 await response.write(b"data: " + picture.state + b"\n\n")
-                told, told_at = picture.number, now
-            elif now - told_at >= STILL_SECONDS:
+                sent, sent_at = picture.number, now
+            elif now - sent_at >= STILL_SECONDS:
                 await response.write(b": still here\n\n")
-                told_at = now
+                sent_at = now
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), LOOK_SECONDS)
 
@@ -240,7 +240,7 @@ def json_of(
 def history_of(history: History, since: int, now: float) -> tuple[int, bytes]:
     """Return the history's change count, and JSON of the moments that changed after `since`."""
     changes, models = history.moments(since, now)
-    told = {
+    content = {
         "since": since,  # -1: the whole history
         "now": now / MOMENT_SECONDS,
         "moment_s": MOMENT_SECONDS,
@@ -248,4 +248,4 @@ def history_of(history: History, since: int, now: float) -> tuple[int, bytes]:
         "fields": Moment.__struct_fields__,
         "models": models,
     }
-    return changes, msgspec.json.encode(told)
+    return changes, msgspec.json.encode(content)

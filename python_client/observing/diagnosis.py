@@ -9,8 +9,8 @@ from .view import Standing, View
 
 CLOCK_SECONDS = 2.0  # accepted difference of clocks, in seconds: clocks order epochs
 EVENTS_SECONDS = 60.0  # seconds for which a refusal is reported
-WORKERS_TOLD = 20  # most workers listed one by one
-TROUBLES_TOLD = 8  # most problems shown, so that workers below stay visible
+WORKERS_SHOWN = 20  # most workers listed one by one
+TROUBLES_SHOWN = 8  # most problems shown, so that workers below stay visible
 NAMED = 3  # workers named in one problem
 START_ONE = "start one: a Subscriber in a program of yours, or weightbus subscribe"
 BEHIND_SECONDS = 5.0  # seconds that a worker may be behind: it is applying
@@ -49,9 +49,9 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
         text, advice = "no worker is there", START_ONE
         yield Finding("workers", "note", text, advice)
     bad = [s for s in view.standings(now) if s.verdict != "current"]
-    yield from (_of_worker(standing) for standing in bad[:WORKERS_TOLD])
-    if len(bad) > WORKERS_TOLD:
-        text = f"{len(bad) - WORKERS_TOLD} more workers are not up to date"
+    yield from (_of_worker(standing) for standing in bad[:WORKERS_SHOWN])
+    if len(bad) > WORKERS_SHOWN:
+        text = f"{len(bad) - WORKERS_SHOWN} more workers are not up to date"
         yield Finding("workers", "problem", text, "`weightbus top` shows all of them")
     if count and not bad:
         yield Finding("workers", "well", f"all {count} run the newest versions")
@@ -62,8 +62,8 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
 
 def cut_off(view: View) -> str:
     """Return a text that the relay has no publisher; empty: it has one, or it is a publisher."""
-    told = (event for event, _ in reversed(view.events) if event.kind in (CUT_OFF, REJOINED))
-    last = next(told, None)
+    changes = (event for event, _ in reversed(view.events) if event.kind in (CUT_OFF, REJOINED))
+    last = next(changes, None)
     return last.text if last is not None and last.kind == CUT_OFF else ""
 
 
@@ -108,9 +108,9 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
             for name in view.models(now)
             if name not in taken
         )
-    if len(found) > TROUBLES_TOLD:
-        more = len(found) - TROUBLES_TOLD + 1
-        found[TROUBLES_TOLD - 1 :] = [Trouble("problem", f"and {more} more things are wrong")]
+    if len(found) > TROUBLES_SHOWN:
+        more = len(found) - TROUBLES_SHOWN + 1
+        found[TROUBLES_SHOWN - 1 :] = [Trouble("problem", f"and {more} more things are wrong")]
     return found
 
 

@@ -213,8 +213,8 @@ def _of_standings(standings: list[Standing]) -> Iterable[Metric]:
 
 
 def _of_workers(standings: list[Standing], epoch: int) -> Iterable[Metric]:
-    told = set(sorted({s.worker for s in standings})[:WORKERS_LABELLED])
-    some = [s for s in standings if s.worker in told]
+    labelled = set(sorted({s.worker for s in standings})[:WORKERS_LABELLED])
+    some = [s for s in standings if s.worker in labelled]
     versions = {(s.model, s.worker): s.version if s.epoch == epoch else 0 for s in some}
     yield _gauge("weightbus_worker_version", versions)
     yield _gauge("weightbus_worker_lag_versions", {(s.model, s.worker): s.lag for s in some})

@@ -78,15 +78,15 @@ function chosen(workers, view) {  // the selected rows, sorted
 // The publisher's history: the moments of each model, by number.
 const past = { models: new Map(), now: 0, at: 0, moment_s: 5, moments: 180 };
 
-function remember(told, at) {
-  if (told.since < 0) past.models.clear();  // the whole history follows
-  Object.assign(past, { now: told.now, at, moment_s: told.moment_s, moments: told.moments });
-  const first = Math.floor(told.now) - told.moments + 1;
-  for (const name in told.models) {
+function remember(history, at) {
+  if (history.since < 0) past.models.clear();  // the whole history follows
+  Object.assign(past, { now: history.now, at, moment_s: history.moment_s, moments: history.moments });
+  const first = Math.floor(history.now) - history.moments + 1;
+  for (const name in history.models) {
     if (!past.models.has(name)) past.models.set(name, new Map());
     const moments = past.models.get(name);
-    for (const values of told.models[name]) {
-      const moment = Object.fromEntries(told.fields.map((field, i) => [field, values[i]]));
+    for (const values of history.models[name]) {
+      const moment = Object.fromEntries(history.fields.map((field, i) => [field, values[i]]));
       moments.set(moment.at, moment);
     }
   }
@@ -106,7 +106,7 @@ function bars(moments, height) {  // an SVG path with a bar for each moment, of 
   }).join("");
 }
 
-function said(m) {  // one moment as text
+function momentText(m) {  // one moment as text
   const ago = (past.now - m.at - 0.5) * past.moment_s;
   return [`${span(Math.max(0, ago))} ago: version ${m.version || "none"}`,
     m.publishes && (m.publishes == 1 ? "1 publish" : `${m.publishes} publishes`) + (m.short ? `, ${m.short} fell short` : ""),
@@ -137,7 +137,7 @@ function svg(tag, attributes) {
 }
 
 function axis(card, moment) {  // below the charts: the times, or the moment below the pointer
-  put(card.then, moment ? said(moment) : `${span(past.moments * past.moment_s)} ago`);
+  put(card.then, moment ? momentText(moment) : `${span(past.moments * past.moment_s)} ago`);
   put(card.now, moment ? "" : "now");
 }
 
@@ -160,12 +160,12 @@ function series(picture, kinds, words) {
 
 function cardOf(name) {
   if (!cards.has(name)) {
-    const card = { name, title: make("b", ""), about: make("div", "", "dim"), said: make("div", ""), took: make("div", ""), late: make("div", ""), then: make("span", ""), now: make("span", "") };
+    const card = { name, title: make("b", ""), about: make("div", "", "dim"), metadata: make("div", ""), took: make("div", ""), late: make("div", ""), then: make("span", ""), now: make("span", "") };
     card.tooks = chart(card); card.lates = chart(card);
     const at = make("div", "", "at dim");
     at.append(card.then, card.now);
     card.box = make("div", "", "card");
-    card.box.append(card.title, card.about, card.said, card.took, card.tooks, card.late, card.lates, at);
+    card.box.append(card.title, card.about, card.metadata, card.took, card.tooks, card.late, card.lates, at);
     axis(card);
     cards.set(name, card);
   }
@@ -181,8 +181,8 @@ function drawCard(m, mine, old) {
   put(card.title, `${m.name} ${m.version}`);
   put(card.about, `${bytes(m.nbytes)}, ${m.encoding}` + (m.age_s == null ? "" : `, ${span(m.age_s + old)} ago`)
     + `; in ${minutes} ${publishes} published` + (short ? `, ${short} fell short` : ""));
-  const said = Object.entries(m.metadata).map(([name, text]) => `${name}: ${text}`);  // the metadata of this version
-  if (card.words !== said.join("\n")) { card.words = said.join("\n"); card.said.replaceChildren(...said.map(text => make("div", text, "said"))); }
+  const metadata = Object.entries(m.metadata).map(([name, text]) => `${name}: ${text}`);  // the metadata of this version
+  if (card.words !== metadata.join("\n")) { card.words = metadata.join("\n"); card.metadata.replaceChildren(...metadata.map(text => make("div", text, "metadata"))); }
   put(card.took, now || slowest ? `applied within ${span(now)} (at most ${span(slowest)})` : "not applied yet");
   put(card.late, `${late} of ${mine.length} not up to date (at most ${most(moments, x => x.late)})`);
   series(card.tooks, [["took", bars(moments, x => slowest && x.applied_s / slowest)], ["short", bars(moments, x => x.short ? 0.08 : 0)]],

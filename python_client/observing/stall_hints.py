@@ -40,23 +40,23 @@ class StallHints:
         self._patience = machine.timing.hint_after
         self._outside_since: float | None = None
         self._ready_since: float | None = None
-        self._told_outside = self._told_ready = False
+        self._hinted_outside = self._hinted_ready = False
 
     def look(self) -> None:
         """Log a warning if a stall has lasted longer than `hint_after`. Must not block."""
         now = time.monotonic()
         if self._machine.in_session:
-            self._outside_since, self._told_outside = None, False
+            self._outside_since, self._hinted_outside = None, False
         elif self._ready_queue.refused:  # the refusal itself says why
             self._outside_since = None
         elif self._outside_since is None:
             self._outside_since = now
-        elif not self._told_outside and now - self._outside_since >= self._patience:
-            self._told_outside = True
+        elif not self._hinted_outside and now - self._outside_since >= self._patience:
+            self._hinted_outside = True
             say = partial(self._say_what_answers, now - self._outside_since)
             with suppress(RuntimeError):  # the system has too many threads
                 threading.Thread(target=say, name="weightbus-reach", daemon=True).start()
-        if not self._told_ready:
+        if not self._hinted_ready:
             self._warn_if_nothing_applies(now)
 
     def _warn_if_nothing_applies(self, now: float) -> None:
@@ -67,7 +67,7 @@ class StallHints:
         elif self._ready_since is None:
             self._ready_since = now
         elif now - self._ready_since >= self._patience:
-            self._told_ready = True
+            self._hinted_ready = True
             log.warning(
                 "worker %s has version %d of %s, and nothing applies it: call start(), or "
                 "receive() where weights may change",

@@ -104,13 +104,13 @@ def _guarded(make: Job) -> None:
         _warn("a span could not be made; further failures are not logged", exc_info=True)
 
 
-_told = dict[str, object]()
+_warned = dict[str, object]()
 
 
 def _warn(text: str, *, exc_info: bool = False) -> None:
     """Log a text, unless it was logged before. Thread-safe."""
     mine = object()
-    if _told.setdefault(text, mine) is mine:
+    if _warned.setdefault(text, mine) is mine:
         log.warning(text, exc_info=exc_info)
 
 

@@ -120,10 +120,10 @@ class View:
             return False
         self._since, self.latest = page.revision, page.latest
         self._put(page, now)
-        told = len(self._arriving.workers) == page.workers
-        self.whole = told and not page.more
+        complete = len(self._arriving.workers) == page.workers
+        self.whole = complete and not page.more
         # Do not wait for `whole`, since a busy bus may always have more pages.
-        if told and self._since >= self._goal:
+        if complete and self._since >= self._goal:
             self._shown = self._arriving
         elif not page.more:
             # Start again from the first page: some workers left so long ago that the publisher no
@@ -186,8 +186,8 @@ class View:
 
     def _why_lost(self, worker: str) -> str:
         """Return why a worker was lost last; empty if no event says so."""
-        told = (e.text for e, _ in reversed(self.events) if (e.kind, e.worker) == ("lost", worker))
-        return next(told, "").partition(" is lost: ")[2]
+        texts = (e.text for e, _ in reversed(self.events) if (e.kind, e.worker) == ("lost", worker))
+        return next(texts, "").partition(" is lost: ")[2]
 
     def _standing(
         self, row: WorkerRow, at: float, model: str, doing: Doing, now: float

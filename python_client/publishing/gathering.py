@@ -366,12 +366,12 @@ def difference(plan: str, found: Mapping[str, Entry]) -> str:
         here = _about(found[name].held, name) if name in found else there
         if here != there:
             texts.append(
-                f"its {printable(name, NAME_SHOWN)} is {_said(here)}, rank 0's is {_said(there)}"
+                f"its {printable(name, NAME_SHOWN)} is {_text(here)}, rank 0's is {_text(there)}"
             )
     more = len(texts) - DIFFERENCES_SHOWN
     return "; ".join([*texts[:DIFFERENCES_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
-def _said(about: Sequence[object]) -> str:
+def _text(about: Sequence[object]) -> str:
     dtype, shape, how = about
     return f"{dtype} {shape}" + (f" in shards, {how}" if how else "")

@@ -16,7 +16,7 @@ import numpy as np
 from ...bus.chunks import Chunks
 from ...bus.deadline import Deadline
 from ...bus.errors import DeadlineError
-from ...bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
+from ...bus.memory.snapshots import NEVER, MakeRoom, Pool, no_room
 from ...bus.messages import DELTA, Running, Shared
 from ...bus.net.publisher_loop import Promise, Reply
 from ...bus.protocol_limits import WHOLE_BYTES_MAX
@@ -401,7 +401,7 @@ class PublishedModel:
         precision: Precision | None = None,
         renaming: Renaming | None = None,
         hashed: Callable[[], bool] = lambda: False,
-        make_room: MakeRoom = nobody,
+        make_room: MakeRoom = no_room,
         deadline: Deadline = NEVER,
     ) -> tuple[VersionOffer, "Arriving | None"]:
         """Copy weights into memory to be published, or read them from disk.

@@ -139,11 +139,11 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self, destination: Destination, *, background: bool = True, pipe: Any = None, **_: Any
     ) -> Receiver:
         if pipe is not None:
-            told = _read_address(pipe, self.timeout)
-            self.address, handed = told["weightbus"], told.get("keys")
+            given = _read_address(pipe, self.timeout)
+            self.address, handed = given["weightbus"], given.get("keys")
             self._keys = None if handed is None else WorkerKeys(**handed)
             if self._role.reference.worker_idx is None:
-                self._role.reference.worker_idx = int(told["worker"])
+                self._role.reference.worker_idx = int(given["worker"])
         if self.address.endswith((":0", ":*")):
             raise ValueError(
                 f"the sender's address is not known here ({self.address}): give this scheme the "
@@ -286,8 +286,8 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
 def _send_address(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | None) -> None:
     """Send each worker the sender's address, the worker's id and the keys, through its pipe."""
     for worker, pipe in enumerate(pipes):
-        told = {"weightbus": address, "worker": worker, "keys": keys}
-        pipe.send_bytes(json.dumps(told).encode())
+        given = {"weightbus": address, "worker": worker, "keys": keys}
+        pipe.send_bytes(json.dumps(given).encode())
 
 
 def _read_address(pipe: Any, timeout: float) -> dict[str, Any]:
@@ -297,10 +297,10 @@ def _read_address(pipe: Any, timeout: float) -> dict[str, Any]:
             f"no address came down the pipe within {timeout} s; is init_on_sender() called with "
             "the other end of it?"
         )
-    told: Any = json.loads(pipe.recv_bytes())
-    if not isinstance(told, dict) or not {"weightbus", "worker"} <= told.keys():
+    given: Any = json.loads(pipe.recv_bytes())
+    if not isinstance(given, dict) or not {"weightbus", "worker"} <= given.keys():
         raise ValueError("something else than the sender's address came down the pipe first")
-    return cast("dict[str, Any]", told)
+    return cast("dict[str, Any]", given)
 
 
 # On the sender.

@@ -107,12 +107,12 @@ class ModelReference:
         schemes: object = getattr(context, "_weight_sync_schemes", None)
         increment = getattr(context, "increment_version", None)
         knows = model_id == POLICY or (isinstance(schemes, dict) and model_id in schemes)
-        told: Any = (
+        answers: Any = (
             update(model_id=model_id, policy_or_weights=weights())
             if knows or increment is None
             else increment()
         )
-        wait_for(told, TIMEOUT)
+        wait_for(answers, TIMEOUT)
 
 
 # Paths in a context.

@@ -15,7 +15,7 @@ from .worker_transports import TransportBackend
 class _Nothing(Transport, Receiver):
     """A sender's transport, a receiver and a worker's transport, all of which do nothing."""
 
-    anybody = True
+    any_worker = True
 
     def workers(self) -> Sequence[int]:
         return ()

@@ -96,9 +96,11 @@ class Sending:
         timeout = checks.seconds(timeout, "timeout", positive=True)
         deadline = time.monotonic() + timeout
         if not self._turn.acquire(timeout=timeout):
-            told = f"not sent to: another thread was sending for all of {timeout:.3g} s"
-            check(_unanswered(preparer.model_id or POLICY, self.transport.workers(), timeout, told))
-            raise TimeoutError(told)  # without workers, `check` accepts the receipt
+            reason = f"not sent to: another thread was sending for all of {timeout:.3g} s"
+            check(
+                _unanswered(preparer.model_id or POLICY, self.transport.workers(), timeout, reason)
+            )
+            raise TimeoutError(reason)  # without workers, `check` accepts the receipt
         try:
             yield max(0.001, deadline - time.monotonic())
         finally:
@@ -222,7 +224,7 @@ class Sending:
             self._future = None
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
-        if self.transport.anybody:
+        if self.transport.any_worker:
             return
         known = self.transport.workers()
         if workers is None and not known:

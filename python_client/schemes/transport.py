@@ -65,7 +65,7 @@ Prepared: TypeAlias = Weights | Mapping[int, Weights]  # for all workers, or by 
 class Transport:
     """The sender's end of a transport: sends weights to the workers."""
 
-    anybody = False  # whether every number is accepted as a worker id
+    any_worker = False  # whether every number is accepted as a worker id
 
     def workers(self) -> Sequence[int]:
         """Return the worker ids: 0 to n-1 for a known number n, else those of joined workers."""

@@ -19,7 +19,7 @@ CONNECT_SECONDS = 5.0  # seconds in which a server must accept a connection
 TRIES = 4
 PAUSE_SECONDS = 0.5  # pause before the second try; doubled before each further try
 ANSWER_BYTES_MAX = 256 * 1024  # largest answer: a status, or the list of the server's models
-SAID_MAX = 600  # characters kept of an engine's error text; a report on the bus has at most 4096
+ERROR_SHOWN = 600  # characters kept of an engine's error text; a report on the bus has at most 4096
 NOT_NOW = {502, 503, 504}  # statuses of a server or proxy that is starting or stopping
 
 
@@ -197,4 +197,4 @@ def _httpx() -> ModuleType:
 
 def _short(text: str) -> str:
     words = " ".join(text.split())
-    return words if len(words) <= SAID_MAX else f"{words[: SAID_MAX - 1]}…"
+    return words if len(words) <= ERROR_SHOWN else f"{words[: ERROR_SHOWN - 1]}…"

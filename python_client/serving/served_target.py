@@ -252,7 +252,7 @@ class ServedTarget(Target):
         Returns:
             Lines for the log; None if the last check was less than `LOOK_SECONDS` ago.
         """
-        told: list[str] = []
+        notes: list[str] = []
         if time.monotonic() < self._looked + LOOK_SECONDS:
             return None
 
@@ -273,11 +273,13 @@ class ServedTarget(Target):
                 raise wrong[0]
             ran = "nothing" if old is None else old.version or old.folder
             ran = "parts of two versions" if partial else ran
-            told.append(f"{engine.url} ran {ran}, and has loaded {new.version or new.folder} again")
+            notes.append(
+                f"{engine.url} ran {ran}, and has loaded {new.version or new.folder} again"
+            )
 
         failed = self._all(mend)
         self._looked = time.monotonic()
-        return [*told, *(str(error) for error in failed.values())]
+        return [*notes, *(str(error) for error in failed.values())]
 
     def _fault_at(self, engine: Engine) -> str:
         """Return why a server, perhaps restarted, cannot load the last version, or "" if it can."""

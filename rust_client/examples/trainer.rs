@@ -1,4 +1,4 @@
-//! Fits a line to noisy data, and publishes it once a second to whoever runs it.
+//! Fits a line to noisy data, and publishes it once a second to the workers that run it.
 //!
 //!     cargo run --example trainer -- tcp://127.0.0.1:5555
 //!
@@ -45,7 +45,7 @@ fn train(words: &[String]) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Nobody is required to run it: one that is away gets the newest version when it is back.
+/// No worker is required to run it: one that is away gets the newest version when it is back.
 fn publish(publisher: &Publisher, line: &Line) -> Result<Receipt, weightbus::Error> {
     let slope: Vec<u8> = line.slope.iter().flat_map(|value| value.to_le_bytes()).collect();
     let tensors = [

@@ -195,12 +195,12 @@ impl Control {
         self
     }
 
-    /// Returns the data endpoint `told` that the publisher sent, or an error if this worker must
+    /// Returns the data endpoint `named` by the publisher, or an error if this worker must
     /// not connect to it.
-    pub fn data_endpoint(&self, told: &str) -> Result<Endpoint, Error> {
+    pub fn data_endpoint(&self, named: &str) -> Result<Endpoint, Error> {
         let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
         let address = &self.places[self.present].address;
-        Endpoint::of_data(told, address, peer.map(|peer| peer.ip()), self.any_data_host)
+        Endpoint::of_data(named, address, peer.map(|peer| peer.ip()), self.any_data_host)
     }
 
     /// True if the connection is open, and nothing is unsent.

@@ -52,23 +52,23 @@ impl Endpoint {
         found
     }
 
-    /// Returns the data endpoint for the address `told` that a publisher sent. `control` is the
+    /// Returns the data endpoint for the address `named` that a publisher sent. `control` is the
     /// control address of this worker's connection, and `peer` its IP address. A host of `*` stands
     /// for the host of `control`. Unless `anywhere`, any other endpoint must be on that host, or at
     /// the path of `control` plus a suffix: otherwise a publisher could make a worker connect to
     /// anything that the worker can reach.
     pub fn of_data(
-        told: &str,
+        named: &str,
         control: &str,
         peer: Option<IpAddr>,
         anywhere: bool,
     ) -> Result<Endpoint, Error> {
-        match (Endpoint::parse(told)?, Endpoint::parse(control)?) {
+        match (Endpoint::parse(named)?, Endpoint::parse(control)?) {
             (Endpoint::Tcp { host, port }, Endpoint::Tcp { host: used, .. }) if is_any(&host) => {
                 Ok(Endpoint::Tcp { host: used, port })
             }
             (Endpoint::Tcp { host, .. }, Endpoint::Ipc(_)) if is_any(&host) => Err(Error::Address {
-                address: told.to_owned(),
+                address: named.to_owned(),
                 text: format!(
                     "the publisher's data is on the host of its control address, but {:?} names no \
                      host; give the publisher an address to advertise",
@@ -77,7 +77,7 @@ impl Endpoint {
             }),
             (endpoint, used) if anywhere || endpoint.is_beside(&used, peer) => Ok(endpoint),
             _ => Err(Error::Address {
-                address: told.to_owned(),
+                address: named.to_owned(),
                 text: format!(
                     "the publisher's data is not on the host of its control address {:?} (or, of a path, not \
                      beside it): if that address is right, allow it with any_data_host",

@@ -52,7 +52,7 @@ impl Call {
 #[derive(Default)]
 enum Writer {
     #[default]
-    Nobody,
+    Absent,
     Writes,
     Calls(Arc<Call>),
 }
@@ -91,7 +91,7 @@ impl Gate {
         let mut state = self.state();
         loop {
             let until = match &state.writer {
-                Writer::Nobody if state.writers_waiting == 0 => break,
+                Writer::Absent if state.writers_waiting == 0 => break,
                 Writer::Calls(call) if call.fate() == Fate::Overdue => break,
                 Writer::Calls(call) => Some(call.by),
                 _ => None,
@@ -106,7 +106,7 @@ impl Gate {
     /// Returns `None` if a writer is still active at the deadline.
     pub fn look(&self, deadline: Instant) -> Option<Reader<'_>> {
         let mut state = self.state();
-        while !matches!(state.writer, Writer::Nobody) {
+        while !matches!(state.writer, Writer::Absent) {
             if Instant::now() >= deadline {
                 return None;
             }
@@ -121,7 +121,7 @@ impl Gate {
     pub fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Pass<'_>> {
         let mut state = self.state();
         state.writers_waiting += 1;
-        while state.readers > 0 || !matches!(state.writer, Writer::Nobody) {
+        while state.readers > 0 || !matches!(state.writer, Writer::Absent) {
             if Instant::now() >= deadline || !wanted() {
                 state.writers_waiting -= 1;
                 self.moved.notify_all();
@@ -179,6 +179,6 @@ impl Pass<'_> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        self.0.set(Writer::Nobody);
+        self.0.set(Writer::Absent);
     }
 }

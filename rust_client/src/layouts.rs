@@ -86,8 +86,8 @@ impl Acceptance {
             return Err(fault); // before the layout is parsed
         }
         if header.len() as u64 != announce.layout_bytes {
-            let (found, said) = (header.len(), announce.layout_bytes);
-            return Err(invalid(format!("the layout has {} bytes, but {} were announced", found, said)));
+            let (found, announced) = (header.len(), announce.layout_bytes);
+            return Err(invalid(format!("the layout has {} bytes, but {} were announced", found, announced)));
         }
         let layout = Layout::parse(header).map_err(|error| invalid(error.to_string()))?;
         if layout.tensors.len() > self.tensors_max && layout.id == announce.layout {
@@ -98,8 +98,8 @@ impl Acceptance {
             return Err(("too-large", text));
         }
         if layout.id != announce.layout {
-            let (found, said) = (layout.id, &announce.layout);
-            return Err(invalid(format!("the layout hashes to {}, but {} was announced", found, said)));
+            let (found, announced) = (layout.id, &announce.layout);
+            return Err(invalid(format!("the layout hashes to {}, but {} was announced", found, announced)));
         }
         if self.layout(announce).is_none() {
             self.known.truncate(LAYOUTS_KEPT - 1);
@@ -140,9 +140,9 @@ impl Acceptance {
 
 impl Known {
     fn fault(&mut self, announce: &Announce, host: &dyn Host) -> Option<Fault> {
-        let (said, found) = (announce.nbytes, self.layout.nbytes);
-        if found != said {
-            let text = format!("{} bytes were announced, but the layout holds {}", said, found);
+        let (announced, found) = (announce.nbytes, self.layout.nbytes);
+        if found != announced {
+            let text = format!("{} bytes were announced, but the layout holds {}", announced, found);
             return Some(("layout-invalid", text));
         }
         if !self.accepted {

@@ -69,7 +69,7 @@ pub struct WorkerMachine {
     data: String,
     subscribed: bool,
     heard_at: Time,
-    said_hello_at: Option<Time>,
+    hello_at: Option<Time>,
     answered_at: Time,              // last message on the control channel
     unanswered_since: Option<Time>, // first hello or connection change after the last message
     redial_at: Option<Time>,        // set after a handshake failed for lack of the right key
@@ -104,7 +104,7 @@ impl WorkerMachine {
             data: String::new(),
             subscribed: false,
             heard_at: Time::ZERO,
-            said_hello_at: None,
+            hello_at: None,
             answered_at: Time::ZERO,
             unanswered_since: None,
             redial_at: None,
@@ -410,11 +410,11 @@ impl WorkerMachine {
 
     /// True if enough time has passed since the last hello.
     pub fn may_say_hello(&self, now: Time) -> bool {
-        self.said_hello_at.map_or(true, |at| now.saturating_sub(at) >= self.timing.hello_retry)
+        self.hello_at.map_or(true, |at| now.saturating_sub(at) >= self.timing.hello_retry)
     }
 
     fn hello(&mut self, now: Time) -> Vec<Effect> {
-        self.said_hello_at = Some(now);
+        self.hello_at = Some(now);
         self.unanswered_since = self.unanswered_since.or(Some(now));
         let running =
             self.followers.iter().map(|(follower, _)| (follower.model().to_owned(), follower.running()));
@@ -540,7 +540,7 @@ impl WorkerMachine {
 
     /// Forgets what is known of the publisher at one address, before the worker dials another one.
     fn leave(&mut self) {
-        (self.unanswered_since, self.said_hello_at) = (None, None);
+        (self.unanswered_since, self.hello_at) = (None, None);
         self.data.clear(); // on another host, the same text is another endpoint
     }
 

@@ -182,7 +182,7 @@ pub struct Loop {
     begun: Instant,
     names: Vec<Names>,
     refusals: BTreeMap<usize, (Code, String)>, // of this round, by address
-    told: Option<(String, Key, &'static str)>, // last reported rejection, to skip repetitions
+    last_rejection: Option<(String, Key, &'static str)>, // as reported, to skip repetitions
     overflowed: HashSet<(String, String)>,     // models and tensors whose overflow was reported
 }
 
@@ -200,7 +200,7 @@ impl Loop {
         let begun = Instant::now();
         let decoder = Decoder::new(shared.clone());
         let names = addresses.iter().filter_map(|address| Names::of(address)).collect();
-        let told = None;
+        let last_rejection = None;
         Loop {
             machine,
             control,
@@ -215,7 +215,7 @@ impl Loop {
             begun,
             names,
             refusals: BTreeMap::new(),
-            told,
+            last_rejection,
             overflowed: HashSet::new(),
         }
     }
@@ -312,17 +312,18 @@ impl Loop {
         let mut items = vec![zmq::PollItem::from_fd(self.shared.waker.as_raw_fd(), zmq::POLLIN)];
         items.extend(control.map(watched));
         items.extend(data.map(watched));
-        let (said, here) = (self.control.has_arrived(), self.data.has_arrived());
+        let (arrived, here) = (self.control.has_arrived(), self.data.has_arrived());
         let changed = self.control.has_changed();
         let open = writable && self.control.is_open(); // a due hello is sent without waiting
-        let milliseconds = if here || said || open || changed { 0 } else { (time.as_micros() + 999) / 1000 };
+        let milliseconds =
+            if here || arrived || open || changed { 0 } else { (time.as_micros() + 999) / 1000 };
         match zmq::poll(&mut items, milliseconds as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
         let mut news = items[1..].iter().map(|item| item.is_readable() || item.is_error());
         let mut next = |watched: bool| watched && news.next().unwrap_or(false);
-        let (control, data) = (said | next(control.is_some()), here | next(data.is_some()));
+        let (control, data) = (arrived | next(control.is_some()), here | next(data.is_some()));
         Ok(Readable { control, data })
     }
 
@@ -454,8 +455,8 @@ impl Loop {
         }
     }
 
-    fn connect(&mut self, told: &str, ticket: String) {
-        match self.control.data_endpoint(told) {
+    fn connect(&mut self, named: &str, ticket: String) {
+        match self.control.data_endpoint(named) {
             Ok(endpoint) => self.data.connect(endpoint, ticket, &mut self.machine),
             Err(error) => {
                 let text = format!("no pushed data, all is fetched: {}", error);
@@ -481,11 +482,11 @@ impl Loop {
     }
 
     fn rejected(&mut self, model: String, key: Key, code: &'static str, text: String) {
-        let told = Some((model.clone(), key, code));
-        if self.told == told {
+        let rejection = Some((model.clone(), key, code));
+        if self.last_rejection == rejection {
             return;
         }
-        self.told = told;
+        self.last_rejection = rejection;
         let (epoch, version) = key;
         let error = Error::Rejected {
             model: model.clone(),

@@ -588,7 +588,8 @@ impl Worker {
         for (id, target) in self.targets.iter() {
             let model = state.models.entry(id.clone()).or_default();
             let (runs, torn) = target.ran();
-            let (running, metadata) = runs.map_or((None, Metadata::new()), |(key, said)| (Some(key), said));
+            let (running, metadata) =
+                runs.map_or((None, Metadata::new()), |(key, metadata)| (Some(key), metadata));
             (model.running, model.metadata, model.torn) = (running, metadata, torn);
         }
         state

@@ -1,4 +1,4 @@
-"""What calls return, and what hooks are given: nobody makes one, but annotations name them."""
+"""What calls return, and what hooks are given. Annotations name them; no program makes one."""
 
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.status import HeldVersion, WorkerStatus

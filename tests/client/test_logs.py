@@ -7,7 +7,7 @@ import pytest
 
 from weightbus import Publisher, PublishError, RefusedError, Settings, Subscriber
 from weightbus.bus.effects import Notice
-from weightbus.bus.errors import FRAMES_TOLD, told_of
+from weightbus.bus.errors import FRAMES_SHOWN, summary_of
 from weightbus.bus.event_log import KIND_RATE, EventLog
 from weightbus.tests.cli.starting import python
 from weightbus.tests.client.settling import arrays
@@ -73,11 +73,11 @@ def deep(depth: int) -> None:
 
 def test_of_a_traceback_the_innermost_frames_are_told() -> None:
     with pytest.raises(ValueError, match="far down") as found:
-        deep(2 * FRAMES_TOLD)
-    text = told_of(found.value)
-    assert text.count("test_logs.py") == FRAMES_TOLD
+        deep(2 * FRAMES_SHOWN)
+    text = summary_of(found.value)
+    assert text.count("test_logs.py") == FRAMES_SHOWN
     assert "\n" not in text
-    assert told_of(OSError(28, "full")) == "OSError: [Errno 28] full"
+    assert summary_of(OSError(28, "full")) == "OSError: [Errno 28] full"
 
 
 def test_a_record_says_what_it_is_about_on_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ SINCE: dict[str, float] = {
     "_entered_at": 0,  # a worker has one address here
     "_joined_at": 0,
     "_answered_at": 0,  # nothing is damaged here, so nobody is deaf
-    "said_hello_at": 1,
+    "hello_at": 1,
     "_unanswered_since": 2,
     "_pinged_at": 1,
     "_latest_at": 1,

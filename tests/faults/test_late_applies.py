@@ -197,7 +197,7 @@ def test_a_call_is_given_up_once_and_whatever_it_does_is_late() -> None:
 
     with pytest.raises(LateError) as caught:
         calls.make(work, give_up)
-    assert (str(caught.value.told), given_up) == ("late", ["weightbus-overdue"])
+    assert (str(caught.value.failure), given_up) == ("late", ["weightbus-overdue"])
     assert isinstance(caught.value.__cause__, KeyError)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from weightbus.bus.messages import Applied
 from weightbus.python_client.observing import history
-from weightbus.python_client.observing.diagnosis import TROUBLES_TOLD, troubles
+from weightbus.python_client.observing.diagnosis import TROUBLES_SHOWN, troubles
 from weightbus.python_client.observing.history import MOMENT_SECONDS, MOMENTS_MAX, History, Moment
 from weightbus.python_client.observing.view import Standing, View
 from weightbus.tests.publisher.test_observing import Watched
@@ -183,8 +183,8 @@ def test_what_is_wrong_is_never_more_than_a_person_reads() -> None:
         replace(STANDING, model=f"m{n}", verdict="failed", error="apply: no") for n in range(100)
     ]
     said = lines(*many)
-    assert len(said) == TROUBLES_TOLD
-    assert said[-1] == f"and {100 - TROUBLES_TOLD + 1} more things are wrong"
+    assert len(said) == TROUBLES_SHOWN
+    assert said[-1] == f"and {100 - TROUBLES_SHOWN + 1} more things are wrong"
 
 
 def test_nobody_is_there_or_nobody_takes_a_model() -> None:

@@ -107,7 +107,7 @@ def test_what_was_published_is_said_in_words() -> None:
     fields = Moment.__struct_fields__
     told = {"since": -1, "now": 20.5, "moment_s": 5, "moments": 180, "fields": fields,
             "models": {"a": [[19, 7, 3, 1, 0.0004, 2, 1, 4, 1.5, "slow", 9]]}}  # fmt: skip
-    said = in_the_page("remember(given, 0), said(past.models.get('a').get(19))", told)
+    said = in_the_page("remember(given, 0), momentText(past.models.get('a').get(19))", told)
     assert said == (
         "5.0 s ago: version 7; 3 publishes, 1 fell short; applied within 0.4 ms; "
         "2 not up to date, of these 1 lost, failed or stuck; slow behind by 4, 1.5 s"

@@ -57,7 +57,7 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[],
         provider.add_span_processor(processor)
         return processor
 
-    traces._told.clear()  # noqa: SLF001 # pyright: ignore
+    traces._warned.clear()  # noqa: SLF001 # pyright: ignore
     traces._queue.cache_clear()  # noqa: SLF001 # pyright: ignore
     yield make
     traces._queue.cache_clear()  # noqa: SLF001 # pyright: ignore

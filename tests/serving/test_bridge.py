@@ -249,8 +249,8 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path) -> None:
         assert engine.url in said
         assert "cannot be reached" in said
         engine.restart(of(0))
-        told_of = stand.target.look()
-        assert told_of is not None
+        summary_of = stand.target.look()
+        assert summary_of is not None
         assert not marks(stand.folder)
         assert not engine.paused
         assert told(stand.publish(of(3))[0])[0] == "applied"

@@ -17,7 +17,7 @@ from weightbus.bus.errors import ProtocolError, UnknownWorkerError
 from weightbus.bus.headers import TOKEN_BYTES, from_worker
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory import snapshots
-from weightbus.bus.memory.snapshots import MakeRoom, Pool, Snapshot, nobody
+from weightbus.bus.memory.snapshots import MakeRoom, Pool, Snapshot, no_room
 from weightbus.bus.messages import (
     Announce,
     Applied,
@@ -162,7 +162,7 @@ class Publisher:
         return segment
 
     def take(
-        self, model: str, nbytes: int, make_room: MakeRoom = nobody, *, replaces_latest: bool
+        self, model: str, nbytes: int, make_room: MakeRoom = no_room, *, replaces_latest: bool
     ) -> Snapshot:
         """Take memory for a version, and begin to fill it."""
         pool = self.pools.setdefault(model, Pool(model, patience=0.0, share=True))

@@ -128,13 +128,13 @@ def test_the_worker_in_typescript_writes_what_python_writes(typescript: Path) ->
         for seed in range(10):
             model = random_model(seed)
             version = publisher.publish(MODEL, model, timeout=SECONDS).version
-            written = [told_of(version, lines) for lines in (in_python, in_typescript)]
+            written = [summary_of(version, lines) for lines in (in_python, in_typescript)]
             assert written[0].greedy == transformer_of(model).answers(ASKED, greedy)
             assert written[0].greedy == written[1].greedy
             assert {len(batch.questions) for batch in written} == {32}
 
 
-def told_of(version: int, lines: Iterator[Answers]) -> Answers:
+def summary_of(version: int, lines: Iterator[Answers]) -> Answers:
     """Return the first batch that was written with a version."""
     return next(batch for batch in lines if batch.version == version)
 

@@ -196,31 +196,31 @@ class Publisher {
     raw.timeout_ms = milliseconds(options.timeout);
     raw.expect = options.expect;
     raw.encoding = static_cast<std::uint32_t>(options.encoding);
-    std::vector<wb_text> said;
-    said.reserve(options.metadata.size());
-    for (const auto& [name, text] : options.metadata) said.push_back({name.c_str(), text.c_str()});
-    raw.metadata = said.data();
-    raw.metadata_count = said.size();
+    std::vector<wb_text> metadata;
+    metadata.reserve(options.metadata.size());
+    for (const auto& [name, text] : options.metadata) metadata.push_back({name.c_str(), text.c_str()});
+    raw.metadata = metadata.data();
+    raw.metadata_count = metadata.size();
     wb_receipt* made = nullptr;
     const wb_code code = publish(raw, &made);
     const detail::Handle<wb_receipt, wb_receipt_free> receipt(made);
     if (!receipt) return detail::error_of(code);
-    return told(receipt.get(), code == WB_OK);
+    return receipt_of(receipt.get(), code == WB_OK);
   }
 
-  static Receipt told(const wb_receipt* receipt, bool achieved) {
+  static Receipt receipt_of(const wb_receipt* receipt, bool achieved) {
     wb_published look{};
     wb_receipt_look(receipt, &look);
-    Receipt told{look.epoch,  look.version, look.nbytes, std::chrono::nanoseconds(look.nanoseconds),
+    Receipt made{look.epoch,  look.version, look.nbytes, std::chrono::nanoseconds(look.nanoseconds),
                  look.digest, {},           achieved,    look.text};
     std::size_t count = 0;
     const wb_outcome* workers = wb_receipt_workers(receipt, &count);
     for (std::size_t at = 0; at < count; ++at) {
-      told.workers[workers[at].worker] = {
+      made.workers[workers[at].worker] = {
           workers[at].outcome, std::chrono::nanoseconds(workers[at].nanoseconds),
           workers[at].detail, workers[at].encoding, workers[at].nbytes};
     }
-    return told;
+    return made;
   }
 
   OnEvent on_event_;  // outlives `raw_`, here and in a move assignment

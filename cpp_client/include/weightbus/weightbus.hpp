@@ -333,11 +333,11 @@ class TensorView {
 // after its release.
 class Snapshot {
  public:
-  explicit Snapshot(const wb_update& told)
-      : model(told.model),
-        epoch(told.epoch),
-        version(told.version),
-        raw_(told.snapshot, wb_snapshot_free) {}
+  explicit Snapshot(const wb_update& seen)
+      : model(seen.model),
+        epoch(seen.epoch),
+        version(seen.version),
+        raw_(seen.snapshot, wb_snapshot_free) {}
 
   // The snapshot of an offer, which owns it during the call.
   explicit Snapshot(const wb_offer& offer)
@@ -561,9 +561,9 @@ class Worker {
   // Returns the newest snapshot of a model received as snapshots; null before its first version.
   // Keep the result: each call builds the list of tensors again.
   std::shared_ptr<const Snapshot> snapshot(const std::string& model) const {
-    wb_update told;
-    const wb_code code = wb_latest(core_->raw.get(), model.c_str(), &told);
-    return code == WB_OK ? std::make_shared<const Snapshot>(told) : nullptr;
+    wb_update seen;
+    const wb_code code = wb_latest(core_->raw.get(), model.c_str(), &seen);
+    return code == WB_OK ? std::make_shared<const Snapshot>(seen) : nullptr;
   }
 
   // The version that a model runs; nullopt before the first one, and after a torn copy.
@@ -598,7 +598,7 @@ class Worker {
       ModelState& its = state.models[id];
       do {  // it may get another name in between
         its = core_->look(id.c_str()).second;
-      } while (its.running && !core_->said_of(id.c_str(), *its.running, its.metadata));
+      } while (its.running && !core_->metadata_of(id.c_str(), *its.running, its.metadata));
     }
     return state;
   }
@@ -630,22 +630,22 @@ class Worker {
     }
 
     Result<std::optional<Update>> receive(Duration timeout) {
-      wb_update told;
-      const wb_code code = wb_receive(raw.get(), milliseconds(timeout), &told);
+      wb_update seen;
+      const wb_code code = wb_receive(raw.get(), milliseconds(timeout), &seen);
       if (code == WB_NOTHING) return std::optional<Update>();
-      if (code != WB_OK) return detail::error_of(code, told.code);
+      if (code != WB_OK) return detail::error_of(code, seen.code);
       const std::lock_guard guard(mutex);
       applied.notify_all();
       std::map<std::string, std::string> metadata;
-      said_of(told.model, {told.epoch, told.version}, metadata);
-      return std::optional(Update{told.model, told.epoch, told.version, told.nbytes, told.digest,
-                                  1e-9 * static_cast<double>(told.nanoseconds),
-                                  told.snapshot ? std::make_shared<const Snapshot>(told) : nullptr,
-                                  told.patched, std::move(metadata)});
+      metadata_of(seen.model, {seen.epoch, seen.version}, metadata);
+      return std::optional(Update{seen.model, seen.epoch, seen.version, seen.nbytes, seen.digest,
+                                  1e-9 * static_cast<double>(seen.nanoseconds),
+                                  seen.snapshot ? std::make_shared<const Snapshot>(seen) : nullptr,
+                                  seen.patched, std::move(metadata)});
     }
 
     // Returns the metadata of a version; false if the version is no longer known.
-    bool said_of(const char* model, Version version,
+    bool metadata_of(const char* model, Version version,
                  std::map<std::string, std::string>& all) const {
       wb_metadata* made = nullptr;
       const wb_code code = wb_metadata_of(raw.get(), model, version.first, version.second, &made);
@@ -684,19 +684,19 @@ class Worker {
     }
 
     std::pair<State, ModelState> look(const char* model) const {
-      wb_state told{};
-      wb_look(raw.get(), model, &told);
+      wb_state seen{};
+      wb_look(raw.get(), model, &seen);
       const auto version = [](std::uint64_t epoch, std::uint64_t number) {
         return number == 0 ? std::nullopt : std::optional(Version(epoch, number));
       };
-      return {{told.epoch, told.shared, told.malformed, {}},
-              {version(told.running_epoch, told.running_version),
-               version(told.arriving_epoch, told.arriving_version),
-               version(told.staged_epoch, told.staged_version),
-               version(told.ready_epoch, told.ready_version),
-               told.chunks_here,
-               told.chunks,
-               told.torn,
+      return {{seen.epoch, seen.shared, seen.malformed, {}},
+              {version(seen.running_epoch, seen.running_version),
+               version(seen.arriving_epoch, seen.arriving_version),
+               version(seen.staged_epoch, seen.staged_version),
+               version(seen.ready_epoch, seen.ready_version),
+               seen.chunks_here,
+               seen.chunks,
+               seen.torn,
                {}}};
     }
 

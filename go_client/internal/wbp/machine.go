@@ -36,7 +36,7 @@ type WorkerMachine struct {
 	subscribed      bool // a published message arrived in this session
 	heardAt         time.Duration
 	answeredAt      time.Duration // when the last control message was received
-	saidHelloAt     time.Duration
+	helloAt         time.Duration
 	unansweredSince time.Duration // when the first unanswered hello was sent; never if there is none
 	unheardSince    time.Duration // start of a session without published messages; else never
 	pingedAt        time.Duration
@@ -51,7 +51,7 @@ const spareMax = 1 << 20 // bytes of spare
 func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *WorkerMachine {
 	m := &WorkerMachine{
 		identity: id, models: models, timing: timing, followers: map[string]*follower{}, opens: opens, ages: ages{}, session: outside,
-		saidHelloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
+		helloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
 	if id.Keyed {
 		m.keyring = NewKeyring()
@@ -362,10 +362,10 @@ func (m *WorkerMachine) appliedEpoch() int64 {
 
 // helloIfDue returns a hello, or nothing if the last hello was sent less than HelloRetry ago.
 func (m *WorkerMachine) helloIfDue(now time.Duration) []Effect {
-	if now-m.saidHelloAt < m.timing.HelloRetry {
+	if now-m.helloAt < m.timing.HelloRetry {
 		return nil
 	}
-	m.saidHelloAt = now // W1
+	m.helloAt = now // W1
 	if m.unansweredSince == never {
 		m.unansweredSince = now
 	}
@@ -466,7 +466,7 @@ func (m *WorkerMachine) probe(shared *Shared) bool {
 func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	if fresh {
 		m.changeSession(unknown)
-		m.saidHelloAt, m.unansweredSince = never, never
+		m.helloAt, m.unansweredSince = never, never
 	}
 	if m.session != outside {
 		return nil
@@ -478,7 +478,7 @@ func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 // nothing that it knows of the publisher's connections holds any longer. Versions stay.
 func (m *WorkerMachine) Moved() {
 	m.changeSession(silent)
-	m.saidHelloAt, m.unansweredSince, m.data = never, never, ""
+	m.helloAt, m.unansweredSince, m.data = never, never, ""
 }
 
 // callAgain returns Redial if a hello was not answered for LostAfter: the connections may be dead,

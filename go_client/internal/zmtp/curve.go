@@ -78,12 +78,12 @@ func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 	if c.welcomed || len(welcome) != welcomeBytes {
 		return nil, Error("a WELCOME that is none")
 	}
-	told, ok := secretbox.Open(nil, welcome[16:], longNonce("WELCOME-", welcome[:16]), &c.shared)
+	opened, ok := secretbox.Open(nil, welcome[16:], longNonce("WELCOME-", welcome[:16]), &c.shared)
 	if !ok {
 		return nil, Error("a WELCOME that does not come from the owner of the pinned key")
 	}
 	var server [32]byte
-	copy(server[:], told)
+	copy(server[:], opened)
 	vouch, err := c.vouch(&server)
 	if err == nil {
 		c.shared, err = agreed(&server, &c.secret)
@@ -93,7 +93,7 @@ func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 	}
 	c.welcomed = true
 	plain := append(append(append([]byte{}, c.keys.Public[:]...), vouch...), metadata...)
-	return c.seal(append([]byte("\x08INITIATE"), told[32:]...), "CurveZMQINITIATE", plain), nil
+	return c.seal(append([]byte("\x08INITIATE"), opened[32:]...), "CurveZMQINITIATE", plain), nil
 }
 
 // vouch returns the proof that the owner of the client's keys started this connection.

@@ -194,7 +194,7 @@ impl Classes {
         self.of[usize::from(element >> 7)].into()
     }
 
-    fn told_apart(&self, window: &[u8]) -> [u8; WINDOW] {
+    fn kinds_of(&self, window: &[u8]) -> [u8; WINDOW] {
         let mut found = [NO_CLASS; WINDOW];
         for (class, bytes) in found.iter_mut().zip(window.chunks_exact(2)) {
             *class = self.of(element(bytes)) as u8;
@@ -249,7 +249,7 @@ fn find(
         for cursor in &mut cursors {
             let past = cursor.seen + u32::from(counts[cursor.class]);
             if rank(cursor) < past {
-                let found = found.get_or_insert_with(|| classes.told_apart(window));
+                let found = found.get_or_insert_with(|| classes.kinds_of(window));
                 let mut mask = mask_of(found, cursor.class);
                 while rank(cursor) < past {
                     for _ in cursor.seen..rank(cursor) {

@@ -21,7 +21,7 @@ const LOOKS: u32 = 6; // checks in that time
 const LIKE: f64 = 0.8; // least likeness of similar names: `polcy` has 0.91, `policy_old` 0.75
 const NAMES_MAX: usize = 16; // names compared in one check: workers can request any number
 const NAMED: usize = 3; // names listed in one message
-const TOLD_MAX: usize = 64; // models reported for each condition: more are not read
+const REPORTED_MAX: usize = 64; // models reported for each condition: more are not read
 
 struct Absence {
     models: BTreeSet<String>,
@@ -187,7 +187,7 @@ fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByMod
 
 /// Returns the text with the reason that a model reaches no worker: none has joined, or all
 /// subscribe to other models.
-pub fn why_nobody(model: &str, roster: &Roster) -> String {
+pub fn why_no_recipient(model: &str, roster: &Roster) -> String {
     let live = roster.iter().filter(|peer| !peer.lost() && !peer.is_relay());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
     if wanted.is_empty() {
@@ -205,17 +205,17 @@ pub fn why_nobody(model: &str, roster: &Roster) -> String {
 #[derive(Default)]
 struct PersistentCondition {
     since: BTreeMap<String, (Time, BTreeSet<String>)>,
-    told: BTreeSet<String>,
+    reported: BTreeSet<String>,
 }
 
 impl PersistentCondition {
-    /// Returns at most `most` models that were not reported yet; none once `TOLD_MAX` were
+    /// Returns at most `most` models that were not reported yet; none once `REPORTED_MAX` were
     /// reported.
     fn unreported<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
-        if self.told.len() >= TOLD_MAX {
+        if self.reported.len() >= REPORTED_MAX {
             return Vec::new();
         }
-        found.filter(|model| !self.told.contains(*model)).take(most).cloned().collect()
+        found.filter(|model| !self.reported.contains(*model)).take(most).cloned().collect()
     }
 
     /// Records the workers for which the condition holds now. Returns each model to report, with
@@ -227,8 +227,8 @@ impl PersistentCondition {
         now: Time,
     ) -> Vec<(String, Vec<String>)> {
         let mut kept = std::mem::take(&mut self.since);
-        let mut told = Vec::new();
-        for model in self.unreported(found.keys(), TOLD_MAX) {
+        let mut reported = Vec::new();
+        for model in self.unreported(found.keys(), REPORTED_MAX) {
             let mut names = found.remove(&model).unwrap_or_default();
             let mut began = now; // also if no worker of the previous check is left
             if let Some((since, before)) = kept.remove(&model) {
@@ -239,11 +239,11 @@ impl PersistentCondition {
             }
             self.since.insert(model.clone(), (began, names.iter().cloned().collect()));
             if now.saturating_sub(began) >= patience {
-                self.told.insert(model.clone());
-                told.push((model, names));
+                self.reported.insert(model.clone());
+                reported.push((model, names));
             }
         }
-        told
+        reported
     }
 }
 

@@ -41,31 +41,31 @@ impl Contests {
 
 impl PublisherMachine {
     /// Handles a relay's report of the workers behind it.
-    pub(super) fn below(&mut self, relay: &str, said: &Below, now: Time) {
-        if said.epoch != self.epoch() || !self.roster.get(relay).map_or(false, |peer| peer.is_relay()) {
+    pub(super) fn below(&mut self, relay: &str, report: &Below, now: Time) {
+        if report.epoch != self.epoch() || !self.roster.get(relay).map_or(false, |peer| peer.is_relay()) {
             return;
         }
-        if said.first {
+        if report.first {
             self.contests.end_all(relay);
         }
-        for name in &said.left {
+        for name in &report.left {
             self.contests.end(relay, name);
             let last = self.roster.get(name).filter(|peer| peer.is_behind(relay));
             if let Some(last) = last.and_then(|peer| peer.through.last().cloned()) {
                 self.leave(name, &format!("as relay {} reports", last), now);
             }
         }
-        let behind = if said.first { self.roster.behind(relay) } else { Vec::new() };
+        let behind = if report.first { self.roster.behind(relay) } else { Vec::new() };
         if let Some(peer) = self.roster.get_mut(relay) {
-            if said.first {
+            if report.first {
                 peer.expect_rows(behind);
             }
-            said.rows.iter().for_each(|row| peer.expect_no_more(&row.name));
+            report.rows.iter().for_each(|row| peer.expect_no_more(&row.name));
         }
-        for row in &said.rows {
+        for row in &report.rows {
             self.row(relay, row, now);
         }
-        let unnamed = self.roster.get_mut(relay).filter(|_| !said.more).map(|peer| peer.unnamed());
+        let unnamed = self.roster.get_mut(relay).filter(|_| !report.more).map(|peer| peer.unnamed());
         for name in unnamed.into_iter().flatten() {
             if self.roster.get(&name).map_or(false, |peer| peer.is_behind(relay) && !peer.lost()) {
                 self.lose(&name, PeerEvent::Silent, &format!("relay {} lacks it", relay), now);

@@ -195,11 +195,11 @@ impl PublisherBuilder {
             // use costs no epoch.
             its.folder.begin(epoch, &its.stored)?;
         }
-        let told = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
+        let advertised = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
         let started = running_clock();
         let age: machine::Age = Box::new(move || running_clock().saturating_sub(started));
         let age = Some(age).filter(|_| self.epoch.is_none());
-        let mut machine = PublisherMachine::new(epoch, &told, timing, age, Some(Box::new(draw)))
+        let mut machine = PublisherMachine::new(epoch, &advertised, timing, age, Some(Box::new(draw)))
             .clock(Box::new(unix_millis));
         let shared = Arc::new(Shared::new().map_err(broken("no descriptors for a publisher"))?);
         let (mut sealer, mut watch) = (None, None);
@@ -300,8 +300,8 @@ impl PublisherBuilder {
         if let (Some(address), Some(listen_at)) = (&self.data, &data) {
             check_exposure(exposure_allowed, address, listen_at)?;
         }
-        if let Some(told) = &self.advertise {
-            ListenAddress::parse(told)?;
+        if let Some(advertised) = &self.advertise {
+            ListenAddress::parse(advertised)?;
         }
         if !(1..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
             let text = format!("chunks of {} bytes; 1 to {} are allowed", self.chunk_bytes, CHUNK_BYTES_MAX);

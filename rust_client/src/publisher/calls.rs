@@ -3,7 +3,7 @@
 //! A call stays open until its result is known. A call that commits together also stays open until
 //! the commit or abort, even if its caller no longer waits.
 
-use super::absent::why_nobody;
+use super::absent::why_no_recipient;
 use super::effects::{Effect, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::phases::{Decision, Outcome, TargetEvent, VersionEvent};
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Default)]
 pub struct Calls {
     open: BTreeMap<u64, Publication>,
-    unreached_models: BTreeSet<String>, // models for which `say_nobody` has reported
+    unreached_models: BTreeSet<String>, // models for which `warn_of_no_recipient` has reported
 }
 
 impl Calls {
@@ -165,19 +165,19 @@ impl PublisherMachine {
         }
     }
 
-    pub(super) fn calls_failed(&mut self, name: &str, said: &Failed, now: Time) {
-        let mut detail = format!("{}: {}", escaped(&said.code), escaped(&said.text));
-        if !said.intact {
+    pub(super) fn calls_failed(&mut self, name: &str, report: &Failed, now: Time) {
+        let mut detail = format!("{}: {}", escaped(&report.code), escaped(&report.text));
+        if !report.intact {
             detail += "; it runs no version now, until one is applied";
         }
-        let key = (said.epoch, said.version);
+        let key = (report.epoch, report.version);
         for id in self.calls.ids() {
             let call = match self.calls.open.get_mut(&id) {
-                Some(call) if call.key == key && call.model == said.model => call,
+                Some(call) if call.key == key && call.model == report.model => call,
                 _ => continue,
             };
             if call.take(name, TargetEvent::Failed, now, &detail) {
-                let (model, version) = (&said.model, said.version);
+                let (model, version) = (&report.model, report.version);
                 let text = format!("worker {} failed version {} of {}: {}", name, version, model, detail);
                 self.tell(WorkerEventKind::Failed, name, text);
             }
@@ -227,8 +227,8 @@ impl PublisherMachine {
             call.set_relays(|name| Some(self.roster.get(name)?.through.clone()));
             let missing = if achieved { String::new() } else { self.missing(&call) };
             self.perform(Effect::Resolve { id, receipt: call.receipt(now), achieved, missing });
-            if achieved && call.nobody() {
-                self.say_nobody(&call);
+            if achieved && call.has_no_recipient() {
+                self.warn_of_no_recipient(&call);
             }
         }
         if !(call.resolved && (!call.together() || !call.decision.is(Decision::Open))) {
@@ -315,13 +315,13 @@ impl PublisherMachine {
 
     /// Reports that a publish reached no worker: once for each model, until a worker that
     /// subscribes to the model joins.
-    fn say_nobody(&mut self, call: &Publication) {
+    fn warn_of_no_recipient(&mut self, call: &Publication) {
         if !self.calls.unreached_models.insert(call.model.clone()) {
             return;
         }
         let mut why = self.away(call).join("; ");
         if why.is_empty() {
-            why = why_nobody(&call.model, &self.roster);
+            why = why_no_recipient(&call.model, &self.roster);
         }
         let mut text = format!(
             "version {} of {} was published to no worker: {}. It waits for those that join; expect=N waits for N workers",

@@ -84,11 +84,17 @@ impl Curve {
         Ok(welcome)
     }
 
-    fn initiated(&mut self, own: &Pair, client: &Key, cookie_key: &Key, said: &[u8]) -> io::Result<Answer> {
-        if said.len() < COOKIE_BYTES + COUNT_BYTES + PROOF_BYTES + 32 + VOUCH_BYTES {
+    fn initiated(
+        &mut self,
+        own: &Pair,
+        client: &Key,
+        cookie_key: &Key,
+        message: &[u8],
+    ) -> io::Result<Answer> {
+        if message.len() < COOKIE_BYTES + COUNT_BYTES + PROOF_BYTES + 32 + VOUCH_BYTES {
             return fault("an INITIATE that is none");
         }
-        let (cookie, rest) = said.split_at(COOKIE_BYTES);
+        let (cookie, rest) = message.split_at(COOKIE_BYTES);
         let secret: Key = match open_long(cookie_key, b"COOKIE--", cookie) {
             Some(plain) if plain[..32] == client[..] => array(&plain[32..]),
             _ => return fault("an INITIATE with a cookie that is not of this connection"),

@@ -85,9 +85,9 @@ impl PublisherMachine {
     /// worker repeats its hello.
     fn turn_away(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
         self.refuse(from, code, text, None);
-        let told = format!("worker {} is refused ({}): {}", hello.name, code, text);
-        if self.absent.note(hello, code, &told, now) {
-            self.tell_of(WorkerEventKind::Refused, &hello.name, key, told, now);
+        let refusal = format!("worker {} is refused ({}): {}", hello.name, code, text);
+        if self.absent.note(hello, code, &refusal, now) {
+            self.tell_of(WorkerEventKind::Refused, &hello.name, key, refusal, now);
         }
     }
 
@@ -299,13 +299,13 @@ impl PublisherMachine {
                 self.settled(model, latest);
             }
         }
-        let mut told = Vec::new();
+        let mut recipients = Vec::new();
         for peer in self.roster.iter_mut() {
             peer.forget();
             peer.seen.forget_failures(); // their versions are numbered anew
-            told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost() && peer.in_session()));
+            recipients.extend(Some(peer.identity.clone()).filter(|_| !peer.lost() && peer.in_session()));
         }
-        for to in told {
+        for to in recipients {
             // A pong of another epoch ends the session.
             let message = FromPublisher::Pong(Pong { epoch, ..Default::default() });
             self.perform(Effect::Send { to, message, payload: Payload::None });

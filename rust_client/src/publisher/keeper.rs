@@ -81,7 +81,7 @@ impl Keeper {
         let queue = Arc::new(SharedQueue::default());
         let (epoch, path) = (folder.epoch(), folder.path().to_owned());
         queue.change(|queue| (queue.epoch, queue.recorded) = (epoch, epoch));
-        let mut writer = Writer { folder, shared, queue: queue.clone(), calm_by: None, told_at: None };
+        let mut writer = Writer { folder, shared, queue: queue.clone(), calm_by: None, warned_at: None };
         let thread = thread::Builder::new().name("weightbus-state".to_owned()).spawn(move || writer.run())?;
         Ok(Keeper { queue, thread: Some(thread), path })
     }
@@ -155,7 +155,7 @@ struct Writer {
     shared: Arc<Shared>,
     queue: Arc<SharedQueue>,
     calm_by: Option<Instant>,
-    told_at: Option<Instant>,
+    warned_at: Option<Instant>,
 }
 
 /// When dropped, also after a panic, records that the thread has ended.
@@ -256,10 +256,10 @@ impl Writer {
     }
 
     fn tell(&mut self, what: &str, error: &str) {
-        if self.told_at.map_or(false, |at| at.elapsed() < WARN) {
+        if self.warned_at.map_or(false, |at| at.elapsed() < WARN) {
             return;
         }
-        self.told_at = Some(Instant::now());
+        self.warned_at = Some(Instant::now());
         let _ = self.shared.submit(Work::Notice(format!(
             "{} could not be written to the state folder {}: {}. What it held before is still there; the next version \
              is tried again",

@@ -33,7 +33,7 @@ impl Listener {
     }
 
     /// Returns the IP address and port that are bound; `None` for a path.
-    pub fn told(&self) -> Option<ListenAddress> {
+    pub fn bound(&self) -> Option<ListenAddress> {
         match self {
             Listener::Tcp(listener) => {
                 let name = listener.local_addr().ok()?;

@@ -139,9 +139,9 @@ impl PublisherMachine {
         now: Time,
     ) {
         let source = if key.is_empty() { worker } else { key };
-        if let Some(untold) = self.notices.take(source, now) {
-            if untold > 0 {
-                text += &format!(" (and {} more that were not reported)", untold);
+        if let Some(unreported) = self.notices.take(source, now) {
+            if unreported > 0 {
+                text += &format!(" (and {} more that were not reported)", unreported);
             }
             self.tell(kind, worker, text);
         }
@@ -272,18 +272,18 @@ impl PublisherMachine {
     fn heed(&mut self, name: &str, message: FromWorker, now: Time) {
         match message {
             FromWorker::Fetch(fetch) => self.fetch(name, &fetch, now),
-            FromWorker::Progress(said) => self.progress(name, &said, now),
-            FromWorker::Staged(said) => self.staged(name, &said, now),
-            FromWorker::Applied(said) => {
+            FromWorker::Progress(report) => self.progress(name, &report, now),
+            FromWorker::Staged(report) => self.staged(name, &report, now),
+            FromWorker::Applied(report) => {
                 if let Some(peer) = self.roster.get_mut(name) {
-                    peer.tore(&said.model, false);
+                    peer.tore(&report.model, false);
                 }
-                self.applied(name, said, now);
+                self.applied(name, report, now);
             }
-            FromWorker::Failed(said) => self.failed(name, &said, now),
+            FromWorker::Failed(report) => self.failed(name, &report, now),
             FromWorker::Ping(ping) => self.ping(name, &ping),
-            FromWorker::Checked(said) => self.checked(name, said),
-            FromWorker::Below(said) => self.below(name, &said, now),
+            FromWorker::Checked(report) => self.checked(name, report),
+            FromWorker::Below(report) => self.below(name, &report, now),
             FromWorker::Pong(_) | FromWorker::Hello(_) | FromWorker::Bye(_) => {}
         }
     }

@@ -34,7 +34,7 @@ pub const NO_OBSERVER: &str =
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
 /// The last recorded state of a model at a worker: the running, arriving and failed versions.
-type Told = (Key, Option<(u64, ProgressPhase, u64)>, Option<(u64, String)>);
+type Reported = (Key, Option<(u64, ProgressPhase, u64)>, Option<(u64, String)>);
 
 /// Data about a worker that only observers receive, by model.
 #[derive(Default)]
@@ -44,7 +44,7 @@ pub struct ObserverRecord {
     /// The version that the worker failed to apply, and the error text.
     pub failed: BTreeMap<String, (u64, String)>,
     subscribed: Option<bool>,
-    told: BTreeMap<String, Told>,
+    reported: BTreeMap<String, Reported>,
 }
 
 /// The facts about a model that are sent to observers.
@@ -123,13 +123,13 @@ impl News {
     pub fn of(message: &FromWorker) -> News {
         match message {
             FromWorker::Ping(_) => News::Transport,
-            FromWorker::Progress(said) => News::Of(said.model.clone()),
-            FromWorker::Staged(said) => News::Of(said.model.clone()),
-            FromWorker::Applied(said) => News::Of(said.model.clone()),
-            FromWorker::Failed(said) => {
-                let text = printable(&said.text, ERROR_MAX - said.code.len() - 2);
-                let error = format!("{}: {}", said.code, text);
-                News::Failed { model: said.model.clone(), version: said.version, error }
+            FromWorker::Progress(report) => News::Of(report.model.clone()),
+            FromWorker::Staged(report) => News::Of(report.model.clone()),
+            FromWorker::Applied(report) => News::Of(report.model.clone()),
+            FromWorker::Failed(report) => {
+                let text = printable(&report.text, ERROR_MAX - report.code.len() - 2);
+                let error = format!("{}: {}", report.code, text);
+                News::Failed { model: report.model.clone(), version: report.version, error }
             }
             _ => News::Nothing,
         }
@@ -328,11 +328,11 @@ fn settled(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ModelSeen>, n
 fn is_news(peer: &mut Peer, model: &str) -> bool {
     let at = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
     let now = (peer.runs(model), at, peer.seen.failed.get(model).cloned());
-    let told = peer.seen.told.get(model) != Some(&now);
-    if told {
-        peer.seen.told.insert(model.to_owned(), now);
+    let changed = peer.seen.reported.get(model) != Some(&now);
+    if changed {
+        peer.seen.reported.insert(model.to_owned(), now);
     }
-    told
+    changed
 }
 
 #[cfg(test)]

@@ -261,7 +261,7 @@ impl Publication {
     }
 
     /// True if the call requires all workers, and there are none.
-    pub fn nobody(&self) -> bool {
+    pub fn has_no_recipient(&self) -> bool {
         self.terms.require == Require::All && self.targets.len() == self.left()
     }
 

@@ -156,7 +156,7 @@ impl PublisherMachine {
         }
         for name in names {
             if let Some(peer) = self.roster.get_mut(name).filter(|peer| !peer.lost()) {
-                peer.told(now);
+                peer.expect_answer(now);
                 if !peer.unresponsive(now, quiet) {
                     version.read_by(name);
                 }
@@ -291,10 +291,10 @@ impl PublisherMachine {
     }
 
     /// Records from a progress report how many chunks of the pushed version or patch have arrived.
-    pub(super) fn report_push(&mut self, said: &Progress, now: Time) {
-        let push = self.pushes.get_mut(&topic_of(&said.model, said.patch.as_ref()));
-        if let Some(push) = push.filter(|push| push.number == said.version && push.patch == said.patch) {
-            push.report(said.chunks, now);
+    pub(super) fn report_push(&mut self, report: &Progress, now: Time) {
+        let push = self.pushes.get_mut(&topic_of(&report.model, report.patch.as_ref()));
+        if let Some(push) = push.filter(|push| push.number == report.version && push.patch == report.patch) {
+            push.report(report.chunks, now);
         }
     }
 

@@ -8,119 +8,120 @@ use crate::transfer::{Key, Time};
 
 impl PublisherMachine {
     /// Handles a `progress` report (P14).
-    pub(super) fn progress(&mut self, name: &str, said: &Progress, now: Time) {
-        if !self.store.of(&said.model, said.epoch).map_or(false, |versions| versions.had(said.version)) {
+    pub(super) fn progress(&mut self, name: &str, report: &Progress, now: Time) {
+        if !self.store.of(&report.model, report.epoch).map_or(false, |versions| versions.had(report.version))
+        {
             return;
         }
-        self.report_push(said, now);
+        self.report_push(report, now);
         let peer = match self.roster.get_mut(name) {
-            Some(peer) if peer.runs(&said.model) < (said.epoch, said.version) => peer, // P19
+            Some(peer) if peer.runs(&report.model) < (report.epoch, report.version) => peer, // P19
             _ => return,
         };
-        let receiving = said.phase == ProgressPhase::Receiving;
-        let versions = match self.store.find(&said.model) {
+        let receiving = report.phase == ProgressPhase::Receiving;
+        let versions = match self.store.find(&report.model) {
             Some(versions) => versions,
             None => return,
         };
-        let here = versions.get(said.version).is_some();
+        let here = versions.get(report.version).is_some();
         if receiving && !here {
             return; // the version was dropped, so no worker can receive it
         }
-        let coming = versions.get(said.version).filter(|_| receiving);
-        if let Some(plan) = coming.and_then(|version| version.plan_of(said.patch.as_ref())) {
-            peer.learn(said, plan, now);
+        let coming = versions.get(report.version).filter(|_| receiving);
+        if let Some(plan) = coming.and_then(|version| version.plan_of(report.patch.as_ref())) {
+            peer.learn(report, plan, now);
         }
-        peer.note_progress(said, now);
-        versions.left(name, said.version + u64::from(!receiving));
-        if let Some(version) = versions.get_mut(said.version).filter(|_| receiving) {
+        peer.note_progress(report, now);
+        versions.left(name, report.version + u64::from(!receiving));
+        if let Some(version) = versions.get_mut(report.version).filter(|_| receiving) {
             version.read_by(name);
         }
     }
 
     /// Handles a `staged` report (P11).
-    pub(super) fn staged(&mut self, name: &str, said: &Staged, now: Time) {
-        let versions = match self.store.of(&said.model, said.epoch) {
+    pub(super) fn staged(&mut self, name: &str, report: &Staged, now: Time) {
+        let versions = match self.store.of(&report.model, report.epoch) {
             Some(versions) => versions,
             None => return,
         };
-        let content = match versions.get(said.version) {
+        let content = match versions.get(report.version) {
             Some(version) => version.content.clone(),
             None => {
                 let text = "the version was aborted or superseded".to_owned();
                 let abort = Abort {
-                    model: said.model.clone(),
-                    epoch: said.epoch,
-                    version: said.version,
+                    model: report.model.clone(),
+                    epoch: report.epoch,
+                    version: report.version,
                     text,
                     ..Default::default()
                 };
                 return self.say(name, FromPublisher::Abort(abort));
             }
         };
-        let key = (said.epoch, said.version);
-        if content.digest != said.digest {
-            return self.wrong_digest(name, &said.model, key, &said.digest, now);
+        let key = (report.epoch, report.version);
+        if content.digest != report.digest {
+            return self.wrong_digest(name, &report.model, key, &report.digest, now);
         }
-        versions.left(name, said.version + 1);
+        versions.left(name, report.version + 1);
         if let Some(peer) = self.roster.get_mut(name) {
-            if peer.runs(&said.model) < key {
-                peer.note(&said.model, said.version, ProgressPhase::Staged, None, now);
+            if peer.runs(&report.model) < key {
+                peer.note(&report.model, report.version, ProgressPhase::Staged, None, now);
             }
         }
-        self.record_transport(name, (&said.model, key), said.patch.as_ref(), None, now);
-        self.calls_take(name, TargetEvent::Staged, Some((&said.model, key)), now);
-        let version = self.store.models.get(&said.model).and_then(|versions| versions.get(said.version));
+        self.record_transport(name, (&report.model, key), report.patch.as_ref(), None, now);
+        self.calls_take(name, TargetEvent::Staged, Some((&report.model, key)), now);
+        let version = self.store.models.get(&report.model).and_then(|versions| versions.get(report.version));
         if version.map_or(false, |version| !version.phase.is(VersionPhase::Pending)) {
-            let commit = self.commit(&said.model, said.version, &content);
+            let commit = self.commit(&report.model, report.version, &content);
             self.say(name, FromPublisher::Commit(commit));
         }
     }
 
     /// Handles an `applied` report (P12).
-    pub(super) fn applied(&mut self, name: &str, said: Applied, now: Time) {
-        let key = (said.epoch, said.version);
-        let (epoch, version, digest) = (said.epoch, said.version, said.digest.clone());
+    pub(super) fn applied(&mut self, name: &str, report: Applied, now: Time) {
+        let key = (report.epoch, report.version);
+        let (epoch, version, digest) = (report.epoch, report.version, report.digest.clone());
         let running = Running { epoch, version, digest, ..Default::default() };
         match self.roster.get(name) {
-            Some(peer) if peer.wants(&said.model) => {}
+            Some(peer) if peer.wants(&report.model) => {}
             _ => return,
         }
         // P15
-        if !self.plausible(&said.model, &running) {
-            return self.wrong_digest(name, &said.model, key, &said.digest, now);
+        if !self.plausible(&report.model, &running) {
+            return self.wrong_digest(name, &report.model, key, &report.digest, now);
         }
-        if self.roster.get(name).map_or(false, |peer| peer.runs(&said.model) < key) {
-            let (patch, decode_us) = (said.patch.as_ref(), Some(said.decode_us));
-            self.record_transport(name, (&said.model, key), patch, decode_us, now);
+        if self.roster.get(name).map_or(false, |peer| peer.runs(&report.model) < key) {
+            let (patch, decode_us) = (report.patch.as_ref(), Some(report.decode_us));
+            self.record_transport(name, (&report.model, key), patch, decode_us, now);
         }
-        if let Some(versions) = self.store.of(&said.model, said.epoch) {
-            versions.left(name, said.version + 1);
+        if let Some(versions) = self.store.of(&report.model, report.epoch) {
+            versions.left(name, report.version + 1);
         }
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
-            Some(peer) if peer.runs(&said.model) < key => peer,
+            Some(peer) if peer.runs(&report.model) < key => peer,
             _ => return, // a repeated report
         };
-        peer.applied(&said.model, running, epoch);
-        self.arrived(name, &said.model, &said.note, now);
+        peer.applied(&report.model, running, epoch);
+        self.arrived(name, &report.model, &report.note, now);
     }
 
     /// Handles a `failed` report (P13).
-    pub(super) fn failed(&mut self, name: &str, said: &Failed, now: Time) {
+    pub(super) fn failed(&mut self, name: &str, report: &Failed, now: Time) {
         let peer = match self.roster.get_mut(name) {
-            Some(peer) if peer.wants(&said.model) => peer,
+            Some(peer) if peer.wants(&report.model) => peer,
             _ => return,
         };
-        if !said.intact {
-            peer.tore(&said.model, true);
+        if !report.intact {
+            peer.tore(&report.model, true);
         }
-        let versions = match self.store.of(&said.model, said.epoch) {
+        let versions = match self.store.of(&report.model, report.epoch) {
             Some(versions) => versions,
             None => return,
         };
-        versions.left(name, said.version + 1);
-        peer.drops(&said.model, said.version);
-        self.calls_failed(name, said, now);
+        versions.left(name, report.version + 1);
+        peer.drops(&report.model, report.version);
+        self.calls_failed(name, report, now);
     }
 
     /// True if a worker may run the version that it reports: the version is of an older epoch, its

@@ -52,7 +52,7 @@ pub struct Peer {
     pub stuck: bool,
     /// When the first version was announced to the worker after its last message; `None` if there
     /// was none.
-    pub told_at: Option<Time>,
+    pub asked_at: Option<Time>,
     /// When another instance claimed the worker's name.
     pub contested_at: Option<Time>,
     /// Models of which the worker reported that no version runs.
@@ -100,7 +100,7 @@ impl Peer {
             why: String::new(),
             closed_at: now,
             stuck: false,
-            told_at: None,
+            asked_at: None,
             contested_at: None,
             torn: BTreeSet::new(),
             token: String::new(),
@@ -167,7 +167,7 @@ impl Peer {
         for (model, named) in running {
             self.running.entry(model).or_insert(named);
         }
-        (self.contested_at, self.told_at, self.rekeyed) = (None, None, false);
+        (self.contested_at, self.asked_at, self.rekeyed) = (None, None, false);
     }
 
     /// Forgets the worker's deliveries, and that broadcasts reach the worker.
@@ -178,7 +178,7 @@ impl Peer {
 
     /// Records that the worker sent a message.
     pub fn heard(&mut self, now: Time) {
-        (self.heard_at, self.told_at) = (now, None);
+        (self.heard_at, self.asked_at) = (now, None);
     }
 
     /// Records whether broadcasts reach the worker.
@@ -226,8 +226,8 @@ impl Peer {
     }
 
     /// Records that a version was announced to the worker, at `now`.
-    pub fn told(&mut self, now: Time) {
-        self.told_at = self.told_at.or(Some(now));
+    pub fn expect_answer(&mut self, now: Time) {
+        self.asked_at = self.asked_at.or(Some(now));
     }
 
     /// Applies an event to the worker's phase. Returns true if the table has this transition.
@@ -291,11 +291,12 @@ impl Peer {
     }
 
     /// Updates the rate of the worker's link from two progress reports of one version.
-    pub fn learn(&mut self, said: &Progress, plan: ChunkPlan, now: Time) {
-        let same = |old: &&Delivery| (old.version, old.patch.as_ref()) == (said.version, said.patch.as_ref());
-        if let Some(old) = self.incoming.get(&said.model).filter(same) {
+    pub fn learn(&mut self, report: &Progress, plan: ChunkPlan, now: Time) {
+        let same =
+            |old: &&Delivery| (old.version, old.patch.as_ref()) == (report.version, report.patch.as_ref());
+        if let Some(old) = self.incoming.get(&report.model).filter(same) {
             let bytes = |chunks: u64| chunks.saturating_mul(plan.chunk_bytes).min(plan.nbytes);
-            let more = bytes(said.chunks).saturating_sub(bytes(old.chunks));
+            let more = bytes(report.chunks).saturating_sub(bytes(old.chunks));
             if old.phase == ProgressPhase::Receiving && more > 0 && now > old.since {
                 self.link.learn(more, now - old.since);
             }
@@ -320,11 +321,11 @@ impl Peer {
     }
 
     /// Records a progress report.
-    pub fn note_progress(&mut self, said: &Progress, now: Time) {
-        self.note(&said.model, said.version, said.phase, Some(said.chunks), now);
-        self.set_patch(&said.model, said.patch.as_ref());
-        if let Some(incoming) = self.incoming.get_mut(&said.model) {
-            incoming.waits = said.waits.clone();
+    pub fn note_progress(&mut self, report: &Progress, now: Time) {
+        self.note(&report.model, report.version, report.phase, Some(report.chunks), now);
+        self.set_patch(&report.model, report.patch.as_ref());
+        if let Some(incoming) = self.incoming.get_mut(&report.model) {
+            incoming.waits = report.waits.clone();
         }
     }
 
@@ -338,7 +339,7 @@ impl Peer {
     /// True if the worker has been silent for `patience` since a version was announced to it: its
     /// process may be suspended.
     pub fn unresponsive(&self, now: Time, patience: Duration) -> bool {
-        self.told_at.map_or(false, |told| now.saturating_sub(told) >= patience)
+        self.asked_at.map_or(false, |asked| now.saturating_sub(asked) >= patience)
     }
 }
 

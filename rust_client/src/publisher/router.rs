@@ -94,7 +94,7 @@ impl Router {
             accept_at: Time::ZERO,
             look_at: Time::ZERO,
         };
-        let bound = router.listener.told().unwrap_or(bound);
+        let bound = router.listener.bound().unwrap_or(bound);
         Ok((router, bound))
     }
 

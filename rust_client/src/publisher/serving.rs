@@ -26,7 +26,7 @@ impl PublisherMachine {
         if let Some(patch) = &fetch.patch {
             return self.give_patch(name, fetch, patch, number, now);
         }
-        self.told(name, fetch, number, now);
+        self.note_unpatched(name, fetch, number, now);
         if fetch.count == 0 {
             if let Some(versions) = self.store.find(&fetch.model) {
                 versions.left(name, number); // the worker moves on to this version (P9)
@@ -151,13 +151,13 @@ impl PublisherMachine {
 
     /// Reports the worker's reason to fetch the whole version although there are patches: once for
     /// each worker and version (D10).
-    fn told(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
+    fn note_unpatched(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
         let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {
             Some(version) if !version.patches.is_empty() => version,
             _ => return,
         };
-        if !fetch.unpatched.is_empty() && version.told_why(name) {
+        if !fetch.unpatched.is_empty() && version.first_reason(name) {
             let text = format!(
                 "worker {} takes all of version {} of {}, for which there was a patch: {}",
                 name,

@@ -54,7 +54,7 @@ impl Version {
     }
 
     /// Records that a worker reported why it uses no patch. Returns true for its first report.
-    pub fn told_why(&mut self, worker: &str) -> bool {
+    pub fn first_reason(&mut self, worker: &str) -> bool {
         self.unpatched.insert(worker.to_owned())
     }
 

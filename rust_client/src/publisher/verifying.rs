@@ -70,8 +70,8 @@ struct Comparison {
     part: (u64, u32), // of a tensor: the bytes checksummed so far, and their checksum
     unlike: u64,
     differing: u64,
-    told: Vec<Difference>,
-    told_bytes: usize,
+    listed: Vec<Difference>,
+    listed_bytes: usize,
 }
 
 impl Comparison {
@@ -130,9 +130,9 @@ impl Comparison {
         let name = printable(&self.names[self.asked.first as usize + self.at], ERROR_MAX);
         let difference = Difference { name, published, runs, ..Default::default() };
         let nbytes = serde_json::to_string(&difference).map_or(PAGE_BYTES, |text| text.len()) + 1;
-        if self.told.len() < DIFFERENCES_LISTED && self.told_bytes + nbytes <= PAGE_BYTES {
-            self.told.push(difference);
-            self.told_bytes += nbytes;
+        if self.listed.len() < DIFFERENCES_LISTED && self.listed_bytes + nbytes <= PAGE_BYTES {
+            self.listed.push(difference);
+            self.listed_bytes += nbytes;
         }
     }
 
@@ -144,7 +144,7 @@ impl Comparison {
             names: self.names.len() as u64,
             unlike: self.unlike,
             differing: self.differing,
-            differences: self.told,
+            differences: self.listed,
             ..answer_to(&self.asked)
         };
         Effect::Answer { to: self.observer, header: encode(&ToObserver::Verified(verified)) }
@@ -210,10 +210,10 @@ impl PublisherMachine {
     }
 
     /// Handles a worker's checksums: compares them if they are the answer to the open request.
-    pub(super) fn checked(&mut self, name: &str, said: Checked) {
+    pub(super) fn checked(&mut self, name: &str, answer: Checked) {
         let asked = |open: &Open| {
             let what = (&open.asked.model, open.asked.first, open.key);
-            what == (&said.model, said.first, (said.epoch, said.version))
+            what == (&answer.model, answer.first, (answer.epoch, answer.version))
         };
         if !self.checks.open.get(name).map_or(false, asked) {
             return;
@@ -222,8 +222,8 @@ impl PublisherMachine {
             Some(open) => open,
             None => return,
         };
-        if let Some(code) = said.code {
-            return self.unverified(&observer, &asked, &code, printable(&said.text, TEXT_MAX));
+        if let Some(code) = answer.code {
+            return self.unverified(&observer, &asked, &code, printable(&answer.text, TEXT_MAX));
         }
         let version = self.store.of(&asked.model, key.0).and_then(|versions| versions.get(key.1));
         let names = match version {
@@ -235,13 +235,13 @@ impl PublisherMachine {
             observer,
             key,
             names,
-            sums: said.sums,
+            sums: answer.sums,
             at: 0,
             part: (0, 0),
             unlike: 0,
             differing: 0,
-            told: Vec::new(),
-            told_bytes: 0,
+            listed: Vec::new(),
+            listed_bytes: 0,
         });
     }
 

@@ -101,8 +101,8 @@ impl Opening {
 }
 
 fn tell_the_system() {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
+    static REPORTED: Once = Once::new();
+    REPORTED.call_once(|| {
         // SAFETY: the three functions are never unloaded. If the call fails for lack of memory,
         // children keep the descriptors.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };

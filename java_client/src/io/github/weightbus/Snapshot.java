@@ -18,11 +18,11 @@ public final class Snapshot implements AutoCloseable {
   private final long version;
 
   /** A snapshot that the user closes. */
-  Snapshot(Lib.RawUpdate told) {
-    this.model = Lib.RawUpdate.text(told.model);
-    this.epoch = told.epoch;
-    this.version = told.version;
-    this.handle = new Handle(toString(), told.snapshot, Lib.LIB::wb_snapshot_free, null);
+  Snapshot(Lib.RawUpdate raw) {
+    this.model = Lib.RawUpdate.text(raw.model);
+    this.epoch = raw.epoch;
+    this.version = raw.version;
+    this.handle = new Handle(toString(), raw.snapshot, Lib.LIB::wb_snapshot_free, null);
   }
 
   /** The snapshot of an offer, closed when the call ends. */

@@ -28,11 +28,11 @@ public record State(long epoch, long malformed, boolean shared, boolean torn, Ve
     }
   }
 
-  static State of(Lib.RawState told, Map<String, String> metadata) {
-    return new State(told.epoch, told.malformed, told.shared != 0, told.torn != 0,
-        Version.of(told.running_epoch, told.running_version),
-        Version.of(told.arriving_epoch, told.arriving_version), told.chunks_here, told.chunks,
-        Version.of(told.staged_epoch, told.staged_version),
-        Version.of(told.ready_epoch, told.ready_version), metadata);
+  static State of(Lib.RawState raw, Map<String, String> metadata) {
+    return new State(raw.epoch, raw.malformed, raw.shared != 0, raw.torn != 0,
+        Version.of(raw.running_epoch, raw.running_version),
+        Version.of(raw.arriving_epoch, raw.arriving_version), raw.chunks_here, raw.chunks,
+        Version.of(raw.staged_epoch, raw.staged_version),
+        Version.of(raw.ready_epoch, raw.ready_version), metadata);
   }
 }

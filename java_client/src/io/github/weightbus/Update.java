@@ -22,16 +22,16 @@ import java.util.TreeMap;
 public record Update(String model, long epoch, long version, long nbytes, String digest,
     Duration took, Snapshot snapshot, Map<String, String> metadata) {
   /** Converts an update of a worker that is in use. */
-  static Update of(Pointer worker, Lib.RawUpdate told) {
-    return new Update(Lib.RawUpdate.text(told.model), told.epoch, told.version, told.nbytes,
-        Lib.RawUpdate.text(told.digest), Duration.ofNanos(told.nanoseconds),
-        told.snapshot == null ? null : new Snapshot(told),
-        saidOf(worker, Lib.RawUpdate.text(told.model), told.epoch, told.version)
+  static Update of(Pointer worker, Lib.RawUpdate raw) {
+    return new Update(Lib.RawUpdate.text(raw.model), raw.epoch, raw.version, raw.nbytes,
+        Lib.RawUpdate.text(raw.digest), Duration.ofNanos(raw.nanoseconds),
+        raw.snapshot == null ? null : new Snapshot(raw),
+        metadataOf(worker, Lib.RawUpdate.text(raw.model), raw.epoch, raw.version)
             .orElseGet(Map::of));
   }
 
   /** Returns the metadata of a version; empty if the version is no longer known. */
-  static Optional<Map<String, String>> saidOf(
+  static Optional<Map<String, String>> metadataOf(
       Pointer worker, String model, long epoch, long version) {
     PointerByReference place = new PointerByReference();
     int status = Lib.LIB.wb_metadata_of(worker, model, epoch, version, place);

@@ -40,10 +40,10 @@ public final class WeightbusException extends RuntimeException {
   }
 
   /** Returns the exception for a rejected version, or a refused worker. */
-  static WeightbusException of(int status, Lib.RawUpdate told) {
-    String code = Lib.RawUpdate.text(told.code);
+  static WeightbusException of(int status, Lib.RawUpdate raw) {
+    String code = Lib.RawUpdate.text(raw.code);
     return new WeightbusException(code.isEmpty() ? nameOf(status) : code, Lib.LIB.wb_error(),
-        Lib.RawUpdate.text(told.model), told.epoch, told.version);
+        Lib.RawUpdate.text(raw.model), raw.epoch, raw.version);
   }
 
   private static String nameOf(int status) {

@@ -256,16 +256,16 @@ public final class Worker implements AutoCloseable {
    *     ("name-taken", "keys", ...); each is thrown once. Or the worker was closed ("closed")
    */
   public Optional<Update> receive(Duration timeout) {
-    Lib.RawUpdate told = new Lib.RawUpdate();
+    Lib.RawUpdate raw = new Lib.RawUpdate();
     return handle.use(its -> {
-      int status = Lib.LIB.wb_receive(its, milliseconds(timeout), told);
+      int status = Lib.LIB.wb_receive(its, milliseconds(timeout), raw);
       if (status == Lib.NOTHING) {
         return Optional.empty();
       }
       if (status != Lib.OK) {
-        throw WeightbusException.of(status, told);
+        throw WeightbusException.of(status, raw);
       }
-      return Optional.of(Update.of(its, told));
+      return Optional.of(Update.of(its, raw));
     });
   }
 
@@ -296,29 +296,29 @@ public final class Worker implements AutoCloseable {
    * @throws WeightbusException there is no such model ("invalid"), or it was closed ("closed")
    */
   public State state(String model) {
-    Lib.RawState told = new Lib.RawState();
+    Lib.RawState raw = new Lib.RawState();
     return handle.use(its -> {
-      Optional<Map<String, String>> said;
+      Optional<Map<String, String>> metadata;
       do { // it may get another name in between
-        WeightbusException.check(Lib.LIB.wb_look(its, model, told));
-        said = told.running_version == 0
+        WeightbusException.check(Lib.LIB.wb_look(its, model, raw));
+        metadata = raw.running_version == 0
             ? Optional.of(Map.of())
-            : Update.saidOf(its, model, told.running_epoch, told.running_version);
-      } while (said.isEmpty());
-      return State.of(told, said.get());
+            : Update.metadataOf(its, model, raw.running_epoch, raw.running_version);
+      } while (metadata.isEmpty());
+      return State.of(raw, metadata.get());
     });
   }
 
   /** Returns the newest version of a model received as snapshots, if there is one; close it. */
   public Optional<Snapshot> latest(String model) {
-    Lib.RawUpdate told = new Lib.RawUpdate();
+    Lib.RawUpdate raw = new Lib.RawUpdate();
     return handle.use(its -> {
-      int status = Lib.LIB.wb_latest(its, model, told);
+      int status = Lib.LIB.wb_latest(its, model, raw);
       if (status == Lib.NOTHING) {
         return Optional.empty();
       }
       WeightbusException.check(status);
-      return Optional.of(new Snapshot(told));
+      return Optional.of(new Snapshot(raw));
     });
   }
 
