@@ -198,7 +198,8 @@ class Publisher {
     raw.encoding = static_cast<std::uint32_t>(options.encoding);
     std::vector<wb_text> metadata;
     metadata.reserve(options.metadata.size());
-    for (const auto& [name, text] : options.metadata) metadata.push_back({name.c_str(), text.c_str()});
+    for (const auto& [name, text] : options.metadata)
+      metadata.push_back({name.c_str(), text.c_str()});
     raw.metadata = metadata.data();
     raw.metadata_count = metadata.size();
     wb_receipt* made = nullptr;

@@ -646,7 +646,7 @@ class Worker {
 
     // Returns the metadata of a version; false if the version is no longer known.
     bool metadata_of(const char* model, Version version,
-                 std::map<std::string, std::string>& all) const {
+                     std::map<std::string, std::string>& all) const {
       wb_metadata* made = nullptr;
       const wb_code code = wb_metadata_of(raw.get(), model, version.first, version.second, &made);
       const detail::Handle<wb_metadata, wb_metadata_free> metadata(made);
