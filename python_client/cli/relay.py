@@ -104,7 +104,7 @@ def relay(screen: Screen, options: RelayOptions) -> int:
                 metrics=opened.shown.metrics,
             )
             opened.on_worker(lambda event: tell(screen, event))
-            watch = _Watch(screen, opened)
+            watch = _Display(screen, opened)
             while True:
                 for version in watch.look():
                     passed += 1  # counted before it is shown, since a signal may interrupt that
@@ -116,7 +116,7 @@ def relay(screen: Screen, options: RelayOptions) -> int:
         return DONE
 
 
-class _Watch:
+class _Display:
     """Shows what changes at a relay, each time it looks."""
 
     def __init__(self, screen: Screen, watched: Relay) -> None:
