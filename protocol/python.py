@@ -46,7 +46,7 @@ OF_CODECS: Final = {
 
 # The types of the states and events of a table, and the table.
 TABLES: Final = {
-    "worker.version": ("Phase", "Event", "ARROWS"),
+    "worker.version": ("Phase", "Event", "TRANSITIONS"),
     "worker.model": ("Mode", "ModeEvent", "MODES"),
     "worker.session": ("SessionPhase", "Change", "SESSIONS"),
     "worker.announced": ("Lack", "LackEvent", "LACKS"),

@@ -30,7 +30,7 @@ LIMIT_TYPES: Final = {
 }
 # The names of the tables of states: the state, the event, and the table.
 TABLES: Final = {
-    "worker.version": ("Phase", "Event", "ARROWS"),
+    "worker.version": ("Phase", "Event", "TRANSITIONS"),
     "worker.model": ("Mode", "ModeEvent", "MODES"),
     "worker.session": ("Session", "Change", "SESSIONS"),
     "worker.announced": ("Lack", "LackEvent", "LACKS"),

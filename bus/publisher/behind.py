@@ -120,7 +120,7 @@ def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list
             effects.append(Notice("back", f"worker {peer.name} answers again", peer.name))
             calls.returned(state, peer, now)
     peer.heard_through_relay(heard_at)
-    peer.reached_by(subscribed=row.road == "pushed", shared=row.road == "shared")
+    peer.update_transports(subscribed=row.road == "pushed", shared=row.road == "shared")
     for model, doing in row.models.items():
         effects += _model(state, peer, model, doing, now)
     if row.state == "lost" and not peer.lost:

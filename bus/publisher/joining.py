@@ -41,7 +41,7 @@ def hello(
     effects: list[Effect] = []
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
-        text = f"its key is for the name {grant.name}; use that, or make a key for this one"
+        text = f"its key is for the name {grant.pattern}; use that, or make a key for this one"
         return refuse_hello(state, identity, hello, "wrong-name", text, now)
     if grant is not None and grant.role == "observer":  # K4
         text = "an observer's key reads how things stand, and gets no weights"

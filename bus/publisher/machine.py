@@ -184,7 +184,7 @@ class PublisherMachine:
             case Failed():
                 return reports.failed(self.state, peer, message, now)
             case Ping():
-                return sessions.ping(self.state, peer, message)
+                return sessions.receive_ping(self.state, peer, message)
             case Pong():
                 return []
             case Checked():

@@ -193,7 +193,7 @@ class Peer:
         self.heard_at, self.unresponsive_after = now, math.inf
         return returned
 
-    def reached_by(self, *, subscribed: bool, shared: bool) -> bool:
+    def update_transports(self, *, subscribed: bool, shared: bool) -> bool:
         """Record which transports reach the worker; return True if these are others than before."""
         before = self.subscribed, self.shared
         self.subscribed, self.shared = subscribed, shared

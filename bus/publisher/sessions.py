@@ -19,10 +19,10 @@ FAILURES_SHOWN = 3  # failed models in the log line of a worker that leaves
 REVOKED = "this publisher does not allow the key any more: ask the owner of its folder of keys"
 
 
-def ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
+def receive_ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
     """Answer a ping with a pong that contains the newest version of each wanted model."""  # P17
-    if peer.reached_by(subscribed=ping.subscribed, shared=ping.shared):
-        state.outdate_view()
+    if peer.update_transports(subscribed=ping.subscribed, shared=ping.shared):
+        state.invalidate_view()
     pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
     return [Send(pong, to=peer.identity)]
 
@@ -154,7 +154,7 @@ def _activity(state: PublisherState, peer: Peer, now: float) -> str:
 
 def drop_worker_state(state: PublisherState, peer: Peer) -> None:
     """Drop a worker's deliveries, and the versions that are kept for it."""
-    state.outdate_view()
+    state.invalidate_view()
     peer.forget()
     for versions in state.store.values():
         versions.forget_worker(peer.name)

@@ -203,7 +203,7 @@ class PublisherState:
 
     # The view for other threads.
 
-    def outdate_view(self) -> None:
+    def invalidate_view(self) -> None:
         """Record that the last view is outdated, since other workers are reached now."""
         self.view_outdated = True
 

@@ -16,19 +16,19 @@ class Grant:
     """The permissions of one key.
 
     Attributes:
-        name: The name with which the owner of the key may join. At most one `*` in the name stands
-            for any number of characters, also none.
+        pattern: The name with which the owner of the key may join. At most one `*` in it stands for
+            any number of characters, also none.
         role: `worker`, `relay` or `observer`. A relay is a worker that may pass versions on to
             workers of its own. An observer may read the roster, and receives no weights, no group
             key and no data connection.
     """
 
-    name: str
+    pattern: str
     role: Role = "worker"
 
     def fits(self, name: str) -> bool:
         """True if the owner of the key may use this name."""  # K3
-        begin, star, end = self.name.partition("*")
+        begin, star, end = self.pattern.partition("*")
         if not star:
             return name == begin
         long_enough = len(name) >= len(begin) + len(end)

@@ -440,7 +440,7 @@ def _file_of(folder: Path, name: str | None) -> Path:
         raise _too_many(folder, found)
     files = {file: Grant(file.stem.replace(STAR, "*")) for file in found}
     fit = [file for file, of in files.items() if name is None or of.fits(name)]
-    exact = [file for file, of in files.items() if of.name == name]
+    exact = [file for file, of in files.items() if of.pattern == name]
     if len(exact or fit) != 1:
         who, names = name or "a worker without a name", ", ".join(file.name for file in files)
         raise KeysError(

@@ -54,7 +54,7 @@ from .fetch_planner import FetchPlanner
 from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
 from .phases import AT_ONCE
-from .tables import ARROWS, MODES, TRANSIENT, Event, ModeEvent
+from .tables import MODES, TRANSIENT, TRANSITIONS, Event, ModeEvent
 from .transfer import Transfer
 from .version_store import (
     AnnouncedEntry,
@@ -590,7 +590,7 @@ class Follower:
         entry = versions.find(report.key, "ready", "applying")
         if entry is None:
             return []
-        if what not in ARROWS[entry.phase]:
+        if what not in TRANSITIONS[entry.phase]:
             if entry.phase != "ready" or what not in AT_ONCE:
                 return []
             versions.move(entry, "taken")

@@ -36,7 +36,7 @@ Event = Literal[
     "fenced",  # a session begins (W28), and the version is announced, or of another epoch
 ]
 
-ARROWS: dict[Phase, dict[Event, Phase]] = {
+TRANSITIONS: dict[Phase, dict[Event, Phase]] = {
     "announced": {
         "begun": "arriving",
         "mapped": "ready",

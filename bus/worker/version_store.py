@@ -26,7 +26,7 @@ from ..limits import BUFFERS_MAX, SNAPSHOTS_MAX
 from ..messages import Announce, Running, Whole
 from ..staged import Base, SharedMemory, StagedVersion
 from .phases import DISPLACED, STRAIGHT
-from .tables import ARROWS, LACKS, MODES, Event, Lack, LackEvent, Mode, ModeEvent, Phase
+from .tables import LACKS, MODES, TRANSITIONS, Event, Lack, LackEvent, Mode, ModeEvent, Phase
 from .transfer import Transfer
 
 Key = tuple[int, int]
@@ -174,7 +174,7 @@ class VersionStore:
         # missed the latest version for all workers.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
         self._live: dict[Phase, dict[Key, VersionEntry]] = {
-            p: {} for p, arrows in ARROWS.items() if arrows
+            p: {} for p, arrows in TRANSITIONS.items() if arrows
         }
         self._first: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
         self.in_phase = cast("InPhase", self._first)  # `move` keeps to the types
@@ -351,7 +351,7 @@ class VersionStore:
         staged = StagedVersion(*about, metadata=announce.metadata)
         phase: Phase = "announced"
         for event in STRAIGHT:
-            phase = ARROWS[phase].get(event, phase)
+            phase = TRANSITIONS[phase].get(event, phase)
         entry = WholeEntry(key, announce, staged, chunks=chunks, phase=phase)
         self._live[phase][key] = entry
         self._first[phase] = self._first[phase] or entry
@@ -445,7 +445,7 @@ class VersionStore:
 
         `into` takes the place of the entry if the next phase is one of another class.
         """
-        after = ARROWS[entry.phase].get(event) if entry is not None else None
+        after = TRANSITIONS[entry.phase].get(event) if entry is not None else None
         if entry is None or after is None:
             return False
         for phase in DISPLACED.get(event, ()):

@@ -17,7 +17,7 @@ use weightbus::digest::{bytes_of_hex, digest, digest_of, hex};
 use weightbus::keyring::Keyring;
 use weightbus::layout::Layout;
 use weightbus::messages::{encode, from_publisher, from_worker, Shared};
-use weightbus::phases::{next, ARROWS, COMING, LACKS, MODES, SESSIONS};
+use weightbus::phases::{next, COMING, LACKS, MODES, SESSIONS, TRANSITIONS};
 use weightbus::sealing::{nonce_of, GroupKey, Opening, Subject};
 use weightbus::segment::{Segment, Stamp};
 use weightbus::transfer::ChunkPlan;
@@ -180,7 +180,7 @@ fn version(folder: &Path, case: &Value) -> io::Result<Answer> {
 fn phase(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let of = |table: fn(&Value) -> serde_json::Result<Value>| table(case).map_err(io::Error::from);
     Ok(Some(json!({ "next": match text(case, "of")? {
-        "version" => of(|case| next_of(ARROWS, case))?,
+        "version" => of(|case| next_of(TRANSITIONS, case))?,
         "announced" => of(|case| next_of(LACKS, case))?,
         "arriving" => of(|case| next_of(COMING, case))?,
         "model" => of(|case| next_of(MODES, case))?,

@@ -6,7 +6,7 @@ use crate::layout::Layout;
 use crate::limits::REJECTED_KEPT;
 use crate::messages::{Announce, AnnounceAcknowledge, AnnounceCommit, Metadata, PatchId, Running, DELTA};
 use crate::patching::{Base, Bytes};
-use crate::phases::{next, Event, Lack, LackEvent, Mode, ModeEvent, Phase, ARROWS, LACKS, MODES};
+use crate::phases::{next, Event, Lack, LackEvent, Mode, ModeEvent, Phase, LACKS, MODES, TRANSITIONS};
 use crate::staging::{Buffer, Source, StagedVersion};
 use crate::transfer::{Key, Time, Transfer};
 use std::collections::VecDeque;
@@ -316,7 +316,7 @@ impl VersionStore {
     pub fn apply_event_where(&mut self, event: Event, matches: impl Fn(&VersionEntry) -> bool) -> bool {
         let (mut moved, rejected) = (false, &mut self.rejected);
         self.live.retain_mut(|entry| {
-            if let Some(phase) = next(ARROWS, entry.phase, event).filter(|_| matches(entry)) {
+            if let Some(phase) = next(TRANSITIONS, entry.phase, event).filter(|_| matches(entry)) {
                 entry.phase = phase;
                 moved = true;
                 if phase == Phase::Rejected {

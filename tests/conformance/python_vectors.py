@@ -21,7 +21,7 @@ from weightbus.bus.observed import to_worker
 from weightbus.bus.staged import StaleError
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.keyring import Keyring
-from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS
+from weightbus.bus.worker.tables import COMING, LACKS, MODES, SESSIONS, TRANSITIONS
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest, digest_of
 from weightbus.codecs.delta.patch import Delta
@@ -222,7 +222,7 @@ def _sequence(case: Case, folder: Path) -> Result:
 
 
 TABLES: dict[str, Any] = {
-    "version": ARROWS,
+    "version": TRANSITIONS,
     "announced": LACKS,
     "arriving": COMING,
     "model": MODES,

@@ -413,10 +413,10 @@ def cause(bench: Bench, version: Version, event: VersionEvent) -> None:
     bench.free()
 
 
-ARROWS = [(phase, event, to) for phase in VERSIONS for event, to in VERSIONS[phase].items()]
+TRANSITIONS = [(phase, event, to) for phase in VERSIONS for event, to in VERSIONS[phase].items()]
 
 
-@pytest.mark.parametrize(("phase", "event", "after"), ARROWS)
+@pytest.mark.parametrize(("phase", "event", "after"), TRANSITIONS)
 def test_a_version_that_moves_moves_its_snapshot_as_the_coupling_says(
     phase: VersionPhase, event: VersionEvent, after: VersionPhase
 ) -> None:

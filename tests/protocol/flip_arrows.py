@@ -35,7 +35,7 @@ from weightbus.tests.simulation import simulate
 
 OF_PUBLISHER = {"published version", "worker on the roster", "target", "decision"}
 TABLES: dict[str, dict[str, dict[str, str]]] = {
-    "version": worker_tables.ARROWS,  # type: ignore[dict-item]
+    "version": worker_tables.TRANSITIONS,  # type: ignore[dict-item]
     "announced": worker_tables.LACKS,  # type: ignore[dict-item]
     "arriving": worker_tables.COMING,  # type: ignore[dict-item]
     "model": worker_tables.MODES,  # type: ignore[dict-item]

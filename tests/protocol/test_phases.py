@@ -13,7 +13,7 @@ from weightbus.bus.messages import Announce, Running
 from weightbus.bus.publisher.tables import DECISIONS, TARGETS, VERSIONS, WORKERS
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.phases import DISPLACED
-from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS, Event, Phase
+from weightbus.bus.worker.tables import COMING, LACKS, MODES, SESSIONS, TRANSITIONS, Event, Phase
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import (
     IN_MEMORY,
@@ -28,12 +28,12 @@ from weightbus.bus.worker.version_store import (
 from weightbus.codecs.layout import Layout
 
 ROOT = Path(__file__).parents[2]
-IN_ORDER = [phase for phase, arrows in ARROWS.items() if arrows]
+IN_ORDER = [phase for phase, arrows in TRANSITIONS.items() if arrows]
 LAYOUT = Layout.plan([("w", "U8", (8,))])
-EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
+EVENTS: list[Event] = sorted({event for arrows in TRANSITIONS.values() for event in arrows})
 Table = Mapping[Any, Mapping[Any, str]]
 OF_WORKER: dict[str, Table] = {
-    "version": ARROWS,
+    "version": TRANSITIONS,
     "announced": LACKS,
     "arriving": COMING,
     "model": MODES,
@@ -59,16 +59,16 @@ def test_the_vectors_have_every_pair(file: str, tables: dict[str, Table]) -> Non
     }
 
 
-@pytest.mark.parametrize("phase", ARROWS)
+@pytest.mark.parametrize("phase", TRANSITIONS)
 @pytest.mark.parametrize("event", EVENTS)
 def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
     holds = VersionStore()
     held = at(holds, phase)
-    after, had = ARROWS[phase].get(event), holds._taken  # noqa: SLF001 # pyright: ignore
+    after, had = TRANSITIONS[phase].get(event), holds._taken  # noqa: SLF001 # pyright: ignore
     assert holds.move(held, event) == (after is not None)
     assert held.phase == (after or phase)
-    live = [p for p in ARROWS if ARROWS[p] and held in holds.all(p)]
-    assert live == ([held.phase] if ARROWS[held.phase] else [])
+    live = [p for p in TRANSITIONS if TRANSITIONS[p] and held in holds.all(p)]
+    assert live == ([held.phase] if TRANSITIONS[held.phase] else [])
     taken = had if held.phase in IN_MEMORY else 0
     assert holds._taken == taken, "memory is given back, and once"  # noqa: SLF001 # pyright: ignore
     assert (held.key in holds.rejected) == (held.phase == "rejected")
@@ -76,7 +76,12 @@ def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
 
 @pytest.mark.parametrize(
     ("phase", "event", "after"),
-    [(phase, *arrow) for phase in IN_ORDER for arrow in ARROWS[phase].items() if ARROWS[arrow[1]]],
+    [
+        (phase, *arrow)
+        for phase in IN_ORDER
+        for arrow in TRANSITIONS[phase].items()
+        if TRANSITIONS[arrow[1]]
+    ],
 )
 def test_a_version_that_moves_on_leaves_none_behind(
     phase: Phase, event: Event, after: Phase
@@ -119,7 +124,7 @@ def way_to(phase: Phase) -> list[Event]:
     todo: list[Phase] = ["announced"]
     while todo:
         here = todo.pop(0)
-        for event, after in ARROWS[here].items():
+        for event, after in TRANSITIONS[here].items():
             if after not in ways and event != "mapped":  # a segment is nobody's buffer
                 ways[after] = [*ways[here], event]
                 todo.append(after)

@@ -30,7 +30,7 @@ from weightbus.bus.messages import Applied, Bye, Failed, Fetch, Hello, Ping, Pon
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import LoopEvent, Report
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.tables import ARROWS, COMING, LACKS, MODES, SESSIONS
+from weightbus.bus.worker.tables import COMING, LACKS, MODES, SESSIONS, TRANSITIONS
 
 # The messages and effects that each event causes. Requests and repeated reports need no event.
 EMITS: dict[str, tuple[type[Effect | Message], ...]] = {
@@ -74,7 +74,7 @@ class _Arrows(dict[Any, Any]):
         return super().get(key, default)
 
 
-TABLES: tuple[dict[Any, Any], ...] = (ARROWS, LACKS, COMING, MODES, SESSIONS)
+TABLES: tuple[dict[Any, Any], ...] = (TRANSITIONS, LACKS, COMING, MODES, SESSIONS)
 for table in TABLES:
     table.update({state: _Arrows(arrows) for state, arrows in table.items()})
 

@@ -170,7 +170,7 @@ def test_a_bad_file_among_those_that_are_allowed_allows_nothing_and_hides_no_oth
     (allowed / "zz.json").write_bytes((allowed / "eye.json").read_bytes())
     with pytest.raises(KeysError):
         Allowed(folder).read()
-    names = {grant.name for grant in Allowed(folder, complaints.append).read().values()}
+    names = {grant.pattern for grant in Allowed(folder, complaints.append).read().values()}
     assert names == {"gpu-*", "eye"}
     assert len(complaints) == 2
 
@@ -196,7 +196,7 @@ def _disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def names_in(grants: Mapping[str, Grant]) -> set[str]:
-    return {grant.name for grant in grants.values()}
+    return {grant.pattern for grant in grants.values()}
 
 
 def test_a_file_that_cannot_be_read_for_now_goes_on_allowing_what_it_did(

@@ -162,7 +162,7 @@ class Loop:
         how(self, 0.0)
 
     def grant(self, by_key: dict[str, Grant], _now: float) -> list[Any]:
-        self.granted.append(sorted(grant.name for grant in by_key.values()))
+        self.granted.append(sorted(grant.pattern for grant in by_key.values()))
         return []
 
     @property

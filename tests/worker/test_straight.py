@@ -36,7 +36,7 @@ from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Outcome, Report, Wanted
 from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.machine import WorkerMachine
-from weightbus.bus.worker.tables import ARROWS
+from weightbus.bus.worker.tables import TRANSITIONS
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -118,7 +118,7 @@ class Side:
     def state(self) -> object:
         """The worker's whole state, except for the addresses of bytes."""
         follower, holds = self.follower, self.follower.versions
-        held = [seen(h) for h in holds.all(*(phase for phase in ARROWS if ARROWS[phase]))]
+        held = [seen(h) for h in holds.all(*(phase for phase in TRANSITIONS if TRANSITIONS[phase]))]
         at = {phase: getattr(h, "key", None) for phase, h in holds.in_phase.items()}
         memory = plain(holds, "_nbytes", "_taken", "newest_known") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
         asking = plain(

@@ -83,7 +83,7 @@ pub enum Event {
 }
 
 /// A version at a worker: its arrows.
-pub const ARROWS: &[(Phase, Event, Phase)] = &[
+pub const TRANSITIONS: &[(Phase, Event, Phase)] = &[
     (Phase::Announced, Event::Begun, Phase::Arriving),
     (Phase::Announced, Event::Mapped, Phase::Ready),
     (Phase::Announced, Event::Declined, Phase::Rejected),
