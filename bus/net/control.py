@@ -51,8 +51,6 @@ DEALER_QUEUE = 32  # messages that a worker queues before TCP pushes back
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
 AT_ONCE = int(zmq.NOBLOCK)
 
-ReadyFiles = list[tuple[selectors.SelectorKey, int]]
-
 
 class Activity(NamedTuple):
     """What `poll` found: messages on control or data, or room to send."""
