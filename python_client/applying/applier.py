@@ -745,7 +745,8 @@ class Applier:
         `what`: the outcome of those whose models are unchanged; `undone`: whether a model is.
         """
         version = f"version {culprit.version} of {culprit.model}"
-        cause = RuntimeError(f"{version} has failed, which is published as one: {told_of(error)}")
+        text = f"{version} has failed, which is published as one: {summary_of(error)}"
+        cause = RuntimeError(text)
         for one in each:
             if one is not culprit:
                 intact = undone.get(one.model, True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, Settings, Subscriber, WorkersMissingError
+from weightbus.bus.deadline import Deadline
 from weightbus.bus.messages import DELTA
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -93,6 +95,18 @@ class Asked:
             self.publisher.publish("n", weights(value, 4), timeout=SECONDS)
         assert receipt.workers["far"].encoding == DELTA
         self.publisher.publish("m", weights(5.0), workers=["far"], timeout=SECONDS)
+
+    def publish_many(self) -> None:
+        both = {"m": weights(5.5), "n": weights(5.5, 4)}
+        receipts = self.publisher.publish_many(both, timeout=SECONDS)
+        assert receipts.in_state("applied") == ["far", "near"]
+
+    def models(self) -> None:
+        assert sorted(self.publisher.models) == ["m", "n"]
+
+    def parts(self) -> None:
+        deadline = Deadline(time.monotonic() + SECONDS, "late")
+        assert self.publisher.parts.next_key("m", deadline)[0] == self.publisher.epoch
 
     def publish_async(self) -> None:
         future = self.publisher.publish_async("m", weights(6.0), timeout=SECONDS)

@@ -110,13 +110,11 @@ def files() -> dict[str, bytes]:
         sequences=[_sequence(out, each) for each in sequence_cases.renaming_cases()],
     )
     prepared = message_cases.feature_cases("shared-memory")
-    mapping = [{**_message(out, each), "level": 4} for each in prepared]
-    out.table("mapping.json", cases=mapping)
+    out.table("mapping.json", cases=[{**_message(out, c), "level": 4} for c in prepared])
     checked = message_cases.feature_cases("observing")
     out.table("checking.json", cases=[{**_message(out, c), "level": None} for c in checked])
     seen = message_cases.feature_cases("observing", "observer")
-    observing = [{**_message(out, c), "level": None} for c in seen]
-    out.table("observing.json", cases=observing)
+    out.table("observing.json", cases=[{**_message(out, c), "level": None} for c in seen])
     below = message_cases.feature_cases("relays")
     out.table("below.json", cases=[{**_message(out, c), "level": None} for c in below])
     named = message_cases.further_cases(page="sources")
