@@ -11,7 +11,6 @@ from weightbus.bus.messages import (
     Chunk,
     End,
     Fetch,
-    Message,
     Refuse,
     Running,
 )
@@ -19,6 +18,7 @@ from weightbus.bus.net.copier import decoded
 from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.version import OfferedPatch, Version, VersionPatch
 from weightbus.bus.staged import Patching
+from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Decoded
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.tests.protocol.test_passed_on import EPOCH, TIMING, Worker

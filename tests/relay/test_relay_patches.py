@@ -177,7 +177,8 @@ def test_each_link_carries_the_patch_and_little_else(stack: ExitStack, relays: i
         carried = [link.nbytes - was for link, was in zip(tree.links, before, strict=True)]
         (nbytes,) = {size for relay in made for size in offered(relay)}
         assert nbytes < SHARE * 2 * LARGE
-        assert all(patched(side, receipt) for side in (worker, *made))
+        assert patched(worker, receipt)
+        assert all(patched(relay, receipt) for relay in made)
         received = [relay.status().received["m"] for relay in made]
         assert received == [nbytes + was for was in had]
         assert min(carried) >= nbytes
@@ -237,7 +238,8 @@ def test_patches_are_sealed_anew_at_each_relay(stack: ExitStack, tmp_path: Path)
 
 def ids_of(relay: Relay) -> str:
     """Return the id of the group key that seals what a relay publishes."""
-    (key,) = relay._below._sealer.keys  # noqa: SLF001 # pyright: ignore
+    sealer: Any = relay._below._sealer  # noqa: SLF001 # pyright: ignore
+    (key,) = sealer.keys
     return GroupKey(bytes.fromhex(key)).id
 
 
