@@ -42,6 +42,7 @@ from ..bus.protocol_limits import MODELS_MAX
 from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.reporting import BelowReports
+from ..bus.publisher.state import EpochClaim
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import (
     NO_TERMS,
@@ -57,6 +58,7 @@ from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
 from ..bus.worker.version_store import ArrivingEntry, Received, RunningEntry, VersionStore
 from ..codecs.errors import WeightBusError
+from ..codecs.layout import Layout
 from . import checks
 from .applying.awaiting import in_thread
 from .checks import check_name
@@ -75,6 +77,7 @@ from .subscriber import default_name, identity_of
 # Not UPSTREAM: `below` must not overtake `applied`, since the next patch builds on the version that
 # the publisher knows to run at the relay.
 FEATURES = RENAMING, RELAY, DELTA
+Stream = tuple[str, bool]  # a model, and whether its versions are for named workers
 FIRST_EPOCH = 1  # until a version, or the publisher above, has a later one
 
 
@@ -304,10 +307,13 @@ class _Passed:
         count: The number of chunks that were here when the publisher's thread was last notified.
         looks: Whether the publisher's thread is about to look which chunks are here.
         restarts: How often the version had been received from the start then.
-        given_up: Whether the worker above dropped the version before it was whole.
+        given_up: Whether the version was dropped below before it was whole.
         undecided: Whether workers below wait for a commit.
         before: What was passed on before and is offered again if this version is aborted; None:
             there is none, or the version is decided.
+        counted: The bytes that were counted as received; all of a version that only has another
+            name.
+        kept: A view of the bytes, so that they are not overwritten; None: they may be.
     """
 
     def __init__(
@@ -319,13 +325,19 @@ class _Passed:
     ) -> None:
         self.offer, self.chunks, self.patch = offer, chunks, patch
         # Bytes that have been counted as received; all of a version that only has another name.
-        self._received = chunks.plan.nbytes if offer.names else 0
+        self.counted = chunks.plan.nbytes if offer.names else 0
+        if before is not None and before.chunks is chunks:  # it was given up for a while
+            self.counted = before.counted
         self._of_patch = 0  # those of them that are of the patch
         self.version: Version | None = None
         self.count, self.restarts = -1, chunks.restarts
         self.looks = self.given_up = False
         self.undecided = offer.terms.commit == "together"
-        self.before = before if self.undecided else None
+        older: _Passed | None = before
+        if before is not None and before.undecided:  # that one is aborted, or superseded
+            older = before.before
+        self.before: _Passed | None = older if self.undecided else None
+        self.kept: Memory | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -342,14 +354,14 @@ class _Passed:
 
     def received(self) -> int:
         """Return the bytes that have arrived since the last call."""
-        patch, plan, before = self.patch, self.chunks.plan, self._received
+        patch, plan, before = self.patch, self.chunks.plan, self.counted
         if patch is None:
             here = plan.nbytes if self.chunks.whole else plan.of(self.chunks.here)
         else:  # the version is decoded
             here, self._of_patch = 0, patch.plan.of(patch.here)
         # damaged chunks arrive twice, and count once
-        self._received = max(before, self._of_patch + here)
-        return self._received - before
+        self.counted = max(before, self._of_patch + here)
+        return self.counted - before
 
     def has_lost_patch(self, arriving: ArrivingEntry | None) -> bool:
         """True if the worker above has given the patch up.
@@ -370,13 +382,31 @@ class _Passed:
         return [] if self.version is None else machine.unpatch(self.version)
 
     def precedes(self, entry: Received) -> bool:
-        """True if a version is newer, or comes after this one was dropped before it was whole."""
-        return entry.key > self.key or (self.given_up and entry.chunks is not self.chunks)
+        """True if a version is newer, or this one was given up: then it may be the same again."""
+        return entry.key > self.key or self.given_up
 
     def announce(self, machine: PublisherMachine, now: float) -> list[Effect]:
-        """Offer the version below, in the publisher's thread."""
+        """Offer the version below, in the publisher's thread, unless that has overtaken it.
+
+        A relay without versions takes the epoch of its publisher, and may then get another
+        publisher, whose epoch is lower.
+        """
+        if not machine.takes(self.offer):
+            return []
         self.version, effects = machine.pass_on(self.offer, now)
         return effects
+
+    def announce_again(self, machine: PublisherMachine, now: float) -> list[Effect]:
+        """Offer the version below, in the publisher's thread, if the latest one is older."""
+        return self.announce(machine, now) if machine.lacks(self.offer) else []
+
+    def keep(self) -> None:
+        """Keep the bytes, also while nothing is offered that has them."""
+        self.kept = self.chunks.lend()
+
+    def keep_no_more(self) -> None:
+        """Let the bytes be overwritten once nothing is offered that has them."""
+        self.kept = None
 
     def send_more(self, below: PublisherLoop) -> None:
         """Make the publisher's thread send chunks that are new.
@@ -416,19 +446,25 @@ class _PassesOn:
         below: PublisherLoop,
         upstream: Callable[[], str],
         buffers: SharedBuffers | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._ready, self._below = machine, ready, below
+        self._clock = clock
         self._upstream, self._buffers = upstream, buffers
         if buffers is not None:
             for follower in machine.followers.values():
                 follower.versions.claim_by(buffers.claim)
-        self._passed: dict[str, _Passed] = {}
+        # By model, and whether they are for named workers: the versions that were passed on last.
+        self._passed: dict[Stream, _Passed] = {}
+        # The last ones that were whole and decided: their bytes are kept until the next one is, to
+        # be offered again under another name, or if the next one does not arrive.
+        self._whole: dict[Stream, _Passed] = {}
         self._renamed: dict[str, Renamed] = {}  # by model, the last new name of what runs
         self._epoch = FIRST_EPOCH
         self._tell: Callable[[Report], None] = _ignore
         self._received: dict[str, int] = dict.fromkeys(machine.followers, 0)
         # When the session ended, or the relay was made; None: there is a session.
-        self._lost_at: float | None = time.monotonic()
+        self._lost_at: float | None = clock()
         self._noted: bool | None = None  # whether observers know of a session; None: of neither
         self._cut_off = False  # whether the log says that there is no publisher
 
@@ -462,12 +498,18 @@ class _PassesOn:
             self._epoch = terms.epoch
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
         for model, follower in self._machine.followers.items():
-            self._pass_on(model, follower.versions)
+            for named in (False, True):
+                self._pass_on((model, named), follower.versions)
         for staged in ready:  # from then on, only the publisher below may have the bytes
+            running = self._machine.followers[staged.model].running
             self._tell(Report(staged.model, staged.key, "taken"))
-            base = staged.private_bytes  # for patches that follow
-            self._tell(Report(staged.model, staged.key, "applied", bytes=base))
-        self._note_session(time.monotonic())
+            # A version for all may arrive after a newer one for named workers.
+            if running is not None and (running.epoch, running.version) > staged.key:
+                self._tell(Report(staged.model, staged.key, "newer"))
+            else:
+                base = staged.private_bytes  # for patches that follow
+                self._tell(Report(staged.model, staged.key, "applied", bytes=base))
+        self._note_session(self._clock())
         return []
 
     def status(self) -> RelayStatus:
@@ -480,7 +522,7 @@ class _PassesOn:
         return RelayStatus(
             upstream=self._upstream(),
             joined=lost_at is None,
-            lost_s=None if lost_at is None else time.monotonic() - lost_at,
+            lost_s=None if lost_at is None else self._clock() - lost_at,
             epoch=self._machine.session.terms.epoch,
             versions=result_of(self._below.held(), ANSWER_SECONDS),
             received=dict(self._received),
@@ -511,19 +553,22 @@ class _PassesOn:
         else:
             refused = "refuses it" if self._ready.refused else "does not answer"
             text = f"relay {name} has no publisher: {self._upstream()} {refused}"
-            held = ", ".join(f"{m} {p.key[1]}" for m, p in self._passed.items() if p.chunks.whole)
+            whole = (f"{m} {p.key[1]}" for (m, named), p in self._whole.items() if not named)
+            held = ", ".join(whole)
             text += f"; workers get the versions that it has ({held})" if held else ""
         notice = Notice(REJOINED if joined else CUT_OFF, text, name, warning=cut_off)
         self._below.decide(lambda _machine, _now: [notice])
 
-    def _pass_on(self, model: str, versions: VersionStore) -> None:
-        passed = self._passed.get(model)
-        here = versions.all("arriving", "staged", "ready", "applying", "running")
+    def _pass_on(self, of: Stream, versions: VersionStore) -> None:
+        passed = self._passed.get(of)
+        here: list[Received] = [*versions.all("staged", "ready", "applying", "running")]
+        here += [] if self._falls_back(of) else versions.all("arriving")
+        here = [entry for entry in here if bool(entry.announce.workers) is of[1]]
         newest = max(here, key=lambda entry: entry.key, default=None)
         if newest is not None and (passed is None or passed.precedes(newest)):
-            before, passed = passed, self._begin(model, newest, passed)
+            before, passed = passed, self._begin(of, newest, passed)
             if before is not None and before is not passed:
-                self._give_up(before, versions)
+                self._give_up(of, before, versions)
         if passed is None:
             return
         chunks = passed.chunks
@@ -535,7 +580,7 @@ class _PassesOn:
             self._below.rekey()  # since no key may seal a chunk twice, if the bytes differ (E3)
         if count != passed.count:
             passed.count = count
-            self._received[model] += passed.received()
+            self._received[of[0]] += passed.received()
             passed.send_more(self._below)
         has = versions.has(passed.key)
         if passed.undecided and versions.find(passed.key, "arriving", "staged") is None:
@@ -544,32 +589,83 @@ class _PassesOn:
             before, passed.before = passed.before, None
             if not has:  # an older version is still offered, or is received again
                 passed.given_up = True
-                self._passed[model] = before or passed
+                self._passed[of] = before or passed
         else:
-            self._give_up(passed, versions)
+            self._give_up(of, passed, versions)
+        kept = self._whole.get(of)
+        whole = chunks.whole and not (passed.undecided or passed.given_up)
+        whole = whole and (chunks.in_use or has)
+        if whole and (kept is None or kept.key < passed.key):
+            self._keep(of, passed)
 
-    def _give_up(self, passed: _Passed, versions: VersionStore) -> None:
-        """Drop a version below if the worker above has dropped it before it was whole."""
-        if not (passed.chunks.whole or passed.given_up or versions.has(passed.key)):
-            passed.given_up = True
-            self._below.decide(passed.give_up)
+    def _falls_back(self, of: Stream) -> bool:
+        """True if a version that arrives is not offered, since its publisher is gone.
 
-    def _begin(self, model: str, entry: Received, before: _Passed | None) -> _Passed | None:
+        Without an older version to offer, it is offered all the same.
+        """
+        return self._cut_off and of in self._whole
+
+    def _give_up(self, of: Stream, passed: _Passed, versions: VersionStore) -> None:
+        """Drop a version below that is not whole and, for now, will not be.
+
+        The worker above has dropped it, or has lost its publisher. The last whole version is then
+        offered again, unless a newer one is.
+        """
+        if passed.chunks.whole or passed.given_up:
+            return
+        back = self._falls_back(of)
+        if versions.has(passed.key) and not back:
+            return
+        passed.given_up = True
+        self._below.decide(passed.give_up)
+        if (whole := self._whole.get(of)) is None:
+            return
+        offer = self._offer(of[0], whole.offer.layout, whole.chunks, whole.key, NO_TERMS)
+        offer.names, offer.metadata = whole.offer.names, whole.offer.metadata
+        offer.only, offer.companions = whole.offer.only, whole.offer.companions
+        again = _Passed(offer, whole.chunks, None, None)
+        self._keep(of, again)
+        self._below.decide(again.announce_again)
+
+    def _keep(self, of: Stream, passed: _Passed) -> None:
+        """Keep the bytes of a whole version, instead of those that it replaces."""
+        passed.keep()
+        model, named = of
+        for replaced in [of] if named else [of, (model, True)]:
+            older = self._whole.get(replaced)
+            if older is not None and older.key <= passed.key:
+                self._whole.pop(replaced).keep_no_more()
+        self._whole[of] = passed
+
+    def _kept(self, model: str) -> list[_Passed]:
+        return [self._whole[of] for of in ((model, False), (model, True)) if of in self._whole]
+
+    def _offer(
+        self,
+        model: str,
+        layout: Layout,
+        chunks: Chunks[Memory],
+        key: tuple[int, int],
+        terms: AnnouncedTerms,
+    ) -> VersionOffer:
+        buffers = self._buffers
+        segment = None if buffers is None else buffers.segment_of(chunks.memory)
+        return VersionOffer.received(model, layout, chunks, key, terms, segment)
+
+    def _begin(self, of: Stream, entry: Received, before: _Passed | None) -> _Passed | None:
         """Offer a version that has begun to arrive, or that has got another name."""
+        model, _ = of
         announce, chunks = entry.announce, entry.chunks
         terms = AnnouncedTerms(announce.commit, announce.acknowledge, announce.hash)
         names = frozenset[tuple[int, int]]()
-        # Without a publisher that uses it, the memory may have another version by now.
-        held = before if before is not None and before.chunks.in_use else None
         runs = entry.running if isinstance(entry, RunningEntry) else None
-        if runs is not None and held is not None and held.chunks.digest == runs.digest:
-            terms, names = NO_TERMS, frozenset({*held.offer.names, held.key})  # renamed
-            chunks = held.chunks
+        for whole in [] if chunks is not None or runs is None else self._kept(model):
+            if entry.key > whole.key and runs is not None and whole.chunks.digest == runs.digest:
+                terms, names = NO_TERMS, frozenset({*whole.offer.names, whole.key})  # renamed
+                chunks = whole.chunks
         if chunks is None:
             return before
-        buffers = self._buffers
-        segment = None if buffers is None else buffers.segment_of(chunks.memory)
-        offer = VersionOffer.received(model, entry.layout, chunks, entry.key, terms, segment)
+        offer = self._offer(model, entry.layout, chunks, entry.key, terms)
         patch: Chunks[Memory] | None = None
         if isinstance(entry, ArrivingEntry) and entry.transfer.offered is not None:
             patch = entry.transfer.chunks
@@ -584,7 +680,7 @@ class _PassesOn:
         older = before
         if older is not None and older.undecided:  # that one is aborted, or superseded
             older = older.before
-        passed = self._passed[model] = _Passed(offer, chunks, patch, older)
+        passed = self._passed[of] = _Passed(offer, chunks, patch, older)
         if before is not None and before.chunks.whole:  # workers may wait for the rest of it
             before.send_more(self._below)
         self._below.decide(passed.announce)
@@ -598,14 +694,19 @@ class _Reports:
     """
 
     def __init__(
-        self, machine: WorkerMachine, below: PublisherLoop, wake: Callable[[], None]
+        self,
+        machine: WorkerMachine,
+        below: PublisherLoop,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._machine, self._below, self._wake = machine, below, wake
+        self._machine, self._below, self._wake, self._clock = machine, below, wake, clock
         # (number of the welcome, epoch) of the session above; None: no reports are wanted
         self._welcome: tuple[int, int] | None = None
         self._begun: tuple[int, int] | None = None  # the welcome of the last reports
         self._reports: BelowReports | None = None
         self._outgoing: deque[tuple[tuple[int, int], Below]] = deque()
+        self._claim: EpochClaim | None = None
 
     def close(self) -> None:
         """Make the last reports, which the worker's thread sends at its end."""
@@ -622,6 +723,9 @@ class _Reports:
         """Make the reports that are due, in the publisher's thread."""
         if self._reports is None:
             self._reports = BelowReports(machine)
+        claim = machine.state.claim
+        recent = claim is not None and now - claim.heard_at < machine.state.timing.lost_after
+        self._claim = claim if recent else None
         welcome = self._welcome
         if welcome is None:
             return
@@ -641,7 +745,10 @@ class _Reports:
         if welcome != self._welcome:
             self._welcome = welcome
             self._below.decide(_nothing)  # a turn of the publisher's thread
-        effects: list[WorkerEffect] = []
+        claim = self._claim
+        effects = list[WorkerEffect]()
+        if claim is not None and welcome is not None:
+            effects += machine.outbid(claim.epoch, claim.started_by, self._clock())
         while self._outgoing:
             at, page = self._outgoing.popleft()
             if at == welcome:

@@ -59,25 +59,37 @@ def hello(
     if never:
         return refuse_hello(state, identity, hello, "stale-epoch", never, now)
     if hello.epoch > state.epoch:
-        age = None if state.age is None else state.age()
-        epoch = epoch_above(hello, age, state.started_ms())
-        if epoch is None:
-            return refuse_hello(
-                state, identity, hello, "stale-epoch", _stale_epoch_text(state, hello), now
-            )
-        since = now - state.renewed_at
-        if since < state.timing.lost_after:
-            return []  # the hello will be repeated; workers must not restart more often
-        if since < state.renewal_pause:
-            text = _renewal_pause_text(state, hello, since)
-            return refuse_hello(state, identity, hello, "stale-epoch", text, now)
-        if state.recorded is not None and not state.recorded(epoch):  # P1
-            return []  # the hello will be repeated, when the epoch is recorded
-        effects = _renew(state, epoch, hello, now)
+        if not state.origin:
+            state.note_claim(hello.epoch, hello.age_ms, now)
+        effects = _outbid(state, identity, hello, now)
+        if hello.epoch > state.epoch:
+            # R10: a relay may name an epoch of workers behind it, and is welcome itself.
+            runs = [its.epoch for its in hello.models.values() if its is not None]
+            if RELAY not in hello.features or max(runs, default=0) > state.epoch:
+                return effects
+            effects = []
     other = state.roster.by_identity(identity)
     if other is not None and other.name != hello.name:
         effects += leave(state, other, "its connection has taken another name", now)
     return effects + _admit(state, identity, hello, now, key)
+
+
+def _outbid(state: PublisherState, identity: bytes, hello: Hello, now: float) -> list[Effect]:
+    """Take an epoch later than that of a hello; else refuse the hello, or wait for the next one."""
+    age = None if state.age is None else state.age()
+    epoch = epoch_above(hello, age, state.started_ms())
+    if epoch is None:
+        text = _stale_epoch_text(state, hello)
+        return refuse_hello(state, identity, hello, "stale-epoch", text, now)
+    since = now - state.renewed_at
+    if since < state.timing.lost_after:
+        return []  # the hello will be repeated; workers must not restart more often
+    if since < state.renewal_pause:
+        text = _renewal_pause_text(state, hello, since)
+        return refuse_hello(state, identity, hello, "stale-epoch", text, now)
+    if state.recorded is not None and not state.recorded(epoch):  # P1
+        return []  # the hello will be repeated, when the epoch is recorded
+    return _renew(state, epoch, hello, now)
 
 
 def _admit(

@@ -184,7 +184,7 @@ class PublisherMachine:
             case Failed():
                 return reports.failed(self.state, peer, message, now)
             case Ping():
-                return sessions.receive_ping(self.state, peer, message)
+                return sessions.receive_ping(self.state, peer, message, now)
             case Pong():
                 return []
             case Checked():
@@ -235,6 +235,21 @@ class PublisherMachine:
         """
         version, effects = publishing.pass_on(self.state, offered, now)
         return version, self._with_freed_memory(effects)
+
+    def takes(self, offered: VersionOffer) -> bool:
+        """True if `pass_on` takes a version: it offers no later epoch and no newer one for all."""
+        versions, key = self.state.store.get(offered.model), offered.key
+        if key is None or key[0] != self.state.epoch:
+            return key is not None and key[0] > self.state.epoch
+        latest = versions.latest if versions is not None else None
+        return latest is None or latest.key < key
+
+    def lacks(self, offered: VersionOffer) -> bool:
+        """True if a relay of the version's epoch offers neither it nor a newer one for all."""
+        if offered.key is None or offered.key[0] != self.state.epoch or not self.takes(offered):
+            return False
+        same = self.state.versions(offered.model).find(offered.key[1])
+        return same is None or same.phase == "old"
 
     def follow(self, epoch: int) -> list[Effect]:
         """Take the epoch of the publisher above, as long as the relay has no version itself."""

@@ -46,7 +46,7 @@ def pass_on(
     effects = joining.follow_epoch(state, epoch) if epoch > state.epoch else list[Effect]()
     versions = state.versions(offered.model)
     _check_named(state, offered.only or ())
-    if versions.pending is not None:
+    if versions.pending is not None and versions.pending.version <= offered.key[1]:
         effects += decide(state, versions.pending, commit=False, why="another version is here")
     version = versions.add(offered, epoch, now)
     if version.shared is not None:
@@ -227,7 +227,8 @@ def _release(
     It is announced on its topic, and on the control connections of other targets. (P6)
     """
     if workers is not None:
-        peers = [*peers, *state.roster.before(workers)]
+        relays = state.roster.before(workers)
+        peers = [*peers, *(relay for relay in relays if relay.runs(version.model) < version.key)]
     for peer in peers:
         if peer.phase == "lost" or now >= peer.unresponsive_after:
             continue

@@ -104,7 +104,8 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
     if versions is not None:
         versions.left(peer.name, older_than=message.version + 1)
         effects = calls.failed(state, peer, message, now)
-    if message.version > peer.runs(message.model)[1]:
+    current = message.epoch == state.epoch  # else its number means another version
+    if current and message.version > peer.runs(message.model)[1]:
         peer.keep_failure(message.model, message.version, reason_of(message))
     return effects
 

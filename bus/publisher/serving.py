@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from ..effects import Notice, Send
 from ..headers import patch_topic
 from ..messages import Announce, Fetch, Refuse
+from ..protocol_limits import NAMED_MAX
 from .calls import announced_terms
 from .effects import Effect, Obtain, SendChunk
 from .offers import announcement, end_of, refusal_of
@@ -186,10 +187,15 @@ def describe(
 
 
 def addressed(state: PublisherState, announce: Announce, version: Version, peer: Peer) -> Announce:
-    """Return the announcement for one peer: a relay gets the workers that it is for, if any."""
+    """Return the announcement for one peer: a relay gets the workers that it is for, if any.
+
+    Workers that are not behind the relay are named, too, as they may come there.
+    """
     if version.only is None or not peer.relay:
         return announce
-    return replace(announce, workers=state.roster.named_behind(peer, version.only))  # R8
+    behind = state.roster.named_behind(peer, version.only)
+    others = sorted(version.only.difference(behind))
+    return replace(announce, workers=[*behind, *others][:NAMED_MAX])  # R8
 
 
 def _counts_as_receiving(peer: Peer, version: Version) -> bool:

@@ -19,12 +19,35 @@ FAILURES_SHOWN = 3  # failed models in the log line of a worker that leaves
 REVOKED = "this publisher does not allow the key any more: ask the owner of its folder of keys"
 
 
-def receive_ping(state: PublisherState, peer: Peer, ping: Ping) -> list[Effect]:
+def receive_ping(state: PublisherState, peer: Peer, ping: Ping, now: float) -> list[Effect]:
     """Answer a ping with a pong that contains the newest version of each wanted model."""  # P17
     if peer.update_transports(subscribed=ping.subscribed, shared=ping.shared):
         state.invalidate_view()
     pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
-    return [Send(pong, to=peer.identity)]
+    effects: list[Effect] = [Send(pong, to=peer.identity)]
+    return effects + (_owed(state, peer, now) if peer.relay else [])
+
+
+def _owed(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
+    """Announce to a relay what it lacks of the versions for named workers behind it. (R8)
+
+    Such a worker may have come from another place since the publish. The relay gets one version
+    after the other, as it drops a version for a newer one.
+    """
+    effects: list[Effect] = []
+    for model in relay.hello.models:
+        versions, doing = state.store.get(model), relay.incoming.get(model)
+        # a relay that drops an arriving version does not report that
+        moves = doing is not None and now - doing.since < state.timing.lost_after
+        for version in versions.named() if versions is not None else ():
+            names = state.roster.named_behind(relay, version.only or ())
+            peers = (state.roster.by_name(name) for name in names)
+            lacking = any(p is not None and p.runs(model) < version.key for p in peers)
+            if lacking and relay.runs(model) < version.key:
+                if doing is None or doing.version != version.version or not moves:
+                    effects += describe(state, relay, version)
+                break
+    return effects
 
 
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Effect]:

@@ -34,6 +34,15 @@ class Absence:
     at: float  # when it left or was last refused
 
 
+@dataclass(frozen=True, slots=True)
+class EpochClaim:
+    """A later epoch than a relay's, and the latest time at which its publisher can have started."""
+
+    epoch: int
+    started_by: float
+    heard_at: float  # when a worker's hello last said so
+
+
 class PersistentCondition:
     """Finds models for which a condition lasts at some worker, and reports each model once."""
 
@@ -117,6 +126,8 @@ class PublisherState:
     _loops: dict[str, tuple[str, float]] = field(
         init=False, default_factory=dict[str, tuple[str, float]]
     )
+    # Of a relay: the latest epoch of a worker that it had to refuse. None: it refused none.
+    claim: EpochClaim | None = field(init=False, default=None)
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
     view_outdated: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
     renewed_at: float = field(init=False, default=-math.inf)  # when a later epoch was taken
@@ -180,6 +191,14 @@ class PublisherState:
             self.renewal_pause = min(2 * self.renewal_pause, longest)
         self.renewed_at = now
         self.take(epoch)
+
+    def note_claim(self, epoch: int, age_ms: int, now: float) -> None:
+        """Record the epoch of a refused worker, and its publisher's age, for publishers above."""
+        known, started = self.claim, now - age_ms / 1000
+        if known is None or epoch >= known.epoch or now - known.heard_at >= self.timing.lost_after:
+            same = known is not None and epoch == known.epoch
+            started = min(started, known.started_by) if known is not None and same else started
+            self.claim = EpochClaim(epoch, started, now)
 
     def take(self, epoch: int) -> None:
         """Take a later epoch."""

@@ -114,6 +114,13 @@ class Versions:
         """Return, by worker, the number of its targeted version that is newer than the latest."""
         return {worker: version.version for worker, version in self._targeted.items()}
 
+    def named(self) -> list[Version]:
+        """Return the newest versions that are for named workers only, the oldest first."""
+        found = {*self._targeted.values()}
+        if self.pending is not None and self.pending.only is not None:
+            found.add(self.pending)
+        return sorted(found, key=lambda version: version.key)
+
     def latest_for(self, worker: str) -> Version | None:
         """Return a worker's newest committed version; None if there is none.
 

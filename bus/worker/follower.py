@@ -138,7 +138,7 @@ class Follower:
         staged, arriving = self.versions.in_phase["staged"], self.versions.in_phase["arriving"]
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self.planner.overtaken(key) + self._commit(staged)
-        news = self.versions.hear(key)
+        news = self.versions.hear(key, named=bool(announce.workers))
         if not (news if self.planner.only is None else self.planner.is_wanted(key)):
             return []
         if arriving is not None:

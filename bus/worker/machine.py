@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from ...codecs.protocol_limits import INTEGER_MAX
 from ...codecs.sealing import AES_256_GCM
 from ..effects import (
     Connect,
@@ -33,6 +34,7 @@ from ..lease import Lease
 from ..limits import CHECKS, STAGING_BYTES_MAX, Timing
 from ..messages import (
     DELTA,
+    RELAY,
     TICKET,
     Abort,
     Announce,
@@ -54,7 +56,7 @@ from ..messages import (
     Welcome,
 )
 from ..observed import to_worker, unchecked
-from ..protocol_limits import WHOLE_BYTES_MAX
+from ..protocol_limits import RENEWAL_PAUSES, WHOLE_BYTES_MAX
 from ..staged import SharedMemory
 from ..token_bucket import TokenBucket
 from . import reports
@@ -126,6 +128,8 @@ class WorkerMachine:
         self.malformed = 0  # messages dropped because they violate the protocol
         self._whole = bytearray(WHOLE_BYTES_MAX)  # receives one small version
         self._ages = Ages()
+        # The epoch that `outbid` named last, when, and the pause until it names that again.
+        self._outbids = 0, 0.0, 0.0
         self._checks = TokenBucket(CHECKS, 0.0)
 
     # Incoming messages.
@@ -281,6 +285,8 @@ class WorkerMachine:
             case Chunk() | SealedChunk():
                 return follower.chunk(message, payload or b"", now, pushed=pushed)
             case Announce():
+                if message.workers and RELAY not in self.identity.features:
+                    message = replace(message, workers=[])  # they concern relays
                 data = payload.payload if isinstance(payload, Lease) else payload
                 if data is not None and self._keyring is not None:
                     sealed = message.encryption == AES_256_GCM  # else it is `unsupported` (E1)
@@ -354,6 +360,24 @@ class WorkerMachine:
     def hello_for(self, model: str) -> Hello:
         """Return the hello for a source of a version of this model. (N1)"""
         return replace(self.identity, models={model: None}, features=[])
+
+    def outbid(self, epoch: int, started_by: float, now: float) -> list[Effect]:
+        """Return a hello that names a later epoch than the session's, of workers behind this relay.
+
+        The publisher may then take a later one. The hello is repeated after ever longer pauses.
+        """  # R10
+        if not self.in_session or epoch <= self.session.terms.epoch:
+            return []
+        last, at, pause = self._outbids
+        if epoch == last and now - at < pause:
+            return []
+        shortest, longest = self.timing.lost_after, RENEWAL_PAUSES * self.timing.lost_after
+        pause = min(2 * pause, longest) if epoch == last else shortest
+        self._outbids = epoch, now, pause
+        age_ms = min(INTEGER_MAX, max(0, round((now - started_by) * 1000)))
+        running = {model: its.running for model, its in self.followers.items()}
+        self.session.sent_hello(now)
+        return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
 
     def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
         if welcome.epoch < self.applied_epoch:  # W2

@@ -17,6 +17,7 @@ from typing import Literal, TypedDict, cast, overload
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...codecs.layout import Layout
 from ..chunks import Chunks, Memory, plan_of
@@ -32,6 +33,7 @@ from .transfer import Transfer
 Key = tuple[int, int]
 
 REJECTED_KEPT = 8  # the number of rejected versions to remember
+COMPLETE: tuple[Phase, ...] = ("staged", "ready", "applying", "running")
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # these need a buffer
 
 
@@ -173,6 +175,8 @@ class VersionStore:
         # rejected version may have been aborted or sent to few workers, and this worker may have
         # missed the latest version for all workers.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
+        self._named = False  # whether there was a version for named workers: this is a relay
+        self._had: Key = (0, 0)  # the newest version for all that was ready, and is here no more
         self._live: dict[Phase, dict[Key, VersionEntry]] = {
             p: {} for p, arrows in TRANSITIONS.items() if arrows
         }
@@ -211,10 +215,18 @@ class VersionStore:
         keys = *live["staged"], *live["ready"], *live["applying"], *live["running"]
         return max(keys, default=(0, 0))
 
-    def hear(self, key: Key) -> bool:
-        """Record that a version exists; return whether it is new and was not rejected."""
+    def hear(self, key: Key, *, named: bool = False) -> bool:
+        """Record that a version exists; return whether it is new and was not rejected.
+
+        A relay that has a version for named workers needs an older one for its other workers. So a
+        version for all (not `named`) is new unless a newer one for all is here.
+        """
         self.newest_known = max(self.newest_known, key)
-        return key > self.newest and key not in self.rejected
+        newest = self.newest
+        if self._named and not named:
+            here = [entry.key for entry in self.all(*COMPLETE) if not entry.announce.workers]
+            newest = max([self._had, *here])
+        return key > newest and key not in self.rejected
 
     def forgive(self, key: Key) -> None:
         """Allow a rejected version again."""
@@ -230,6 +242,7 @@ class VersionStore:
         older = self.in_phase["announced"]
         if older is not None:
             self.move(older, "newer")
+        self._named |= bool(announce.workers)
         entry = AnnouncedEntry((announce.epoch, announce.version), announce, pushed)
         self._live["announced"][entry.key] = self._first["announced"] = entry
         return entry
@@ -432,6 +445,8 @@ class VersionStore:
         if self.move(entry, "renamed"):
             del self._live["running"][entry.key]
             entry.key, entry.running = (running.epoch, running.version), running
+            if entry.announce.workers:  # only a version for all is a new name
+                entry.announce = replace(entry.announce, workers=[])
             self._live["running"][entry.key] = entry
 
     def change_mode(self, event: ModeEvent) -> bool:
@@ -450,7 +465,8 @@ class VersionStore:
             return False
         for phase in DISPLACED.get(event, ()):
             older = self._first[phase]
-            if older is not None:
+            # A relay takes a version for all also after a newer one for named workers.
+            if older is not None and (event != "whole" or older.key < entry.key):
                 self.move(older, "newer")
         before, moved = entry.phase, into or entry
         moved.phase = after
@@ -461,6 +477,8 @@ class VersionStore:
             self._first[after] = self._first[after] or moved
         elif after == "rejected":
             self.rejected.append(entry.key)
+        elif before in ("ready", "applying", "running") and not entry.announce.workers:
+            self._had = max(self._had, entry.key)
         if after not in IN_MEMORY and entry.chunks is not None:
             transfer = entry.transfer if isinstance(entry, ArrivingEntry) else None
             if transfer is None or transfer.revoke():

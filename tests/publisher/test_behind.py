@@ -238,6 +238,55 @@ def test_a_commit_waits_for_the_workers_behind_a_relay() -> None:
     assert decision == "commit"
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_named_worker_that_moves_gets_its_version_at_its_new_relay(*, together: bool) -> None:
+    origin, relay, _ = tree("x")
+    other = Node("t")
+    other_link = Link(origin, other)
+    other_link.opens()
+    terms: dict[str, Any] = {"commit": "together", "require": 1} if together else {}
+    (announce,) = announcements(origin.publishes(workers=("x",), **terms))
+    assert announce.to == b"r"
+    other.now = relay.now + 1.0
+    other.joins("x")
+    other_link.passes(REPORT_SECONDS)
+    assert origin.rows()["x"] == (False, ("t",), (0, 0))
+    ping = Ping(token=1)
+    (announce,) = announcements(origin.say("t", ping))
+    assert (announce.to, announce.message.workers) == (b"t", ["x"])
+    assert not announcements(origin.say("r", ping)), "it is not behind that one any more"
+    origin.say("t", Progress(model="a", epoch=EPOCH, version=1, phase="receiving", chunks=1))
+    assert not announcements(origin.say("t", ping)), "it arrives there"
+    origin.now += Timing().lost_after
+    assert announcements(origin.say("t", ping)), "the relay may have dropped it"
+    other.offers(1, only=["x"], together=together)
+    digest = origin.call.version.chunks.digest
+    if together:
+        origin.say("t", Staged(model="a", epoch=EPOCH, version=1, digest=digest))
+        assert not announcements(origin.say("t", ping))
+        other.stages("x", 1)
+        other_link.passes(REPORT_SECONDS)
+        assert origin.call.decision == "commit"
+    origin.say("t", Applied(model="a", epoch=EPOCH, version=1, digest=digest))
+    other.applies("x", 1)
+    receipt = resolved(other_link.passes(REPORT_SECONDS)).receipt
+    assert (receipt.workers["x"].state, receipt.workers["x"].through) == ("applied", ("t",))
+    assert not announcements(origin.say("t", ping))
+
+
+def test_a_relay_gets_the_versions_that_its_named_workers_lack_one_after_the_other() -> None:
+    origin, _, _ = tree("x", "y")
+    origin.publishes(workers=("x",))
+    origin.publishes(workers=("y",))
+    (announce,) = announcements(origin.say("r", Ping(token=1)))
+    assert announce.message.version == 1
+    digest = origin.machine.state.store["a"].known_digest(1)
+    assert digest is not None
+    origin.say("r", Applied(model="a", epoch=EPOCH, version=1, digest=digest))
+    (announce,) = announcements(origin.say("r", Ping(token=2)))
+    assert announce.message.version == 2
+
+
 def test_a_version_for_named_workers_reaches_those_behind_relays_and_no_others() -> None:
     origin, relay, link = tree("x", "y")
     inner, inner_link = behind(relay, link, "z")
@@ -250,7 +299,7 @@ def test_a_version_for_named_workers_reaches_those_behind_relays_and_no_others()
     assert [a.message.workers for a in announcements(fetched)] == [["x", "z"]]
     below = relay.offers(2, only=announce.message.workers)
     found = {a.to: a.message.workers for a in announcements(below)}
-    assert found == {b"x": [], b"s": ["z"]}
+    assert found == {b"x": [], b"s": ["z", "x"]}, "those behind it first"
     assert {a.to for a in announcements(inner.offers(2, only=["z"]))} == {b"z"}
     relay.applies("x", 2)
     inner.applies("z", 2)

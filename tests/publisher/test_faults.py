@@ -280,7 +280,7 @@ PLACES: dict[str, tuple[Callable[[Scene], None], Callable[[Scene], None]]] = {
         lambda s: s.fails(joining, "hello", lambda _s, who, *_: who == b"bad"),
         lambda s: s.join("bad"),
     ),
-    "ping": (lambda s: s.fails(sessions, "ping", of_bad), bad_says(Ping())),
+    "ping": (lambda s: s.fails(sessions, "receive_ping", of_bad), bad_says(Ping())),
     "a report": (lambda s: s.fails(reports, "progress", of_bad), bad_says(PROGRESS)),
     "applied": (
         lambda s: s.fails(reports, "runs", of_bad),

@@ -199,7 +199,7 @@ def test_no_other_thread_reads_the_machine(tmp_path: Path, monkeypatch: pytest.M
 
 def test_all_that_a_publisher_offers_is_asked_for() -> None:
     offered = {name for name in dir(Publisher) if not name.startswith("_")}
-    assert offered | {"shown", "address", "data_address"} == {
+    assert offered | {"shown", "parts", "address", "data_address"} == {
         name for name in vars(Asked) if not name.startswith("_")
     }
 

@@ -141,8 +141,10 @@ class Relay(Worker):
         self.began, self.said, self.welcomes = sim.now, 0, 0
         self.below.start()
         loop = cast("PublisherLoop", self.below)  # as far as a relay knows it
-        self.passes_on = _PassesOn(self.machine, self.queue, loop, lambda: self.at.endpoint)
-        self.below.reports = self.reports = _Reports(self.machine, loop, self.wake)
+        about = self.machine, self.queue, loop, lambda: self.at.endpoint
+        clock = lambda: sim.now  # noqa: E731
+        self.passes_on = _PassesOn(*about, clock=clock)
+        self.below.reports = self.reports = _Reports(self.machine, loop, self.wake, clock)
         self.passes_on.report_by(lambda report: self.do(self.reported(report)))
         sim.every_tick(self.incarnation, self, self.tick)
 

@@ -13,6 +13,7 @@ from weightbus.bus.headers import encode
 from weightbus.bus.limits import BUFFERS_MAX, SNAPSHOTS_MAX
 from weightbus.bus.messages import Below
 from weightbus.bus.publisher import reporting
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.structs import Message
 
 from .conditions import Faults
@@ -102,13 +103,11 @@ class Tree(Simulation):
         lagging = list[str]()
         for model, follower in worker.machine.followers.items():
             versions = self.publisher.machine.state.store.get(model)
-            latest = versions.latest if versions else None
-            if versions is not None and latest is not None:  # a later one may have its memory
-                latest = versions.find(latest.version)
-            if versions is not None and not through:
-                latest = versions.latest_for(worker.name)
-            if latest is not None and self._hidden(through, model, latest.key):
-                latest = None
+            latest = versions.latest_for(worker.name) if versions else None
+            if versions is not None and latest is not None and self._hidden(through, latest):
+                latest = versions.latest
+                if latest is not None:  # a later one may have its memory
+                    latest = versions.find(latest.version)
             running = follower.running
             runs = (running.epoch, running.version) if running else (0, 0)
             if latest is not None and runs < latest.key and self._wants(worker, latest):
@@ -119,14 +118,14 @@ class Tree(Simulation):
                 )
         return lagging
 
-    def _hidden(self, through: tuple[str, ...], model: str, latest: tuple[int, int]) -> bool:
-        """Return whether a relay has a later version, for named workers, and so not the latest."""
-        before = [relay.machine.followers[model].running for relay in self.relays_of(through)]
-        return any((r.epoch, r.version) > latest for r in before if r is not None)
-
-    def relays_of(self, through: tuple[str, ...]) -> list[Relay]:
-        """Return the relays of these names."""
-        return [relay for relay in self.relays if relay.name in through]
+    def _hidden(self, through: tuple[str, ...], latest: Version) -> bool:
+        """Return whether a relay has a later version than one for named workers."""
+        before = [relay.machine.followers[latest.model] for relay in self.relays]
+        runs = [
+            f.running for relay, f in zip(self.relays, before, strict=True) if relay.name in through
+        ]
+        later = any((r.epoch, r.version) > latest.key for r in runs if r is not None)
+        return later and latest.only is not None
 
     def run(self) -> "Tree":
         """Run to the end."""

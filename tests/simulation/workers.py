@@ -23,6 +23,7 @@ from weightbus.bus.effects import (
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.messages import (
     DELTA,
+    RELAY,
     RENAMING,
     UPSTREAM,
     Hello,
@@ -235,7 +236,10 @@ class Worker:
                     self.sim.invariants.on_report(self.name, effect.message)
                     self.sim.invariants.on_claim(self.name, effect.message, self.contents)
                     if isinstance(effect.message, Hello):
-                        assert effect.message.epoch == self.written, "it forgot whom it followed"
+                        features = effect.message.features
+                        outbids = effect.message.epoch > self.written and RELAY in features
+                        followed = outbids or effect.message.epoch == self.written
+                        assert followed, "it forgot whom it followed"
                     token = self.machine.session.terms.upstream if effect.upstream else ""
                     if not (token and self.sim.word_to_publisher(self, token, effect.message)):
                         self.sim.to_publisher(self, effect.message)
