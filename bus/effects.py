@@ -9,7 +9,7 @@ import msgspec
 
 from .headers import Buffer
 from .messages import Check, Shared
-from .staged import Copying, Gathering, Patching, StagedVersion
+from .staged import Copying, Patching, SourceFetch, StagedVersion
 from .structs import Message
 
 
@@ -100,10 +100,10 @@ class Decode(msgspec.Struct, frozen=True):
     patching: Patching
 
 
-class Gather(msgspec.Struct, frozen=True):
-    """Fetch chunks from their sources in the background; answered by `Gathered`, until `over`."""
+class FetchFromSources(msgspec.Struct, frozen=True):
+    """Fetch chunks from sources in the background; answered by `SourceFetched`, until `over`."""
 
-    gathering: Gathering
+    job: SourceFetch
 
 
 class Prefault(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ Effect = (
     | Open
     | Copy
     | Decode
-    | Gather
+    | FetchFromSources
     | Prefault
     | Ready
     | WholeStaged

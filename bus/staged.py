@@ -198,7 +198,7 @@ class Copying:
 
 
 @dataclass(slots=True, eq=False)
-class Gathering:
+class SourceFetch:
     """The fetching of some chunks of one version from its sources, into its memory. (N1)
 
     Attributes:

@@ -61,7 +61,7 @@ from .options import (
     request,
     shows_keywords_of,
 )
-from .publishing.as_one import Copied, by_model, drop_all, receipts_of
+from .publishing.as_one import CopiedModel, by_model, drop_all, receipts_of
 from .publishing.events import call_for_events
 from .publishing.models import PublishedModel, after, restore
 from .publishing.opening import open_loop
@@ -324,7 +324,7 @@ class Publisher(InOneProcess):
         if asked.terms.workers:
             self._check_known(asked.terms.workers)
         until = Deadline(started + timeout, _LATE, model=" and ".join(named), timeout=timeout)
-        futures, copied = {model: self._loop.promise() for model in named}, list[Copied]()
+        futures, copied = {model: self._loop.promise() for model in named}, list[CopiedModel]()
         try:
             published = self._publish_each(
                 sorted(named), named, asked, started, until, copied, futures
@@ -344,7 +344,7 @@ class Publisher(InOneProcess):
         asked: Request,
         started: float,
         until: Deadline,
-        copied: list[Copied],
+        copied: list[CopiedModel],
         futures: Mapping[str, Promise],
     ) -> "Future[None]":
         """Copy the weights of the models that are `left`, one after another, then publish all.
@@ -367,7 +367,7 @@ class Publisher(InOneProcess):
                 make_room=partial(self._loop.make_room, kept.name),
                 deadline=until,
             )
-            copied.append(Copied(kept, offer, arriving))
+            copied.append(CopiedModel(kept, offer, arriving))
             return self._publish_each(left[1:], models, asked, started, until, copied, futures)
         finally:
             kept.lock.release()
@@ -377,7 +377,7 @@ class Publisher(InOneProcess):
         asked: Request,
         started: float,
         until: Deadline,
-        copied: list[Copied],
+        copied: list[CopiedModel],
         futures: Mapping[str, Promise],
     ) -> "Future[None]":
         # Publish copies of several models, whose locks are held.

@@ -29,9 +29,9 @@ from ..messages import (
     Welcome,
 )
 from ..protocol_limits import WINDOW_CHUNKS
-from ..staged import Gathering
+from ..staged import SourceFetch
 from ..trust.keys import WorkerKeys
-from ..worker.events import Gathered
+from ..worker.events import SourceFetched
 from ..worker.keyring import Keyring
 from .control import WorkerSockets
 
@@ -42,7 +42,7 @@ CLOSE_SECONDS = 5.0  # seconds to wait at close for the threads, which look much
 Place = Callable[[str], tuple[str, WorkerKeys | None]]
 
 
-class Sources:
+class SourceFetcher:
     """Fetches chunks from sources.
 
     Args:
@@ -52,20 +52,20 @@ class Sources:
         timing: The timeouts and intervals.
     """
 
-    def __init__(self, place: Place, tell: Callable[[Gathered], None], timing: Timing) -> None:
+    def __init__(self, place: Place, tell: Callable[[SourceFetched], None], timing: Timing) -> None:
         self._place, self._tell, self._timing = place, tell, timing
         self._threads = list[threading.Thread]()
         self._closed = False
 
-    def gather(self, gathering: Gathering, hello: Hello) -> None:
+    def fetch(self, job: SourceFetch, hello: Hello) -> None:
         """Begin to fetch, with a thread for each source; `hello`: the worker's, with its models.
 
         Raises:
             RuntimeError: The process cannot start another thread. Some may have been started.
         """
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        running = _Running(gathering, self._tell, len(gathering.sources))
-        for count, (address, indexes) in enumerate(gathering.sources):
+        running = _Running(job, self._tell, len(job.sources))
+        for count, (address, indexes) in enumerate(job.sources):
             about = running, address, indexes, hello
             thread = threading.Thread(
                 target=self._fetch, args=about, name="weightbus-source", daemon=True
@@ -73,7 +73,7 @@ class Sources:
             try:
                 thread.start()
             except RuntimeError as error:
-                for _ in gathering.sources[count:]:
+                for _ in job.sources[count:]:
                     running.end(str(error))
                 return
             self._threads.append(thread)
@@ -107,14 +107,14 @@ def _nowhere(_header: Sequence[Buffer], _size: int) -> None:
 class _Running:
     """One fetching, by several threads."""
 
-    def __init__(self, gathering: Gathering, tell: Callable[[Gathered], None], count: int) -> None:
-        self.gathering, self._tell, self._left = gathering, tell, count
+    def __init__(self, job: SourceFetch, tell: Callable[[SourceFetched], None], count: int) -> None:
+        self.job, self._tell, self._left = job, tell, count
         self._faults = list[str]()
         self._lock = threading.Lock()
 
     def tell(self, chunks: Sequence[tuple[int, int]]) -> None:
         """Tell which chunks are there now."""
-        self._tell(Gathered(self.gathering, chunks))
+        self._tell(SourceFetched(self.job, chunks))
 
     def end(self, fault: str) -> None:
         """Record the end of a source; the last one ends the fetching."""
@@ -123,7 +123,7 @@ class _Running:
             self._faults += [fault] if fault else []
             last = not self._left
         if last:
-            self._tell(Gathered(self.gathering, (), over=True, faults=self._faults))
+            self._tell(SourceFetched(self.job, (), over=True, faults=self._faults))
 
 
 class _SourceSession:
@@ -146,7 +146,7 @@ class _SourceSession:
         *,
         keyed: bool,
     ) -> None:
-        self._running, self._job, self._timing = running, running.gathering, timing
+        self._running, self._job, self._timing = running, running.job, timing
         self._missing = [*reversed(indexes)]  # to be requested; the next one last
         self._requested = set[int]()
         self._hello, self._keyring = encode(hello), Keyring() if keyed else None
@@ -160,19 +160,19 @@ class _SourceSession:
 
     def run(self, sockets: WorkerSockets, stopped: Callable[[], bool]) -> str:
         """Fetch the chunks; return why some of them are lacking, or an empty text."""
-        heard_at, said_at, pinged_at = time.monotonic(), 0.0, time.monotonic()
+        heard_at, hello_at, pinged_at = time.monotonic(), 0.0, time.monotonic()
         while self._missing or self._requested:
             if stopped() or not self._job.live:
                 return ""
             now = time.monotonic()
             if now - heard_at >= self._timing.lost_after:
                 return f"it has sent nothing for {self._timing.lost_after:g} s"
-            may_say = not self._inside and now - said_at >= self._timing.hello_retry
-            activity = sockets.poll(LOOK_SECONDS, writable=may_say)
+            may_send = not self._inside and now - hello_at >= self._timing.hello_retry
+            activity = sockets.poll(LOOK_SECONDS, writable=may_send)
             now = time.monotonic()
-            if activity.writable and may_say:
+            if activity.writable and may_send:
                 sockets.send(self._hello)
-                said_at = now
+                hello_at = now
             while (frames := sockets.receive()) is not None:
                 heard_at = now
                 try:

@@ -25,8 +25,8 @@ from ..effects import (
     Decode,
     Effect,
     Examine,
+    FetchFromSources,
     Flushed,
-    Gather,
     Joined,
     Notice,
     Open,
@@ -50,13 +50,22 @@ from ..memory.pages import memory_ahead, memory_of
 from ..memory.segment import MappedSegments
 from ..messages import RELAY, Check
 from ..staged import StagedVersion
-from ..worker.events import Copied, Decoded, Gathered, Granted, LoopEvent, Opened, Probed, Report
+from ..worker.events import (
+    Copied,
+    Decoded,
+    Granted,
+    LoopEvent,
+    Opened,
+    Probed,
+    Report,
+    SourceFetched,
+)
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
 from .probing import probe
 from .ready_queue import ReadyQueue
-from .sources import Sources
+from .sources import SourceFetcher
 from .threads import IoThread
 
 log = logging.getLogger("weightbus.worker")
@@ -106,7 +115,7 @@ class WorkerLoop:
         # not `tell`, which refers to the loop
         self._copier = Copier(partial(_enqueue, self._work, sockets))
         tell = partial(_enqueue, self._work, sockets)
-        self._sources = Sources(sockets.source, tell, machine.timing)
+        self._sources = SourceFetcher(sockets.source, tell, machine.timing)
         self._stopping, self._refused = False, ""
         self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
         self._lacking = RateLimitedWarning(log, "%s")
@@ -298,8 +307,8 @@ class WorkerLoop:
                 self._done(copied(copy))
             case Decode(job):
                 self._copier.copy(job)
-            case Gather(gathering):
-                self._sources.gather(gathering, self._machine.hello_for(gathering.announce.model))
+            case FetchFromSources(job):
+                self._sources.fetch(job, self._machine.hello_for(job.announce.model))
             case Prefault(shared, nbytes):
                 view = self._views.open(shared, nbytes) if self._views is not None else None
                 if view is not None and not view.touched:
@@ -422,8 +431,8 @@ def _failure_event(effect: Effect, why: str) -> LoopEvent | None:
             return Copied(copy, None)
         case Decode(job):
             return Decoded(job, why)
-        case Gather(job):
-            return Gathered(job, (), over=True, faults=(why,))
+        case FetchFromSources(job):
+            return SourceFetched(job, (), over=True, faults=(why,))
         case Probe():
             return Probed(reached=False)
         case _:

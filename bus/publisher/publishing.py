@@ -61,7 +61,7 @@ def pass_on(
 
 
 def keep_part(state: PublisherState, offered: VersionOffer) -> list[Effect]:
-    """Keep some chunks of another publisher's version, as a source: no worker is told of it. (N5)
+    """Keep some chunks of another publisher's version, as a source, and announce none. (N5)
 
     Raises:
         ValueError: The offer has no key, or this publisher has published versions of the model.

@@ -40,7 +40,7 @@ class EpochClaim:
 
     epoch: int
     started_by: float
-    heard_at: float  # when a worker's hello last said so
+    heard_at: float  # when a hello last named it
 
 
 class PersistentCondition:

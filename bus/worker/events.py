@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..messages import Checked
-from ..staged import Copying, Gathering, Patching, SharedMemory
+from ..staged import Copying, Patching, SharedMemory, SourceFetch
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -55,17 +55,17 @@ class Decoded(msgspec.Struct, frozen=True):
         return self.patching.model
 
 
-class Gathered(msgspec.Struct, frozen=True):
-    """Chunks that a `Gather` has fetched.
+class SourceFetched(msgspec.Struct, frozen=True):
+    """Chunks that a `FetchFromSources` has fetched.
 
     Attributes:
-        gathering: The fetching that this belongs to.
+        job: The fetching that this belongs to.
         chunks: Index and CRC-32C of each new chunk.
         over: Whether nothing more is fetched.
         faults: Why chunks are lacking, a text for each source.
     """
 
-    gathering: Gathering
+    job: SourceFetch
     chunks: Sequence[tuple[int, int]]
     over: bool = False
     faults: Sequence[str] = ()
@@ -73,7 +73,7 @@ class Gathered(msgspec.Struct, frozen=True):
     @property
     def model(self) -> str:
         """The model's name."""
-        return self.gathering.announce.model
+        return self.job.announce.model
 
 
 Outcome = Literal["taken", "put-back", "applied", "declined", "failed", "torn", "stale", "newer"]
@@ -144,6 +144,6 @@ class Probed(msgspec.Struct, frozen=True):
 
 
 OfModel = (
-    Granted | Opened | Copied | Decoded | Gathered | Report | Waits | Wanted
+    Granted | Opened | Copied | Decoded | SourceFetched | Report | Waits | Wanted
 )  # these have a `model`
 LoopEvent = OfModel | Examined | Flush | Probed

@@ -18,7 +18,7 @@ from ..chunks import Chunks, Memory
 from ..effects import (
     Copy,
     Effect,
-    Gather,
+    FetchFromSources,
     Notice,
     Open,
     Ready,
@@ -49,7 +49,7 @@ from ..protocol_limits import APPLIES_MAX, WINDOW_CHUNKS
 from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .companions import Companions
-from .events import Copied, Decoded, Gathered, Granted, OfModel, Opened, Report, Waits, Wanted
+from .events import Copied, Decoded, Granted, OfModel, Opened, Report, SourceFetched, Waits, Wanted
 from .fetch_planner import FetchPlanner
 from .layouts import Acceptance, Accepts, Expected, about
 from .patches import Patches
@@ -289,8 +289,8 @@ class Follower:
         if memory is not None and announce.nbytes:
             effects.append(Copy(transfer.copy(memory)))
         elif announce.sources and transfer.patch is None:
-            gathering = transfer.gather()
-            effects += [] if gathering is None else [Gather(gathering)]
+            job = transfer.fetch_from_sources()
+            effects += [] if job is None else [FetchFromSources(job)]
         patched, listening = transfer.patch is not None, list[Effect]()
         if patched != self.patches.listens:
             listening = self.patches.listen(on=patched, shared=self.shared)
@@ -318,20 +318,20 @@ class Follower:
         entry.transfer.copied(copied.crcs, now)
         return self._advance(entry, now)
 
-    def _gathered(self, gathered: Gathered, now: float) -> list[Effect]:
+    def _source_fetched(self, fetched: SourceFetched, now: float) -> list[Effect]:
         """Record chunks that came from sources; fetch those that did not come. (N3)"""
-        job = gathered.gathering
+        job = fetched.job
         if job.complete:  # the version may be in use already
             return []
         if not job.live:  # replaced by a newer version, or aborted
-            if not gathered.over:
+            if not fetched.over:
                 return []
             self.versions.give_back(job.buffer)
             return self._resume(now)
         entry = self.versions.in_phase["arriving"]
         assert entry is not None  # noqa: S101 - nothing else lends its buffer
-        entry.transfer.gathered(gathered.chunks, now, over=gathered.over)
-        faults = [Notice("source", text, warning=True) for text in gathered.faults]
+        entry.transfer.fetched(fetched.chunks, now, over=fetched.over)
+        faults = [Notice("source", text, warning=True) for text in fetched.faults]
         return [*faults, *self._advance(entry, now)]
 
     def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
@@ -572,8 +572,8 @@ class Follower:
                 return self._copied(event, now)
             case Decoded():
                 return self._decoded(event, now)
-            case Gathered():
-                return self._gathered(event, now)
+            case SourceFetched():
+                return self._source_fetched(event, now)
             case Wanted():
                 sent = self.planner.want(event.key, now)
                 return sent if event.key else sent + self._go_on(self.versions.newest_known[0], now)

@@ -40,7 +40,7 @@ from ..lease import Lease
 from ..limits import Timing
 from ..messages import Announce, Chunk, Patch, PatchId, SealedChunk
 from ..protocol_limits import LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS
-from ..staged import Base, Copying, Gathering, Patching, SharedMemory, indexes_of
+from ..staged import Base, Copying, Patching, SharedMemory, SourceFetch, indexes_of
 from .keyring import Keyring
 from .tables import COMING, Coming, Way
 
@@ -88,7 +88,7 @@ class Transfer:
         self.tries = 0  # consecutive timeouts on this connection
         self.offered = patch
         self._job: Copying | Patching | None = None  # the copy or decode that uses the memory now
-        self._gathering: Gathering | None = None  # what is fetched from sources now
+        self._source_fetch: SourceFetch | None = None  # what is fetched from sources now
         self._elsewhere = set[int]()  # the chunks that are fetched there, and are not here
         self.key = (announce.epoch, announce.version)
         self.damaged = 0  # chunks whose bytes did not match their checksum
@@ -233,7 +233,7 @@ class Transfer:
     def revoke(self) -> bool:
         """Stop writes into the buffer. Return False while another thread may still write there."""
         self._end_lease()
-        running = self._job or self._gathering
+        running = self._job or self._source_fetch
         if running is not None:
             running.cancel()
         return running is None
@@ -285,7 +285,7 @@ class Transfer:
             self.chunks.put_all(crcs.tolist())
         self._heard_at, self.tries = now, 0  # the copy may have taken long
 
-    def gather(self) -> Gathering | None:
+    def fetch_from_sources(self) -> SourceFetch | None:
         """Return the job that fetches chunks from the version's sources; None without sources."""
         announce, plan, taken = self.announce, self.chunks.plan, set[int]()
         sources = list[tuple[str, list[int]]]()
@@ -298,10 +298,10 @@ class Transfer:
         if not sources:
             return None
         self._elsewhere = taken
-        self._gathering = Gathering(announce, sources, self.chunks.memory, plan)
-        return self._gathering
+        self._source_fetch = SourceFetch(announce, sources, self.chunks.memory, plan)
+        return self._source_fetch
 
-    def gathered(self, chunks: Sequence[tuple[int, int]], now: float, *, over: bool) -> None:
+    def fetched(self, chunks: Sequence[tuple[int, int]], now: float, *, over: bool) -> None:
         """Record chunks that were fetched from sources, and maybe the end of that.
 
         What is lacking then is fetched like any other chunk. (N3)
@@ -311,12 +311,12 @@ class Transfer:
         self._elsewhere.difference_update(index for index, _ in chunks)
         if chunks:
             self.tries, self._heard_at = 0, now
-        job = self._gathering
+        job = self._source_fetch
         if job is not None and (over or not self._elsewhere):
             if not self._elsewhere:
                 job.end()
             self._cursor = min(self._cursor, *self._elsewhere) if self._elsewhere else self._cursor
-            self._gathering, self._heard_at = None, now
+            self._source_fetch, self._heard_at = None, now
             self._elsewhere = set[int]()
 
     def pull(self) -> None:
@@ -343,7 +343,7 @@ class Transfer:
         passed = self._answered > self._asked_at  # otherwise the answers are still on their way
         # While only sources are to send chunks, the publisher is not late. They have a deadline.
         late = self._timeout if passed else self._timing.patience_max
-        if silent >= late and (self._gathering is None or self._requested):  # W12
+        if silent >= late and (self._source_fetch is None or self._requested):  # W12
             self.tries += 1
             self._ask_again(now)
             self._timeout = min(2 * self._timeout, self._timing.patience_max)  # W32

@@ -687,9 +687,9 @@ class Applier:
             self._ready_queue.changed.notify_all()
         for one in each:
             target, update = self._targets[one.model], updates[one.model]
-            kept, told = target.asks_user and target.keeps(one.key), (target.detail, update.digest)
-            about = one.model, one.key
-            self._tell(Report(*about, "applied", *told, bytes=memory[one.model], kept=kept))
+            kept = target.asks_user and target.keeps(one.key)
+            about = one.model, one.key, "applied", target.detail, update.digest
+            self._tell(Report(*about, bytes=memory[one.model], kept=kept))
             if SDK in sys.modules:
                 on_apply(update)
         *others, last = updates.values()

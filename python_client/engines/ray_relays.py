@@ -199,7 +199,7 @@ class Relays(Closable):
 
     __module__ = "weightbus.ray"
 
-    def __init__(self, plan: Plan, name: str, watch: "_Watch") -> None:
+    def __init__(self, plan: Plan, name: str, watch: "_NodeWatch") -> None:
         """Show what a thread follows. `help(weightbus.ray.relays)` describes how to make it."""
         self._plan, self._name, self._watch = plan, name, watch
 
@@ -292,7 +292,7 @@ def relays(
     wanted = _wanted(nodes)
     plan = Plan(above, ids, None if keys is None else str(keys), insecure, chosen)
     local = all(map(endpoints.is_local, above))
-    watch = _Watch(plan, name, wanted, ray.util.get_node_ip_address() if local else None)
+    watch = _NodeWatch(plan, name, wanted, ray.util.get_node_ip_address() if local else None)
     joins = isinstance(publisher, Publisher)
     if (before := _watches.pop(name, None)) is not None:  # as when a notebook's cell runs again
         before.leave()
@@ -321,7 +321,7 @@ def _wanted(nodes: str | Nodes) -> Nodes:
     return lambda _node: True
 
 
-class _Watch:
+class _NodeWatch:
     """Follows the nodes of the cluster, in a thread, and starts a relay where there is none.
 
     Args:
@@ -531,7 +531,7 @@ class _Watch:
         node.actor, node.address = actor, address
 
 
-_watches: dict[str, _Watch] = {}  # of this process, by the name of the set
+_watches: dict[str, _NodeWatch] = {}  # of this process, by the name of the set
 
 
 # On any node.

@@ -148,7 +148,7 @@ def relays(
     """
     checks.seconds(timeout, "timeout", positive=True)
     checks.check_name(f"{name}-0", "relay")
-    rank = Rank.here(os.environ)
+    rank = TorchrunRank.here(os.environ)
     own = join_of(rank, upstream)
     store, keep = _store(rank, timeout)
     listens = Listens(address, f"{name}-{rank.node}", keys, insecure, settings)
@@ -156,7 +156,7 @@ def relays(
 
 
 @dataclass(frozen=True)
-class Rank:
+class TorchrunRank:
     """What torchrun says of this process.
 
     Attributes:
@@ -174,7 +174,7 @@ class Rank:
     port: int
 
     @classmethod
-    def here(cls, environ: Mapping[str, str]) -> "Rank":
+    def here(cls, environ: Mapping[str, str]) -> "TorchrunRank":
         """Read the environment.
 
         Raises:
@@ -241,7 +241,7 @@ class Listens:
     settings: Settings | None
 
 
-def _store(rank: Rank, timeout: float) -> tuple[Store, object]:
+def _store(rank: TorchrunRank, timeout: float) -> tuple[Store, object]:
     """Return the store, and what must be kept as long as other ranks use it.
 
     The store of the default process group is not kept: it would outlive the group.
@@ -261,7 +261,7 @@ def _store(rank: Rank, timeout: float) -> tuple[Store, object]:
     return PrefixStore(name, own), own
 
 
-def join_of(rank: Rank, upstream: Publisher | str | Sequence[str] | None) -> _Join:
+def join_of(rank: TorchrunRank, upstream: Publisher | str | Sequence[str] | None) -> _Join:
     """Return what this rank contributes."""
     own = _Join(rank.node, rank.local == 0, _host_id(), [])
     if isinstance(upstream, Publisher):
@@ -272,7 +272,7 @@ def join_of(rank: Rank, upstream: Publisher | str | Sequence[str] | None) -> _Jo
 
 
 def meet(
-    rank: Rank,
+    rank: TorchrunRank,
     store: Store,
     own: _Join,
     models: Iterable[str],
@@ -311,7 +311,7 @@ def meet(
 class _Meeting:
     """One meeting of all ranks in the store."""
 
-    def __init__(self, rank: Rank, store: Store, timeout: float) -> None:
+    def __init__(self, rank: TorchrunRank, store: Store, timeout: float) -> None:
         self._rank, self._store, self._timeout = rank, store, timeout
         self._number = 0
 
@@ -498,7 +498,7 @@ def rows_of(own: _Join, plan: _Plan, placed: Mapping[int, _Placed]) -> list[tupl
     return above + behind if own.node == plan.home else behind + above
 
 
-def _open(rank: Rank, plan: _Plan, models: Iterable[str], listens: Listens) -> Relay:
+def _open(rank: TorchrunRank, plan: _Plan, models: Iterable[str], listens: Listens) -> Relay:
     """Return this node's relay."""
     own = relay_keys(listens.keys, listens.name, plan.upstream)
     address = listens.address
@@ -534,7 +534,7 @@ def _check_joined(plan: _Plan, relay: Relay, timeout: float) -> None:
     )
 
 
-def _reachable(rank: Rank, address: str) -> str:
+def _reachable(rank: TorchrunRank, address: str) -> str:
     """Return a bound address in the form that other nodes can use."""
     for wildcard in WILDCARDS:
         before = f"tcp://{wildcard}:"

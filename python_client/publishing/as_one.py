@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving
 
 
-class Copied(NamedTuple):
+class CopiedModel(NamedTuple):
     """The weights of one model, copied or, from a device, being copied."""
 
     kept: PublishedModel
@@ -79,7 +79,7 @@ def receipts_of(futures: Mapping[str, Promise], left: Callable[[], float]) -> Re
     return found
 
 
-def drop_all(copied: Collection[Copied]) -> None:
+def drop_all(copied: Collection[CopiedModel]) -> None:
     """Release the memory of copies that are not published."""
     for each in copied:
         each.drop()

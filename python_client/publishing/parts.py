@@ -15,13 +15,13 @@ from ...bus.deadline import Deadline, result_of
 from ...bus.limits import Timing
 from ...bus.messages import Hello
 from ...bus.net.publisher_loop import PublisherLoop
-from ...bus.net.sources import Sources
+from ...bus.net.sources import SourceFetcher
 from ...bus.publisher.offers import announcement
 from ...bus.publisher.version import Version, VersionOffer
-from ...bus.staged import Gathering, indexes_of
+from ...bus.staged import SourceFetch, indexes_of
 from ...bus.trust.curve import public_of
 from ...bus.trust.keys import PublisherKeys, WorkerKeys
-from ...bus.worker.events import Gathered
+from ...bus.worker.events import SourceFetched
 from ...codecs.layout import Layout
 from ...codecs.state import State, Streamed
 from ..settings import Settings
@@ -143,7 +143,7 @@ class Obtaining:
         names: Mapping[str, str],
     ) -> None:
         self._loop, self._offer, self._memory, self._names = loop, offer, memory, names
-        self._sources = Sources(lambda address: (address, keys), self._obtained, timing)
+        self._sources = SourceFetcher(lambda address: (address, keys), self._obtained, timing)
         self._version: Version | None = None
 
     def __call__(self, version: Version) -> None:
@@ -153,16 +153,16 @@ class Obtaining:
         announce = replace(announcement(version), epoch=epoch, version=number)
         lacking = [(source.address, indexes_of(source, plan)) for source in offer.sources]
         hello = Hello(name=RANK, instance=secrets.token_hex(16), models={version.model: None})
-        self._sources.gather(Gathering(announce, lacking, self._memory, plan), hello)
+        self._sources.fetch(SourceFetch(announce, lacking, self._memory, plan), hello)
 
-    def _obtained(self, gathered: Gathered) -> None:
+    def _obtained(self, fetched: SourceFetched) -> None:
         """Hand over chunks, in a thread of a source."""
         version, why = self._version, ""
-        if gathered.over:
-            why = "; ".join(gathered.faults) or "chunks of its sources are lacking"
+        if fetched.over:
+            why = "; ".join(fetched.faults) or "chunks of its sources are lacking"
             for address, name in self._names.items():
                 why = why.replace(f"the source at {address} ", f"{name} at {address} ")
         if version is not None:
             self._loop.decide(
-                lambda machine, now: machine.obtained(version, gathered.chunks, why, now)
+                lambda machine, now: machine.obtained(version, fetched.chunks, why, now)
             )

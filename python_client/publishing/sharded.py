@@ -209,15 +209,15 @@ class Sharded(PartedSource):
             )
             crcs, sources, names = list[int | None](staged.crcs), list[Source](), dict[str, str]()
             for rank in range(1, len(ranks.members)):
-                told = json.loads(round_.hear(rank, "the checksums", deadline.left()))
+                report = json.loads(round_.hear(rank, "the checksums", deadline.left()))
                 indexes = staged.placement.of(rank)
-                for index, crc in zip(indexes, told["crcs"], strict=True):
+                for index, crc in zip(indexes, report["crcs"], strict=True):
                     crcs[index] = crc
-                staged.add_lost(told["lost"])
+                staged.add_lost(report["lost"])
                 if indexes:
                     ranges = staged.placement.ranges(rank)
-                    sources.append(Source(address=told["address"], chunks=ranges))
-                    names[told["address"]] = f"rank {rank}"
+                    sources.append(Source(address=report["address"], chunks=ranges))
+                    names[report["address"]] = f"rank {rank}"
             whole = digest(layout.id, chunk_bytes, cast("list[int]", crcs))
             key = parts.next_key(model, deadline)
             for rank in range(1, len(ranks.members)):
@@ -258,12 +258,12 @@ class Sharded(PartedSource):
             about = state, layout, parts.chunk_bytes, ranks, round_, deadline.left
             staged = _staged(self._entries, *about)
             mine = staged.placement.of(ranks.rank)
-            told = {
+            report = {
                 "address": self._advertise or _reachable(parts.address),
                 "crcs": [staged.crcs[index] for index in mine],
                 "lost": staged.lost,
             }
-            round_.tell(0, json.dumps(told).encode(), "the checksums")
+            round_.tell(0, json.dumps(report).encode(), "the checksums")
             epoch, number, whole = json.loads(round_.hear(0, "the name"))
             parts.keep(_offer(model, layout, staged, whole, (epoch, number)), deadline)
             round_.meet("the end")

@@ -27,9 +27,9 @@ import weightbus
 from weightbus import Publisher, Settings, Subscriber, WeightBusError
 from weightbus.bus.messages import Hello
 from weightbus.bus.net.endpoints import host_and_port
-from weightbus.bus.net.sources import Sources
-from weightbus.bus.staged import Gathering
-from weightbus.bus.worker.events import Gathered
+from weightbus.bus.net.sources import SourceFetcher
+from weightbus.bus.staged import SourceFetch
+from weightbus.bus.worker.events import SourceFetched
 from weightbus.python_client.publishing import sharded
 from weightbus.python_client.publishing.ranks import Ranks
 from weightbus.tests.client.gathering_ranks import (
@@ -49,7 +49,7 @@ from weightbus.tests.client.gathering_ranks import (
 )
 
 CHUNK_BYTES = 64  # so small that most chunks have bytes of several ranks
-GATHER, FETCH = Sources.gather, vars(Sources)["_fetch"]
+WHOLE_FETCH, FETCH = SourceFetcher.fetch, vars(SourceFetcher)["_fetch"]
 
 
 class ShardRank(Rank):
@@ -66,18 +66,18 @@ class ShardRank(Rank):
         self.address_of: list[Any] = [None] * size
         dist.all_gather_object(self.address_of, self.own.address)
         if rank == 0:
-            patch.object(Sources, "gather", self.gather).start()
+            patch.object(SourceFetcher, "fetch", self.fetch).start()
             for name, take in (("direct", self.take), ("plain", self.take_plain)):
                 made = Subscriber(self.own.address, {"m": take}, name=name)
                 self.workers.append(made.start())
             self.own.wait_for_workers(2, SECONDS)
 
     @staticmethod
-    def gather(sources: Sources, gathering: Gathering, hello: Hello) -> None:
+    def fetch(sources: SourceFetcher, job: SourceFetch, hello: Hello) -> None:
         """Let the worker `plain` fetch all from its publisher, as workers in other languages do."""
         if hello.name != "plain":
-            return GATHER(sources, gathering, hello)
-        return vars(sources)["_tell"](Gathered(gathering, (), over=True))
+            return WHOLE_FETCH(sources, job, hello)
+        return vars(sources)["_tell"](SourceFetched(job, (), over=True))
 
     def take_plain(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.plain = {name: tensor.clone() for name, tensor in pairs}
@@ -155,7 +155,7 @@ def dies(me: ShardRank, rank: int) -> None:
         print(json.dumps(me.saw), flush=True)
         os._exit(3)
 
-    def fetch_late(sources: Sources, running: Any, address: str, *about: Any) -> None:
+    def fetch_late(sources: SourceFetcher, running: Any, address: str, *about: Any) -> None:
         if not gone.is_set():
             until_refused(me.address_of[rank])
             gone.set()
@@ -163,7 +163,7 @@ def dies(me: ShardRank, rank: int) -> None:
 
     if me.rank == rank:
         patch.object(Ranks, "outcome", ends).start()
-    patch.object(Sources, "_fetch", fetch_late).start()
+    patch.object(SourceFetcher, "_fetch", fetch_late).start()
     begun = time.monotonic()
     try:
         me.publish({"w": distribute_tensor(new, me.mesh, [Shard(0)])})

@@ -18,8 +18,8 @@ from weightbus import AddressError, DeadlineError, KeysError, Publisher, Subscri
 from weightbus.bus.trust.keys import generate
 from weightbus.python_client.engines.torchrun_relays import (
     Listens,
-    Rank,
     Relays,
+    TorchrunRank,
     join_of,
     meet,
     own_host,
@@ -41,7 +41,7 @@ class Job:
 
     def call(self, number: int, upstream: Any, timeout: float = SECONDS, **how: Any) -> Relays:
         """Make the call as a rank whose environment has been read; `host` is the host's id."""
-        rank = Rank(number, 2 * LOCAL, number // LOCAL, number % LOCAL, "127.0.0.1", 1)
+        rank = TorchrunRank(number, 2 * LOCAL, number // LOCAL, number % LOCAL, "127.0.0.1", 1)
         own = join_of(rank, upstream)
         own.host = how.pop("host", own.host)
         about: dict[str, Any] = {
@@ -222,7 +222,7 @@ def test_the_hosts_own_name_is_given_where_it_leads_to_loopback(
 
 def test_a_process_that_torchrun_has_not_started_is_told_what_is_missing() -> None:
     with pytest.raises(WeightBusError, match=r"sets WORLD_SIZE, GROUP_RANK, .*with torchrun, or"):
-        Rank.here({"RANK": "0", "LOCAL_RANK": "0"})
+        TorchrunRank.here({"RANK": "0", "LOCAL_RANK": "0"})
 
 
 def test_an_error_names_a_few_of_many_ranks() -> None:

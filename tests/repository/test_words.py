@@ -39,6 +39,7 @@ FACES = {
     "Snapshot": "what a publisher's machine knows of a snapshot of the memory",
     "Running": "weightbus.types.Running shows a `Running` of messages, with its metadata",
     "Staged": "weightbus.types.Staged applies what a message `Staged` reports",
+    "Relays": "the relays of each engine, in a face of its own",
     "PublishWeights": "the callback of each training library",
 }
 

@@ -195,11 +195,12 @@ def _named() -> Iterator[Case]:
     case = begun("a version for named workers behind relays", "R8", *rows, relays="rs")
     case.joins().published(ONE)
     announced: tuple[Json, ...]
-    announced = TWO.announce("r", workers=["x", "z"]), TWO.announce("w", workers=[])
+    announced = TWO.announce("r", workers=["x", "z", "w"]), TWO.announce("w", workers=[])
     case.publish(TWO, *announced, workers=["x", "w", "z"])
-    fetched = TWO.announce("r", layout=True, workers=["x", "z"]), TWO.end("r")
+    fetched = TWO.announce("r", layout=True, workers=["x", "z", "w"]), TWO.end("r")
     case.says("r", TWO.fetch(layout=True), *fetched)
-    case.says("s", TWO.fetch(layout=True), TWO.announce("s", layout=True, workers=[]), TWO.end("s"))
+    elsewhere = TWO.announce("s", layout=True, workers=["w", "x", "z"])
+    case.says("s", TWO.fetch(layout=True), elsewhere, TWO.end("s"))
     case.says("w", TWO.applied(), ends=[]).says("r", TWO.applied(), ends=[])
     early = {"x": ["r"], "y": ["r"], "z": ["r", "q"]}
     first = done(w="skipped", x="skipped", y="applied", z="skipped", through=early)

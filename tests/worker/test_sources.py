@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from weightbus.bus.chunks import ChunkPlan
-from weightbus.bus.effects import Effect, Gather, Notice
+from weightbus.bus.effects import Effect, FetchFromSources, Notice
 from weightbus.bus.messages import Source
 from weightbus.bus.protocol_limits import TRIES_MAX
-from weightbus.bus.staged import Gathering, indexes_of
-from weightbus.bus.worker.events import Gathered
+from weightbus.bus.staged import SourceFetch, indexes_of
+from weightbus.bus.worker.events import SourceFetched
 from weightbus.codecs.native import crc32c
 from weightbus.tests.worker.test_follower import Bench, ready, version
 from weightbus.tests.worker.test_transfer import TIMING, TransferBench
@@ -27,15 +27,15 @@ def sources(*chunks: Sequence[int]) -> list[Source]:
     return [Source(f"tcp://rank-{i}:1", [*each]) for i, each in enumerate(chunks, 1)]
 
 
-def gathering_bench(*chunks: Sequence[int]) -> tuple[TransferBench, Gathering]:
+def fetch_bench(*chunks: Sequence[int]) -> tuple[TransferBench, SourceFetch]:
     bench = TransferBench(COUNT)
     bench.transfer.announce = replace(bench.transfer.announce, sources=sources(*chunks))
-    job = bench.transfer.gather()
+    job = bench.transfer.fetch_from_sources()
     assert job is not None
     return bench, job
 
 
-def arrive(bench: TransferBench, job: Gathering, *indexes: int) -> list[tuple[int, int]]:
+def arrive(bench: TransferBench, job: SourceFetch, *indexes: int) -> list[tuple[int, int]]:
     """Write chunks as a source's thread does; return what it then tells."""
     for index in indexes:
         begin, end = job.plan.span(index)
@@ -44,23 +44,23 @@ def arrive(bench: TransferBench, job: Gathering, *indexes: int) -> list[tuple[in
 
 
 def test_a_range_beyond_the_version_has_no_effect_and_no_chunk_is_at_two_sources() -> None:
-    _, job = gathering_bench([10, 5, 3], [2, 2, 10, 1], [])
+    _, job = fetch_bench([10, 5, 3], [2, 2, 10, 1], [])
     assert [[*indexes] for _, indexes in job.sources] == [[10, 11], [2, 3]]
     assert indexes_of(Source("", [2**20, 2**20]), ChunkPlan(100, 10)) == []
 
 
-def test_without_chunks_at_sources_nothing_is_gathered() -> None:
+def test_without_chunks_at_sources_nothing_is_fetched_there() -> None:
     bench = TransferBench(COUNT)
     for none in ([], sources([]), sources([COUNT, 4])):
         bench.transfer.announce = replace(bench.transfer.announce, sources=none)
-        assert bench.transfer.gather() is None
+        assert bench.transfer.fetch_from_sources() is None
 
 
 @given(st.integers(0, 2**32))
 def test_each_chunk_comes_from_one_place_and_what_sources_lack_is_fetched(seed: int) -> None:
     rng = random.Random(seed)
     there = sorted(rng.sample(range(COUNT), rng.randrange(1, COUNT)))
-    bench, job = gathering_bench([n for index in there for n in (index, 1)])
+    bench, job = fetch_bench([n for index in there for n in (index, 1)])
     bench.transfer.end(bench.digest)
     now, lacking = 0.0, there[rng.randrange(len(there) + 1) :]
     requested = set[int]()
@@ -69,11 +69,11 @@ def test_each_chunk_comes_from_one_place_and_what_sources_lack_is_fetched(seed: 
         requested.update(bench.wants(now))
         assert not bench.add(index, now), "a chunk that a source writes was written, too"
         assert bench.lends(index, len(bench.pieces[index])) is None
-        bench.transfer.gathered(arrive(bench, job, index), now, over=False)
+        bench.transfer.fetched(arrive(bench, job, index), now, over=False)
     requested.update(bench.wants(now))
     assert not requested.intersection(there)
     assert job.complete == (not lacking)
-    bench.transfer.gathered((), now, over=True)
+    bench.transfer.fetched((), now, over=True)
     for _ in range(COUNT):
         requested.update(bench.wants(now))
         for index in requested.difference(i for i, crc in enumerate(bench.chunks.crcs) if crc):
@@ -85,18 +85,18 @@ def test_each_chunk_comes_from_one_place_and_what_sources_lack_is_fetched(seed: 
 
 
 def test_while_only_sources_are_to_send_the_publisher_is_not_late() -> None:
-    bench, job = gathering_bench([0, COUNT])
+    bench, job = fetch_bench([0, COUNT])
     bench.transfer.end(bench.digest)
     for step in range(10 * TRIES_MAX):
         assert bench.wants(step * TIMING.patience_max) == []
     assert not bench.transfer.exhausted
-    bench.transfer.gathered((), 1000.0, over=True)
+    bench.transfer.fetched((), 1000.0, over=True)
     assert bench.wants(1000.0) == [*range(COUNT)]
     assert not job.complete
 
 
-def test_a_pushed_chunk_of_a_lease_does_not_end_the_gathering() -> None:
-    bench, job = gathering_bench([1, 1])
+def test_a_pushed_chunk_of_a_lease_does_not_end_the_fetch() -> None:
+    bench, job = fetch_bench([1, 1])
     bench.lend(0)
     bench.lend(2)  # ends the first lease
     assert job.live
@@ -107,8 +107,8 @@ def test_a_pushed_chunk_of_a_lease_does_not_end_the_gathering() -> None:
 # The version of a model.
 
 
-def gathering_of(effects: list[Effect]) -> Gathering:
-    (job,) = (e.gathering for e in effects if isinstance(e, Gather))
+def fetch_of(effects: list[Effect]) -> SourceFetch:
+    (job,) = (e.job for e in effects if isinstance(e, FetchFromSources))
     return job
 
 
@@ -121,23 +121,23 @@ class TestFollower:
 
     def test_a_version_is_ready_once_sources_and_publisher_have_sent_it(self, bench: Bench) -> None:
         v = version(1)
-        job = gathering_of(bench.announce(v, sources=sources([1, 1])))
+        job = fetch_of(bench.announce(v, sources=sources([1, 1])))
         assert ready(bench.feed(v, 0, 2) + bench.end(v)) == []
         job.buffer[8:16] = 1
         told = [(1, crc32c(b"\1" * 8))]
-        (staged,) = ready(bench.done(bench.follower.happened(Gathered(job, told), bench.now)))
+        (staged,) = ready(bench.done(bench.follower.happened(SourceFetched(job, told), bench.now)))
         assert staged.digest == v.digest
         # The end of the threads comes late, and has no effect.
-        assert bench.follower.happened(Gathered(job, (), over=True), bench.now) == []
+        assert bench.follower.happened(SourceFetched(job, (), over=True), bench.now) == []
 
     def test_what_a_source_does_not_send_is_fetched_and_the_reason_is_logged(
         self, bench: Bench
     ) -> None:
         v = version(1)
-        job = gathering_of(bench.announce(v, sources=sources([1, 1])))
+        job = fetch_of(bench.announce(v, sources=sources([1, 1])))
         bench.feed(v, 0, 2)
         bench.end(v)
-        over = Gathered(job, (), over=True, faults=["it is gone"])
+        over = SourceFetched(job, (), over=True, faults=["it is gone"])
         effects = bench.follower.happened(over, bench.now)
         assert [e.text for e in effects if isinstance(e, Notice)] == ["it is gone"]
         (staged,) = ready(bench.feed(v, 1, pushed=False))
@@ -145,8 +145,7 @@ class TestFollower:
 
     def test_a_buffer_is_used_again_only_once_no_source_writes_there(self, bench: Bench) -> None:
         first, second = (
-            gathering_of(bench.announce(version(number), sources=sources([0, 3])))
-            for number in (1, 2)
+            fetch_of(bench.announce(version(number), sources=sources([0, 3]))) for number in (1, 2)
         )
         assert not first.live
         assert second.live
@@ -154,11 +153,15 @@ class TestFollower:
         told = [(i, crc32c(b"\2" * (8 if i < 2 else 4))) for i in range(3)]
         second.buffer[:] = 2
         bench.end(version(2))
-        (staged,) = ready(bench.done(bench.follower.happened(Gathered(second, told), bench.now)))
+        (staged,) = ready(
+            bench.done(bench.follower.happened(SourceFetched(second, told), bench.now))
+        )
         assert staged.version == 2
         waiting = bench.announce(version(3))
-        assert not any(isinstance(e, Gather) for e in waiting), "a source still writes there"
-        assert bench.follower.happened(Gathered(first, [(0, 1)]), bench.now) == []
-        bench.done(bench.follower.happened(Gathered(first, (), over=True), bench.now))
+        assert not any(isinstance(e, FetchFromSources) for e in waiting), (
+            "a source still writes there"
+        )
+        assert bench.follower.happened(SourceFetched(first, [(0, 1)]), bench.now) == []
+        bench.done(bench.follower.happened(SourceFetched(first, (), over=True), bench.now))
         (staged,) = ready(bench.feed(version(3)) + bench.end(version(3)))
         assert staged.data is first.buffer

@@ -31,6 +31,11 @@ impl PublisherMachine {
             return self.turn_away((from, key), hello, "stale-epoch", &text, now);
         }
         if hello.epoch > self.epoch() {
+            // R10: a relay may name an epoch of workers behind it, and is welcome itself.
+            let own = self.epoch();
+            if is_relay(hello) && hello.models.values().flatten().all(|runs| runs.epoch <= own) {
+                return self.outbid_for(from, key, hello, now);
+            }
             let epoch = match self.epoch_above(hello) {
                 Ok(epoch) => epoch,
                 Err(text) => return self.turn_away((from, key), hello, "stale-epoch", &text, now),
@@ -50,6 +55,23 @@ impl PublisherMachine {
                 }
                 _ => self.renew(epoch, hello, now),
             }
+        }
+        let other = self.roster.by_identity(from).filter(|&name| name != hello.name).map(str::to_owned);
+        if let Some(other) = other {
+            self.leave(&other, "its connection has taken another name", now);
+        }
+        self.admit(from, key, hello, now);
+    }
+
+    /// Takes an epoch later than the one that a relay names for workers behind it, if it can, and
+    /// admits the relay in any case (R10).
+    fn outbid_for(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
+        let paused = self.renewed_at.map_or(false, |at| {
+            let ago = now.saturating_sub(at);
+            ago < self.timing.lost_after || ago < self.renewal_pause
+        });
+        if let (Ok(epoch), false) = (self.epoch_above(hello), paused) {
+            self.renew(epoch, hello, now);
         }
         let other = self.roster.by_identity(from).filter(|&name| name != hello.name).map(str::to_owned);
         if let Some(other) = other {

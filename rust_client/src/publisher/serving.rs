@@ -5,6 +5,7 @@ use super::effects::{Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
 use super::offer::VersionPatch;
 use super::store::Version;
+use crate::limits::NAMED_MAX;
 use crate::messages::*;
 use crate::transfer::Time;
 use crate::words::escaped;
@@ -118,11 +119,17 @@ impl PublisherMachine {
     }
 
     /// Returns the announcement for one peer: a relay gets the names of the workers that the version
-    /// is only for (R8).
+    /// is only for, those behind it first (R8). The others may come there.
     pub(super) fn addressed(&self, name: &str, announce: Announce, version: &Version) -> Announce {
         match (&version.only, self.roster.get(name)) {
             (Some(only), Some(peer)) if peer.is_relay() => {
-                Announce { workers: self.roster.named_behind(name, only), ..announce }
+                let mut workers = self.roster.named_behind(name, only);
+                let mut others: Vec<_> =
+                    only.iter().filter(|each| !workers.contains(each)).cloned().collect();
+                others.sort();
+                workers.append(&mut others);
+                workers.truncate(NAMED_MAX);
+                Announce { workers, ..announce }
             }
             _ => announce,
         }
