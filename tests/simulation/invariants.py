@@ -139,7 +139,8 @@ class Invariants:
                 if other not in names or contents[other].startswith(b"torn"):
                     continue
                 needed = (other, key[1], number)
-                same = contents[other] == self.published[needed].data
+                known = self.published.get(needed)  # a later epoch may lack it, since it has newer
+                same = known is not None and contents[other] == known.data
                 assert names[other] >= needed or same, f"{name} runs {key} with {names[other]}"
 
     def on_rename(self, name: str, key: Key, was: Key, contents: Mapping[str, bytes]) -> None:
