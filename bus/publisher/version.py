@@ -332,13 +332,11 @@ class Chunked:
     plan: ChunkPlan
     chunks: Chunks[object]
     snapshot: ChunkSource
+    end_awaiters: set[str]
+    waits: dict[str, dict[int, float]]
     patch: PatchId | None = None
     sealed: SealedVersion | None = None
     was_sealed = False
-
-    def __init__(self) -> None:
-        self.end_awaiters: set[str] = set()
-        self.waits: dict[str, dict[int, float]] = {}
 
     @property
     def target(self) -> "Version":
@@ -405,7 +403,7 @@ class Version(Chunked):
     """
 
     def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
-        super().__init__()
+        self.end_awaiters, self.waits = set[str](), dict[str, dict[int, float]]()
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
         # The type is narrower than in `Chunked`. That is safe, since the attribute is never
@@ -588,7 +586,7 @@ class VersionPatch(Chunked):
     """
 
     def __init__(self, version: Version, offered: OfferedPatch) -> None:
-        super().__init__()
+        self.end_awaiters, self.waits = set[str](), dict[str, dict[int, float]]()
         encoding, self.base, data, self.classes, self.work, arriving = offered
         self.patch = self.id = PatchId(encoding, self.base.epoch, self.base.version)
         self.plan = plan = plan_of(len(data), version.plan.chunk_bytes)

@@ -688,8 +688,9 @@ class Applier:
         for one in each:
             target, update = self._targets[one.model], updates[one.model]
             kept = target.asks_user and target.keeps(one.key)
-            about = one.model, one.key, "applied", target.detail, update.digest
-            self._tell(Report(*about, bytes=memory[one.model], kept=kept))
+            text, digest, bytes_ = target.detail, update.digest, memory[one.model]
+            about = one.model, one.key
+            self._tell(Report(*about, "applied", text, digest, bytes=bytes_, kept=kept))
             if SDK in sys.modules:
                 on_apply(update)
         *others, last = updates.values()
