@@ -13,9 +13,11 @@ from weightbus.tests.vectors.parts import Json
 from weightbus.tests.vectors.publisher_sequence_cases import (
     EPOCH,
     FIRST,
+    FOUR,
     FREE,
     ONE,
     SECOND,
+    THREE,
     TWO,
     Case,
     Data,
@@ -88,7 +90,7 @@ def begun(name: str, rules: str, *rows: Json, relays: str = "r", **options: Any)
 
 def sequence_cases() -> Iterator[Json]:
     """Yield all sequences."""
-    parts = _rows(), _calls(), _commits(), _named(), _lost(), _names(), _others()
+    parts = _rows(), _calls(), _commits(), _named(), _owed(), _lost(), _names(), _others()
     for case in chain.from_iterable(parts):
         rules = case.rules.split()
         head = {"name": case.name, "level": highest(rules), "rules": rules}
@@ -224,6 +226,45 @@ def _named() -> Iterator[Case]:
     case = begun("the way to a named worker is over", "R8 P18", row("x"), grace_ms=0)
     case.closed("r").wait(5000, **FREE)
     yield case.publish(ONE, workers=["x"], ends=[done(False, x="lost", through={"x": ["r"]})])
+
+
+def _owed() -> Iterator[Case]:
+    case = begun("a named worker comes to another relay", "R8", row("x"), relays="rs")
+    case.publish(ONE, ONE.announce("r", workers=["x"]), workers=["x"]).wait(200)
+    case.says("s", below(row("x")), tells=["joined x"], status={"x": behind("s")})
+    case.says("r", ping(), pong("r"))
+    announced = pong("s"), ONE.announce("s", workers=["x"]), ONE.end("s")
+    case.says("s", ping(), *announced).says("s", ping(), *announced)
+    case.says("s", ONE.progress(1)).wait(3000).says("s", ping(), pong("s"))
+    # no progress for `lost_ms`: the relay may have dropped the version
+    case.wait(2000).says("s", ping(), *announced)
+    case.says("s", ONE.applied()).says("s", ping(), pong("s"))
+    case.says("s", below(row("x", ONE)), ends=[done(x="applied", through={"x": ["s"]})])
+    yield case.says("s", ping(), pong("s"))
+    case = begun("the versions of named workers behind one relay", "R8", row("x"), row("y"))
+    case.published(ONE, workers=["x"]).published(TWO, workers=["y"])
+    first, second = (
+        (pong("r"), data.announce("r", workers=[name]), data.end("r"))
+        for data, name in ((ONE, "x"), (TWO, "y"))
+    )
+    case.says("r", TWO.progress(1)).says("r", ping(), *first)
+    case.says("r", ONE.applied()).says("r", ping(), pong("r"))
+    case.wait(4000).says("r", ping(), pong("r")).wait(1000).says("r", ping(), *second)
+    over = [done(x="applied", through={"x": ["r"]}), done(y="applied", through={"y": ["r"]})]
+    case.says("r", below(row("x", ONE), row("y", TWO)), ends=over).says("r", ping(), pong("r"))
+    case.published(THREE, workers=["x"], timeout_ms=1000).published(FOUR)
+    yield case.wait(1000, **FREE).says("r", ping(), pong("r", m=4))
+    case = begun("a named worker has its version from elsewhere", "R8", row("x"))
+    case.published(ONE, workers=["x"]).says("r", below(row("x", ONE)), **FREE)
+    yield case.says("r", ping(), pong("r"))
+    case = begun("a named worker that has to stage moves", "R8 P10", row("x"), relays="rs")
+    case.published(ONE, workers=["x"], **TOGETHER).wait(200)
+    modes: Json = {"commit": "together", "acknowledge": "staged"}
+    case.says("s", below(row("x")), status={"x": behind("s")})
+    announced = pong("s"), ONE.announce("s", workers=["x"], **modes), ONE.end("s")
+    case.says("s", ping(), *announced).says("s", ONE.staged()).says("s", ping(), pong("s"))
+    over = [done(x="staged", through={"x": ["s"]})]
+    yield case.says("s", below(staged("x", ONE)), ONE.commit("s"), ends=over)
 
 
 def _lost() -> Iterator[Case]:

@@ -3,14 +3,15 @@
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
 use super::phases::{PeerEvent, TargetEvent};
-use super::roster::{is_relay, Peer};
+use super::roster::{is_relay, Delivery, Peer};
 use super::status::{is_stuck, phase_of};
+use super::store::{Version, Versions};
 use crate::messages::*;
 use crate::transfer::Time;
 
 impl PublisherMachine {
-    /// Answers a ping (P17).
-    pub(super) fn ping(&mut self, name: &str, ping: &Ping) {
+    /// Answers a ping (P17). A relay also gets the versions that named workers behind it lack (R8).
+    pub(super) fn ping(&mut self, name: &str, ping: &Ping, now: Time) {
         let models = match self.roster.get_mut(name) {
             Some(peer) => {
                 peer.hears(ping.subscribed);
@@ -27,6 +28,41 @@ impl PublisherMachine {
                 ..Default::default()
             }),
         );
+        for (model, number) in self.owed(name, now) {
+            self.describe(name, &model, number, false);
+        }
+    }
+
+    /// Returns, by model, the version for named workers that a relay should fetch next: the oldest
+    /// that such a worker behind it lacks, and that is later than the one that the relay runs (R8).
+    ///
+    /// Such a worker may have come from another place since the publish. The relay gets one version
+    /// after the other, as it drops a version for a newer one. A version that arrives at the relay is
+    /// left out.
+    fn owed(&self, name: &str, now: Time) -> Vec<(String, u64)> {
+        let relay = match self.roster.get(name) {
+            Some(peer) if peer.is_relay() => peer,
+            _ => return Vec::new(),
+        };
+        let mut owed = Vec::new();
+        for model in relay.hello.models.keys() {
+            let runs = |worker: &String| self.roster.get(worker).map(|peer| peer.runs(model));
+            let needed = |version: &&Version| {
+                let key = self.store.key(version.number);
+                let named = || self.roster.named_behind(name, version.only.iter().flatten());
+                relay.runs(model) < key && named().iter().filter_map(runs).any(|its| its < key)
+            };
+            let mut named = self.store.models.get(model).into_iter().flat_map(Versions::named);
+            if let Some(version) = named.find(needed) {
+                // A relay that drops an arriving version does not report that.
+                let moves = |its: &&Delivery| now.saturating_sub(its.since) < self.timing.lost_after;
+                let arriving = relay.incoming.get(model).filter(moves);
+                if arriving.map_or(true, |its| its.version != version.number) {
+                    owed.push((model.clone(), version.number));
+                }
+            }
+        }
+        owed
     }
 
     /// Records that a worker has sent a message on its connection.

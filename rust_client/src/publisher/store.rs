@@ -194,6 +194,14 @@ impl Versions {
         &self.targeted
     }
 
+    /// Returns the newest versions that are for named workers only, the oldest first.
+    pub fn named(&self) -> impl Iterator<Item = &Version> {
+        let newest = |its: &Version| {
+            its.phase.is(VersionPhase::Targeted) || its.phase.is(VersionPhase::Pending) && its.only.is_some()
+        };
+        self.kept.values().filter(move |version| newest(version))
+    }
+
     /// True if a version was ever published.
     pub fn any(&self) -> bool {
         self.count > 0
