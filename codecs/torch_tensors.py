@@ -33,7 +33,8 @@ LARGE_BYTES: Final = 2**20
 
 GATHER: Final = (
     "on every rank call weightbus.gather(model).publish(publisher, ...), which gathers it on rank "
-    "0 and publishes it there; the other ranks give None as the publisher"
+    "0 and publishes it there; the other ranks give None as the publisher. Or, with a publisher on "
+    "each rank, call weightbus.sharded(model).publish(publisher, ...)"
 )
 
 

@@ -173,6 +173,11 @@ class Sharded(PartedSource):
         Raises:
             StateError: The model cannot be published.
         """
+        if self._publisher is None:
+            raise StateError(
+                "a model that all ranks publish together: on every rank call publish(publisher, "
+                "model) of what sharded() returned"
+            )
         members = [] if self._ranks is None else self._ranks.members
         self._entries = entries(self._model)
         state, self._parameters = state_of_entries(self._entries, members)

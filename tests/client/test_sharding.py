@@ -67,6 +67,14 @@ def test_without_a_group_the_model_is_published_as_it_is() -> None:
     assert all(tensor.equal(copy[name]) for name, tensor in two_layers().state_dict().items())
 
 
+def test_a_publisher_alone_refuses_what_all_ranks_publish() -> None:
+    with (
+        weightbus.Publisher("tcp://127.0.0.1:0") as publisher,
+        pytest.raises(weightbus.StateError, match="on every rank call publish"),
+    ):
+        publisher.publish("m", weightbus.sharded(two_layers()))
+
+
 @pytest.mark.parametrize("timeout", [0, -1, math.inf, "a minute"])
 def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
     with pytest.raises(ValueError, match=r"timeout=.*choose a number of seconds above 0"):
