@@ -369,8 +369,10 @@ class _Passed:
         `arriving`: the version at that worker, as long as it arrives.
         """
         patch = self.patch
-        if patch is None or arriving is not None:
-            return arriving is not None and arriving.transfer.chunks is not patch
+        if patch is None:
+            return False
+        if arriving is not None:
+            return arriving.transfer.chunks is not patch
         return self.chunks.whole and patch.here < patch.plan.count
 
     def give_up_patch(self, below: PublisherLoop) -> None:
