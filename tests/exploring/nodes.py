@@ -24,9 +24,11 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.version import BytesInPlace, Received, Version
 from weightbus.bus.staged import Patching
 from weightbus.bus.worker.layouts import Expected
+from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import ArrivingEntry, VersionStore
 from weightbus.codecs.layout import Layout
+from weightbus.python_client.relay import _Passed  # pyright: ignore[reportPrivateUsage]
 
 # What never changes once it is made.
 FIXED = (
@@ -57,6 +59,7 @@ SINCE: dict[str, float] = {
     "_progress_at": 1,
     "renewed_at": 2,
     "started": 0,
+    "started_by": 0,  # as ages: see `_forget`
     "ticket_at": 0,  # nobody has a key here
     "_urgent_at": 1,
     "at": 0,
@@ -68,6 +71,7 @@ LENGTHS = {
     "pause",
     "renewal_pause",
     "_pause",
+    "_outbids",
     "_patience",
     "_timeout",
     "_gap",
@@ -117,6 +121,8 @@ def copied(given: Any, known: dict[int, Any]) -> Any:
         _fill(copy, given, known)
         if isinstance(given, BUILT):
             copy = known[id(given)] = _made(given, known)
+        elif isinstance(copy, _Passed) and copy.kept is not None:
+            copy.keep()  # the copy of the buffer, as `_received`
     return copy
 
 
@@ -279,6 +285,9 @@ class _Forming:
                 buffer[:] = 0
         elif isinstance(given, Ages):
             given._started_by = {}  # noqa: SLF001 # pyright: ignore
+        elif isinstance(given, WorkerMachine):
+            epoch, at, pause = given._outbids  # noqa: SLF001 # pyright: ignore
+            given._outbids = epoch, max(-pause, at - self._now), pause  # noqa: SLF001 # pyright: ignore
         elif isinstance(given, ArrivingEntry) and given.transfer.patch:
             given.chunks.memory[:] = 0  # the patch arrives elsewhere, and is decoded all at once
         elif isinstance(given, Patching):

@@ -41,6 +41,7 @@ from weightbus.tests.simulation.performing import done
 from weightbus.tests.simulation.virtual_shell import perform
 
 NAME, IDENTITY = "r", b"r"
+TURNS_MAX = 20  # turns of both threads of a relay after which they must be at rest
 
 
 class Queue:
@@ -104,15 +105,19 @@ class RelayedSide(PublisherSide):
         self.decisions: list[Callable[[PublisherMachine, float], list[PublisherEffect]]] = []
         loop = cast("PublisherLoop", self)
         ready = cast("ReadyQueue", self.queue)
-        self.passes_on = _PassesOn(self.above, ready, loop, lambda: "")
+        self.passes_on = _PassesOn(self.above, ready, loop, lambda: "", clock=self.clock)
         self.passes_on.report_by(self.reported)
         passes_on: Any = self.passes_on
         passes_on._note_session, passes_on._lost_at = _nothing, None  # noqa: SLF001
         passes_on._received = Uncounted()  # noqa: SLF001
-        self.reports = _Reports(self.above, loop, _nothing)
+        self.reports = _Reports(self.above, loop, _nothing, self.clock)
         reports: Any = BelowReports(self.below)
         reports._at_once = Always()  # noqa: SLF001
         self.reports._reports = reports  # noqa: SLF001 # pyright: ignore
+
+    def clock(self) -> float:
+        """Return the time of the world."""
+        return self.now
 
     def decide(self, how: Callable[[PublisherMachine, float], list[PublisherEffect]]) -> None:
         """Do as `PublisherLoop`."""
@@ -209,7 +214,7 @@ class RelayedSide(PublisherSide):
 
     def turn(self, did: list[Did]) -> None:
         """Let both threads of the relay have turns, until they are at rest."""
-        while True:
+        for _ in range(TURNS_MAX):
             self.does([*self.passes_on(), *self.reports.send()])
             work, self.outcomes[:] = [*self.outcomes], []
             for report in work:
@@ -222,3 +227,4 @@ class RelayedSide(PublisherSide):
             self.reports.collect(self.below, self.now)
             if not (work or decisions or self.reports._outgoing):  # noqa: SLF001 # pyright: ignore
                 return
+        raise AssertionError("the relay's threads give each other work for ever")
