@@ -394,7 +394,10 @@ class Messages:
         text = (
             f"\n/// A message from {_a(sender)} to {_a(receiver)}.\n"
             "#[derive(Clone, Debug, PartialEq, Serialize)]\n"
-            f'#[serde(tag = "type", rename_all = "snake_case")]\npub enum {enum} {{\n{variants}}}\n'
+            '#[serde(tag = "type", rename_all = "snake_case")]\n'
+            # a message is read and handled at once, and not kept in lists
+            "#[allow(clippy::large_enum_variant)]\n"
+            f"pub enum {enum} {{\n{variants}}}\n"
         )
         if not read:
             return text

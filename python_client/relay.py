@@ -376,7 +376,7 @@ class _Passed:
         return self.chunks.whole and patch.here < patch.plan.count
 
     def give_up_patch(self, below: PublisherLoop) -> None:
-        """Offer the version only whole from now on."""
+        """Offer the version only whole from now on. (R9)"""
         self.patch = None
         below.decide(self._unpatch)
 

@@ -80,6 +80,9 @@ def undecided(publisher: Publisher) -> None:
 # What each call does with a publisher whose worker says nothing; closing comes last.
 OF_PUBLISHER: dict[str, Callable[[Publisher], object]] = {
     "publish": lambda p: raising(lambda: p.publish("m", WEIGHTS, **EXPECTED), FELL_SHORT),
+    "publish_many": lambda p: raising(
+        lambda: p.publish_many({"m": WEIGHTS}, **EXPECTED), FELL_SHORT
+    ),
     "publish_async": lambda p: raising(
         lambda: p.publish_async("m", WEIGHTS, **EXPECTED).result(), FELL_SHORT
     ),

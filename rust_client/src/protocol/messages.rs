@@ -1241,6 +1241,7 @@ pub struct Verified {
 /// A message from a worker to a publisher.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)]
 pub enum FromWorker {
     Hello(Hello),
     Ping(Ping),
@@ -1281,6 +1282,7 @@ impl Received for FromWorker {
 /// A message from a publisher to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)]
 pub enum FromPublisher {
     Welcome(Welcome),
     Ping(Ping),
@@ -1335,6 +1337,7 @@ impl Received for FromPublisher {
 /// A message from an observer to a publisher.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)]
 pub enum FromObserver {
     Observe(Observe),
     Verify(Verify),
@@ -1357,6 +1360,7 @@ impl Received for FromObserver {
 /// A message from a publisher to an observer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)]
 pub enum ToObserver {
     Roster(RosterPage),
     Verified(Verified),
