@@ -125,7 +125,8 @@ class Settings:
         any_data_host: For a worker: accept any data address that the publisher sends, also on
             another host. Otherwise the worker connects only to the host of the publisher's own
             address (for `ipc`: its path with a suffix). If the data address is elsewhere, the
-            worker fetches versions over the control socket, and the log warns.
+            worker fetches versions over the control socket, and the log warns. The same holds for
+            the addresses of sources (`weightbus.sharded`), but with keys all are accepted.
 
     Raises:
         AddressError: `advertise` is invalid.
