@@ -199,11 +199,11 @@ fn who_is_revoked_runs_on_gets_nothing_more_and_may_come_back() {
 fn each_address_has_a_key_of_its_own() {
     let (one, two) = (Folder::new("first"), Folder::new("next"));
     let pairs = [Pair::new(), Pair::new()];
+    two.allow("w", "worker", &pairs[1].public); // else both refuse the worker in its first round
     let (second, first) = (two.publisher(), one.publisher()); // the first one has the later epoch
     let list = format!("{},{}", first.address(), second.address());
     let builder = || Worker::builder(&list[..]).name("w").snapshots(MODEL);
     let files = [one.file_of("w", &pairs[0]), two.file_of("w", &pairs[1])];
-    two.allow("w", "worker", &pairs[1].public);
     let worker = builder().keys(files.join(",")).connect().unwrap();
     assert!(second.wait_for_workers(1, MODEL, LONG).unwrap(), "the first one does not allow its key");
     assert_eq!(worker.address(), second.address());
