@@ -200,7 +200,9 @@ fn each_address_has_a_key_of_its_own() {
     let (one, two) = (Folder::new("first"), Folder::new("next"));
     let pairs = [Pair::new(), Pair::new()];
     two.allow("w", "worker", &pairs[1].public); // else both refuse the worker in its first round
-    let (second, first) = (two.publisher(), one.publisher()); // the first one has the later epoch
+    // The first one has a later epoch, as publishers have that do not start in one millisecond.
+    let second = two.builder().epoch(1).bind().unwrap();
+    let first = one.builder().epoch(2).bind().unwrap();
     let list = format!("{},{}", first.address(), second.address());
     let builder = || Worker::builder(&list[..]).name("w").snapshots(MODEL);
     let files = [one.file_of("w", &pairs[0]), two.file_of("w", &pairs[1])];
