@@ -199,8 +199,9 @@ fn who_is_revoked_runs_on_gets_nothing_more_and_may_come_back() {
 fn each_address_has_a_key_of_its_own() {
     let (one, two) = (Folder::new("first"), Folder::new("next"));
     let pairs = [Pair::new(), Pair::new()];
-    two.allow("w", "worker", &pairs[1].public); // else both refuse the worker in its first round
-    // The first one has a later epoch, as publishers have that do not start in one millisecond.
+    // Otherwise both refuse the worker in its first round. The first one has a later epoch, as have
+    // publishers that do not start in one millisecond.
+    two.allow("w", "worker", &pairs[1].public);
     let second = two.builder().epoch(1).bind().unwrap();
     let first = one.builder().epoch(2).bind().unwrap();
     let list = format!("{},{}", first.address(), second.address());
