@@ -160,12 +160,12 @@ def test_the_metrics_of_a_relay(tree: Tree) -> None:
 
 def test_two_relays_of_one_name_are_refused(tree: Tree) -> None:
     publisher = tree.publisher()
-    with (
-        Relay(publisher.address, ANY, ["m"], name="same", settings=SOON) as first,
-        Relay(publisher.address, ANY, ["m"], name="same", settings=SOON) as second,
-    ):
+    with Relay(publisher.address, ANY, ["m"], name="same", settings=SOON) as first:
         assert first.wait_joined(SECONDS)
-        with pytest.raises(RefusedError, match=r"refuses relay 'same' \(name-taken\)"):
+        with (
+            Relay(publisher.address, ANY, ["m"], name="same", settings=SOON) as second,
+            pytest.raises(RefusedError, match=r"refuses relay 'same' \(name-taken\)"),
+        ):
             second.wait_joined(SECONDS)
 
 
