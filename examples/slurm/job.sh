@@ -24,7 +24,7 @@ trap 'ended=1; kill -TERM $trainer 2>/dev/null' TERM # srun passes it on to its 
 host=${SLURMD_NODENAME:-$(hostname)}
 port=${PORT:-$((10000 + SLURM_JOB_ID % 10000 * 2))}
 publisher=tcp://$host:$port
-relay=ipc:///tmp/weightbus-$SLURM_JOB_ID # the node's index follows
+relay=ipc://@weightbus-$SLURM_JOB_ID # in no file system; the node's index follows
 
 if [ ! -d "$WEIGHTBUS_KEYS" ]; then
     mkdir -p "$run" &&
