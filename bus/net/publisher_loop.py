@@ -276,7 +276,7 @@ class PublisherLoop:
         def answer(_now: float) -> tuple[int, int]:
             state = self._machine.state
             versions = state.store.get(model)
-            return state.epoch, 1 if versions is None else versions.next
+            return state.epoch, 1 if versions is None else versions.next_number
 
         return self._call_soon(answer)
 

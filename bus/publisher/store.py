@@ -160,11 +160,6 @@ class Versions:
         """True if a version of this model was ever published."""
         return self._count > 0
 
-    @property
-    def next(self) -> int:
-        """The number of the next version."""
-        return self._count + 1
-
     def had(self, number: int) -> bool:
         """True if a version was published under this number in this epoch, as far as is known."""
         return self._first <= number <= self._count or not self._named_here
