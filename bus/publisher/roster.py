@@ -10,6 +10,7 @@ record as the relay reports.
 """
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -380,7 +381,7 @@ class Roster:
         self._models = 0  # number of models of all workers
         self.relays = 0  # number of relays, those behind relays included
         self.removals = 0  # number of workers that were removed
-        self._departed: list[Peer] | None = None  # workers that were removed; None: not kept
+        self._departed: deque[Peer] | None = None  # workers that were removed; None: not kept
         self.revision = 0  # increases with each change
         self._by_change: dict[str, Peer] = {}  # by name; the oldest change first
 
@@ -441,9 +442,13 @@ class Roster:
         self._by_change[peer.name] = peer
 
     def departed(self) -> list[Peer]:
-        """Return the workers that were removed since the last call; at the first call, none."""
-        departed, self._departed = self._departed, []
-        return departed or []
+        """Return the workers that were removed since the last call; at the first call, none.
+
+        They are the last ones, at most as many as the roster holds: a relay without a publisher
+        reports to none for as long as that lasts, while workers come and go.
+        """
+        departed, self._departed = self._departed, deque(maxlen=WORKERS_MAX)
+        return list(departed or ())
 
     def changed(self, since: int) -> list[Peer]:
         """Return the workers that changed after revision `since`, oldest change first."""

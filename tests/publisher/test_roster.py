@@ -28,3 +28,17 @@ def test_the_lost_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     first.phase = "lost"
     assert admit(r, "w3", "1", 0.0)[0] == "new"
     assert {p.name for p in r} == {"w2", "w3"}
+
+
+def test_the_workers_that_departed_are_no_more_than_the_roster_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roster, "WORKERS_MAX", 2)
+    r = Roster(LOST_AFTER)
+    assert r.departed() == []
+    for name in "w1", "w2", "w3":
+        _, peer = admit(r, name, "1", 0.0)
+        assert peer is not None
+        r.forget(peer)
+    assert [peer.name for peer in r.departed()] == ["w2", "w3"]
+    assert r.departed() == []
