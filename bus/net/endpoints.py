@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import AddressError
@@ -17,6 +17,7 @@ from ..protocol_limits import TEXT_MAX
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
 PATH_MAX = 107  # bytes of a path; the kernel takes one more of a name with @, libzmq does not
+ANYWHERE = "0.0.0.0", "::", "*"  # noqa: S104 - hosts of sockets bound at all addresses of this one
 DATA = ".data"  # the data socket's suffix to the path of the control socket
 
 _IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
@@ -178,10 +179,25 @@ def leads_to(endpoint: str, bound: str) -> bool:
     if not tcp:
         return endpoint == bound
     (host, port), (own, own_port) = host_and_port(endpoint), host_and_port(bound)
-    anywhere = "0.0.0.0", "::"  # noqa: S104 - a comparison
-    here = is_loopback(host) or host in (*anywhere, socket.gethostname())
-    same = host.lower() == own.lower() or (here and (own in anywhere or is_loopback(own)))
+    here = is_loopback(host) or host in (*ANYWHERE, socket.gethostname())
+    same = host.lower() == own.lower() or (here and (own in ANYWHERE or is_loopback(own)))
     return same and port == own_port != 0
+
+
+def for_other_hosts(bound: str, own_host: Callable[[], str]) -> str:
+    """Return the address at which other hosts reach the socket that is bound at `bound`.
+
+    Args:
+        bound: An endpoint, which may be at all addresses of this host.
+        own_host: Returns one of them, without brackets; called only then.
+    """
+    if ipc_path(bound) is not None:
+        return bound
+    host, port = host_and_port(bound)
+    if host not in ANYWHERE:
+        return bound
+    own = own_host()
+    return f"tcp://[{own}]:{port}" if ":" in own else f"tcp://{own}:{port}"
 
 
 def ipc_path(endpoint: str) -> str | None:

@@ -277,7 +277,7 @@ def relays(
     checks.check_name(name, "relays")
     chosen = settings_of("Relay", settings)
     if isinstance(publisher, Publisher):
-        above: tuple[str, ...] = (_reachable(publisher.address),)
+        above: tuple[str, ...] = (endpoints.for_other_hosts(publisher.address, _node_address),)
         models = publisher.models if models is None else models
     else:
         above = endpoints.check_all(publisher)
@@ -301,16 +301,9 @@ def relays(
     return Relays(plan, name, watch)
 
 
-def _reachable(address: str) -> str:
-    """Return a publisher's address for other nodes: with this node's host for one that is bound
-    everywhere."""
-    if endpoints.ipc_path(address) is not None:
-        return address
-    host, port = endpoints.host_and_port(address)
-    if host not in ("0.0.0.0", "::"):  # noqa: S104 - a comparison
-        return address
-    here = _ray("").util.get_node_ip_address()
-    return f"tcp://[{here}]:{port}" if ":" in here else f"tcp://{here}:{port}"
+def _node_address() -> str:
+    """Return the IP address by which the nodes of the cluster reach this one."""
+    return str(_ray("").util.get_node_ip_address())
 
 
 def _wanted(nodes: str | Nodes) -> Nodes:

@@ -34,7 +34,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from ...bus.deadline import Deadline
-from ...bus.errors import AddressError, DeadlineError, KeysError
+from ...bus.errors import DeadlineError, KeysError
 from ...bus.net import endpoints
 from ...bus.trust.grants import Grant
 from ...bus.trust.keys import AT, ORIGIN, STAR, SUFFIX, WORKERS, RelayKeys, WorkerKeys
@@ -43,14 +43,13 @@ from .. import checks
 from ..closing import Closable
 from ..keys import relay_keys
 from ..publisher import Publisher
-from ..publishing.ranks import MARGIN_SECONDS, ROUNDS_KEPT, store_errors
+from ..publishing.ranks import MARGIN_SECONDS, ROUNDS_KEPT, own_host, store_errors
 from ..relay import Relay
 from ..settings import Settings
 
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.002, 0.2  # seconds between two looks at the store
 SHOWN = 8  # ranks that an error names
 LOOPBACK = "127.0.0.1"  # where a relay without keys listens
-WILDCARDS = "0.0.0.0", "[::]"  # noqa: S104 - only with keys, or insecure
 CALL = "weightbus.torchrun.relays()"
 _NAMESPACE = Path("/proc/self/ns/net")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -506,8 +505,9 @@ def _open(rank: TorchrunRank, plan: _Plan, models: Iterable[str], listens: Liste
         exposed = own.below is not None or listens.insecure
         host = own_host(rank.master, rank.port) if exposed else LOOPBACK
         # A name is for other nodes: here it may lead to 127.0.0.1.
-        numeric = endpoints.ip_address(host.strip("[]")) is not None
-        address = f"tcp://{host if numeric else WILDCARDS[0]}:0"
+        numeric = endpoints.ip_address(host) is not None
+        at = f"[{host}]" if ":" in host else host if numeric else endpoints.ANYWHERE[0]
+        address = f"tcp://{at}:0"
     return Relay(
         plan.upstream,
         address,
@@ -536,37 +536,7 @@ def _check_joined(plan: _Plan, relay: Relay, timeout: float) -> None:
 
 def _reachable(rank: TorchrunRank, address: str) -> str:
     """Return a bound address in the form that other nodes can use."""
-    for wildcard in WILDCARDS:
-        before = f"tcp://{wildcard}:"
-        if address.startswith(before):
-            host = own_host(rank.master, rank.port)
-            return f"tcp://{host}:{address.removeprefix(before)}"
-    return address
-
-
-def own_host(master: str, port: int) -> str:
-    """Return the address of this host's interface that reaches the store.
-
-    On the store's own host, /etc/hosts may have its name as 127.0.0.1: then return the name, by
-    which other nodes reach it.
-
-    Raises:
-        AddressError: There is no way to the store.
-    """
-    try:
-        found = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
-        family, kind, proto, _, there = found[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(there)  # sends nothing
-            host = str(probe.getsockname()[0])
-    except OSError as error:
-        raise AddressError(
-            f"no interface of this host is known to reach MASTER_ADDR={master}: {error}; give "
-            'address="tcp://HOST:0" with an address of this host that other nodes reach'
-        ) from error
-    if endpoints.is_loopback(host) and not endpoints.is_loopback(master):
-        return master
-    return f"[{host}]" if ":" in host else host
+    return endpoints.for_other_hosts(address, lambda: own_host(rank.master, rank.port))
 
 
 def _host_id() -> str:

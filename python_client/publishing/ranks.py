@@ -24,6 +24,7 @@ import contextlib
 import hashlib
 import json
 import math
+import socket
 import time
 from collections.abc import Callable, Generator, Mapping
 from datetime import timedelta
@@ -35,7 +36,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ...bus.deadline import Deadline
-from ...bus.errors import DeadlineError
+from ...bus.errors import AddressError, DeadlineError
+from ...bus.net.endpoints import is_loopback
 from ...codecs.errors import StateError, WeightBusError
 
 GO = "go"
@@ -49,6 +51,32 @@ KINDS: dict[str, type[WeightBusError]] = {
     "late": DeadlineError,
     "failed": WeightBusError,
 }
+
+
+def own_host(master: str, port: int) -> str:
+    """Return the address of this host's interface that reaches the group's store.
+
+    On the store's own host, /etc/hosts may have its name as 127.0.0.1: then return the name, by
+    which other nodes reach it.
+
+    Raises:
+        AddressError: There is no way to the store.
+    """
+    try:
+        found = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
+        # A socket at all addresses of a host has its IPv4 ones; the IPv6 ones it may lack.
+        family, kind, proto, _, there = min(found, key=lambda each: each[0] != socket.AF_INET)
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(there)  # sends nothing
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise AddressError(
+            f"no interface of this host is known to reach MASTER_ADDR={master}: {error}; give an "
+            "address of this host that other nodes reach"
+        ) from error
+    if is_loopback(host) and not is_loopback(master):
+        return master
+    return host
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from ...bus.chunks import ChunkPlan, Chunks, Memory, plan_of
 from ...bus.deadline import Deadline
 from ...bus.memory.pages import memory_of
 from ...bus.messages import Source
-from ...bus.net.endpoints import host_and_port, is_loopback
+from ...bus.net.endpoints import for_other_hosts
 from ...bus.publisher.version import VersionOffer
 from ...bus.receipt import Receipt
 from ...codecs.checksum import digest
@@ -38,14 +38,13 @@ from ..options import TIMEOUT, PublishOptions
 from .gathering import Gathered, difference, state_of_entries, tensors_of
 from .parts import PartedSource
 from .placement import Placement, placed
-from .ranks import MARGIN_SECONDS, Ranks, Round
+from .ranks import MARGIN_SECONDS, Ranks, Round, own_host
 from .shards import Entry, PlacedShards, Shards, entries
 
 if TYPE_CHECKING:
     from ..publisher import Publisher
 
 BATCH_BYTES = 2**25  # bytes that ranks exchange at a time
-ANYWHERE = "0.0.0.0", "::", "*"  # noqa: S104 - hosts of addresses that stand for all
 
 
 def sharded(
@@ -264,7 +263,7 @@ class Sharded(PartedSource):
             staged = _staged(self._entries, *about)
             mine = staged.placement.of(ranks.rank)
             report = {
-                "address": self._advertise or _reachable(parts.address),
+                "address": self._advertise or for_other_hosts(parts.address, _own_host),
                 "crcs": [staged.crcs[index] for index in mine],
                 "lost": staged.lost,
             }
@@ -516,16 +515,9 @@ def _unlike(plan: str, layout: Layout, chunk_bytes: int) -> str:
     return ""
 
 
-def _reachable(address: str) -> str:
-    """Return an address at which other hosts reach this one."""
-    host, port = host_and_port(address) if address.startswith("tcp://") else (address, 0)
-    if host not in ANYWHERE:
-        return address
-    leader = os.environ.get("MASTER_ADDR", "")
-    own = ""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((leader, 9))  # sends nothing
-        own = str(probe.getsockname()[0])
-    if not own or is_loopback(own):
-        own = own or socket.gethostname()
-    return f"tcp://{own}:{port}"
+def _own_host() -> str:
+    """Return this host's address for workers. Without MASTER_ADDR, as with a store in a file, it is
+    the host's name.
+    """
+    master = os.environ.get("MASTER_ADDR")
+    return own_host(master, 1) if master else socket.gethostname()

@@ -22,9 +22,9 @@ from weightbus.python_client.engines.torchrun_relays import (
     TorchrunRank,
     join_of,
     meet,
-    own_host,
     ranks_text,
 )
+from weightbus.python_client.publishing.ranks import own_host
 
 SECONDS = 30.0  # far more than anything here takes
 SHORT = 0.5

@@ -99,3 +99,17 @@ def test_a_data_address_without_a_host_is_refused_where_none_is_known() -> None:
 def test_a_data_address_that_is_none_is_refused() -> None:
     with pytest.raises(AddressError):
         endpoints.resolve("nowhere", "tcp://a:1")
+
+
+@pytest.mark.parametrize(
+    ("bound", "own", "address"),
+    [
+        ("tcp://0.0.0.0:5555", "10.0.0.7", "tcp://10.0.0.7:5555"),
+        ("tcp://*:5555", "trainer", "tcp://trainer:5555"),
+        ("tcp://[::]:5555", "fd00::7", "tcp://[fd00::7]:5555"),
+        ("tcp://10.0.0.8:5555", "10.0.0.7", "tcp://10.0.0.8:5555"),
+        ("ipc://@weights", "10.0.0.7", "ipc://@weights"),
+    ],
+)
+def test_other_hosts_get_an_address_that_is_one(bound: str, own: str, address: str) -> None:
+    assert endpoints.for_other_hosts(bound, lambda: own) == address
