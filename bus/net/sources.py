@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-import numpy as np
-
-from ...codecs.native import crc32c
 from ..errors import ProtocolError
 from ..headers import Buffer, encode, from_publisher
 from ..limits import Timing
@@ -33,10 +30,10 @@ from ..staged import SourceFetch
 from ..trust.keys import WorkerKeys
 from ..worker.events import SourceFetched
 from ..worker.keyring import Keyring
+from ..worker.transfer import DAMAGED_MAX, put_chunk
 from .control import WorkerSockets
 
 LOOK_SECONDS = 0.1  # seconds between two looks whether the version is still wanted
-DAMAGED_MAX = 16  # damaged chunks of a source, after which it is given up
 CLOSE_SECONDS = 5.0  # seconds to wait at close for the threads, which look much sooner
 
 Place = Callable[[str], tuple[str, WorkerKeys | None]]
@@ -220,7 +217,7 @@ class _SourceSession:
         return ""
 
     def _chunk(self, chunk: Chunk | SealedChunk, data: Buffer) -> str:
-        """Write a chunk to its place, if it is intact."""  # W9
+        """Write a chunk to its place, if it is intact."""
         job, index = self._job, chunk.index
         announce = job.announce
         same = (chunk.model, chunk.epoch, chunk.version, chunk.patch) == (
@@ -231,18 +228,12 @@ class _SourceSession:
             return ""
         self._requested.discard(index)
         begin, end = job.plan.span(index)
-        place, crc = job.buffer[begin:end], None
-        if len(data) != end - begin or isinstance(chunk, SealedChunk) != (
-            self._keyring is not None
-        ):
-            pass
-        elif isinstance(chunk, Chunk):
-            if crc32c(data) == chunk.crc:
-                crc = chunk.crc
-                np.copyto(place, np.frombuffer(data, np.uint8))
+        proof = None  # of a source with keys, plain chunks are not taken
+        if isinstance(chunk, Chunk):
+            proof = chunk.crc if self._keyring is None else None
         elif self._keyring is not None:
-            opening = self._keyring.opening(announce, chunk, len(data))
-            crc = None if opening is None else opening.decrypt(data, place)  # E4
+            proof = self._keyring.opening(announce, chunk, len(data))
+        crc = put_chunk(job.buffer[begin:end], proof, data)
         if crc is not None:
             self._new.append((index, crc))
             return ""

@@ -45,7 +45,25 @@ from .keyring import Keyring
 from .tables import COMING, Coming, Way
 
 NONE = (-1, 0)  # no chunk is leased
-DAMAGED_MAX = 16  # damaged chunks that are requested again immediately, before the timeout
+DAMAGED_MAX = 16  # damaged chunks that are requested again immediately; of a source, in all
+
+
+def put_chunk(place: NDArray[np.uint8], proof: int | Opening | None, data: Buffer) -> int | None:
+    """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged.
+
+    Args:
+        place: The chunk's bytes of the version's memory.
+        proof: Its CRC-32C; or, if it is encrypted, what decrypts it. None: no known key does.
+        data: What arrived.
+    """  # W9
+    if proof is None or len(data) != len(place):
+        return None
+    if isinstance(proof, Opening):
+        return proof.decrypt(data, place)  # E4
+    if crc32c(data) != proof:
+        return None
+    np.copyto(place, np.frombuffer(data, np.uint8))
+    return proof
 
 
 class Transfer:
@@ -185,18 +203,10 @@ class Transfer:
         return True
 
     def _place(self, index: int, proof: int | SealedChunk, data: Buffer) -> int | None:
-        """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged."""  # W9
+        """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged."""
         begin, end = self.chunks.plan.span(index)
-        place = self.chunks.memory[begin:end]
-        if len(data) != end - begin:
-            return None
-        if isinstance(proof, SealedChunk):
-            opening = self._opening(proof, len(data))
-            return None if opening is None else opening.decrypt(data, place)  # E4
-        if crc32c(data) != proof:
-            return None
-        np.copyto(place, np.frombuffer(data, np.uint8))
-        return proof
+        opens = self._opening(proof, len(data)) if isinstance(proof, SealedChunk) else proof
+        return put_chunk(self.chunks.memory[begin:end], opens, data)
 
     def _opening(self, chunk: SealedChunk, size: int) -> Opening | None:
         keyring = self._keyring
