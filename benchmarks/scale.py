@@ -63,6 +63,8 @@ class Bound(NamedTuple):
         return value >= self.must if self.more else value <= self.must
 
 
+Rows = dict[str, tuple[Bound, Callable[[], float]]]  # by name, what is measured
+
 NEAR = Bound("8 workers on the hosts of 2 relays, over flat: times faster", 4, 3, 3.7, True)
 FAR = Bound("8 workers on hosts behind 2 relays, over flat: times faster", 2, 1.7, 1.95, True)
 CHAIN = Bound("a chain of 4 relays over one of 1: times as long", 1.05, 1.12, 1.06, False)
@@ -338,15 +340,38 @@ class Measured:
         return cpu({2: 1, 3: 1}, [(2, [2], CROWD), (3, [3], CROWD)]) / direct
 
 
+def report(rows: Rows, only: str | None) -> None:
+    """Measure, print a row for each bound, and end with status 1 if one is missed.
+
+    Args:
+        rows: By name.
+        only: Names of those that are measured, with commas; None: all.
+    """
+    console, missed = Console(), False
+    print_machine(describe(), console)
+    table = Table("row", "optimum", "measured", "must", "reach", "")
+    for name in only.split(",") if only else rows:
+        bound, measure = rows[name]
+        value = measure()
+        kept = bound.kept(value)
+        missed |= not kept
+        known = (bound.optimum, value, bound.must, bound.reach)
+        numbers = ("" if isinf(x) else f"{x:.3g}" for x in known)
+        table.add_row(bound.what, *numbers, "kept" if kept else "MISSED")
+        console.print(f"{name}: {value:.3f}", highlight=False)
+    console.print(table)
+    sys.exit(1 if missed else 0)
+
+
 def main() -> None:
-    """Measure, print a row for each bound, and end with status 1 if one is missed."""
+    """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description="Measure trees of relays over shaped links.")
     parser.add_argument("--mib", type=int, default=64, help="size of the model (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="versions of each tree")
     parser.add_argument("--only", help="names of rows, with commas: near, far, chain, ...")
     asked = parser.parse_args()
     measured = Measured(asked.mib, asked.rounds)
-    rows: dict[str, tuple[Bound, Callable[[], float]]] = {
+    rows: Rows = {
         "near": (NEAR, measured.near),
         "far": (FAR, measured.far),
         "chain": (CHAIN, measured.chain),
@@ -355,22 +380,8 @@ def main() -> None:
         "origin": (ORIGIN, measured.origin),
         "origin-small": (ORIGIN_SMALL, measured.origin_small),
     }
-    wanted = asked.only.split(",") if asked.only else [*rows]
-    console, missed = Console(), False
-    print_machine(describe(), console)
-    table = Table("row", "optimum", "measured", "must", "reach", "")
     with hosts(11):
-        for name in wanted:
-            bound, measure = rows[name]
-            value = measure()
-            kept = bound.kept(value)
-            missed |= not kept
-            known = (bound.optimum, value, bound.must, bound.reach)
-            numbers = ("" if isinf(x) else f"{x:.3g}" for x in known)
-            table.add_row(bound.what, *numbers, "kept" if kept else "MISSED")
-            console.print(f"{name}: {value:.3f}", highlight=False)
-    console.print(table)
-    sys.exit(1 if missed else 0)
+        report(rows, asked.only)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
@@ -23,17 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import weightbus
 from weightbus import ClosedError, Publisher, Settings, Subscriber
 from weightbus.benchmarks.fleet import ANSWER_SECONDS, START_SECONDS
-from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.process import Answer, Answers, Process
-from weightbus.benchmarks.report import print_machine
 from weightbus.benchmarks.scale import (
     CHUNK,
     FOREVER,
@@ -43,8 +39,10 @@ from weightbus.benchmarks.scale import (
     PUBLISH_SECONDS,
     Bound,
     Questions,
+    Rows,
     enter,
     hosts,
+    report,
 )
 
 RANKS = 4
@@ -150,7 +148,7 @@ def seconds_of(way: str, workers: int, mib: int, rounds: int, cut: str = "rows")
 
 
 def main() -> None:
-    """Measure, print a row for each bound, and end with status 1 if one is missed."""
+    """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description="Measure sharded trainers over shaped links.")
     parser.add_argument("--mib", type=int, default=64, help="size of the model (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="versions of each way")
@@ -161,31 +159,18 @@ def main() -> None:
         def ratio() -> float:
             gathered = seconds_of("gather", workers, asked.mib, asked.rounds, cut)
             sent = seconds_of("sharded", workers, asked.mib, asked.rounds, cut)
-            console.print(f"{gathered:.2f} s over {sent:.2f} s", highlight=False)
+            print(f"{gathered:.2f} s over {sent:.2f} s")
             return gathered / sent
 
         return ratio
 
-    rows: dict[str, tuple[Bound, Callable[[], float]]] = {
+    rows: Rows = {
         "one": (ONE, faster(1)),
         "four": (FOUR, faster(4)),
         "columns": (COLUMNS, faster(4, "columns")),
     }
-    wanted: Sequence[str] = asked.only.split(",") if asked.only else [*rows]
-    console, missed = Console(), False
-    print_machine(describe(), console)
-    table = Table("row", "optimum", "measured", "must", "reach", "")
     with hosts(RANKS + 4, both_ways=True):
-        for name in wanted:
-            bound, measure = rows[name]
-            value = measure()
-            kept = bound.kept(value)
-            missed |= not kept
-            numbers = (f"{x:.3g}" for x in (bound.optimum, value, bound.must, bound.reach))
-            table.add_row(bound.what, *numbers, "kept" if kept else "MISSED")
-            console.print(f"{name}: {value:.3f}", highlight=False)
-    console.print(table)
-    sys.exit(1 if missed else 0)
+        report(rows, asked.only)
 
 
 if __name__ == "__main__":
