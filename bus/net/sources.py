@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
+from ...codecs.sealing import Opening
 from ..errors import ProtocolError
 from ..headers import Buffer, encode, from_publisher
 from ..limits import Timing
@@ -228,7 +229,7 @@ class _SourceSession:
             return ""
         self._requested.discard(index)
         begin, end = job.plan.span(index)
-        proof = None  # of a source with keys, plain chunks are not taken
+        proof: int | Opening | None = None  # of a source with keys, plain chunks are not taken
         if isinstance(chunk, Chunk):
             proof = chunk.crc if self._keyring is None else None
         elif self._keyring is not None:
