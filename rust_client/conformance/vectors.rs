@@ -29,8 +29,9 @@ pub type Answer = Option<Value>;
 /// All cases: file, name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
-    let tables: [(&'static str, &[(&str, Answers)]); 15] = [
+    let tables: [(&'static str, &[(&str, Answers)]); 16] = [
         ("messages.json", &[("cases", message)]),
+        ("sources.json", &[("cases", message)]),
         ("layouts.json", &[("cases", layout)]),
         ("chunks.json", &[("cases", chunks)]),
         ("checksums.json", &[("crc32c", checksum), ("digests", digest_of_parts)]),

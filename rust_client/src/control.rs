@@ -22,7 +22,7 @@ use crate::transfer::Time;
 use crate::waker::Waker;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::ops::Deref;
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -155,11 +155,15 @@ impl Control {
 
         // An encrypted frame must be read as a whole. It comes from the owner of the pinned key.
         let payload_max = if keys.is_empty() { payload_max } else { MESSAGE_BYTES_MAX };
-        Ok(Control {
+        Ok(Control::to_places(places, payload_max.min(MESSAGE_BYTES_MAX) as usize, waker))
+    }
+
+    fn to_places(places: Vec<Place>, payload_max: usize, waker: Arc<Waker>) -> Control {
+        Control {
             places,
             present: 0,
             any_data_host: false,
-            payload_max: payload_max.min(MESSAGE_BYTES_MAX) as usize,
+            payload_max,
             waker,
             dialled: channel(),
             dialling: false,
@@ -168,7 +172,38 @@ impl Control {
             pause: REDIAL,
             line: None,
             news: Vec::new(),
-        })
+        }
+    }
+
+    /// Makes a socket that connects to a source of the publisher's version, at the address `named`.
+    /// With keys, the source has the publisher's key; without, it must be near, like a data endpoint
+    /// (N2).
+    pub fn to_source(&self, named: &str, waker: Arc<Waker>) -> Result<Control, Error> {
+        let place = &self.places[self.present];
+        let anywhere = self.any_data_host || place.keys.is_some();
+        Endpoint::parse(named)?;
+        let far = |_| Error::Address {
+            address: named.to_owned(),
+            text: format!(
+                "it is not on the host of the publisher ({}), and there are no keys, so this worker takes \
+                 its chunks from the publisher; use keys, or allow it with any_data_host",
+                place.address
+            ),
+        };
+        let endpoint = Endpoint::of_data(named, &place.address, self.peer(), anywhere).map_err(far)?;
+        let (keys, door) = (place.keys.clone(), Door::new(place.keys.is_some()));
+        let place = Place { address: named.to_owned(), endpoint, keys, door };
+        Ok(Control::to_places(vec![place], self.payload_max, waker))
+    }
+
+    /// True if this worker has keys for the place that is dialled.
+    pub fn is_keyed(&self) -> bool {
+        self.places[self.present].keys.is_some()
+    }
+
+    fn peer(&self) -> Option<IpAddr> {
+        let peer = self.line.as_ref()?.connection.peer_addr().ok()?;
+        Some(peer.ip())
     }
 
     /// Dials, writes, and ends late handshakes. Returns the descriptor to poll for input, and true
@@ -198,9 +233,8 @@ impl Control {
     /// Returns the data endpoint `named` by the publisher, or an error if this worker must
     /// not connect to it.
     pub fn data_endpoint(&self, named: &str) -> Result<Endpoint, Error> {
-        let peer = self.line.as_ref().and_then(|line| line.connection.peer_addr().ok());
         let address = &self.places[self.present].address;
-        Endpoint::of_data(named, address, peer.map(|peer| peer.ip()), self.any_data_host)
+        Endpoint::of_data(named, address, self.peer(), self.any_data_host)
     }
 
     /// True if the connection is open, and nothing is unsent.

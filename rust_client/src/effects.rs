@@ -4,6 +4,7 @@ use crate::layout::Layout;
 use crate::messages::{FromWorker, Metadata, Shared};
 use crate::patching::Patching;
 use crate::segment::Segment;
+use crate::sources::SourceFetch;
 use crate::staging::StagedVersion;
 use crate::transfer::Key;
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub enum Effect {
     Ready(StagedVersion),
     /// Decode a patch, in a thread that need not answer pings, and report the result.
     Decode(Patching),
+    /// Fetch chunks from a source, in another thread, and report each chunk and the end.
+    FetchFromSource(SourceFetch),
     /// Give the running version `was` the key `key` and this metadata.
     Renamed { model: String, was: Key, key: Key, metadata: Metadata },
     /// The publisher has admitted this worker.

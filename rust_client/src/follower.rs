@@ -16,9 +16,11 @@ use crate::protocol::codes::TRANSIENT;
 use crate::reports::{self, NOT_APPLIED};
 use crate::sealing::{Opening, Subject};
 use crate::segment::{Segment, Stamp};
+use crate::sources::{SourceChunk, SourceFetch};
 use crate::staging::{Buffer, Buffers, Source, StagedVersion};
 use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer};
 use crate::version_store::{must_be_staged, VersionEntry, VersionStore};
+use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -349,11 +351,52 @@ impl Follower {
         if !listening.is_empty() {
             transfer.pull();
         }
+        let jobs = match local || whole || transfer.patch().is_some() {
+            true => Vec::new(),
+            false => transfer.fetch_from_sources(),
+        };
+        let sources = jobs.into_iter().map(Effect::FetchFromSource);
         let key = transfer.key();
         self.versions.begun(transfer, local);
         self.forget_failure();
         let planner = self.pull(key, now);
-        listening.into_iter().chain(planner).collect()
+        sources.chain(listening).chain(planner).collect()
+    }
+
+    /// Handles a chunk from a source (N1).
+    pub fn source_chunk(&mut self, key: Key, chunk: &SourceChunk, now: Time) -> Vec<Effect> {
+        let SourceChunk { wanted, index, crc, bytes, .. } = chunk;
+        let new = match self.versions.arriving(key) {
+            Some(transfer) => transfer.add_from_source(wanted, *index, *crc, bytes, now),
+            None => false,
+        };
+        if new {
+            self.completed(key, now)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Handles the end of a source's job; `done` is the reason if chunks are lacking. These are
+    /// fetched from the publisher (N3).
+    pub fn source_over(
+        &mut self,
+        key: Key,
+        job: &SourceFetch,
+        done: Result<(), String>,
+        now: Time,
+    ) -> Vec<Effect> {
+        let transfer = self.versions.arriving(key);
+        if !transfer.map_or(false, |transfer| transfer.source_over(job, now)) {
+            return Vec::new();
+        }
+        let notice = |fault| {
+            let text = format!("chunks of the source at {} are lacking: {}", escaped(&job.address), fault);
+            Effect::Notice { code: "source".to_owned(), text }
+        };
+        let mut effects: Vec<Effect> = done.err().map(notice).into_iter().collect();
+        effects.extend(self.pull(key, now));
+        effects
     }
 
     /// Handles a refusal: the publisher no longer has the requested patch, or never had it.

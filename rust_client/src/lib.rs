@@ -114,6 +114,8 @@ pub mod sealing;
 #[doc(hidden)]
 pub mod segment;
 #[doc(hidden)]
+pub mod sources;
+#[doc(hidden)]
 pub mod staging;
 #[doc(hidden)]
 pub mod transfer;

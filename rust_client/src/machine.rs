@@ -16,6 +16,7 @@ use crate::patching::{Base, Patching};
 use crate::phases::{next, Change, Session, SESSIONS};
 use crate::reports;
 use crate::sealing::{Opening, AES_256_GCM};
+use crate::sources::{SourceChunk, SourceFetch};
 use crate::transfer::{Key, Payload, Piece, Proof, Time};
 use crate::words::escaped;
 use crate::zmtp::{Place, Places, Published, PublishedPayload};
@@ -653,6 +654,22 @@ impl WorkerMachine {
     /// used.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.with(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
+    }
+
+    /// Returns the hello for a source of a version of this model (N1).
+    pub fn hello_for(&self, model: &str) -> Hello {
+        Hello { models: [(model.to_owned(), None)].into(), ..self.identity.clone() }
+    }
+
+    /// Handles a chunk of a version, from a source.
+    pub fn source_chunk(&mut self, model: &str, key: Key, chunk: &SourceChunk, now: Time) -> Vec<Effect> {
+        self.with(model, |follower| follower.source_chunk(key, chunk, now))
+    }
+
+    /// Handles the end of a source's job; `done` is the reason if chunks are lacking.
+    pub fn source_over(&mut self, job: &SourceFetch, done: Result<(), String>, now: Time) -> Vec<Effect> {
+        let key = (job.subject.epoch, job.subject.version);
+        self.with(&job.subject.model, |follower| follower.source_over(key, job, done, now))
     }
 
     // Time.

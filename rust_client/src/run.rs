@@ -17,6 +17,7 @@ use crate::probe::Probe;
 use crate::protocol::codes::Code;
 use crate::raw::fork::Process;
 use crate::ready_queue::ReadyQueue;
+use crate::sources::{SourceChunk, SourceFetch, Sources};
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
 use crate::waker::Waker;
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
 const BATCH: usize = 16; // messages read from one socket before the other is read
 
-/// The report of a user's thread on a ready version, or of the decoder on a patch.
+/// The report of another thread on a version: of a user's, the decoder's, or that of a source.
 #[derive(Debug)]
 pub enum Outcome {
     Taken,
@@ -52,6 +53,10 @@ pub enum Outcome {
     Late,
     /// The duration of decoding a patch, or the reason that the patch cannot be used.
     Decoded(Box<Patching>, Result<Duration, String>),
+    /// A chunk of the version, from a source.
+    FromSource(SourceChunk),
+    /// The end of a source's job, or why chunks of it are lacking.
+    SourceOver(Box<SourceFetch>, Result<(), String>),
 }
 
 /// An event of a worker, for logs and screens.
@@ -177,6 +182,7 @@ pub struct Loop {
     pub listener: Option<Listener>,
     host: Arc<dyn Host>,
     decoder: Decoder,
+    sources: Sources,
     data: Subscription<Ticket>,
     probe: Probe,
     begun: Instant,
@@ -199,6 +205,7 @@ impl Loop {
         let data = Subscription::new(shared.waker.clone());
         let begun = Instant::now();
         let decoder = Decoder::new(shared.clone());
+        let sources = Sources::new(shared.clone());
         let names = addresses.iter().filter_map(|address| Names::of(address)).collect();
         let last_rejection = None;
         Loop {
@@ -210,6 +217,7 @@ impl Loop {
             listener,
             host,
             decoder,
+            sources,
             data,
             probe: Probe::default(),
             begun,
@@ -352,15 +360,12 @@ impl Loop {
         }
     }
 
+    /// Handles the outcomes reported so far. Later ones wake the next turn, so that sources that send
+    /// all the time do not keep the publisher waiting.
     fn do_work(&mut self) {
-        loop {
-            let mut outcomes = self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
-            let next = outcomes.pop_front();
-            drop(outcomes);
-            let (model, key, outcome) = match next {
-                Some(next) => next,
-                None => return,
-            };
+        let outcomes =
+            std::mem::take(&mut *self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner));
+        for (model, key, outcome) in outcomes {
             let now = self.now();
             let effects = match outcome {
                 Outcome::Taken => {
@@ -388,6 +393,8 @@ impl Loop {
                     self.tell(Event::Notice { code: Code::Apply, text });
                     Vec::new()
                 }
+                Outcome::FromSource(chunk) => self.machine.source_chunk(&model, key, &chunk, now),
+                Outcome::SourceOver(job, done) => self.machine.source_over(&job, done, now),
                 Outcome::Stale => self.machine.stale(&model, key, now),
                 Outcome::Dropped => self.machine.dropped(&model, key, now),
             };
@@ -436,6 +443,11 @@ impl Loop {
                     }
                 }
                 Effect::Decode(decoding) => self.decoder.decode(decoding),
+                Effect::FetchFromSource(job) => {
+                    let (hello, timing) =
+                        (self.machine.hello_for(&job.subject.model), *self.machine.timing());
+                    self.sources.fetch(job, &self.control, hello, timing);
+                }
                 Effect::Renamed { model, was, key, metadata } => {
                     self.host.renamed(&model, was, key, &metadata)
                 }

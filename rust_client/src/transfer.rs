@@ -1,12 +1,13 @@
 //! Transfer of one version, chunk by chunk, pushed and fetched in any order.
 //!
-//! Each chunk is in one of four states:
+//! Each chunk is in one of five states:
 //!
 //! ```text
 //! Missing ──fetch──> Requested ──┐
 //!    │                   │       ├──> Here
 //!    ├──────push─────────┼───────┤
-//!    └──────lend─────────┴─> Leased ──damaged, cut off──> Missing
+//!    ├──────lend─────────┴─> Leased ──damaged, cut off──> Missing
+//!    └──a source has it──> AtSource ──the source is over──> Missing
 //! ```
 //!
 //! A chunk is `Leased` (leased) while its bytes are being received straight into the buffer. A
@@ -22,6 +23,9 @@
 //!
 //! A patch may arrive instead of the version, into a separate buffer. The version is then decoded
 //! from the patch.
+//!
+//! Chunks that sources have are fetched there, in other threads. Until a source is over, its chunks
+//! are accepted from nowhere else.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
@@ -34,9 +38,10 @@ use crate::patching::{Base, Bytes, Patching};
 use crate::phases::{next, Coming, Way, COMING};
 use crate::sealing::{Opening, Subject};
 use crate::segment::Reading;
+use crate::sources::SourceFetch;
 use crate::staging::Buffer;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A point in time: the duration since a fixed moment.
@@ -68,6 +73,12 @@ impl ChunkPlan {
         let begin = index * self.chunk_bytes;
         begin..self.nbytes.min(begin + self.chunk_bytes)
     }
+
+    /// True if the chunk has `size` bytes.
+    pub fn fits(self, index: u64, size: usize) -> bool {
+        let span = self.span(index);
+        span.end - span.start == size as u64
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -76,6 +87,14 @@ enum State {
     Requested,
     Here,
     Leased,
+    AtSource,
+}
+
+impl State {
+    /// True if a copy that arrives from the publisher is ignored.
+    fn is_taken(self) -> bool {
+        matches!(self, State::Here | State::Leased | State::AtSource)
+    }
 }
 
 /// The place in the buffer where a chunk is being received.
@@ -159,6 +178,8 @@ pub struct Transfer {
     end_asked: bool,
     arrival: Coming,
     lease: Option<Lease>,
+    at_sources: usize,             // chunks that sources are to send
+    from_sources: Option<Arc<()>>, // while there are any
 }
 
 impl Transfer {
@@ -230,6 +251,8 @@ impl Transfer {
             end_asked: false,
             arrival: Coming::Received,
             lease: None,
+            at_sources: 0,
+            from_sources: None,
         }
     }
 
@@ -372,7 +395,7 @@ impl Transfer {
         }
         let wanted = match payload {
             Payload::InPlace(id) => self.lease.as_ref().map_or(false, |l| l.id == id && l.index == index),
-            Payload::Bytes(_) => !matches!(self.states[index], State::Here | State::Leased),
+            Payload::Bytes(_) => !self.states[index].is_taken(),
         };
         if !wanted {
             return false; // another copy was received or is being received, or the lease has ended
@@ -431,7 +454,7 @@ impl Transfer {
             return false;
         }
         let index = index as usize;
-        if matches!(self.states[index], State::Here | State::Leased) || size != self.span(index).len() {
+        if self.states[index].is_taken() || size != self.span(index).len() {
             return false;
         }
         self.revoke();
@@ -486,6 +509,89 @@ impl Transfer {
         self.pull();
     }
 
+    /// Returns the jobs that fetch chunks from the version's sources, one for each source (N1).
+    pub fn fetch_from_sources(&mut self) -> Vec<SourceFetch> {
+        let token = Arc::new(());
+        let mut left = self.plan.count(); // ranges that overlap cannot make this take long
+        let mut jobs = Vec::new();
+        for source in &self.announce.sources {
+            let mut indexes = Vec::new();
+            for range in source.chunks.chunks_exact(2) {
+                let end = self.plan.count().min(range[0] + range[1].min(left));
+                left -= end.saturating_sub(range[0]);
+                for index in range[0]..end {
+                    let state = &mut self.states[index as usize];
+                    if *state == State::Missing {
+                        *state = State::AtSource;
+                        indexes.push(index);
+                    }
+                }
+            }
+            if !indexes.is_empty() {
+                self.at_sources += indexes.len();
+                let (address, plan, wanted) = (source.address.clone(), self.plan, Arc::downgrade(&token));
+                jobs.push(SourceFetch { address, indexes, subject: self.subject(), plan, wanted });
+            }
+        }
+        self.from_sources = Some(token).filter(|_| !jobs.is_empty());
+        jobs
+    }
+
+    /// True if a job or chunk with this `wanted` belongs to this transfer, which still waits for
+    /// chunks of sources.
+    fn waits_for_sources(&self, wanted: &Weak<()>) -> bool {
+        self.from_sources.as_ref().map_or(false, |token| Arc::downgrade(token).ptr_eq(wanted))
+    }
+
+    /// Copies a verified chunk of a job to its place. Returns false if the chunk is not wanted.
+    pub fn add_from_source(
+        &mut self,
+        wanted: &Weak<()>,
+        index: u64,
+        crc: u32,
+        bytes: &[u8],
+        now: Time,
+    ) -> bool {
+        let index = index as usize; // of a job of this transfer, so it is below the count
+        if !self.waits_for_sources(wanted) || self.states[index] != State::AtSource {
+            return false;
+        }
+        let span = self.span(index);
+        self.buffer[span].copy_from_slice(bytes);
+        self.states[index] = State::Here;
+        self.crcs[index] = crc;
+        self.here += 1;
+        self.leave_sources(1);
+        (self.tries, self.heard_at) = (0, now);
+        true
+    }
+
+    /// Ends a job: chunks that the source has not sent are fetched like any other chunk (N3).
+    /// Returns false if this transfer does not wait for the job.
+    pub fn source_over(&mut self, job: &SourceFetch, now: Time) -> bool {
+        if !self.waits_for_sources(&job.wanted) {
+            return false;
+        }
+        let mut lacking = 0;
+        for &index in &job.indexes {
+            if self.states[index as usize] == State::AtSource {
+                self.states[index as usize] = State::Missing;
+                self.cursor = self.cursor.min(index as usize);
+                lacking += 1;
+            }
+        }
+        self.leave_sources(lacking);
+        self.heard_at = now;
+        true
+    }
+
+    fn leave_sources(&mut self, count: usize) {
+        self.at_sources -= count;
+        if self.at_sources == 0 {
+            self.from_sources = None;
+        }
+    }
+
     /// Copies every chunk from shared memory that holds the whole version.
     pub fn read(&mut self, memory: &Reading) {
         self.revoke();
@@ -537,7 +643,9 @@ impl Transfer {
             self.pull();
         }
         let passed = self.answered > Some(self.asked_at); // else the chunks may be on their way
-        if silent >= if passed { self.patience } else { self.timing.patience_max } {
+                                                          // While only sources are to send chunks, the publisher is not late. They have a deadline.
+        let waits = self.at_sources == 0 || self.asked > 0;
+        if waits && silent >= if passed { self.patience } else { self.timing.patience_max } {
             self.tries += 1;
             self.ask_again(now);
             self.patience = (2 * self.patience).min(self.timing.patience_max);

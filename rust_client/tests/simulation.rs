@@ -268,6 +268,7 @@ impl World {
                 | Effect::Redial
                 | Effect::ChangeOver { .. }
                 | Effect::Probe
+                | Effect::FetchFromSource(_)
                 | Effect::Renamed { .. }
                 | Effect::Joined { .. }
                 | Effect::Lost

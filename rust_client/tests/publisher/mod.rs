@@ -32,6 +32,7 @@ pub struct Version {
     pub acknowledge: AnnounceAcknowledge,
     pub keep: bool,
     pub patches: Vec<(Patch, Vec<u8>)>,
+    pub sources: Vec<Source>,
 }
 
 impl Version {
@@ -47,6 +48,7 @@ impl Version {
             acknowledge: AnnounceAcknowledge::Applied,
             keep: false,
             patches: Vec::new(),
+            sources: Vec::new(),
         }
     }
 
@@ -91,6 +93,7 @@ impl Version {
             encoding: "raw".to_owned(),
             keep: self.keep,
             patches: self.patches.iter().map(|(patch, _)| patch.clone()).collect(),
+            sources: self.sources.clone(),
             ..Default::default()
         }
     }
