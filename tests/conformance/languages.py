@@ -88,12 +88,15 @@ SHARED_MEMORY = (
 )
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
 NO_CHECKING = {"checking.json": "without the feature `checking`: it cannot be verified"}
+NO_SOURCES = dict.fromkeys(
+    ("sources.json", "sources", "keys-sources"),
+    "without sources: all chunks come from its publisher",
+)
 
 OF_CLIENTS = (  # whose own tests play them: a driver is a worker without memory
     "ties.json",
     "observing.json",
     "below.json",
-    "sources.json",
     "publisher_phases.json",
     "publisher_sequences.json",
 )
@@ -111,7 +114,7 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        dict.fromkeys(SHARED_MEMORY, NO_FLOCK) | NO_MAPPING | NO_CHECKING,
+        dict.fromkeys(SHARED_MEMORY, NO_FLOCK) | NO_MAPPING | NO_CHECKING | NO_SOURCES,
     ),
     Language(
         "rust",
@@ -121,14 +124,16 @@ LANGUAGES = (
         NO_MAPPING | NO_CHECKING,
     ),
     Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
-    Language("go", "Go", "go_client", ("make", "go"), NO_CHECKING),
+    Language("go", "Go", "go_client", ("make", "go"), NO_CHECKING | NO_SOURCES),
     Language("java", "Java", "java_client", ("make", "cargo", "javac"), RUST_INSIDE),
 )
 
+WITH_SOURCES = ("sources", "keys-sources", "source-dies")
 
 # Of scenarios, what the Rust core cannot do as a publisher.
 CORE_LACKS: Mapping[str, str] = {
     **dict.fromkeys(SHARED_MEMORY[1:], "it has no shared memory"),
+    **dict.fromkeys(WITH_SOURCES, "it publishes no version of which other publishers have chunks"),
 }
 
 

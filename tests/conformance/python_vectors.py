@@ -238,6 +238,7 @@ def _phase(case: Case, _folder: Path) -> Result:
 RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "messages.json cases": _message,
     "mapping.json cases": _message,
+    "sources.json cases": _message,
     "checking.json cases": _message,
     "renaming.json messages": _message,
     "renaming.json sequences": _sequence,

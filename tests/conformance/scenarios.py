@@ -16,6 +16,7 @@ from weightbus.tests.conformance import (
     overwriting,
     patching,
     publishing,
+    sources,
     streams,
     trust,
 )
@@ -111,6 +112,8 @@ PLAYS: tuple[tuple[Play, tuple[bool, ...]], ...] = (
     (patching.patched_without_ends, BOTH),
     (patching.patched_doubled_and_late, BOTH),
     (patching.patched_cut, PLAIN),
+    (sources.sources, BOTH),
+    (sources.source_dies, PLAIN),
     (trust.let_in_later, KEYED),
     (trust.wrong_name, KEYED),
     (trust.no_key_of_a_worker, KEYED),

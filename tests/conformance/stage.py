@@ -100,6 +100,7 @@ class Stage:
         self.may_disagree = False  # the publisher's view need not be the workers'
         self._command, self.folder = command, folder
         self._publishers: list[Watched] = []
+        self._sources: list[Publisher] = []
         self._told: list[Told] = []
         self._epoch = EPOCH
 
@@ -158,6 +159,13 @@ class Stage:
             raise
         return made
 
+    def open_source(self) -> Publisher:
+        """Start a publisher that has chunks of the versions of the latest one, behind no proxy."""
+        timing = Timing(ping=PING, lost_after=LOST_AFTER)
+        options = {"chunk_bytes": self.chunk_bytes, "timing": timing, "keys": self.keys}
+        self._sources.append(Publisher("tcp://127.0.0.1:0", **settled(options)))
+        return self._sources[-1]
+
     @property
     def publisher(self) -> Watched:
         """The latest publisher."""
@@ -186,17 +194,19 @@ class Stage:
         self.submit(weights, model, **options)
         return self.settle()[-1]
 
-    def submit(self, weights: Weights, model: str = "m", **options: Any) -> "Future[Receipt]":
-        """Publish and do not wait; `settle` does."""
+    def submit(
+        self, weights: Weights, model: str = "m", source: object = None, **options: Any
+    ) -> "Future[Receipt]":
+        """Publish weights, from `source` if it is given, and do not wait; `settle` does."""
         content = Bytes.of(weights, self.chunk_bytes, options.get("metadata", {}))
         options = {"timeout": self._patience, **options}
         if self._elsewhere is None:  # others take them as they are
             options = settled(options)
         try:
-            future = self.publisher.publish_async(model, weights, **options)
+            future = self.publisher.publish_async(model, source or weights, **options)
         except WeightBusError:  # it has no copy left: publish less often, as it says
             self.settle()
-            future = self.publisher.publish_async(model, weights, **options)
+            future = self.publisher.publish_async(model, source or weights, **options)
         self._told.append(Told(future, content))
         return future
 
@@ -334,7 +344,8 @@ class Stage:
             undo.callback(self.proxy.close)
             if self._between is not None:
                 undo.callback(self._between.close)
-            for close in [p.close for p in self._publishers] + [d.close for d in self.drivers]:
+            publishers = [*self._sources, *self._publishers]
+            for close in [p.close for p in publishers] + [d.close for d in self.drivers]:
                 undo.callback(close)
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 import logging
 import socket
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,74 +14,18 @@ import numpy as np
 import pytest
 
 from weightbus import AddressError, Publisher, PublishError, Relay, Settings, Subscriber
-from weightbus.bus.chunks import Chunks, Memory, plan_of
-from weightbus.bus.deadline import Deadline
-from weightbus.bus.messages import Source
+from weightbus.bus.chunks import plan_of
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.sources import _SourceSession  # pyright: ignore[reportPrivateUsage]
-from weightbus.bus.publisher.version import VersionOffer
 from weightbus.bus.trust.grants import Role
 from weightbus.bus.trust.keys import generate
-from weightbus.codecs.checksum import digest_of
-from weightbus.codecs.layout import Layout
-from weightbus.codecs.leaves import Leaf
-from weightbus.codecs.native import crc32c
-from weightbus.codecs.state import State, state_of
-from weightbus.python_client.publishing.parts import PartedSource
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.split import Split
 
 SECONDS = 30.0
 SIZE, CHUNK = 5000, 64
 QUICK = Settings(ping=0.2, lost_after=1.0, shared_memory=False)
 SMALL = Settings(chunk_bytes=CHUNK, ping=0.2, lost_after=1.0, shared_memory=False)
-
-
-class Split(PartedSource):
-    """Weights of which each publisher has every n-th chunk."""
-
-    def __init__(
-        self, publishers: Sequence[Publisher], value: float, addresses: Any = None
-    ) -> None:
-        self.publishers, self.weights = publishers, {"w": np.full(SIZE, value, np.float32)}
-        self.addresses = addresses or [each.address for each in publishers]
-
-    def state(self) -> State:
-        return state_of(self.weights)
-
-    def is_parameter(self, leaf: Leaf) -> bool:
-        return leaf is self.weights["w"]
-
-    def offer(
-        self, model: str, state: State, layout: Layout, chunk_bytes: int, deadline: Deadline
-    ) -> VersionOffer:
-        assert state.signatures.keys() == {"w"}
-        count = len(self.publishers)
-        plan = plan_of(layout.nbytes, chunk_bytes)
-        data = self.weights["w"].view(np.uint8)
-        digest = digest_of(layout.id, data, chunk_bytes)
-        key = self.publishers[0].parts.next_key(model, deadline)
-        memories = list[Memory]()
-        offers, sources, names = list[VersionOffer](), list[Source](), dict[str, str]()
-        for rank, publisher in enumerate(self.publishers):
-            memory, crcs = np.zeros(layout.nbytes, np.uint8), list[int | None]([None] * plan.count)
-            ranges = list[int]()
-            for index in range(rank, plan.count, count):
-                begin, end = plan.span(index)
-                memory[begin:end] = data[begin:end]
-                crcs[index] = crc32c(data[begin:end])
-                ranges += [index, 1]
-            here = len(ranges) // 2
-            chunks: Chunks[Memory] = Chunks(plan, memory, crcs, layout.id, here, False, digest)
-            offers.append(VersionOffer.received(model, layout, chunks, key))
-            if rank:
-                publisher.parts.keep(offers[-1], deadline)
-                sources.append(Source(address=self.addresses[rank], chunks=ranges))
-                names[self.addresses[rank]] = f"rank {rank}"
-            memories.append(memory)
-        offer = offers[0]
-        offer.sources = tuple(sources)
-        offer.obtain = self.publishers[0].parts.obtaining(offer, memories[0], names)
-        return offer
 
 
 class Scene:
@@ -105,7 +49,8 @@ class Scene:
         return self.stack.enter_context(made).start()
 
     def publish(self, value: float, **options: Any) -> None:
-        source = Split(self.publishers, value, options.pop("addresses", None))
+        weights = {"w": np.full(SIZE, value, np.float32)}
+        source = Split(self.publishers, weights, options.pop("addresses", None))
         self.publishers[0].publish("m", source, timeout=SECONDS, **options)
 
     def has(self, name: str, value: float) -> bool:
