@@ -10,11 +10,12 @@ use crate::error::Error;
 use crate::keyring::Keyring;
 use crate::limits::{Timing, DAMAGED_MAX, WINDOW_CHUNKS};
 use crate::messages::{
-    encode, from_publisher, Bye, Chunk, Fetch, FromPublisher, FromWorker, Hello, Ping, Pong, SealedChunk,
+    encode, from_publisher, Bye, Chunk, Fetch, FromPublisher, FromWorker, Hello, PatchId, Ping, Pong,
+    SealedChunk,
 };
 use crate::run::{Outcome, Shared};
 use crate::sealing::Subject;
-use crate::transfer::{ChunkPlan, Time};
+use crate::transfer::{ChunkPlan, Key, Time};
 use crate::waker::Waker;
 use crate::words::escaped;
 use std::collections::BTreeSet;
@@ -288,23 +289,20 @@ impl Session {
                 self.send(FromWorker::Pong(Pong { token: ping.token, ..Pong::default() }));
             }
             FromPublisher::Pong(pong) => {
-                if Duration::from_millis(pong.token) > self.asked_at && !self.requested.is_empty() {
-                    self.overdue_since.get_or_insert(now);
-                }
+                let passed = Duration::from_millis(pong.token) > self.asked_at && !self.requested.is_empty();
+                self.overdue_since = self.overdue_since.or(passed.then_some(now));
             }
             FromPublisher::Refuse(refuse) => {
                 return Err(format!("it refuses ({}): {}", escaped(&refuse.code), escaped(&refuse.text)));
             }
             FromPublisher::Chunk(chunk)
-                if self.expects(&chunk.model, chunk.epoch, chunk.version, chunk.index)
-                    && chunk.patch.is_none() =>
+                if self.expects(&chunk.model, (chunk.epoch, chunk.version), &chunk.patch, chunk.index) =>
             {
                 let crc = self.check(&chunk, &frames[1]);
                 return self.arrived(chunk.index, crc.map(|crc| (crc, frames.swap_remove(1))), shared);
             }
             FromPublisher::SealedChunk(chunk)
-                if self.expects(&chunk.model, chunk.epoch, chunk.version, chunk.index)
-                    && chunk.patch.is_none() =>
+                if self.expects(&chunk.model, (chunk.epoch, chunk.version), &chunk.patch, chunk.index) =>
             {
                 let plain = self.decrypt(&chunk, &frames[1]);
                 return self.arrived(chunk.index, plain, shared);
@@ -315,10 +313,9 @@ impl Session {
     }
 
     /// True if this chunk is requested.
-    fn expects(&self, model: &str, epoch: u64, version: u64, index: u64) -> bool {
-        let subject = &self.job.subject;
-        let same = (model, epoch, version) == (&subject.model[..], subject.epoch, subject.version);
-        same && self.requested.contains(&index)
+    fn expects(&self, model: &str, key: Key, patch: &Option<PatchId>, index: u64) -> bool {
+        let Subject { model: wanted, epoch, version, .. } = &self.job.subject;
+        model == wanted && key == (*epoch, *version) && patch.is_none() && self.requested.contains(&index)
     }
 
     /// Returns the checksum of an intact chunk in the clear.

@@ -214,7 +214,8 @@ impl Builder {
     /// names (default: false). By default, the data endpoint must be on the host of the publisher's
     /// address or, for `ipc`, at the path of the address plus a suffix. If it is elsewhere, the
     /// worker fetches all versions, which is slower. With `true`, a publisher can make the worker
-    /// connect to anything that the worker can reach.
+    /// connect to anything that the worker can reach. Without keys, the same holds for the sources
+    /// of a version: the other ranks of a sharded trainer.
     pub fn any_data_host(mut self, on: bool) -> Builder {
         self.any_data_host = on;
         self

@@ -1,4 +1,5 @@
 //! A worker that takes chunks from sources, on real sockets of the loopback (N1 to N3).
+#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
 
 mod publisher;
 
