@@ -97,7 +97,7 @@ impl Sources {
     /// `hello` the first message to the source.
     pub fn fetch(&mut self, job: SourceFetch, control: &Control, hello: Hello, timing: Timing) {
         self.running.retain(|(_, thread)| !thread.is_finished());
-        let (shared, stop, told) = (self.shared.clone(), self.stop.clone(), job.clone());
+        let (shared, stop, unbegun) = (self.shared.clone(), self.stop.clone(), job.clone());
         let begun = Session::new(job, control, hello, timing).and_then(|session| {
             let waker = session.waker.clone();
             let run = move || run(session, &shared, &stop);
@@ -106,7 +106,7 @@ impl Sources {
         });
         match begun {
             Ok(running) => self.running.push(running),
-            Err(fault) => over(&self.shared, told, Err(fault)),
+            Err(fault) => over(&self.shared, unbegun, Err(fault)),
         }
     }
 }
