@@ -196,7 +196,7 @@ def publish_as_one(
     started: float,
     now: float,
 ) -> tuple[list[Publication], list[Effect]]:
-    """Publish versions of several models, by the numbers of their calls, to commit all or none.
+    """Publish versions of several models, by the numbers of their calls: all or none. (C1)
 
     Raises:
         UnknownWorkerError, ValueError: As in `publish`.

@@ -107,6 +107,7 @@ impl Player {
                 }
                 Effect::Renamed { model, key, .. } => drop(self.runs.insert(model, key.1)),
                 Effect::Ready(staged) => self.apply(staged),
+                Effect::ReadyAtOnce(versions) => versions.into_iter().for_each(|staged| self.apply(staged)),
                 _ => {}
             }
         }

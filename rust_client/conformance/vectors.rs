@@ -45,6 +45,7 @@ pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, An
         ("patching.json", &[("headers", message)]),
         ("metadata.json", &[("messages", message)]),
         ("renaming.json", &[("messages", message), ("sequences", sequences::play)]),
+        ("companions.json", &[("sequences", sequences::play)]),
         (
             "sealing.json",
             &[

@@ -29,6 +29,8 @@ pub enum Effect {
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.
     Ready(StagedVersion),
+    /// Versions of several models that are published as one may be applied, at once.
+    ReadyAtOnce(Vec<StagedVersion>),
     /// Decode a patch, in a thread that need not answer pings, and report the result.
     Decode(Patching),
     /// Fetch chunks from a source, in another thread, and report each chunk and the end.

@@ -19,7 +19,7 @@ use crate::segment::{Segment, Stamp};
 use crate::sources::{SourceChunk, SourceFetch};
 use crate::staging::{Buffer, Buffers, Source, StagedVersion};
 use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer};
-use crate::version_store::{must_be_staged, VersionEntry, VersionStore};
+use crate::version_store::{may_be_mapped, must_be_staged, VersionEntry, VersionStore};
 use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -253,7 +253,7 @@ impl Follower {
         let segment = self.segment(&announce);
         self.versions.resolve(if segment.is_some() { LackEvent::Located } else { LackEvent::Known });
         match segment {
-            Some(segment) if !must_be_staged(&announce) => self.map(announce, layout, segment, now), // S6
+            Some(segment) if may_be_mapped(&announce) => self.map(announce, layout, segment, now), // S6
             segment => {
                 self.versions.resolve(LackEvent::Opened);
                 self.make_room(announce, layout, segment, now)
@@ -565,9 +565,27 @@ impl Follower {
         effects
     }
 
-    /// Makes the staged version ready.
+    /// Makes the staged version ready; if it has companions, once these are here, too (C2).
     fn commit(&mut self) -> Vec<Effect> {
+        if self.versions.hold() {
+            return Vec::new();
+        }
         self.versions.commit().map(Effect::Ready).into_iter().collect()
+    }
+
+    /// Returns the committed version that waits for its companions, and their numbers by model.
+    pub fn held(&self) -> Option<(Key, &BTreeMap<String, u64>)> {
+        self.versions.held().map(|entry| (entry.key(), &entry.announce().companions))
+    }
+
+    /// True if this version or a newer one is ready or runs.
+    pub fn offers(&self, key: Key) -> bool {
+        self.versions.all(&[Phase::Ready, Phase::Running]).any(|entry| entry.key() >= key)
+    }
+
+    /// Makes the version ready that waited for its companions, and returns it.
+    pub fn release(&mut self) -> Option<StagedVersion> {
+        self.versions.commit()
     }
 
     /// Handles a commit: the staged version may be applied.
@@ -696,6 +714,20 @@ impl Follower {
             self.epoch = self.epoch.max(key.0);
         }
         self.note(key, "apply", text);
+        let mut effects: Vec<Effect> = self.failure().into_iter().collect();
+        effects.extend(self.resume(now));
+        effects
+    }
+
+    /// Handles a version that was not applied since a companion is torn. The previous version still
+    /// runs, and this one is received again.
+    pub fn failed_for_now(&mut self, key: Key, text: &str, now: Time) -> Vec<Effect> {
+        let applying = |entry: &VersionEntry| entry.key() == key && entry.phase() == Phase::Applying;
+        if !self.versions.apply_event_where(Event::Failed, applying) {
+            return Vec::new();
+        }
+        self.planner.back_off(key, now);
+        self.note(key, "no-memory", text);
         let mut effects: Vec<Effect> = self.failure().into_iter().collect();
         effects.extend(self.resume(now));
         effects

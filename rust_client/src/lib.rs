@@ -11,6 +11,7 @@
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
 mod applying;
+mod companions;
 mod control;
 mod curve;
 mod decoder;

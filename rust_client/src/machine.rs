@@ -7,6 +7,7 @@
 
 use crate::addresses::Addresses;
 use crate::ages::Ages;
+use crate::companions::Companions;
 use crate::effects::{Effect, Host};
 use crate::follower::{Follower, ModelState};
 use crate::keyring::Keyring;
@@ -160,7 +161,18 @@ impl WorkerMachine {
 
     /// Calls `act` with the follower of a model, if there is one. Returns the effects.
     fn with(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
-        self.follower_mut(model).map_or_else(Vec::new, act)
+        let mut effects = self.follower_mut(model).map_or_else(Vec::new, act);
+        effects.extend(self.complete());
+        effects
+    }
+
+    /// Makes the committed versions ready whose companions are here.
+    fn complete(&mut self) -> Option<Effect> {
+        let mut ready = Companions::awaited(&mut self.followers)?.complete();
+        match ready.len() {
+            0 | 1 => ready.pop().map(Effect::Ready),
+            _ => Some(Effect::ReadyAtOnce(ready)),
+        }
     }
 
     // Messages.
@@ -637,6 +649,11 @@ impl WorkerMachine {
         self.with(model, |follower| follower.failed(key, text, intact, now))
     }
 
+    /// Handles a ready version that was not applied since a companion is torn: it is received again.
+    pub fn failed_for_now(&mut self, model: &str, key: Key, text: &str, now: Time) -> Vec<Effect> {
+        self.with(model, |follower| follower.failed_for_now(key, text, now))
+    }
+
     /// Notes that a user's thread could not apply a version yet, so that the version is ready
     /// again.
     pub fn put_back(&mut self, model: &str, key: Key) {
@@ -695,6 +712,7 @@ impl WorkerMachine {
             effects.extend(self.hello(now)); // the welcome brings the key (E6)
         }
         effects.extend(self.followers.iter_mut().flat_map(|(follower, _)| follower.tick(now)));
+        effects.extend(self.complete());
         if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
             self.pinged_at = Some(now);
             effects.push(self.ping(now));

@@ -1,11 +1,14 @@
 //! The queue of ready versions, from the worker's thread to the user's threads.
 //!
-//! At most one version of each model waits here: a newer version replaces it.
+//! At most one version of each model waits here: a newer version replaces it. Versions that are
+//! published as one form a *group*: they are put and taken at once. What is left of a group joins
+//! that of the newer version, so that no model of a group lags behind another.
 
 use crate::error::Error;
 use crate::limits::MODELS_MAX;
 use crate::staging::StagedVersion;
 use crate::waker::Waker;
+use crate::worker::Update;
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
@@ -15,24 +18,43 @@ use std::time::Instant;
 
 #[derive(Default)]
 struct State {
-    ready: VecDeque<StagedVersion>,
+    ready: VecDeque<Group>,
+    applied: VecDeque<Update>, // at once with one that `receive` has returned
     rejected: VecDeque<Error>,
     refused: Option<Error>,
     closed: Option<String>,
     joined_epoch: Option<u64>,
 }
 
+/// Versions to be applied at once, of one model each.
+pub type Group = Vec<StagedVersion>;
+
 /// Result of `ReadyQueue::take`.
 pub enum Next {
-    Version(StagedVersion),
+    Versions(Group),
+    Applied(Update),
     Nothing,
 }
 
 impl State {
     /// True if `take` would not wait.
     fn any(&self) -> bool {
-        !self.ready.is_empty() || !self.rejected.is_empty() || self.refused.is_some() || self.closed.is_some()
+        let versions = !self.ready.is_empty() || !self.applied.is_empty();
+        versions || !self.rejected.is_empty() || self.refused.is_some() || self.closed.is_some()
     }
+
+    /// Removes the groups that have a version of one of these models.
+    fn remove(&mut self, models: &Group) -> Vec<StagedVersion> {
+        let (of_these, others): (Vec<Group>, Vec<Group>) =
+            self.ready.drain(..).partition(|group| group.iter().any(|staged| concerns(models, staged)));
+        self.ready = others.into();
+        of_these.into_iter().flatten().collect()
+    }
+}
+
+/// True if a group has a version of the same model.
+fn concerns(group: &Group, staged: &StagedVersion) -> bool {
+    group.iter().any(|other| other.model == staged.model)
 }
 
 /// The queue between the worker's thread and the user's threads.
@@ -86,29 +108,43 @@ impl ReadyQueue {
 
     // For the worker's thread.
 
-    /// Adds a version. Returns the older one that it replaces, if any.
-    pub fn put(&self, staged: StagedVersion) -> Option<StagedVersion> {
-        let mut older = None;
+    /// Adds versions. Returns the older ones that they replace.
+    pub fn put(&self, mut group: Group) -> Vec<StagedVersion> {
+        let mut older = Vec::new();
         self.change(|state| {
-            let at = state.ready.iter().position(|waiting| waiting.model == staged.model);
-            older = at.and_then(|at| state.ready.remove(at));
-            state.ready.push_back(staged);
+            let (replaced, left) =
+                state.remove(&group).into_iter().partition(|staged| concerns(&group, staged));
+            older = replaced;
+            group.extend::<Group>(left);
+            state.ready.push_back(group);
         });
         older
     }
 
-    /// Puts a taken version back into the queue. Returns the version if a newer one has arrived, or
-    /// if the queue is closed.
-    pub fn put_back(&self, staged: StagedVersion) -> Option<StagedVersion> {
-        let mut unwanted = None;
+    /// Puts taken versions back into the queue. Returns those of which a newer one has arrived, or
+    /// all if the queue is closed.
+    pub fn put_back(&self, group: Group) -> Vec<StagedVersion> {
+        let mut unwanted = Vec::new();
         self.change(|state| {
-            if state.closed.is_some() || state.ready.iter().any(|waiting| waiting.model == staged.model) {
-                unwanted = Some(staged);
-            } else {
-                state.ready.push_back(staged); // last, so that other models come first
+            if state.closed.is_some() {
+                unwanted = group;
+                return;
             }
+            let mut newer = state.remove(&group);
+            let (outdated, left) = group.into_iter().partition(|staged| concerns(&newer, staged));
+            unwanted = outdated;
+            newer.extend::<Group>(left);
+            state.ready.push_back(newer); // last, so that other models come first
         });
         unwanted
+    }
+
+    /// Adds an applied version, which `take` returns.
+    pub fn keep(&self, update: Update) {
+        self.change(|state| {
+            state.applied.retain(|older| older.model != update.model);
+            state.applied.push_back(update);
+        });
     }
 
     /// Adds the error of a rejected version.
@@ -149,15 +185,16 @@ impl ReadyQueue {
         self.open().closed.is_some()
     }
 
-    /// Returns the version that has waited longest. If no version waits, returns the error of a
-    /// rejected version or of a refusal; each error is returned once. If there is no error either,
-    /// waits until the deadline.
+    /// Returns an applied version, or those ready ones that have waited longest. If there are none,
+    /// returns the error of a rejected version or of a refusal; each error is returned once. If
+    /// there is no error either, waits until the deadline.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Next, Error> {
         let mut state = self.open();
         loop {
-            if let Some(staged) = state.ready.pop_front() {
+            let applied = state.applied.pop_front().map(Next::Applied);
+            if let Some(next) = applied.or_else(|| state.ready.pop_front().map(Next::Versions)) {
                 self.wake(&state);
-                return Ok(Next::Version(staged));
+                return Ok(next);
             }
             if let Some(error) = state.rejected.pop_front().or_else(|| state.refused.take()) {
                 self.wake(&state);
@@ -208,18 +245,44 @@ mod tests {
     use crate::staging::Buffer;
     use crate::tests::{layout, staged};
 
+    fn group(of: &[(&str, u64)]) -> Group {
+        of.iter().map(|(model, version)| staged(model, *version, layout("{}"), Buffer::default())).collect()
+    }
+
+    fn named(group: &[StagedVersion]) -> Vec<(&str, u64)> {
+        let mut named: Vec<_> = group.iter().map(|staged| (&staged.model[..], staged.key.1)).collect();
+        named.sort_unstable();
+        named
+    }
+
+    fn take(queue: &ReadyQueue) -> Group {
+        match queue.take("w", Instant::now()).unwrap() {
+            Next::Versions(group) => group,
+            _ => panic!("nothing there"),
+        }
+    }
+
     #[test]
     fn a_model_that_is_in_use_keeps_no_other_waiting() {
-        let ready_queue = ReadyQueue::new().unwrap();
-        let staged = |model| staged(model, 1, layout("{}"), Buffer::default());
-        assert!(ready_queue.put(staged("busy")).is_none() && ready_queue.put(staged("free")).is_none());
-        let take = || match ready_queue.take("w", Instant::now()).unwrap() {
-            Next::Version(staged) => staged,
-            Next::Nothing => panic!("nothing there"),
-        };
-        let busy = take();
-        assert_eq!(busy.model, "busy");
-        assert!(ready_queue.put_back(busy).is_none());
-        assert_eq!((take().model, take().model), ("free".to_owned(), "busy".to_owned()));
+        let queue = ReadyQueue::new().unwrap();
+        assert!(queue.put(group(&[("busy", 1)])).is_empty() && queue.put(group(&[("free", 1)])).is_empty());
+        let busy = take(&queue);
+        assert_eq!(named(&busy), [("busy", 1)]);
+        assert!(queue.put_back(busy).is_empty());
+        assert_eq!((named(&take(&queue)), named(&take(&queue))), (vec![("free", 1)], vec![("busy", 1)]));
+    }
+
+    #[test]
+    fn what_is_left_of_a_group_is_taken_with_the_newer_version() {
+        let queue = ReadyQueue::new().unwrap();
+        assert!(queue.put(group(&[("a", 1), ("b", 1)])).is_empty());
+        assert!(queue.put(group(&[("c", 1)])).is_empty());
+        assert_eq!(named(&queue.put(group(&[("b", 2)]))), [("b", 1)]);
+        assert_eq!(named(&take(&queue)), [("c", 1)]);
+        let both = take(&queue);
+        assert_eq!(named(&both), [("a", 1), ("b", 2)]);
+        assert!(queue.put(group(&[("b", 3)])).is_empty());
+        assert_eq!(named(&queue.put_back(both)), [("b", 2)]);
+        assert_eq!(named(&take(&queue)), [("a", 1), ("b", 3)]);
     }
 }

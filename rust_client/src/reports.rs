@@ -4,7 +4,7 @@
 use crate::effects::Effect;
 use crate::messages::{
     Applied, Failed, Fetch, FromWorker, Hello, PatchId, Ping, Progress, ProgressPhase, Running, Staged,
-    DELTA, RENAMING,
+    COMPANIONS, DELTA, RENAMING,
 };
 use crate::phases::Phase;
 use crate::transfer::{Key, Time, Transfer, Want};
@@ -23,7 +23,7 @@ pub fn hello(
     age_ms: u64,
     patches: bool,
 ) -> Effect {
-    let features = [RENAMING].into_iter().chain(patches.then_some(DELTA)); // W25, D4; not W34
+    let features = [RENAMING, COMPANIONS].into_iter().chain(patches.then_some(DELTA)); // W25, C2, D4; not W34
     let features = features.map(str::to_owned).collect();
     Effect::Send(FromWorker::Hello(Hello { models, epoch, age_ms, features, ..identity.clone() }))
 }
@@ -31,7 +31,8 @@ pub fn hello(
 /// Returns all current reports on a model, including `failure`, the report of the last failure.
 pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
     let applying = versions.in_phase(Phase::Applying); // may hang while later versions become ready
-    let newest = versions.all(&[Phase::Ready]).max_by_key(|entry| entry.key());
+    let ready = versions.all(&[Phase::Ready]).chain(versions.held()); // C2
+    let newest = ready.max_by_key(|entry| entry.key());
     let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();
     let mut effects: Vec<Effect> = arriving.into_iter().collect();

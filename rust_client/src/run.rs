@@ -16,7 +16,7 @@ use crate::patching::{Base, Patching};
 use crate::probe::Probe;
 use crate::protocol::codes::Code;
 use crate::raw::fork::Process;
-use crate::ready_queue::ReadyQueue;
+use crate::ready_queue::{Group, ReadyQueue};
 use crate::sources::{SourceChunk, SourceFetch, Sources};
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
@@ -45,6 +45,8 @@ pub enum Outcome {
     Failed {
         text: String,
         intact: bool,
+        /// True if the version is tried again with its companions, one of which is torn.
+        again: bool,
     },
     Stale,
     Dropped,
@@ -145,7 +147,7 @@ impl Shared {
         calls.retain(|Calling { model, key, intact, too_long, call }| {
             let fate = call.fate();
             if fate == Fate::Overdue {
-                let outcome = Outcome::Failed { text: too_long.clone(), intact: *intact };
+                let outcome = Outcome::Failed { text: too_long.clone(), intact: *intact, again: false };
                 self.tell(model, *key, outcome); // under the lock: no later outcome overtakes it
             }
             fate == Fate::UnderWay
@@ -381,8 +383,8 @@ impl Loop {
                     self.machine.applied(&model, key, &digest, base, &overflow_text(&lost), now)
                 }
                 Outcome::Decoded(decoding, done) => self.machine.decoded(*decoding, done, now),
-                Outcome::Failed { text, intact } => {
-                    self.failed(model, key, text, intact);
+                Outcome::Failed { text, intact, again } => {
+                    self.failed(model, key, text, intact, again);
                     Vec::new()
                 }
                 Outcome::Late => {
@@ -403,8 +405,12 @@ impl Loop {
     }
 
     /// Handles a version that was not applied.
-    fn failed(&mut self, model: String, key: Key, text: String, intact: bool) {
-        let effects = self.machine.failed(&model, key, &text, intact, self.now());
+    fn failed(&mut self, model: String, key: Key, text: String, intact: bool, again: bool) {
+        let now = self.now();
+        let effects = match again {
+            true => self.machine.failed_for_now(&model, key, &text, now),
+            false => self.machine.failed(&model, key, &text, intact, now),
+        };
         let ((epoch, version), code) = (key, Code::Apply);
         self.tell(Event::Rejected { model, epoch, version, code, text });
         self.perform(effects);
@@ -434,14 +440,8 @@ impl Loop {
                 Effect::Redial => self.redial(),
                 Effect::ChangeOver { to, pause } => self.change_over(to, pause),
                 Effect::Probe => self.probe.start(self.control.first(), self.shared.waker()),
-                Effect::Ready(staged) => {
-                    if let Some(older) = self.shared.ready_queue.put(staged) {
-                        let (model, key) = (older.model.clone(), older.key);
-                        drop(older); // its buffer is free for the next version
-                        let effects = self.machine.dropped(&model, key, self.now());
-                        self.perform(effects);
-                    }
-                }
+                Effect::Ready(staged) => self.deliver(vec![staged]),
+                Effect::ReadyAtOnce(group) => self.deliver(group),
                 Effect::Decode(decoding) => self.decoder.decode(decoding),
                 Effect::FetchFromSource(job) => {
                     let (hello, timing) =
@@ -464,6 +464,15 @@ impl Loop {
                     self.tell(Event::Notice { code: Code::from(&code[..]), text })
                 }
             }
+        }
+    }
+
+    fn deliver(&mut self, group: Group) {
+        for older in self.shared.ready_queue.put(group) {
+            let (model, key) = (older.model.clone(), older.key);
+            drop(older); // its buffer is free for the next version
+            let effects = self.machine.dropped(&model, key, self.now());
+            self.perform(effects);
         }
     }
 

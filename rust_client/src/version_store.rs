@@ -21,6 +21,7 @@ pub struct VersionEntry {
     layout: Option<Arc<Layout>>,   // once known
     transfer: Option<Transfer>,    // while arriving
     staged: Option<StagedVersion>, // while waiting for a commit
+    held: bool,                    // while staged: it is committed, and waits for its companions
     digest: String,                // once whole
     local: bool,                   // copied from the publisher's memory, or the copy was tried
     patch: Option<PatchId>,        // the patch by which the version arrived
@@ -199,6 +200,7 @@ impl VersionStore {
             layout: None,
             transfer: None,
             staged: None,
+            held: false,
             digest: String::new(),
             local: false,
             patch: None,
@@ -253,6 +255,17 @@ impl VersionStore {
             entry.stage(patches);
         }
         self.apply_event(Phase::Arriving, Event::Whole);
+    }
+
+    /// Records that the staged version is committed, if it has companions. Returns true if it does.
+    pub fn hold(&mut self) -> bool {
+        let staged = self.at_mut(Phase::Staged).filter(|entry| !entry.announce.companions.is_empty());
+        staged.map(|entry| entry.held = true).is_some()
+    }
+
+    /// Returns the staged version, if it is committed and waits for its companions.
+    pub fn held(&self) -> Option<&VersionEntry> {
+        self.in_phase(Phase::Staged).filter(|entry| entry.held)
     }
 
     /// Makes the staged version ready, and returns it.
@@ -333,6 +346,11 @@ impl VersionStore {
 /// True if the version must be staged and reported before it is applied.
 pub fn must_be_staged(announce: &Announce) -> bool {
     announce.commit == AnnounceCommit::Together || announce.acknowledge == AnnounceAcknowledge::Staged
+}
+
+/// True if the version may be applied from shared memory, without a copy that is staged (S6).
+pub fn may_be_mapped(announce: &Announce) -> bool {
+    !must_be_staged(announce) && announce.companions.is_empty()
 }
 
 /// True if two announcements of a version describe the same bytes.

@@ -7,7 +7,7 @@ use crate::effects::Host;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::fields::is_name;
-use crate::gate::Gate;
+use crate::gate::{Gate, Pass};
 use crate::keys::WorkerKeys;
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
@@ -17,12 +17,11 @@ use crate::model::{Model, Ran, Writing};
 use crate::patching::{Base, Bytes};
 use crate::protocol::codes::Code;
 use crate::raw::os::check_descriptors;
-use crate::ready_queue::{Next, ReadyQueue};
+use crate::ready_queue::{Group, Next, ReadyQueue};
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
-use crate::staging::Buffers;
-use crate::staging::{Source, StagedVersion};
+use crate::staging::{Buffer, Buffers, Source, StagedVersion};
 use crate::stream::UpdateStream;
 use crate::threads::join_handle;
 use crate::transfer::Key;
@@ -36,6 +35,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+// for which a thread that waits for one model of several keeps another from its readers
+const HELD_FOR: Duration = Duration::from_millis(50);
 
 const NAME_RULE: &str = "a name is 1 to 128 of the characters A-Z a-z 0-9 . _ -";
 
@@ -83,6 +85,17 @@ impl Target {
         match self {
             Target::InPlace(model) => model.gate(),
             Target::Snapshots(its) => &its.gate,
+        }
+    }
+
+    /// Waits until the target is not in use. Returns exclusive access, or `None` at the deadline or
+    /// once `wanted` returns false.
+    fn hold(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Hold<'_>> {
+        match self {
+            Target::InPlace(model) => {
+                model.write(deadline, wanted).map(|writing| Hold::InPlace(model, writing))
+            }
+            Target::Snapshots(its) => its.gate.write(deadline, wanted).map(|pass| Hold::Snapshots(its, pass)),
         }
     }
 
@@ -466,26 +479,56 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// A version that was applied.
-struct Applied {
+/// Result of an attempt to apply versions.
+enum Attempt {
+    /// All are applied, except those of which a newer one runs.
+    Applied(Vec<Update>),
+    /// A model was being read until the deadline, or the worker was closed.
+    InUse,
+    /// The versions are gone from shared memory.
+    Stale,
+}
+
+/// Why a version was not applied.
+enum Unapplied {
+    Stale,
+    Failed(String),
+    /// The user's function exceeded its time limit. The failure was reported at the deadline.
+    TooLong,
+}
+
+/// Exclusive access to a target.
+enum Hold<'a> {
+    InPlace(&'a Model, Writing<'a>),
+    Snapshots(&'a Snapshots, Pass<'a>),
+}
+
+impl Hold<'_> {
+    /// Returns the version that the target has.
+    fn version(&self) -> Option<Key> {
+        match self {
+            Hold::InPlace(_, writing) => writing.version(),
+            Hold::Snapshots(its, _) => {
+                lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version))
+            }
+        }
+    }
+}
+
+/// A version that is being applied.
+struct Work<'a> {
+    staged: StagedVersion,
+    hold: Hold<'a>,
+    /// True if the model's memory was written, so that the previous version cannot run any more.
+    written: bool,
+    made: Option<Made>,
+}
+
+/// What came of a version's bytes.
+struct Made {
     update: Update,
     base: Option<Base>,  // the bytes that patches may build on
     lost: Vec<Overflow>, // tensors that could not hold all values
-}
-
-/// Result of an attempt to apply a version.
-enum Attempt {
-    Applied(Box<Applied>),
-    NotNewer,
-    /// The model was being read until the deadline, or the worker was closed.
-    InUse,
-    Stale,
-    Failed {
-        text: String,
-        intact: bool,
-    },
-    /// The user's function exceeded its time limit. The failure was reported at the deadline.
-    TooLong,
 }
 
 impl Worker {
@@ -531,22 +574,31 @@ impl Worker {
     /// Applies the newest version that has arrived, and waits for one if necessary. Returns `None`
     /// if no version arrived before the timeout, or if the model was being read until the timeout.
     /// Returns an error if a version or this worker is rejected, or the worker is closed.
+    ///
+    /// Versions of several models that are published as one are applied in one call, which returns
+    /// the first; later calls return the others. Nobody reads a model meanwhile. The user's
+    /// functions are called for all of them, one right after another, before any is reported. If
+    /// one version is rejected, so are the others.
     pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
         self.check_process()?;
         let deadline = far(timeout);
         loop {
-            let staged = match self.ready_queue().take(&self.name, deadline)? {
-                Next::Version(staged) => staged,
+            let group = match self.ready_queue().take(&self.name, deadline)? {
+                Next::Versions(group) => group,
+                Next::Applied(update) => return Ok(Some(update)),
                 Next::Nothing => return Ok(None),
             };
-            let (model, key) = (staged.model.clone(), staged.key);
-            match self.apply(staged, deadline) {
-                Attempt::Applied(done) => return Ok(Some(done.update)),
+            match self.apply(group, deadline)? {
+                Attempt::Applied(updates) => {
+                    let mut updates = updates.into_iter();
+                    if let Some(first) = updates.next() {
+                        updates.for_each(|update| self.ready_queue().keep(update));
+                        return Ok(Some(first));
+                    }
+                }
                 Attempt::InUse if Instant::now() >= deadline => return Ok(None),
                 Attempt::InUse => {} // closed: `take` returns the error
-                Attempt::NotNewer | Attempt::Stale => {} // a newer one replaced it: wait for that
-                Attempt::Failed { text, .. } => return Err(turned_down(model, key, text)),
-                Attempt::TooLong => return Err(turned_down(model, key, self.functions.too_long())),
+                Attempt::Stale => {} // a newer one replaced it: wait for that
             }
         }
     }
@@ -637,114 +689,184 @@ impl Worker {
         &self.shared.ready_queue
     }
 
-    /// Applies a version. Reports the result to the worker's thread before another version can be
-    /// applied to this model.
-    fn apply(&self, staged: StagedVersion, deadline: Instant) -> Attempt {
-        let (model, key) = (staged.model.clone(), staged.key);
+    /// Applies versions at once. Reports the result to the worker's thread before another version
+    /// can be applied to these models. Returns an error if a version is rejected: then none runs.
+    fn apply(&self, mut group: Group, deadline: Instant) -> Result<Attempt, Error> {
+        group.sort_by(|one, other| one.model.cmp(&other.model));
+        for staged in &group {
+            self.shared.tell(&staged.model, staged.key, Outcome::Taken);
+        }
+        let held = match self.hold(&group, deadline) {
+            Some(held) => held,
+            None => return Ok(self.put_back(group)),
+        };
+        let mut works = Vec::new();
+        for (staged, hold) in group.into_iter().zip(held) {
+            if hold.version() < Some(staged.key) {
+                works.push(Work { staged, hold, written: false, made: None });
+            } else {
+                let (model, key) = (staged.model.clone(), staged.key);
+                drop(staged); // another thread was faster
+                self.shared.tell(&model, key, Outcome::Dropped);
+            }
+        }
+        type Step = fn(&Worker, &mut Work) -> Result<(), Unapplied>;
+        let steps: [Step; 4] = [Worker::consult, Worker::check_ties, Worker::write, Worker::present];
+        for step in steps {
+            for at in 0..works.len() {
+                if let Err(why) = step(self, &mut works[at]) {
+                    return self.give_up(works, at, why);
+                }
+            }
+        }
+        run_at_once(&mut works);
+        Ok(Attempt::Applied(works.iter_mut().filter_map(|work| self.report_applied(work)).collect()))
+    }
+
+    /// Waits until none of these versions' targets is in use. Returns exclusive access to each, or
+    /// `None` at the deadline or once the worker is closed.
+    ///
+    /// While this thread waits for one target, it holds others for a moment only, since a thread
+    /// that reads one may be waiting for another.
+    fn hold(&self, group: &Group, deadline: Instant) -> Option<Vec<Hold<'_>>> {
         let open = || !self.ready_queue().is_closed();
-        self.shared.tell(&model, key, Outcome::Taken);
-        match self.targets.get(&model) {
-            Some(Target::InPlace(its)) => match its.write(deadline, &open) {
-                Some(writing) => self.tell(&model, key, self.apply_in_place(its, &writing, staged)),
-                None => self.put_back(staged),
-            },
-            Some(Target::Snapshots(its)) => match its.gate.write(deadline, &open) {
-                Some(_pass) => self.tell(&model, key, self.keep(its, staged)),
-                None => self.put_back(staged),
-            },
-            None => self.tell(&model, key, failed("no such model here".to_owned())),
-        }
-    }
-
-    /// Reports the result of an attempt to the worker's thread. The caller has released the
-    /// version's buffer, unless a base or a snapshot keeps it.
-    fn tell(&self, model: &str, key: Key, mut attempt: Attempt) -> Attempt {
-        let outcome = match &mut attempt {
-            Attempt::Applied(done) => Outcome::Applied {
-                digest: done.update.digest.clone(),
-                base: done.base.take(),
-                lost: std::mem::take(&mut done.lost),
-            },
-            Attempt::InUse => Outcome::PutBack,
-            Attempt::NotNewer => Outcome::Dropped,
-            Attempt::Stale => Outcome::Stale,
-            Attempt::Failed { text, intact } => Outcome::Failed { text: text.clone(), intact: *intact },
-            Attempt::TooLong => Outcome::Late,
-        };
-        self.shared.tell(model, key, outcome);
-        attempt
-    }
-
-    /// Puts a version back into the ready queue, unless a newer version has arrived.
-    fn put_back(&self, staged: StagedVersion) -> Attempt {
-        let (model, key) = (staged.model.clone(), staged.key);
-        let attempt = self.tell(&model, key, Attempt::InUse);
-        if self.ready_queue().put_back(staged).map(drop).is_some() {
-            self.tell(&model, key, Attempt::NotNewer);
-        }
-        attempt
-    }
-
-    fn apply_in_place(&self, model: &Model, writing: &Writing, mut staged: StagedVersion) -> Attempt {
-        let (key, layout) = (staged.key, staged.layout.clone());
-        if writing.version() >= Some(key) {
-            return Attempt::NotNewer; // another thread has applied a newer version
-        }
-        let offer = offer_of(&staged.model, key, &layout);
-        if let Err(attempt) = self.decide(&self.functions.before, offer, Some(writing), true) {
-            return attempt;
-        }
-        let begun = Instant::now();
-        let (update, exchanged, lost) = match write(writing, &mut staged) {
-            Ok(written) => {
-                (update_of(&staged, written.digest, begun.elapsed(), None), written.exchanged, written.lost)
+        let targets: Vec<&Target> = group.iter().map(|staged| &self.targets[&staged.model]).collect();
+        let mut first = 0;
+        loop {
+            let mut held = BTreeMap::from([(first, targets[first].hold(deadline, &open)?)]);
+            let soon = deadline.min(Instant::now() + HELD_FOR);
+            let busy = (0..targets.len()).filter(|at| *at != first).find(|&at| {
+                let hold = targets[at].hold(soon, &open);
+                hold.map(|hold| held.insert(at, hold)).is_none()
+            });
+            match busy {
+                Some(at) => first = at,
+                None => return Some(held.into_values().collect()),
             }
-            Err(Unwritten::Stale) => return Attempt::Stale,
-            Err(Unwritten::Differs(text)) => return failed(text),
-            Err(Unwritten::Torn) => {
-                writing.set_ran(Ran::Torn); // before a reader can see the torn weights
-                return Attempt::Failed { text: Error::Torn.to_string(), intact: false };
-            }
-        };
-        // without a base, this call frees the buffer for the next version
-        let base = base_of(model, staged, self.alike || exchanged);
-        writing.set_ran(Ran::Undecided);
-        let offer = offer_of(&update.model, key, &layout);
-        if let Err(attempt) = self.decide(&self.functions.apply, offer, Some(writing), false) {
-            writing.set_ran(Ran::Torn); // W24
-            return attempt;
         }
-        // The model has the new version's number before a reader can see the new weights, and
-        // before the version is acknowledged.
-        writing.set_ran(Ran::Version(key, update.metadata.clone()));
-        Attempt::Applied(Box::new(Applied { update, base, lost }))
     }
 
-    /// Makes a snapshot of a version, and makes it the latest one unless the user's functions
-    /// reject it.
-    fn keep(&self, its: &Snapshots, mut staged: StagedVersion) -> Attempt {
-        let key = staged.key;
-        if lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)) >= Some(key) {
-            return Attempt::NotNewer;
+    /// Puts versions back into the ready queue, except those of which a newer one has arrived.
+    fn put_back(&self, group: Group) -> Attempt {
+        for staged in &group {
+            self.shared.tell(&staged.model, staged.key, Outcome::PutBack);
         }
-        let offer = offer_of(&staged.model, key, &staged.layout);
-        if let Err(attempt) = self.decide(&self.functions.before, offer, None, true) {
-            return attempt;
+        for unwanted in self.ready_queue().put_back(group) {
+            let (model, key) = (unwanted.model.clone(), unwanted.key);
+            drop(unwanted); // its buffer is free before the worker's thread gets the report
+            self.shared.tell(&model, key, Outcome::Dropped);
         }
-        let begun = Instant::now();
-        let snapshot = match snapshot_of(&its.buffers, &mut staged) {
-            Ok(snapshot) => Arc::new(snapshot),
-            Err(attempt) => return attempt,
+        Attempt::InUse
+    }
+
+    /// Calls `before_apply`.
+    fn consult(&self, work: &mut Work) -> Result<(), Unapplied> {
+        let Work { staged, hold, .. } = work;
+        let offer = offer_of(&staged.model, staged.key, &staged.layout);
+        let writing = match hold {
+            Hold::InPlace(_, writing) => Some(&*writing),
+            Hold::Snapshots(..) => None,
         };
-        let update = update_of(&staged, staged.digest.clone(), begun.elapsed(), Some(snapshot.clone()));
-        let offer = Offer { snapshot: Some(&snapshot), ..offer_of(&update.model, key, &snapshot.layout) };
-        if let Err(attempt) = self.decide(&self.functions.apply, offer, None, true) {
-            return attempt;
+        self.decide(&self.functions.before, offer, writing, true)
+    }
+
+    /// Rejects a version that has different values for names that share one tensor here.
+    fn check_ties(&self, work: &mut Work) -> Result<(), Unapplied> {
+        match (&work.hold, &work.staged.source) {
+            (Hold::InPlace(_, writing), Source::Buffer(buffer)) => {
+                let copy =
+                    |begin, bytes: &mut [u8]| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]);
+                writing.differ(&work.staged.layout, copy).map_or(Ok(()), |text| Err(Unapplied::Failed(text)))
+            }
+            _ => Ok(()), // in shared memory, it is checked when it is written
         }
-        let (layout, bytes) = (snapshot.layout.clone(), Bytes::Kept(snapshot.data.clone()));
-        *lock(&its.latest) = Some(snapshot);
-        let base = staged.keep.then(|| Base { layout, bytes });
-        Attempt::Applied(Box::new(Applied { update, base, lost: Vec::new() }))
+    }
+
+    /// Writes a version into its model, or makes a snapshot of it.
+    fn write(&self, work: &mut Work) -> Result<(), Unapplied> {
+        let begun = Instant::now();
+        let staged = &mut work.staged;
+        work.made = Some(match &work.hold {
+            Hold::InPlace(model, writing) => {
+                let Written { digest, exchanged, lost } = match write(writing, staged) {
+                    Ok(written) => written,
+                    Err(Unwritten::Stale) => return Err(Unapplied::Stale),
+                    Err(Unwritten::Differs(text)) => return Err(Unapplied::Failed(text)),
+                    Err(Unwritten::Torn) => {
+                        work.written = true;
+                        return Err(Unapplied::Failed(Error::Torn.to_string()));
+                    }
+                };
+                let update = update_of(staged, digest, begun.elapsed(), None);
+                // without a base, this call frees the buffer for the next version
+                let base = base_of(model, staged, self.alike || exchanged);
+                writing.set_ran(Ran::Undecided);
+                work.written = true;
+                Made { update, base, lost }
+            }
+            Hold::Snapshots(its, _) => {
+                let snapshot = Arc::new(snapshot_of(&its.buffers, staged)?);
+                let (layout, bytes) = (snapshot.layout.clone(), Bytes::Kept(snapshot.data.clone()));
+                let base = staged.keep.then(|| Base { layout, bytes });
+                let update = update_of(staged, staged.digest.clone(), begun.elapsed(), Some(snapshot));
+                Made { update, base, lost: Vec::new() }
+            }
+        });
+        Ok(())
+    }
+
+    /// Calls `apply`.
+    fn present(&self, work: &mut Work) -> Result<(), Unapplied> {
+        let Work { staged, hold, made, .. } = work;
+        let snapshot = made.as_ref().and_then(|made| made.update.snapshot.as_ref());
+        let offer = Offer { snapshot, ..offer_of(&staged.model, staged.key, &staged.layout) };
+        match hold {
+            Hold::InPlace(_, writing) => self.decide(&self.functions.apply, offer, Some(writing), false),
+            Hold::Snapshots(..) => self.decide(&self.functions.apply, offer, None, true),
+        }
+    }
+
+    /// Reports a version that runs, and returns it.
+    fn report_applied(&self, work: &mut Work) -> Option<Update> {
+        let Made { update, base, lost } = work.made.take()?;
+        let digest = update.digest.clone();
+        self.shared.tell(&update.model, work.staged.key, Outcome::Applied { digest, base, lost });
+        Some(update)
+    }
+
+    /// Reports that versions were not applied, since the one at `at` was not. A model that was
+    /// written runs no version now.
+    fn give_up(&self, works: Vec<Work>, at: usize, why: Unapplied) -> Result<Attempt, Error> {
+        let (model, key) = (works[at].staged.model.clone(), works[at].staged.key);
+        let text = match &why {
+            Unapplied::Stale => "it is gone from shared memory".to_owned(),
+            Unapplied::Failed(text) => text.clone(),
+            Unapplied::TooLong => self.functions.too_long(),
+        };
+        let torn = works.iter().any(|work| work.written);
+        for (index, Work { staged, hold, written, made }) in works.into_iter().enumerate() {
+            if let (Hold::InPlace(_, writing), true) = (&hold, written) {
+                writing.set_ran(Ran::Torn); // W24: before a reader can see these weights
+            }
+            let (its, number) = (staged.model.clone(), staged.key);
+            drop((staged, made)); // its buffer is free before the worker's thread gets the report
+            let (intact, again) = (!written, torn && !written);
+            let outcome = match &why {
+                _ if index != at => {
+                    let text =
+                        format!("version {} of {} failed, which is published as one: {}", key.1, model, text);
+                    Outcome::Failed { text, intact, again }
+                }
+                Unapplied::Stale => Outcome::Stale,
+                Unapplied::Failed(_) => Outcome::Failed { text: text.clone(), intact, again },
+                Unapplied::TooLong => Outcome::Late,
+            };
+            self.shared.tell(&its, number, outcome);
+        }
+        match why {
+            Unapplied::Stale => Ok(Attempt::Stale),
+            _ => Err(turned_down(model, key, text)),
+        }
     }
 
     /// Calls the user's function, if any, which may reject the version. With `writing`, the
@@ -756,7 +878,7 @@ impl Worker {
         offer: Offer,
         writing: Option<&Writing>,
         intact: bool,
-    ) -> Result<(), Attempt> {
+    ) -> Result<(), Unapplied> {
         let function = match function {
             Some(function) => function,
             None => return Ok(()),
@@ -771,9 +893,9 @@ impl Worker {
         };
         if !call.returned() {
             self.shared.tell_overdue(); // before this model applies another version
-            return Err(Attempt::TooLong);
+            return Err(Unapplied::TooLong);
         }
-        decided.map_err(|text| Attempt::Failed { text, intact })
+        decided.map_err(Unapplied::Failed)
     }
 }
 
@@ -827,7 +949,7 @@ enum Unwritten {
 
 /// Makes a snapshot of a version. Bytes in a buffer are not copied. Bytes in shared memory are
 /// copied and, if required, hashed into `staged.digest`.
-fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot, Attempt> {
+fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot, Unapplied> {
     let stamp = stamp_of(staged);
     let data = match &mut staged.source {
         Source::Buffer(buffer) => {
@@ -838,12 +960,12 @@ fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot
             let layout = &staged.layout;
             let mut copy = buffers
                 .take_for_copy(layout.nbytes)
-                .map_err(|error| failed(format!("no memory for a copy: {}", error)))?;
+                .map_err(|error| Unapplied::Failed(format!("no memory for a copy: {}", error)))?;
             let read = segment.read(&stamp, |memory| {
                 memory.copy_to(0, &mut copy);
                 hashed(memory, layout, *hash_chunks)
             });
-            staged.digest = read.map_err(|Stale| Attempt::Stale)?;
+            staged.digest = read.map_err(|Stale| Unapplied::Stale)?;
             copy
         }
     };
@@ -854,22 +976,40 @@ fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot
 
 /// Returns the bytes that patches on this version may build on, or `None` if no patch will build on
 /// it. If the model holds the version's exact bytes (`alike`), these are the model's memory,
-/// otherwise the buffer.
-fn base_of(model: &Model, staged: StagedVersion, alike: bool) -> Option<Base> {
-    let StagedVersion { keep, layout, source, .. } = staged;
-    let bytes = match source {
-        Source::Buffer(_) if keep && alike => Bytes::Model(model.clone()),
-        Source::Buffer(mut buffer) if keep => {
+/// otherwise the buffer, which the version loses.
+fn base_of(model: &Model, staged: &mut StagedVersion, alike: bool) -> Option<Base> {
+    let bytes = match replace(&mut staged.source, Source::Buffer(Buffer::default())) {
+        Source::Buffer(_) if staged.keep && alike => Bytes::Model(model.clone()),
+        Source::Buffer(mut buffer) if staged.keep => {
             buffer.keep();
             Bytes::Kept(Arc::new(buffer)) // D3
         }
         _ => return None,
     };
-    Some(Base { layout, bytes })
+    Some(Base { layout: staged.layout.clone(), bytes })
 }
 
-fn failed(text: String) -> Attempt {
-    Attempt::Failed { text, intact: true }
+/// Makes written versions run, before a reader can see one of them.
+fn run_at_once(works: &mut [Work]) {
+    let snapshots = works.iter().filter_map(|work| match &work.hold {
+        Hold::Snapshots(its, _) => Some(lock(&its.latest)),
+        Hold::InPlace(..) => None,
+    });
+    let mut latest = snapshots.collect::<Vec<_>>().into_iter(); // all are locked until all are replaced
+    let mut replaced = Vec::new();
+    for work in works.iter() {
+        let update = work.made.as_ref().map(|made| &made.update);
+        match (&work.hold, update) {
+            (Hold::InPlace(_, writing), Some(update)) => {
+                writing.set_ran(Ran::Version(work.staged.key, update.metadata.clone()));
+            }
+            (Hold::Snapshots(..), Some(update)) => replaced.extend(latest.next().map(|mut latest| {
+                *latest = update.snapshot.clone();
+                latest
+            })),
+            _ => {}
+        }
+    }
 }
 
 /// Result of writing a version to the model.
@@ -883,11 +1023,6 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwri
     let (stamp, layout) = (stamp_of(staged), &staged.layout);
     match &mut staged.source {
         Source::Buffer(buffer) => {
-            let differ = writing
-                .differ(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
-            if let Some(text) = differ {
-                return Err(Unwritten::Differs(text));
-            }
             let exchanged = writing.exchange(layout, buffer);
             let mut lost = Vec::new();
             if !exchanged {
@@ -1006,7 +1141,7 @@ mod tests {
     fn put(worker: &Worker, version: u64) {
         let layout = layout(r#"{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#);
         let buffer = Buffers::default().take(1).unwrap().unwrap();
-        worker.ready_queue().put(staged("m", version, layout, buffer));
+        worker.ready_queue().put(vec![staged("m", version, layout, buffer)]);
     }
 
     /// A version of two tensors of 1 MiB and a number, with all bytes equal.
@@ -1081,6 +1216,115 @@ mod tests {
             "{:?}",
             told
         );
+    }
+
+    /// A worker without a publisher, of models a and b in place and snapshots of c.
+    fn of_three(models: [&Model; 2], functions: Functions) -> Worker {
+        let [a, b] = models.map(|model| Target::InPlace(model.clone()));
+        let c = Target::Snapshots(Snapshots::default());
+        let targets = [("a", a), ("b", b), ("c", c)].map(|(id, target)| (id.to_owned(), target));
+        let mut worker = worker(models[0], LONG, |_| Ok(()));
+        (worker.targets, worker.functions) = (Arc::new(BTreeMap::from(targets)), functions);
+        worker
+    }
+
+    fn put_three(worker: &Worker, version: u64, bytes: [u8; 3]) {
+        let layout = || layout(r#"{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#);
+        let of = |model, byte| {
+            let mut buffer = Buffers::default().take(1).unwrap().unwrap();
+            buffer.fill(byte);
+            staged(model, version, layout(), buffer)
+        };
+        let group = [("c", bytes[2]), ("a", bytes[0]), ("b", bytes[1])];
+        worker.ready_queue().put(group.map(|(model, byte)| of(model, byte)).into());
+    }
+
+    fn told(worker: &Worker) -> Vec<String> {
+        let told = std::mem::take(&mut *worker.shared.outcomes.lock().unwrap());
+        let word = |outcome: &Outcome| match outcome {
+            Outcome::Failed { intact, again, .. } => format!("failed intact={} again={}", intact, again),
+            Outcome::Applied { .. } => "applied".to_owned(),
+            other => format!("{:?}", other).to_lowercase(),
+        };
+        told.iter().map(|(model, _, outcome)| format!("{} {}", model, word(outcome))).collect()
+    }
+
+    #[test]
+    fn versions_that_are_published_as_one_are_applied_in_one_call() {
+        let models = [model(), model()];
+        let (calls, seen) = channel();
+        let calls = Mutex::new(calls);
+        let apply: Decide = Box::new(move |offer: &Offer| Ok(lock(&calls).send(offer.model.to_owned())?));
+        let functions = Functions { before: None, apply: Some(apply), timeout: LONG };
+        let worker = of_three([&models[0], &models[1]], functions);
+        put_three(&worker, 1, [1, 2, 3]);
+        let first = worker.receive(LONG).unwrap().unwrap();
+        let runs = [
+            models[0].ran().0,
+            models[1].ran().0,
+            worker.snapshot("c").map(|s| ((1, s.version), s.metadata.clone())),
+        ];
+        assert!(runs.iter().all(|runs| matches!(runs, Some(((_, 1), _)))), "{:?}", runs);
+        assert_eq!(seen.try_iter().collect::<Vec<_>>(), ["a", "b", "c"]);
+        let expected = ["a taken", "b taken", "c taken", "a applied", "b applied", "c applied"];
+        assert_eq!(told(&worker), expected, "each is reported once all run");
+        let others: Vec<_> = worker.updates(Duration::ZERO).map(|update| update.unwrap().model).collect();
+        assert_eq!((&first.model[..], &others[..]), ("a", &["b".to_owned(), "c".to_owned()][..]));
+    }
+
+    #[test]
+    fn one_that_is_rejected_takes_the_others_with_it() {
+        for (before, expected) in [
+            (
+                true,
+                [
+                    "a failed intact=true again=false",
+                    "b failed intact=true again=false",
+                    "c failed intact=true again=false",
+                ],
+            ),
+            (
+                false,
+                [
+                    "a failed intact=false again=false",
+                    "b failed intact=false again=false",
+                    "c failed intact=true again=true",
+                ],
+            ),
+        ] {
+            let models = [model(), model()];
+            let no: Decide = Box::new(|offer: &Offer| match offer.model {
+                "b" => Err("no".into()),
+                _ => Ok(()),
+            });
+            let yes: Option<Decide> = None;
+            let (before, apply) = if before { (Some(no), yes) } else { (yes, Some(no)) };
+            let worker = of_three([&models[0], &models[1]], Functions { before, apply, timeout: LONG });
+            put_three(&worker, 1, [1, 2, 3]);
+            let error = worker.receive(LONG).unwrap_err().to_string();
+            assert!(error.contains("version 1 of b") && error.contains("no"), "{}", error);
+            assert_eq!(told(&worker)[3..], expected);
+            assert!(worker.snapshot("c").is_none());
+        }
+    }
+
+    #[test]
+    fn whoever_reads_one_model_and_wants_another_holds_nobody_up() {
+        let models = [model(), model()];
+        let functions = || Functions { before: None, apply: None, timeout: LONG };
+        let worker = of_three([&models[0], &models[1]], functions());
+        put_three(&worker, 1, [1, 2, 3]);
+        thread::scope(|scope| {
+            let b = models[1].read();
+            let applying = scope.spawn(|| worker.receive(LONG).unwrap().is_some());
+            while told(&worker).is_empty() {
+                thread::yield_now();
+            }
+            let a = models[0].read(); // the thread that applies lets go of it
+            assert_eq!((a.version(), b.version()), (None, None), "both of one time");
+            drop((a, b));
+            assert!(applying.join().unwrap());
+        });
     }
 
     #[test]

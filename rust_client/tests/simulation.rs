@@ -264,6 +264,7 @@ impl World {
                     assert!(damaged, "{}: {}", code, text);
                 }
                 Effect::Refused { code, text } => panic!("{}: {}", code, text),
+                Effect::ReadyAtOnce(_) => panic!("there is one model"),
                 Effect::Connect { .. }
                 | Effect::Redial
                 | Effect::ChangeOver { .. }

@@ -83,7 +83,8 @@ class Player:
             elif isinstance(effect, Renamed):
                 self._runs[effect.model] = effect.version
             elif isinstance(effect, Ready):
-                self._perform(self._apply(effect.staged))
+                for staged in sorted((effect.staged, *effect.others), key=lambda s: s.model):
+                    self._perform(self._apply(staged))
 
     def _apply(self, staged: StagedVersion) -> list[Effect]:
         model, key = staged.model, staged.key

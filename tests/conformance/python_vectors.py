@@ -242,6 +242,7 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "checking.json cases": _message,
     "renaming.json messages": _message,
     "renaming.json sequences": _sequence,
+    "companions.json sequences": _sequence,
     "layouts.json cases": _layout,
     "chunks.json cases": _chunks,
     "checksums.json crc32c": _crc,

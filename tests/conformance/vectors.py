@@ -118,7 +118,7 @@ def _judge_of(file: str, name: str, case: Case) -> Judge:
             return _header
         case _ if case.get("direction") == "from_publisher":
             return fault_of_message
-        case "sequences.json" | "applying.json" | "renaming.json" if "steps" in case:
+        case _ if "steps" in case:
             return fault_of_sequence
         case "checksums.json":
             return _equal("crc" if name.startswith("crc32c/") else "digest")

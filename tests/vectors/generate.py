@@ -16,6 +16,7 @@ from pathlib import Path
 from weightbus.tests.vectors import (
     arrow_cases,
     cast_cases,
+    companion_cases,
     delta_cases,
     layout_cases,
     levels,
@@ -109,6 +110,8 @@ def files() -> dict[str, bytes]:
         ],
         sequences=[_sequence(out, each) for each in sequence_cases.renaming_cases()],
     )
+    at_once = [_sequence(out, each) for each in companion_cases.cases()]
+    out.table("companions.json", sequences=at_once)
     prepared = message_cases.feature_cases("shared-memory")
     out.table("mapping.json", cases=[{**_message(out, c), "level": 4} for c in prepared])
     checked = message_cases.feature_cases("observing")

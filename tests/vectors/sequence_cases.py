@@ -28,9 +28,9 @@ def data_of(version: int, nbytes: int = 10) -> bytes:
     return bytes((version * 16 + index) % 256 for index in range(nbytes))
 
 
-def number(version: int, epoch: int) -> Json:
+def number(version: int, epoch: int, model: str = "m") -> Json:
     """Return what names a version."""
-    return {"model": "m", "epoch": epoch, "version": version}
+    return {"model": model, "epoch": epoch, "version": version}
 
 
 def message(kind: str, **fields: Any) -> bytes:
@@ -62,17 +62,19 @@ def announce(
     return message("announce", **{**known, **fields})
 
 
-def chunk(version: int, index: int, *, epoch: int = EPOCH, crc: int | None = None) -> list[bytes]:
+def chunk(
+    version: int, index: int, *, epoch: int = EPOCH, crc: int | None = None, model: str = "m"
+) -> list[bytes]:
     """Return a chunk, header and payload."""
     begin, end = spans(10, CHUNK_BYTES)[index]
     part = data_of(version)[begin:end]
     sum_ = crc32c(part) if crc is None else crc
-    return [message("chunk", **number(version, epoch), index=index, crc=sum_), part]
+    return [message("chunk", **number(version, epoch, model), index=index, crc=sum_), part]
 
 
-def end(version: int, *, epoch: int = EPOCH, of: str | None = None) -> bytes:
+def end(version: int, *, epoch: int = EPOCH, of: str | None = None, model: str = "m") -> bytes:
     """Return an end."""
-    return message("end", **number(version, epoch), digest=of or digest_of(version))
+    return message("end", **number(version, epoch, model), digest=of or digest_of(version))
 
 
 def welcome(epoch: int = EPOCH, age_ms: int = 0, ping_ms: int = 1000, **models: int) -> bytes:
@@ -167,7 +169,7 @@ def level_of(case: Case) -> int | None:
     said = b"".join(
         frame for step in case.steps for c in ("control", "data") for frame in step.get(c, [])
     )
-    if b'"type":"rename"' in said:
+    if b'"type":"rename"' in said or b'"companions":' in said:
         return None
     words = ('"commit":"together"', '"acknowledge":"staged"', '"type":"commit"', '"type":"abort"')
     if any(word.encode() in said for word in words):
