@@ -5,26 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-
-	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// decide applies a version with BeforeApply and Apply on another goroutine, and waits for the end
-// until ctx ends. The result is queued in the handoff, for this call of Receive or a later one.
-func (w *Worker) decide(ctx context.Context, v *wbp.StagedVersion) error {
+// decide applies versions at once with BeforeApply and Apply on another goroutine, and waits for the
+// end until ctx ends. The result is queued in the handoff, for this call of Receive or a later one.
+func (w *Worker) decide(ctx context.Context, versions group) error {
 	decided := make(chan struct{})
 	go func() {
-		w.applyIfWanted(v)
+		w.applyIfWanted(w.worksOf(versions))
 		close(decided)
-		m := w.models[v.Model]
-		if m.late != nil {
-			w.waitForLate(m)
+		for _, v := range versions {
+			m := w.models[v.Model]
+			if m.late != nil {
+				w.waitForLate(m)
+			}
+			w.loop.handoff.vacate(v.Model)
 		}
-		w.loop.handoff.vacate(v.Model)
 	}()
 	select {
 	case <-decided:
-		return errNotApplied // if applied, the result is in the handoff
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -41,97 +41,80 @@ func (w *Worker) waitForLate(m *model) {
 	}
 }
 
-// applyIfWanted applies a newer version, unless a user function rejects it.
-func (w *Worker) applyIfWanted(v *wbp.StagedVersion) {
-	if !w.keepIfNewer(v) {
+// applyIfWanted applies newer versions, unless a user function rejects one of them.
+func (w *Worker) applyIfWanted(works []*work) {
+	works = w.taken(works)
+	if len(works) == 0 || !w.each(works, w.callBeforeApply) {
 		return
 	}
-	w.loop.taken(v)
-	m := w.models[v.Model]
-	if before := w.options.BeforeApply; before != nil {
-		next := updateOf(v)
-		if err := w.call(m, "BeforeApply", func(ctx context.Context) error { return before(ctx, next) }); err != nil {
-			w.turnedDown(v, err, true)
-			return
+	var inPlace, beside []*work
+	for _, work := range works {
+		if work.model.tensors == nil {
+			beside = append(beside, work)
+		} else {
+			inPlace = append(inPlace, work)
 		}
 	}
-	if m.tensors == nil {
-		w.applyBeside(m, v)
-	} else {
-		w.applyInPlace(m, v)
+	if w.lockAll(w.life, inPlace) != nil {
+		return
 	}
+	defer w.unlockAll(inPlace) // readers wait until the user's Options.Apply has returned
+	if w.life.Err() != nil || !w.each(works, w.copyAhead) || !w.each(works, w.callApply) {
+		return
+	}
+	if w.lockAll(w.life, beside) != nil {
+		return
+	}
+	defer w.unlockAll(beside)
+	for _, work := range beside {
+		work.model.memory, work.model.spare = work.model.spare, work.model.memory
+	}
+	w.runAtOnce(works)
 }
 
-// applyBeside copies a version into the spare memory, and exchanges that with the model's memory
-// once Apply has accepted the version.
-func (w *Worker) applyBeside(m *model, v *wbp.StagedVersion) {
+// copyAhead copies a version into registered memory, or into the spare memory, which is exchanged
+// with the model's memory once Apply has accepted the version.
+func (w *Worker) copyAhead(work *work) *unapplied {
+	m := work.model
+	if m.tensors != nil {
+		return w.copy(work, m.memory)
+	}
+	closed := &unapplied{text: ErrClosed.Error()}
 	if m.guard.lockRead(w.life) != nil {
-		return
+		return closed
 	}
-	update, err := Update{}, error(ErrClosed)
-	if w.life.Err() == nil { // the read lock prevents that free releases the staging memory
-		update, err = w.copy(v, m.spare)
-	}
-	m.guard.unlockRead()
-	if err != nil {
-		return
-	}
-	if err := w.callApply(m, m.spare.view(update)); err != nil {
-		w.turnedDown(v, err, true)
-		return
-	}
-	if m.guard.lockWrite(w.life) != nil {
-		return
-	}
-	defer m.guard.unlockWrite()
-	m.memory, m.spare = m.spare, m.memory
-	w.markRunning(v, update)
-	w.loop.handoff.finish(update)
-}
-
-// applyInPlace copies a version into registered memory. Readers wait until the user's Options.Apply
-// has returned.
-func (w *Worker) applyInPlace(m *model, v *wbp.StagedVersion) {
-	if m.guard.lockWrite(w.life) != nil {
-		return
-	}
-	defer m.guard.unlockWrite()
+	defer m.guard.unlockRead() // the read lock prevents that free releases the staging memory
 	if w.life.Err() != nil {
-		return
+		return closed
 	}
-	update, err := w.copy(v, m.memory)
-	if err != nil {
-		return
-	}
-	if err := w.callApply(m, m.view(update)); err != nil {
-		m.running.Store(nil)
-		w.turnedDown(v, err, false)
-		return
-	}
-	w.markRunning(v, update)
-	w.loop.handoff.finish(update)
+	return w.copy(work, m.spare)
 }
 
-// callApply calls Apply, if it is set, and returns its error.
-func (w *Worker) callApply(m *model, v View) error {
+func (w *Worker) callBeforeApply(work *work) *unapplied {
+	before := w.options.BeforeApply
+	if before == nil {
+		return nil
+	}
+	next := updateOf(work.version)
+	return w.call(work.model, "BeforeApply", func(ctx context.Context) error { return before(ctx, next) })
+}
+
+func (w *Worker) callApply(work *work) *unapplied {
 	if w.options.Apply == nil {
 		return nil
 	}
-	return w.call(m, "Apply", func(ctx context.Context) error { return w.options.Apply(ctx, v) })
-}
-
-// turnedDown reports a version as failed, with the error of a user function. intact: the previous
-// version still runs.
-func (w *Worker) turnedDown(v *wbp.StagedVersion, err error, intact bool) {
-	if w.life.Err() == nil {
-		w.loop.failed(v, err.Error(), intact) // W24
+	to := work.model.memory
+	if work.model.tensors == nil {
+		to = work.model.spare
 	}
+	v := to.view(work.update)
+	return w.call(work.model, "Apply", func(ctx context.Context) error { return w.options.Apply(ctx, v) })
 }
 
-// call calls a user function and returns its error, or an error if the function misses its
-// deadline. The function runs on its own goroutine, since it may return late or never. After the
+// call calls a user function and returns the reason that a version is not applied, if the function
+// returns an error or misses its deadline. The function runs on its own goroutine, since it may return late or never. After the
 // deadline, m.late receives the function's result.
-func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error) error {
+func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error) *unapplied {
 	ctx, cancel := context.WithTimeout(w.life, w.options.ApplyTimeout)
 	defer cancel()
 	answer := make(chan error, 1)
@@ -148,9 +131,12 @@ func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error)
 	}()
 	select {
 	case err := <-answer:
-		return err
+		if err == nil {
+			return nil
+		}
+		return &unapplied{text: err.Error()}
 	case <-ctx.Done():
 		m.late = answer
-		return fmt.Errorf("%s did not return within %g s", name, w.options.ApplyTimeout.Seconds())
+		return &unapplied{text: fmt.Sprintf("%s did not return within %g s", name, w.options.ApplyTimeout.Seconds())}
 	}
 }

@@ -9,12 +9,38 @@ import (
 
 const errorsMax = 64 // queued errors; the oldest are dropped first
 
+// A group has versions of different models that are applied at once.
+type group []*wbp.StagedVersion
+
+// concerns reports whether the group has a version of this model.
+func (g group) concerns(model string) bool {
+	for _, v := range g {
+		if v.Model == model {
+			return true
+		}
+	}
+	return false
+}
+
+// split returns the versions of the group whose models other has, too, and those that are left.
+func (g group) split(other group) (common, left group) {
+	for _, v := range g {
+		if other.concerns(v.Model) {
+			common = append(common, v)
+		} else {
+			left = append(left, v)
+		}
+	}
+	return common, left
+}
+
 // A handoff passes ready versions and errors from the loop to Receive. It holds at most one version
-// of each model: a newer version replaces an older one.
+// of each model: a newer version replaces an older one. What is left of a group joins that of the
+// newer version, so that no model of a group lags behind another.
 type handoff struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed, and replaced, when anything changes
-	ready    []*wbp.StagedVersion
+	ready    []group
 	decides  bool            // the user has set BeforeApply or Apply
 	busy     map[string]bool // models for which they run: take returns no other version
 	applied  []Update        // applied versions that Receive has not returned yet
@@ -31,11 +57,11 @@ type rejection struct {
 	code  Code
 }
 
-// A received is the result of take: a version to apply, or the Update of a version that was applied
-// already.
+// A received is the result of take: versions to apply at once, or the Update of a version that was
+// applied already.
 type received struct {
-	version *wbp.StagedVersion
-	update  *Update
+	versions group
+	update   *Update
 }
 
 func newHandoff(decides bool) *handoff {
@@ -51,33 +77,41 @@ func (h *handoff) change(what func()) {
 	h.changed = make(chan struct{})
 }
 
-// put adds a version, and returns the older one that it replaces, if any.
-func (h *handoff) put(v *wbp.StagedVersion) (older *wbp.StagedVersion) {
+// put adds versions, and returns the older ones that they replace.
+func (h *handoff) put(versions group) (older group) {
 	h.change(func() {
-		for i, known := range h.ready {
-			if known.Model == v.Model {
-				older = known
-				h.ready = append(h.ready[:i], h.ready[i+1:]...)
-				break
-			}
-		}
-		h.ready = append(h.ready, v)
+		var left group
+		older, left = h.remove(versions).split(versions)
+		h.ready = append(h.ready, append(left, versions...))
 	})
 	return older
 }
 
-// putBack puts a taken version back into the queue. It returns false, and drops the version, if a
-// newer version is in the queue.
-func (h *handoff) putBack(v *wbp.StagedVersion) (left bool) {
+// putBack puts taken versions back into the queue. It returns those of which a newer one is in the
+// queue.
+func (h *handoff) putBack(versions group) (dropped group) {
 	h.change(func() {
-		for _, known := range h.ready {
-			if known.Model == v.Model {
-				return
-			}
-		}
-		h.ready, left = append(h.ready, v), true
+		newer := h.remove(versions)
+		var left group
+		dropped, left = versions.split(newer)
+		h.ready = append(h.ready, append(newer, left...))
 	})
-	return left
+	return dropped
+}
+
+// remove removes the groups that have a version of one of these models, and returns their versions.
+// The caller holds the lock.
+func (h *handoff) remove(versions group) (removed group) {
+	var others []group
+	for _, known := range h.ready {
+		if common, _ := known.split(versions); len(common) > 0 {
+			removed = append(removed, known...)
+		} else {
+			others = append(others, known)
+		}
+	}
+	h.ready = others
+	return removed
 }
 
 // reject queues an error for a rejected version, once for each version and code.
@@ -118,8 +152,10 @@ func (h *handoff) close() {
 // version.
 func (h *handoff) vacate(model string) { h.change(func() { delete(h.busy, model) }) }
 
-// finish queues an applied version for Receive.
-func (h *handoff) finish(update Update) { h.change(func() { h.applied = append(h.applied, update) }) }
+// finish queues applied versions for Receive.
+func (h *handoff) finish(updates []Update) {
+	h.change(func() { h.applied = append(h.applied, updates...) })
+}
 
 // take waits for the Update of an applied version, an error or a ready version, and returns it. It
 // returns each of these once.
@@ -149,13 +185,27 @@ func (h *handoff) take(ctx context.Context) (received, error) {
 	return taken, err
 }
 
-// takeReady moves the first version whose model is not busy into taken, and reports whether there
-// is one. The caller holds the lock.
+// takeReady moves the first versions whose models are not busy into taken, and reports whether
+// there are any. The caller holds the lock.
 func (h *handoff) takeReady(taken *received) bool {
-	for i, v := range h.ready {
-		if !h.busy[v.Model] {
-			taken.version, h.busy[v.Model] = v, h.decides
-			h.ready = append(h.ready[:i], h.ready[i+1:]...)
+	for i, versions := range h.ready {
+		if h.isBusy(versions) {
+			continue
+		}
+		for _, v := range versions {
+			h.busy[v.Model] = h.decides
+		}
+		taken.versions = versions
+		h.ready = append(h.ready[:i], h.ready[i+1:]...)
+		return true
+	}
+	return false
+}
+
+// isBusy reports whether a model of these versions is busy. The caller holds the lock.
+func (h *handoff) isBusy(versions group) bool {
+	for _, v := range versions {
+		if h.busy[v.Model] {
 			return true
 		}
 	}

@@ -242,6 +242,21 @@ func (l *loop) failed(v *wbp.StagedVersion, text string, intact bool) {
 	l.perform(l.machine.Failed(v, text, intact, l.now()))
 }
 
+// failedBeside reports a version that was not applied because a companion failed.
+func (l *loop) failedBeside(v *wbp.StagedVersion, text string, intact, again bool) {
+	l.Lock()
+	defer l.Unlock()
+	l.perform(l.machine.FailedBeside(v, text, intact, again, l.now()))
+}
+
+// failedForNow reports a version that is received again, since a companion holds no version now.
+func (l *loop) failedForNow(v *wbp.StagedVersion, text string) {
+	l.failedBeside(v, text, true, true)
+	l.Lock()
+	defer l.Unlock()
+	l.perform([]wbp.Effect{wbp.Rejected{Model: v.Model, Key: v.Key, Code: CodeApply, Text: text}})
+}
+
 func (l *loop) dropped(v *wbp.StagedVersion) {
 	l.Lock()
 	defer l.Unlock()
@@ -274,7 +289,7 @@ func (l *loop) perform(effects []wbp.Effect) {
 			l.tell(Event{Kind: Unpatched, Text: fmt.Sprintf("version %d of %s is fetched as a whole, not patched: %s",
 				effect.Key.Version, effect.Model, effect.Why)})
 		case wbp.Ready:
-			if older := l.handoff.put(effect.Version); older != nil {
+			for _, older := range l.handoff.put(append(group{effect.Version}, effect.Others...)) {
 				l.perform(l.machine.Dropped(older, l.now()))
 			}
 		case wbp.Rejected:

@@ -4,10 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"regexp"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -270,7 +270,10 @@ func (w *Worker) Events() <-chan Event { return w.loop.events }
 
 // Receive applies the newest version that has arrived, and returns its Update. It waits if no
 // version has arrived. It also waits until every function passed to Read has returned, so it must
-// not be called from such a function. If ctx ends while BeforeApply or Apply runs, Receive returns,
+// not be called from such a function. Versions of several models that are published as one are
+// applied by one call, which returns the first; later calls return the others. Nobody reads these
+// models meanwhile. BeforeApply and then Apply are called for all of them, one right after another,
+// before any is reported; if one is rejected, so are the others. If ctx ends while BeforeApply or Apply runs, Receive returns,
 // that function runs to its end, and a later Receive returns the result.
 //
 // Receive returns these errors:
@@ -289,45 +292,146 @@ func (w *Worker) Receive(ctx context.Context) (Update, error) {
 		switch {
 		case err != nil:
 			return Update{}, err
-		case taken.update != nil: // applied after an earlier call had ended
+		case taken.update != nil: // applied before
 			return *taken.update, nil
 		case w.options.decides():
-			err = w.decide(ctx, taken.version)
+			err = w.decide(ctx, taken.versions)
 		default:
-			var update Update
-			if update, err = w.apply(ctx, taken.version); err == nil {
-				return update, nil
-			}
+			err = w.apply(ctx, taken.versions)
 		}
-		if err != nil && !errors.Is(err, errNotApplied) {
+		if err != nil {
 			return Update{}, err
 		}
 	}
 }
 
-// errNotApplied means that a version was too old, failed, or was overwritten in shared memory.
-// Receive then waits for the next version or result.
-var errNotApplied = errors.New("not applied")
-
-func (w *Worker) apply(ctx context.Context, v *wbp.StagedVersion) (Update, error) {
-	m := w.models[v.Model]
-	if err := m.guard.lockWrite(ctx); err != nil { // readers use the model: apply the version later
-		if !w.loop.handoff.putBack(v) {
+// apply applies versions at once, and queues their Updates for Receive. It returns the error of
+// ctx.
+func (w *Worker) apply(ctx context.Context, versions group) error {
+	works := w.worksOf(versions)
+	if err := w.lockAll(ctx, works); err != nil { // readers use a model: apply the versions later
+		for _, v := range w.loop.handoff.putBack(versions) {
 			w.loop.dropped(v)
 		}
-		return Update{}, err
+		return err
 	}
-	defer m.guard.unlockWrite()
-	if !w.keepIfNewer(v) {
-		return Update{}, errNotApplied
+	defer w.unlockAll(works)
+	works = w.taken(works)
+	if w.each(works, func(work *work) *unapplied { return w.copy(work, work.model.memory) }) {
+		w.runAtOnce(works)
 	}
-	w.loop.taken(v)
-	update, err := w.copy(v, m.memory)
-	if err != nil {
-		return Update{}, err
+	return nil
+}
+
+// A work is a version that is being applied.
+type work struct {
+	version *wbp.StagedVersion
+	model   *model
+	update  Update
+	written bool // into the model's memory: the previous version cannot run any more
+}
+
+// worksOf returns the works of versions, in the order in which all goroutines lock models.
+func (w *Worker) worksOf(versions group) []*work {
+	var works []*work
+	for _, v := range versions {
+		works = append(works, &work{version: v, model: w.models[v.Model]})
 	}
-	w.markRunning(v, update)
-	return update, nil
+	sort.Slice(works, func(i, j int) bool { return works[i].version.Model < works[j].version.Model })
+	return works
+}
+
+// lockAll locks the models for writing, or none of them if ctx ends.
+func (w *Worker) lockAll(ctx context.Context, works []*work) error {
+	for i, work := range works {
+		if err := work.model.guard.lockWrite(ctx); err != nil {
+			w.unlockAll(works[:i])
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *Worker) unlockAll(works []*work) {
+	for _, work := range works {
+		work.model.guard.unlockWrite()
+	}
+}
+
+// taken returns the works whose versions are newer than the running ones, and drops the other
+// versions. After Close it returns none.
+func (w *Worker) taken(works []*work) []*work {
+	var newer []*work
+	for _, work := range works {
+		if w.keepIfNewer(work.version) {
+			w.loop.taken(work.version)
+			newer = append(newer, work)
+		}
+	}
+	return newer
+}
+
+// An unapplied is the reason that a version was not applied. In shared memory, a version may be
+// stale.
+type unapplied struct {
+	text  string
+	stale bool
+}
+
+// each calls a step for one work after another. If a step fails, so do all works: each reports
+// that, and each returns false.
+func (w *Worker) each(works []*work, step func(work *work) *unapplied) bool {
+	for i, work := range works {
+		if why := step(work); why != nil {
+			w.giveUp(works, i, *why)
+			return false
+		}
+	}
+	return true
+}
+
+// giveUp reports that works failed, since the one at index culprit did. Models that were written run
+// no version now.
+func (w *Worker) giveUp(works []*work, culprit int, why unapplied) {
+	torn := false
+	for _, work := range works {
+		if work.written {
+			work.model.running.Store(nil)
+			torn = true
+		}
+	}
+	if w.life.Err() != nil {
+		return
+	}
+	first := works[culprit].version
+	text := fmt.Sprintf("version %d of %s failed, which is published as one: %s", first.Key.Version, first.Model, why.text)
+	for i, work := range works {
+		switch {
+		case i != culprit:
+			w.loop.failedBeside(work.version, text, !work.written, torn && !work.written)
+		case why.stale:
+			w.loop.stale(work.version)
+		case torn && !work.written:
+			w.loop.failedForNow(work.version, why.text)
+		default:
+			w.loop.failed(work.version, why.text, !work.written) // S5, W24
+		}
+	}
+}
+
+// runAtOnce marks versions as the running ones, and then reports them. The caller has locked the
+// models.
+func (w *Worker) runAtOnce(works []*work) {
+	var updates []Update
+	for _, work := range works {
+		work.model.running.Store(&work.update)
+		updates = append(updates, work.update)
+	}
+	for _, work := range works {
+		// Report last: once the publisher has the receipt, Read must return this version.
+		w.loop.applied(work.version, work.update.Digest)
+	}
+	w.loop.handoff.finish(updates)
 }
 
 // keepIfNewer reports whether a version is newer than the running one, and drops the version if not.
@@ -345,8 +449,8 @@ func (w *Worker) keepIfNewer(v *wbp.StagedVersion) bool {
 }
 
 // copy writes a version into the memory to, which no other goroutine uses.
-func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
-	begun, written, differ := time.Now(), false, ""
+func (w *Worker) copy(work *work, to *memory) *unapplied {
+	begun, written, differ, v := time.Now(), false, "", work.version
 	digest, err := v.Copy(func(data []byte) {
 		to.prepare(v.Layout)
 		if differ = to.differ(data); differ == "" {
@@ -354,22 +458,18 @@ func (w *Worker) copy(v *wbp.StagedVersion, to *memory) (Update, error) {
 			v.Note = wbp.OverflowText(to.write(data))
 		}
 	})
-	m := w.models[v.Model]
+	work.written = written && to == work.model.memory
 	switch {
-	case written && err != nil && to == m.memory: // parts of two versions, which must not be read
-		m.running.Store(nil)
-		w.loop.failed(v, "it was overwritten in shared memory while it was copied into the model", false) // S5, W24
-		return Update{}, errNotApplied
+	case work.written && err != nil: // parts of two versions, which must not be read
+		return &unapplied{text: "it was overwritten in shared memory while it was copied into the model"}
 	case err != nil:
-		w.loop.stale(v)
-		return Update{}, errNotApplied
+		return &unapplied{text: "it was overwritten in shared memory", stale: true}
 	case differ != "":
-		w.loop.failed(v, differ, true)
-		return Update{}, errNotApplied
+		return &unapplied{text: differ}
 	}
-	update := updateOf(v)
-	update.Digest, update.Elapsed = digest, time.Since(begun)
-	return update, nil
+	work.update = updateOf(v)
+	work.update.Digest, work.update.Elapsed = digest, time.Since(begun)
+	return nil
 }
 
 // updateOf returns the Update of a version that is not applied yet.
@@ -388,13 +488,6 @@ func copied(metadata map[string]string) map[string]string {
 		own[name] = text
 	}
 	return own
-}
-
-// markRunning marks a version as the running one, and reports to the publisher that it was applied.
-func (w *Worker) markRunning(v *wbp.StagedVersion, update Update) {
-	w.models[v.Model].running.Store(&update)
-	// Report last: once the publisher has the receipt, Read must return this version.
-	w.loop.applied(v, update.Digest)
 }
 
 // renamed gives the running version another key and other metadata. It is called only while no
@@ -469,12 +562,14 @@ func (w *Worker) Close() error {
 func (w *Worker) free() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	var all []*work
 	for _, m := range w.models {
-		if m.guard.lockWrite(ctx) != nil {
-			return // a goroutine still reads the model: never free the memory
-		}
-		defer m.guard.unlockWrite()
+		all = append(all, &work{model: m})
 	}
+	if w.lockAll(ctx, all) != nil {
+		return // a goroutine still reads a model: never free the memory
+	}
+	defer w.unlockAll(all)
 	w.loop.Lock()
 	defer w.loop.Unlock()
 	w.loop.machine.Free()

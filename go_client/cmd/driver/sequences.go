@@ -135,7 +135,9 @@ func (p *player) perform(effects []wbp.Effect) {
 				p.token = ping.Token
 			}
 		case wbp.Ready:
-			p.perform(p.apply(effect.Version))
+			for _, version := range append([]*wbp.StagedVersion{effect.Version}, effect.Others...) {
+				p.perform(p.apply(version))
+			}
 		case wbp.DecodePatch:
 			p.perform(p.machine.Decoded(effect.Job, effect.Job.Run(), 0, p.now))
 		case wbp.Renamed:

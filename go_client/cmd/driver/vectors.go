@@ -25,6 +25,7 @@ func vectors(folder string, say func(object)) error {
 		{"mapping.json", "cases", messages},
 		{"applying.json", "messages", messages}, {"applying.json", "sequences", sequences},
 		{"renaming.json", "messages", messages}, {"renaming.json", "sequences", sequences},
+		{"companions.json", "sequences", sequences},
 		{"casts.json", "cases", casts}, {"deltas.json", "cases", deltas}, {"patching.json", "headers", messages},
 		{"metadata.json", "messages", messages},
 		{"sealing.json", "keys", groupKeys}, {"sealing.json", "versions", versionKeys},

@@ -265,6 +265,7 @@ func TestSequences(t *testing.T) {
 	cases(t, "sequences.json", "cases", checkSequence)
 	cases(t, "applying.json", "sequences", checkSequence)
 	cases(t, "renaming.json", "sequences", checkSequence)
+	cases(t, "companions.json", "sequences", checkSequence)
 }
 
 func checkSequence(t *testing.T, c map[string]interface{}, got object) {

@@ -25,8 +25,11 @@ type (
 		Key   Key
 		Why   string
 	}
-	// Ready hands over a version that may be applied.
-	Ready struct{ Version *StagedVersion }
+	// Ready hands over a version that may be applied, and the Others to apply at once with it.
+	Ready struct {
+		Version *StagedVersion
+		Others  []*StagedVersion
+	}
 	// Rejected reports that a version cannot be received or applied.
 	Rejected struct {
 		Model string

@@ -155,7 +155,7 @@ func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 		return s.reserve(v, nil, now)
 	}
 	v.resolve(located)
-	if a.Acknowledge == "applied" && a.Commit == "auto" { // S6
+	if a.Acknowledge == "applied" && a.Commit == "auto" && len(a.Companions) == 0 { // S6
 		return s.point(v, segment, now)
 	}
 	v.resolve(opened)
@@ -225,7 +225,7 @@ func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []
 		Metadata: v.announce.Metadata}
 	s.versions.move(v, mapped, version)
 	s.forgetFailure()
-	return append([]Effect{Ready{version}}, s.changeMode(completed, now)...)
+	return append([]Effect{Ready{Version: version}}, s.changeMode(completed, now)...)
 }
 
 // changeMode applies an event to the mode. A change to following subscribes to pushed chunks and
@@ -390,9 +390,15 @@ func (s *follower) decoded(job *Patching, fault string, took, now time.Duration)
 	return s.arrived(v, now)
 }
 
+// commit makes a staged version ready; if it has companions, companions.complete does so, once
+// these are here.
 func (s *follower) commit(v *versionEntry) []Effect {
+	if len(v.announce.Companions) > 0 {
+		v.hold()
+		return nil
+	}
 	s.versions.move(v, committed)
-	return []Effect{Ready{v.staged}}
+	return []Effect{Ready{Version: v.staged}}
 }
 
 // committed handles the publisher's commit: it makes the staged version ready.
@@ -507,6 +513,29 @@ func (s *follower) failed(key Key, text string, intact bool, now time.Duration) 
 	}
 	s.versions.move(v, event)
 	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
+}
+
+// failedBeside handles a version that was not applied because a companion failed, and returns the
+// report. again is true if the version is received again with its companion.
+func (s *follower) failedBeside(key Key, text string, intact, again bool, now time.Duration) []Effect {
+	if !again {
+		return withoutRejected(s.failed(key, text, intact, now))
+	}
+	if !s.versions.move(s.versions.find(key, applying), failed) {
+		return nil
+	}
+	return append(withoutRejected(s.fail(key, CodeNoMemory, text, now)), s.resume(now)...)
+}
+
+// withoutRejected returns the effects without reports to the user.
+func withoutRejected(effects []Effect) []Effect {
+	var others []Effect
+	for _, effect := range effects {
+		if _, ok := effect.(Rejected); !ok {
+			others = append(others, effect)
+		}
+	}
+	return others
 }
 
 // gotStale drops a version that was overwritten in shared memory, and requests the latest version.

@@ -62,6 +62,12 @@ func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timi
 	return m
 }
 
+// completed adds the effect that hands over committed versions whose companions are here, if there
+// are any.
+func (m *WorkerMachine) completed(effects []Effect) []Effect {
+	return append(effects, companions{m.followers}.complete()...)
+}
+
 func (m *WorkerMachine) inSession() bool { return m.session == inside }
 
 func (m *WorkerMachine) changeSession(event Event) {
@@ -199,7 +205,7 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 		if !sound {
 			return nil // the version is fetched later (E4)
 		}
-		return s.receive(message, payloads, lease, now, pushed || m.whole(message))
+		return m.completed(s.receive(message, payloads, lease, now, pushed || m.whole(message)))
 	}
 	return nil
 }
@@ -511,7 +517,7 @@ func (m *WorkerMachine) Free() {
 // Decoded must be called when the decoding of a patch has ended. fault is the reason that the patch
 // is unusable, or "". took is the duration of the decoding.
 func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
-	return m.followers[job.Model].decoded(job, fault, took, now)
+	return m.completed(m.followers[job.Model].decoded(job, fault, took, now))
 }
 
 // Applying a ready version.
@@ -521,23 +527,29 @@ func (m *WorkerMachine) Taken(v *StagedVersion) { m.followers[v.Model].taken(v.K
 
 // Applied must be called when a version was applied. digest is "" if the version was not hashed.
 func (m *WorkerMachine) Applied(v *StagedVersion, digest string, now time.Duration) []Effect {
-	return m.followers[v.Model].applied(v.Key, digest, now)
+	return m.completed(m.followers[v.Model].applied(v.Key, digest, now))
 }
 
 // Stale must be called when a version was overwritten in shared memory.
 func (m *WorkerMachine) Stale(v *StagedVersion, now time.Duration) []Effect {
-	return m.followers[v.Model].gotStale(v.Key, now)
+	return m.completed(m.followers[v.Model].gotStale(v.Key, now))
 }
 
 // Failed must be called when a version could not be applied. intact means that the previous version
 // still runs; otherwise no version runs.
 func (m *WorkerMachine) Failed(v *StagedVersion, text string, intact bool, now time.Duration) []Effect {
-	return m.followers[v.Model].failed(v.Key, text, intact, now)
+	return m.completed(m.followers[v.Model].failed(v.Key, text, intact, now))
+}
+
+// FailedBeside must be called when a version was not applied because a companion failed. again is
+// true if it can be applied once the companion can.
+func (m *WorkerMachine) FailedBeside(v *StagedVersion, text string, intact, again bool, now time.Duration) []Effect {
+	return m.completed(m.followers[v.Model].failedBeside(v.Key, text, intact, again, now))
 }
 
 // Dropped must be called when a version was replaced by a newer one before it was applied.
 func (m *WorkerMachine) Dropped(v *StagedVersion, now time.Duration) []Effect {
-	return m.followers[v.Model].dropped(v.Key, now)
+	return m.completed(m.followers[v.Model].dropped(v.Key, now))
 }
 
 // Time.
@@ -578,6 +590,7 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 	for _, s := range m.followers {
 		effects = append(effects, s.tick(now)...)
 	}
+	effects = m.completed(effects)
 	if now-m.pingedAt >= m.pingEvery { // W17, W18
 		m.pingedAt = now
 		effects = append(effects, ping(now, m.subscribed, m.shared))

@@ -18,7 +18,7 @@ type Identity struct {
 // hello returns a hello. models has the running versions. epoch is the latest applied epoch, and
 // ageMS the age of its publisher. maps is true if the worker can map shared memory.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
-	features := []string{Renaming} // W25; neither W34 nor W35
+	features := []string{Renaming, Companions} // W25, C2; neither W34 nor W35
 	if maps {
 		features = append(features, Mapping) // S11
 	}
@@ -43,7 +43,7 @@ func standing(model string, versions *versionStore, failure []Effect) []Effect {
 	effects = append(effects, failure...)
 	if busy != nil { // the apply may hang while other versions become ready
 		effects = append(effects, sayProgress(model, busy))
-	} else if waiting := versions.inPhase(ready); waiting != nil && begun == nil {
+	} else if waiting := versions.waiting(); waiting != nil && begun == nil {
 		effects = append(effects, sayProgress(model, waiting))
 	}
 	return effects

@@ -19,6 +19,7 @@ type versionEntry struct {
 	shared   bool           // the buffer was copied from shared memory
 	transfer *Transfer      // while arriving
 	staged   *StagedVersion // once staged
+	isHeld   bool           // while staged: it is committed, and waits for its companions
 	running  *Running       // while running
 }
 
@@ -50,6 +51,9 @@ func (v *versionEntry) copy(segment Segment) {
 		v.transfer.dropChunks()
 	}
 }
+
+// hold records that the staged version is committed, and waits for its companions. (C2)
+func (v *versionEntry) hold() { v.isHeld = true }
 
 // setTransfer sets the transfer that receives the version.
 func (v *versionEntry) setTransfer(t *Transfer) { v.transfer = t }
@@ -107,6 +111,33 @@ func (s *versionStore) find(key Key, phases ...State) *versionEntry {
 		}
 	}
 	return nil
+}
+
+// held returns the staged version if it is committed, and waits for its companions; else nil.
+func (s *versionStore) held() *versionEntry {
+	if v := s.inPhase(staged); v != nil && v.isHeld {
+		return v
+	}
+	return nil
+}
+
+// waiting returns the newest version that may be applied, or could be but for its companions; nil
+// if there is none.
+func (s *versionStore) waiting() *versionEntry {
+	if held := s.held(); held != nil {
+		return held
+	}
+	return s.inPhase(ready)
+}
+
+// offers reports whether this version or a newer one is ready or runs.
+func (s *versionStore) offers(key Key) bool {
+	for _, v := range s.all(ready, running) {
+		if !key.Newer(v.Key) {
+			return true
+		}
+	}
+	return false
 }
 
 // newest returns the key of the newest complete version; zero if no version is complete.
