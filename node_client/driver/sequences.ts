@@ -89,7 +89,9 @@ class Player {
         this.#sent.push(JSON.parse(encode(effect.message)));
         if (effect.message.type === "ping") this.#token = effect.message.token ?? 0;
       }
-      if (effect.do === "ready") this.#perform(this.#apply(effect.model));
+      if (effect.do === "ready") {
+        for (const model of effect.models) this.#perform(this.#apply(model));
+      }
       if (effect.do === "decode") {
         const fault = atOnce(patching(effect.job));
         this.#perform(this.#machine.decoded(effect.job, fault, 0, this.#now));

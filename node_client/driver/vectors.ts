@@ -79,6 +79,7 @@ export function* vectors(folder: string): Generator<Row> {
     yield* rows(folder, file, "messages", (c) => message(folder, c));
     yield* rows(folder, file, "sequences", (c) => sequence(folder, c));
   }
+  yield* rows(folder, "companions.json", "sequences", (c) => sequence(folder, c));
   yield* rows(folder, "casts.json", "cases", (c) => ({ out: cast(c) }));
   yield* rows(folder, "deltas.json", "cases", (c) => delta(folder, c));
   yield* rows(folder, "sequences.json", "cases", (c) => sequence(folder, c));

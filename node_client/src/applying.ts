@@ -70,6 +70,17 @@ export interface ApplierHandlers {
  */
 class LateError extends Error {}
 
+/** A version that is being applied. */
+interface Work {
+  readonly model: string;
+  readonly target: Target;
+  readonly staged: StagedVersion;
+  /** Whether the previous version still runs if this one fails. */
+  intact: boolean;
+  /** What came of the version, once it is written. */
+  done: { readonly update: Update; readonly note: string } | null;
+}
+
 export class Applier {
   readonly #busy = new Set<string>(); // models with an apply in progress
   readonly #hung = new Set<string>(); // models with a function that is past its deadline
@@ -87,49 +98,94 @@ export class Applier {
     for (const model of targets.keys()) this.#gates.set(model, new Gate());
   }
 
-  /** Reserve a model for an apply. Return false if the model is in use. */
-  claim(model: string): boolean {
-    if (this.#busy.has(model) || this.#hung.has(model)) return false;
-    if (!this.#gates.get(model)?.shut()) return false; // readers use the model
-    this.#busy.add(model);
+  /** Reserve models for an apply. Return false if one of them is in use. */
+  claim(models: readonly string[]): boolean {
+    if (models.some((model) => this.#busy.has(model) || this.#hung.has(model))) return false;
+    const shut = models.filter((model) => this.#gates.get(model)?.shut());
+    if (shut.length < models.length) {
+      for (const model of shut) this.#gates.get(model)?.open(); // readers use another model
+      return false;
+    }
+    for (const model of models) this.#busy.add(model);
     return true;
   }
 
   /**
-   * Apply the ready version of a model that is marked as busy, and end the mark. Return null if no
-   * version was applied.
+   * Apply the ready versions of models that are marked as busy, at once, and end the mark. Return
+   * the versions that were applied.
    */
-  async apply(model: string): Promise<Update | null> {
-    const target = this.targets.get(model);
-    const staged = this.#closed ? null : this.machine.taken(model);
-    const update = target && staged && (await this.#attempt(target, staged));
-    this.#busy.delete(model);
-    this.#gates.get(model)?.open();
-    return update ?? null;
+  async apply(models: readonly string[]): Promise<Update[]> {
+    const works = this.#closed ? [] : models.flatMap((model) => this.#taken(model));
+    const updates = await this.#attempt(works);
+    for (const model of models) this.#busy.delete(model);
+    for (const model of models) this.#gates.get(model)?.open();
+    return updates;
   }
 
-  async #attempt(target: Target, staged: StagedVersion): Promise<Update | null> {
-    const { model } = staged;
-    let intact = true;
-    let update: Update;
-    let note: string;
+  #taken(model: string): Work[] {
+    const target = this.targets.get(model);
+    const staged = this.machine.taken(model);
+    return target && staged ? [{ model, target, staged, intact: true, done: null }] : [];
+  }
+
+  async #attempt(works: readonly Work[]): Promise<Update[]> {
+    let at = works[0]; // the version that is at fault if something is thrown
     try {
       const { beforeApply, apply } = this.hooks; // W24: their errors are reported
-      if (beforeApply)
-        await this.#call("beforeApply", beforeApply, updateOf(staged, views(staged)));
-      const writing = target.begin(staged);
-      intact = target.keeps;
-      await this.#written(writing);
-      note = writing.note();
-      update = updateOf(staged, writing.tensors);
-      if (apply && !this.#closed) await this.#call("apply", apply, update);
+      for (const work of beforeApply ? works : []) {
+        at = work;
+        const { staged } = work;
+        if (beforeApply)
+          await this.#call("beforeApply", beforeApply, updateOf(staged, views(staged)));
+      }
+      const begun = works.map((work) => {
+        at = work;
+        return [work, work.target.begin(work.staged)] as const;
+      });
+      for (const [work, writing] of begun) {
+        at = work;
+        work.intact = work.target.keeps;
+        await this.#written(writing);
+        work.done = { update: updateOf(work.staged, writing.tensors), note: writing.note() };
+      }
+      for (const work of works) {
+        at = work;
+        if (apply && !this.#closed && work.done) await this.#call("apply", apply, work.done.update);
+      }
     } catch (error) {
-      const kept = target.keeps || error instanceof LateError;
-      this.#perform(this.machine.failed(model, textOf(error), now(), intact, kept));
-      return null;
+      if (at) this.#giveUp(works, at, error);
+      return [];
     }
-    this.#perform(this.machine.applied(model, now(), target.keeps, note)); // W16
-    return update;
+    const time = now();
+    const reports = works.map(({ model, target, done }) => {
+      return this.machine.applied(model, time, target.keeps, done?.note); // W16
+    });
+    this.#perform(reports.flat()); // once all run
+    return works.flatMap(({ done }) => done?.update ?? []);
+  }
+
+  /** Report that versions were not applied, since the one at fault was not. */
+  #giveUp(works: readonly Work[], at: Work, error: unknown): void {
+    const [text, time] = [textOf(error), now()];
+    const { epoch, version } = at.staged;
+    const beside = `version ${version} of ${at.model} failed, which is published as one: ${text}`;
+    const torn = works.some(({ intact }) => !intact);
+    for (const work of works) {
+      const { model, target, intact } = work;
+      const kept = target.keeps || (work === at && error instanceof LateError);
+      const again = torn && intact;
+      if (work === at && !again) {
+        this.#perform(this.machine.failed(model, text, time, intact, kept));
+      } else {
+        const words = work === at ? text : beside;
+        this.#perform(this.machine.failedBeside(model, words, time, intact, again, kept));
+      }
+      if (work === at && again) {
+        this.#perform([
+          { do: "rejected", model, epoch, version, code: "apply", text, intact: true },
+        ]);
+      }
+    }
   }
 
   #perform(effects: readonly Effect[]): void {

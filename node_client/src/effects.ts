@@ -16,8 +16,8 @@ export type Effect =
   | { readonly do: "touch"; readonly memory: Uint8Array; readonly unused: () => boolean }
   /** Decode a patch, and pass the outcome to the machine. */
   | { readonly do: "decode"; readonly job: Patching }
-  /** A version of the model is ready to be applied. */
-  | { readonly do: "ready"; readonly model: string }
+  /** Versions of these models, one of each, are ready to be applied at once. */
+  | { readonly do: "ready"; readonly models: readonly string[] }
   /**
    * A version cannot be applied. If `intact`, the previous version still runs; otherwise none does.
    */

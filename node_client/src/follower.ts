@@ -299,11 +299,20 @@ export class Follower {
     return [...effects, ...this.#changeMode("completed", now)];
   }
 
-  /** Make a staged version ready instead of an older one that was not applied. */
+  /** Make a staged version ready. `Companions` does so if the version has companions. */
   #commit(entry: VersionEntry, now: number): Effect[] {
+    if (entry.announce.companions.size > 0) {
+      entry.hold();
+      return [];
+    }
+    return [{ do: "ready", models: [this.model] }, ...this.release(now)];
+  }
+
+  /** Make the staged version ready instead of an older one that was not applied. */
+  release(now: number): Effect[] {
     this.versions.move(this.versions.inPhase("ready"), "newer");
-    this.versions.move(entry, "committed");
-    return [{ do: "ready", model: this.model }, ...this.#resume(now)];
+    this.versions.move(this.versions.inPhase("staged"), "committed");
+    return this.#resume(now);
   }
 
   /** Handle a commit: make the version ready if it is staged. */
@@ -406,6 +415,28 @@ export class Follower {
     const again = !intact && this.#tornApplies < APPLIES_MAX;
     this.versions.move(entry, again ? "torn" : "declined");
     return [...this.#fail(entry, "apply", text, now), ...this.#resume(now)];
+  }
+
+  /**
+   * Handle a version that was not applied because a companion failed; see `failed`. If `again`, the
+   * version is received again with its companion.
+   */
+  failedBeside(
+    text: string,
+    now: number,
+    intact: boolean,
+    again: boolean,
+    kept: boolean,
+  ): Effect[] {
+    const entry = this.versions.inPhase("applying");
+    if (entry === null) return [];
+    let effects: Effect[];
+    if (again) {
+      if (kept) this.versions.letGo(entry);
+      this.versions.move(entry, "failed");
+      effects = [...this.#fail(entry, "no-memory", text, now), ...this.#resume(now)];
+    } else effects = this.failed(text, now, intact, kept);
+    return effects.filter((effect) => effect.do !== "rejected");
   }
 
   /** Record that a version runs, and return the report. */

@@ -9,6 +9,7 @@
 
 import { Ages } from "./ages.js";
 import { TURNED_AWAY } from "./codes.js";
+import { Companions } from "./companions.js";
 import { type Effect, send } from "./effects.js";
 import { ProtocolError } from "./errors.js";
 import { Follower } from "./follower.js";
@@ -49,6 +50,7 @@ const NO_BYTES = new Uint8Array(0);
 
 export class WorkerMachine {
   readonly followers: ReadonlyMap<string, Follower>;
+  readonly #companions: Companions;
   #session: SessionState = "outside";
   #epoch = 0;
   #malformed = 0;
@@ -82,6 +84,7 @@ export class WorkerMachine {
       return new Follower(name, fault, most, timing, keyring, patches);
     };
     this.followers = new Map([...models].map(([name, model]) => [name, follower(name, model)]));
+    this.#companions = new Companions(this.followers);
   }
 
   get epoch(): number {
@@ -200,7 +203,12 @@ export class WorkerMachine {
     }
     const follower = this.followers.get(message.model);
     const opened = follower && this.#opened(decoded);
-    return opened ? speak(follower, opened, now, pushed) : [];
+    return opened ? this.#completed(speak(follower, opened, now, pushed), now) : [];
+  }
+
+  /** Add the effects on committed versions whose companions are here now. */
+  #completed(effects: readonly Effect[] | undefined, now: number): Effect[] {
+    return [...(effects ?? []), ...this.#companions.complete(now)];
   }
 
   #answered({ token, models }: Pong, now: number): Effect[] {
@@ -439,7 +447,7 @@ export class WorkerMachine {
    * that became infinite.
    */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
-    return this.followers.get(model)?.applied(now, kept, note) ?? [];
+    return this.#completed(this.followers.get(model)?.applied(now, kept, note), now);
   }
 
   /**
@@ -447,7 +455,23 @@ export class WorkerMachine {
    * version runs. `kept` is true if the user continues to use the version's memory.
    */
   failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
-    return this.followers.get(model)?.failed(text, now, intact, kept) ?? [];
+    return this.#completed(this.followers.get(model)?.failed(text, now, intact, kept), now);
+  }
+
+  /**
+   * Handle a version that was not applied because a companion failed. `again` is true if it can be
+   * applied once the companion can. The user gets no report.
+   */
+  failedBeside(
+    model: string,
+    text: string,
+    now: number,
+    intact: boolean,
+    again: boolean,
+    kept: boolean,
+  ): Effect[] {
+    const follower = this.followers.get(model);
+    return this.#completed(follower?.failedBeside(text, now, intact, again, kept), now);
   }
 
   /**
@@ -455,7 +479,7 @@ export class WorkerMachine {
    * empty. `took` is the duration in milliseconds.
    */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
-    return this.followers.get(job.model)?.decoded(job, fault, took, now) ?? [];
+    return this.#completed(this.followers.get(job.model)?.decoded(job, fault, took, now), now);
   }
 
   // Time.
@@ -466,7 +490,8 @@ export class WorkerMachine {
     if (this.#silent(now) || now >= this.#redialAt) return this.#callAgain();
     if (!this.inSession) return [];
     const followers = [...this.followers.values()];
-    const effects = [...followers.flatMap((follower) => follower.tick(now)), ...this.#unheard(now)];
+    const due = followers.flatMap((follower) => follower.tick(now));
+    const effects = [...this.#completed(due, now), ...this.#unheard(now)];
     const elsewhere = this.appliedEpoch > this.#epoch; // a late apply, from a later publisher (W3)
     if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: welcome has the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;

@@ -1,14 +1,14 @@
 /** Builds the worker's messages: hello, fetches, and the reports that each ping repeats. (W17) */
 
 import { type Effect, send } from "./effects.js";
-import { DELTA, type Failed, type Hello, RENAMING, type Running } from "./messages.js";
+import { COMPANIONS, DELTA, type Failed, type Hello, RENAMING, type Running } from "./messages.js";
 import type { Transfer } from "./transfer.js";
 import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** The fields of `hello` that identify a worker. */
 export type Identity = Pick<Hello, "name" | "instance" | "client" | "host" | "pid">;
 
-const FEATURES = [RENAMING]; // W25; neither W34 nor W35
+const FEATURES = [RENAMING, COMPANIONS]; // W25, C2
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 
 /**
@@ -33,7 +33,8 @@ export function standing(
   failure: readonly Effect[],
 ): Effect[] {
   const [arriving, applying] = [versions.inPhase("arriving"), versions.inPhase("applying")];
-  const ready = applying ?? (arriving === null ? versions.inPhase("ready") : null);
+  const waiting = versions.held ?? versions.inPhase("ready"); // C2
+  const ready = applying ?? (arriving === null ? waiting : null);
   const running = versions.inPhase("running");
   const effects = staged(model, versions.all("ready", "applying", "staged"));
   if (arriving !== null && applying === null) effects.push(progress(model, arriving));

@@ -32,6 +32,7 @@ class VersionRecord implements Key {
   layout!: Layout; // once known
   transfer!: Transfer; // while arriving
   staged!: StagedVersion; // once staged
+  held = false; // while staged: it is committed, and waits for its companions
   running!: Running; // while running
   note = ""; // while running: text about values that the model cannot hold
   /** The metadata of the version's current key. */
@@ -62,6 +63,11 @@ class VersionRecord implements Key {
   resolve(event: AnnouncedEvent, layout: Layout = this.layout): void {
     this.lacks = ANNOUNCED_ARROWS[this.lacks][event] ?? this.lacks;
     this.layout = layout;
+  }
+
+  /** Record that the staged version is committed, and waits for its companions. (C2) */
+  hold(): void {
+    this.held = true;
   }
 
   /** Set the transfer that receives the version. */
@@ -109,6 +115,17 @@ export class VersionStore {
   /** Return the version with this key; null if it is in none of these phases. */
   find(key: Key, ...phases: VersionState[]): VersionEntry | null {
     return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
+  }
+
+  /** The staged version if it is committed, and waits for its companions; else null. */
+  get held(): VersionEntry | null {
+    const staged = this.inPhase("staged");
+    return staged?.held ? staged : null;
+  }
+
+  /** Whether this version or a newer one is ready or runs. */
+  offers(key: Key): boolean {
+    return this.all("ready", "running").some((entry) => !newer(key, entry));
   }
 
   /** The key of the newest complete version. */

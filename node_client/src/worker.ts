@@ -127,7 +127,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   readonly #applier: Applier;
   readonly #receivers = new Waiters<Update | undefined>();
   readonly #joiners = new Waiters<void>();
-  readonly #ready = new Set<string>(); // models with a ready version, the longest waiting first
+  // Models with ready versions, those to be applied at once in one list, the longest waiting first.
+  #ready: (readonly string[])[] = [];
   #applying = 0; // number of versions being applied, at most one per pending `receive()`
   #updates: Update[] = []; // of versions applied after their `receive()` had ended
   #errors: (ApplyError | RefusedError)[] = [];
@@ -246,6 +247,11 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
    * If the timeout expires while a version is being applied, the apply continues, and the next call
    * returns that version.
    *
+   * Versions of several models that are published as one are applied by one call, which returns the
+   * first; later calls return the others. Nobody reads these models meanwhile. `beforeApply` and
+   * then `apply` are called for all of them, one right after another, before any is reported. If one
+   * version fails, so do the others.
+   *
    * @returns the applied version; undefined if none was applied before the timeout.
    * @throws ApplyError, RefusedError (see above), ClosedError, or the signal's reason.
    */
@@ -309,7 +315,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   #reported(effect: Reported): void {
     switch (effect.do) {
       case "ready":
-        this.#ready.add(effect.model);
+        this.#addReady(effect.models);
         this.#serve();
         break;
       case "joined":
@@ -420,25 +426,40 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   // Applying.
 
-  /** Apply ready versions, at most one per pending `receive()`. */
+  /**
+   * Add models with ready versions. What waits to be applied at once with an older version of one of
+   * them is applied at once with the new ones.
+   */
+  #addReady(models: readonly string[]): void {
+    const first = this.#ready.findIndex((group) => group.some((model) => models.includes(model)));
+    const others = this.#ready.filter((group) => !group.some((model) => models.includes(model)));
+    const joined = this.#ready.filter((group) => group.some((model) => models.includes(model)));
+    const group = [...new Set([...models, ...joined.flat()])].sort();
+    others.splice(first < 0 ? others.length : first, 0, group);
+    this.#ready = others;
+  }
+
+  /** Apply ready versions, at most one model or group of models per pending `receive()`. */
   #serve(): void {
     while (this.#state !== "closed" && this.#receivers.count > this.#applying) {
-      const model = [...this.#ready].find((ready) => this.#applier.claim(ready));
-      if (model === undefined) return;
-      this.#ready.delete(model);
+      const group = this.#ready.find((ready) => this.#applier.claim(ready));
+      if (group === undefined) return;
+      this.#ready = this.#ready.filter((other) => other !== group);
       this.#applying += 1;
-      this.#applier.apply(model).then(
-        (update) => this.#applied(update),
+      this.#applier.apply(group).then(
+        (updates) => this.#applied(updates),
         (error) => this.#end(error),
       );
     }
   }
 
-  #applied(update: Update | null): void {
+  #applied(updates: readonly Update[]): void {
     this.#applying -= 1;
-    const receiver = update === null ? undefined : this.#receivers.next();
-    if (receiver !== undefined && update !== null) receiver.resolve(update);
-    else if (update !== null) this.#updates.push(update);
+    for (const update of updates) {
+      const receiver = this.#receivers.next();
+      if (receiver !== undefined) receiver.resolve(update);
+      else this.#updates.push(update);
+    }
     this.#serve();
   }
 }

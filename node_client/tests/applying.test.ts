@@ -59,8 +59,8 @@ class Scene {
   apply(version: number, size = this.memory.length || 8): Promise<Update | null> {
     const chunkBytes = 2 ** 20;
     this.bench.push(new Published(7, version, bytesOf(size, version), { chunkBytes }));
-    assert.ok(this.applier.claim("m"));
-    return this.applier.apply("m");
+    assert.ok(this.applier.claim(["m"]));
+    return this.applier.apply(["m"]).then(([update]) => update ?? null);
   }
 
   /** The last report, and whether it is of success. */
@@ -82,11 +82,11 @@ test("applied is said only when the user's function has returned", async () => {
   assert.deepEqual(scene.memory, bytesOf(8, 1), "but the bytes are there");
   const [progress] = sent(scene.bench.wait(1000), "progress");
   assert.equal(progress?.phase, "applying");
-  assert.ok(!scene.applier.claim("m"), "one at a time");
+  assert.ok(!scene.applier.claim(["m"]), "one at a time");
   resolve();
   assert.equal((await applying)?.version, 1);
   assert.equal(sent(scene.said, "applied").length, 1);
-  assert.ok(scene.applier.claim("m"));
+  assert.ok(scene.applier.claim(["m"]));
 });
 
 for (const how of ["throws", "rejects"]) {
@@ -175,7 +175,7 @@ for (const [hook, size, intact] of [
     assert.equal(await scene.apply(1), null);
     assert.equal(scene.failed?.text, `${hook} did not return within 0.02 s`);
     assert.deepEqual([scene.failed?.intact, scene.runs], [intact, 0]);
-    assert.ok(!scene.applier.claim("m"), "it takes no other version");
+    assert.ok(!scene.applier.claim(["m"]), "it takes no other version");
     const before = [...(views.get("w")?.data ?? [])];
     for (let version = 2; version <= 4; version++) {
       scene.bench.push(new Published(7, version, bytesOf(8, version)));
@@ -186,8 +186,8 @@ for (const [hook, size, intact] of [
     await turn();
     assert.match(scene.notices.join(), new RegExp(`^${hook} of m has returned, too late`));
     assert.equal(scene.freed, 1);
-    assert.ok(scene.applier.claim("m"));
-    assert.equal((await scene.applier.apply("m"))?.version, 4);
+    assert.ok(scene.applier.claim(["m"]));
+    assert.equal((await scene.applier.apply(["m"]))[0]?.version, 4);
   });
 }
 
@@ -223,7 +223,7 @@ test("a version waits for readers, and later readers wait for it", async () => {
   const { promise, resolve } = Promise.withResolvers<void>();
   const first = scene.applier.reading("m", () => promise, {});
   await turn();
-  assert.ok(!scene.applier.claim("m"));
+  assert.ok(!scene.applier.claim(["m"]));
   await assert.rejects(
     scene.applier.reading("m", () => 0, { timeout: 5 }),
     TimeoutError,
@@ -232,8 +232,8 @@ test("a version waits for readers, and later readers wait for it", async () => {
   resolve();
   await first;
   assert.equal(await second, 0, "who wanted to write did not come back");
-  assert.ok(scene.applier.claim("m"));
-  await scene.applier.apply("m");
+  assert.ok(scene.applier.claim(["m"]));
+  await scene.applier.apply(["m"]);
   assert.deepEqual(scene.memory, bytesOf(8, 1));
 });
 

@@ -83,6 +83,7 @@ function* all(list: "messages" | "sequences"): ReturnType<typeof cases> {
   if (list === "messages") yield* cases("patching.json", "headers");
   yield* cases("applying.json", list);
   yield* cases("renaming.json", list);
+  if (list === "sequences") yield* cases("companions.json", list);
 }
 
 test("messages of a publisher", () => {

@@ -23,7 +23,7 @@ pub fn hello(
     age_ms: u64,
     patches: bool,
 ) -> Effect {
-    let features = [RENAMING, COMPANIONS].into_iter().chain(patches.then_some(DELTA)); // W25, C2, D4; not W34
+    let features = [RENAMING, COMPANIONS].into_iter().chain(patches.then_some(DELTA)); // W25, C2, D4
     let features = features.map(str::to_owned).collect();
     Effect::Send(FromWorker::Hello(Hello { models, epoch, age_ms, features, ..identity.clone() }))
 }

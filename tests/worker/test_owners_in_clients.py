@@ -23,11 +23,7 @@ STEMS = {path.stem for path in WORKER.glob("*.py")} | set(BESIDE)
 STAGED = {"StagedVersion", "Base", "Patching"}
 EVENTS = "events"  # clients have no such file: their machine has a method for each event
 TABLES = "tables"  # made in each language, where that language has what is made
-OF_PYTHON = (
-    "addresses",
-    "companions",
-    "session",
-)  # fields of the machine, or missing, in other languages
+OF_PYTHON = ("addresses", "session")  # fields of the machine, or missing, in other languages
 OTHERWISE = {
     ("layouts", "Expected"): "one says how large versions are, and the rest of it is known",
     **dict.fromkeys(

@@ -18,7 +18,7 @@ type Identity struct {
 // hello returns a hello. models has the running versions. epoch is the latest applied epoch, and
 // ageMS the age of its publisher. maps is true if the worker can map shared memory.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
-	features := []string{Renaming, Companions} // W25, C2; neither W34 nor W35
+	features := []string{Renaming, Companions} // W25, C2
 	if maps {
 		features = append(features, Mapping) // S11
 	}
