@@ -8,6 +8,7 @@ import type { VersionEntry, VersionStore } from "./version_store.js";
 /** The fields of `hello` that identify a worker. */
 export type Identity = Pick<Hello, "name" | "instance" | "client" | "host" | "pid">;
 
+// Without the features of W34 and W35.
 const FEATURES = [RENAMING, COMPANIONS]; // W25, C2
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 

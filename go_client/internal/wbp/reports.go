@@ -15,7 +15,7 @@ type Identity struct {
 	Patches  bool // the worker accepts patches, and keeps the bytes of the running version for them
 }
 
-// hello returns a hello. models has the running versions. epoch is the latest applied epoch, and
+// hello returns a hello, without the features of W34 and W35. models has the running versions. epoch is the latest applied epoch, and
 // ageMS the age of its publisher. maps is true if the worker can map shared memory.
 func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
 	features := []string{Renaming, Companions} // W25, C2
