@@ -61,7 +61,7 @@ from .options import (
     request,
     shows_keywords_of,
 )
-from .publishing.as_one import CopiedModel, by_model, drop_all, receipts_of
+from .publishing.as_one import AsOne, CopiedModel, by_model, drop_all, receipts_of
 from .publishing.events import call_for_events
 from .publishing.models import PublishedModel, after, restore
 from .publishing.opening import open_loop
@@ -259,7 +259,8 @@ class Publisher(InOneProcess):
             UnknownWorkerError: A worker in `workers` has never joined; nothing was published.
             StateError: The weights cannot be published, or not under these names; nothing was
                 published.
-            DeadlineError: The weights were not copied in time; nothing was published. (A copy of
+            DeadlineError: The weights were not copied in time, or another thread's `publish_many`
+                of this and other models was not decided in time; nothing was published. (A copy of
                 one tensor is never interrupted.)
             ClosedError: The publisher is closed.
             RuntimeError: A signal handler (or a `__del__`) made this call while the thread that it
@@ -295,6 +296,9 @@ class Publisher(InOneProcess):
         the models applies their versions at once: no reader there sees a new version of one beside
         an old version of another. A worker that takes only some of the models waits for no other.
 
+        While these versions are neither committed nor aborted, another thread's publish of one of
+        the models waits for that, within its own `timeout`.
+
         Args:
             models: The weights of each model, by its id: as in `publish`.
             workers, timeout, metadata, settings: As in `publish`, for all models.
@@ -325,17 +329,22 @@ class Publisher(InOneProcess):
             self._check_known(asked.terms.workers)
         until = Deadline(started + timeout, _LATE, model=" and ".join(named), timeout=timeout)
         futures, copied = {model: self._loop.promise() for model in named}, list[CopiedModel]()
+        as_one = AsOne(futures)
         try:
             published = self._publish_each(
-                sorted(named), named, asked, started, until, copied, futures
+                sorted(named), named, asked, started, until, copied, futures, as_one
             )
         except BaseException:
             drop_all(copied)
+            as_one.end()
             raise
-        result_of(published, until.left() + ANSWER_SECONDS)
-        for future in futures.values() if self.shown.counting else ():
-            self.shown.count(future, started)
-        return receipts_of(futures, lambda: until.left() + ANSWER_SECONDS)
+        try:
+            result_of(published, until.left() + ANSWER_SECONDS)
+            for future in futures.values() if self.shown.counting else ():
+                self.shown.count(future, started)
+            return receipts_of(futures, lambda: until.left() + ANSWER_SECONDS)
+        finally:
+            as_one.end()
 
     def _publish_each(
         self,
@@ -346,17 +355,20 @@ class Publisher(InOneProcess):
         until: Deadline,
         copied: list[CopiedModel],
         futures: Mapping[str, Promise],
+        as_one: AsOne,
     ) -> "Future[None]":
         """Copy the weights of the models that are `left`, one after another, then publish all.
 
         Each stays locked until then. All threads lock models in the same order, that of their ids.
         """
         if not left:
-            return self._publish_copied(asked, started, until, copied, futures)
+            return self._publish_copied(asked, started, until, copied, futures, as_one)
         kept = self._model(left[0])
         if not kept.lock.acquire(blocking=False):
             _check_not_interrupted(kept)
             kept.wait_for_lock(until)
+        if kept.as_one is not None:
+            self._wait_for_decision(kept, until)
         try:
             offer, arriving = kept.snapshot(
                 models[kept.name],
@@ -368,7 +380,9 @@ class Publisher(InOneProcess):
                 deadline=until,
             )
             copied.append(CopiedModel(kept, offer, arriving))
-            return self._publish_each(left[1:], models, asked, started, until, copied, futures)
+            return self._publish_each(
+                left[1:], models, asked, started, until, copied, futures, as_one
+            )
         finally:
             kept.lock.release()
 
@@ -379,6 +393,7 @@ class Publisher(InOneProcess):
         until: Deadline,
         copied: list[CopiedModel],
         futures: Mapping[str, Promise],
+        as_one: AsOne,
     ) -> "Future[None]":
         # Publish copies of several models, whose locks are held.
         for each in copied:
@@ -388,8 +403,23 @@ class Publisher(InOneProcess):
                 offer.metadata = asked.metadata
             self._offer_patches(asked, kept, offer, until)
         offers, answers = [c.offer for c in copied], [futures[c.kept.name] for c in copied]
+        for kept, _, _ in copied:
+            kept.join(as_one)
         copied.clear()  # the publisher's thread owns their memory now
         return self._loop.submit_as_one(offers, asked.terms, started, answers)
+
+    def _wait_for_decision(self, kept: PublishedModel, until: Deadline) -> None:
+        """Wait, without the model's lock, for the decision on versions published as one with it.
+
+        Raises:
+            DeadlineError: They are not decided in time; the lock is released.
+        """
+        while (as_one := kept.as_one) is not None:
+            kept.lock.release()
+            as_one.wait(kept.name, self._loop, until)
+            kept.wait_for_lock(until)
+            if kept.as_one is as_one:
+                kept.join(None)
 
     @shows_keywords_of(publish)
     def publish_async(
@@ -439,6 +469,8 @@ class Publisher(InOneProcess):
         if not kept.lock.acquire(blocking=False):
             _check_not_interrupted(kept)
             kept.wait_for_lock(until)
+        if kept.as_one is not None:
+            self._wait_for_decision(kept, until)
         handed_on = False
         try:
             shared, sends = self._probe is not None, self._loop.known.sends

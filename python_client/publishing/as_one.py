@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ...bus.deadline import Deadline, result_of
-from ...bus.errors import PublishError
-from ...bus.net.publisher_loop import Promise
+from ...bus.errors import DeadlineError, PublishError
+from ...bus.net.publisher_loop import Promise, PublisherLoop
 from ...bus.protocol_limits import MODELS_MAX
 from ...bus.publisher.offers import hash_chunk
 from ...bus.publisher.version import VersionOffer
@@ -17,6 +18,47 @@ from .models import PublishedModel
 
 if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving
+
+
+class AsOne:
+    """Versions that are published as one, until they are committed or aborted.
+
+    Args:
+        promises: The promise of each model's receipt.
+    """
+
+    def __init__(self, promises: Mapping[str, Promise]) -> None:
+        self._promises, self._over = promises, False
+
+    def end(self) -> None:
+        """Record that the caller of `publish_many` does not wait for these versions any more."""
+        self._over = True
+
+    def wait(self, model: str, loop: PublisherLoop, until: Deadline) -> None:
+        """Wait until the versions are decided, so that a publish of one model does not abort all.
+
+        Raises:
+            DeadlineError: They are not decided in time.
+        """
+        if self._over:
+            return
+        decided = loop.watch(lambda _machine, _now: self._decided)
+        try:
+            decided.result(until.left())
+        except FutureTimeout:
+            decided.cancel()
+            others = " and ".join(sorted(self._promises.keys() - {model}))
+            raise DeadlineError(
+                f"{model}: publish_many publishes it as one with {others}, and not all workers "
+                f"have staged these versions yet, so nothing else was published; publish {model} "
+                "after that call has returned, or in its models, or give it a longer timeout"
+            ) from None
+
+    @property
+    def _decided(self) -> bool:
+        # Only the publisher's thread may read this property, as `Promise.committed`.
+        promises = self._promises.values()
+        return self._over or all(p.done() or p.committed is not None for p in promises)
 
 
 class CopiedModel(NamedTuple):

@@ -43,6 +43,7 @@ from .parts import PartedSource
 
 if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving
+    from .as_one import AsOne
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -275,6 +276,10 @@ class PublishedModel:
         check: Whether each patch is decoded, and compared, before it is offered.
         second: Whether weights on a GPU are first copied within the GPU's memory.
         kept: Whether each version is written to disk.
+
+    Attributes:
+        as_one: Versions of this and other models that were last published as one, and may be
+            undecided; None: there are none.
     """
 
     def __init__(
@@ -294,9 +299,14 @@ class PublishedModel:
         self._chunk_bytes = chunk_bytes
         self._form: Form | None = None
         self._layout: Layout | None = None
+        self.as_one: AsOne | None = None
         self._overflows = OverflowLog(log)
         # The last conversion: form, precision, renaming, resulting form.
         self._converted: tuple[Form, Precision | None, Renaming | None, Form] | None = None
+
+    def join(self, as_one: "AsOne | None") -> None:
+        """Set the versions that are published as one with one of this model; None: none is."""
+        self.as_one = as_one
 
     def wait_for_lock(self, deadline: Deadline) -> None:
         """Acquire the lock, which another thread holds while it copies this model.

@@ -3,6 +3,9 @@
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from weightbus import PublishError, StateError, TornError, UnchangedError, UnknownWorkerError
+from weightbus import (
+    ClosedError,
+    DeadlineError,
+    Publisher,
+    PublishError,
+    StateError,
+    TornError,
+    UnchangedError,
+    UnknownWorkerError,
+)
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
-from weightbus.types import Offer, Pairs, Update
+from weightbus.types import Offer, Pairs, Receipts, Update
 
 WORKER = """
 import sys, numpy as np, weightbus
@@ -152,6 +164,64 @@ def test_a_process_that_dies_undecided_leaves_the_old_versions_of_both(bus: Bus)
             process.kill()
     publisher.publish_many(pair(3), require="alive", timeout=SECONDS)
     assert values(models["base"], models["lora"]) == [3, 3]
+
+
+@pytest.fixture
+def undecided(bus: Bus) -> Iterator[tuple[Publisher, "Future[Receipts]"]]:
+    """A publish of two models as one, which waits for a second worker."""
+    publisher, models = bus.publisher(), pair(0)
+    publisher.publish_many(pair(0), timeout=SECONDS)
+    bus.subscriber(publisher, None, models=models, name="first").start()
+    with ThreadPoolExecutor(1) as pool:
+        as_one = pool.submit(publisher.publish_many, pair(1), expect=2, timeout=SECONDS)
+        until = time.monotonic() + SECONDS
+        while (p := publisher.workers()["first"].phase) != dict.fromkeys(
+            pair(0), "staged version 2"
+        ):
+            assert time.monotonic() < until, p
+            time.sleep(0.01)  # a ping says that the versions are staged
+        assert not as_one.done()
+        yield publisher, as_one
+
+
+def test_a_publish_of_one_model_waits_for_the_decision_on_both(
+    bus: Bus, undecided: tuple[Publisher, "Future[Receipts]"]
+) -> None:
+    publisher, as_one = undecided
+    late = r"lora: publish_many publishes it as one with base, .* nothing else was published"
+    with pytest.raises(DeadlineError, match=late):
+        publisher.publish("lora", arrays(8, 10), timeout=0.05)
+    models = pair(0)
+    with ThreadPoolExecutor(1) as pool:
+        alone = pool.submit(publisher.publish, "lora", arrays(9, 10), timeout=SECONDS)
+        assert not alone.done()
+        bus.subscriber(publisher, None, models=models, name="second").start()
+        assert as_one.result(SECONDS).in_state("applied") == ["first", "second"]
+        assert alone.result(SECONDS).version == as_one.result()["lora"].version + 1
+    assert values(models["base"], models["lora"]) == [1, 9]
+
+
+def test_another_publish_of_both_waits_for_the_decision_too(
+    bus: Bus, undecided: tuple[Publisher, "Future[Receipts]"]
+) -> None:
+    publisher, as_one = undecided
+    with pytest.raises(DeadlineError, match="base: publish_many publishes it as one with lora"):
+        publisher.publish_many(pair(2), timeout=0.05)
+    bus.subscriber(publisher, None, models=pair(0), name="second").start()
+    assert as_one.result(SECONDS).in_state("applied") == ["first", "second"]
+    receipts = publisher.publish_many(pair(3), expect=2, timeout=SECONDS)
+    assert receipts.in_state("applied") == ["first", "second"]
+
+
+def test_a_publish_need_not_wait_for_models_that_are_not_in_it(
+    undecided: tuple[Publisher, "Future[Receipts]"],
+) -> None:
+    publisher, as_one = undecided
+    assert publisher.publish("other", arrays(1), timeout=SECONDS).workers == {}
+    assert not as_one.done()
+    publisher.close()
+    with pytest.raises((PublishError, ClosedError)):
+        as_one.result(SECONDS)
 
 
 def test_a_worker_that_joins_later_gets_both_at_once(bus: Bus) -> None:
