@@ -30,6 +30,7 @@ PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(fol
 # Run by `make training`, since they take long.
 LONG = ("training-loops", "pytorch-loop", "ray", "migrating-from-torchrl")
 TRAINING = [GUIDES / f"{name}.md" for name in LONG]
+PEFT = GUIDES / "base-and-adapter.md"  # run by `make serving`, which has PEFT
 # Compiled and run by `make examples`.
 COMPILED = GUIDES / "publishing-elsewhere.md", {"rust", "c", "cpp", "js"}
 START = GUIDES / "quick-start.md"  # two programs
@@ -67,7 +68,7 @@ def shell_lines() -> list[str]:
 
 
 def runs_here(page: Path) -> bool:
-    return page not in (*TRAINING, START, TORCHRUN) and bool(python_of(page))
+    return page not in (*TRAINING, PEFT, START, TORCHRUN) and bool(python_of(page))
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if runs_here(p)], ids=lambda p: p.name)

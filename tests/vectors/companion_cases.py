@@ -5,6 +5,7 @@ The worker of most cases wants the models `m` and `n`, whose versions have the s
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from weightbus.tests.vectors.parts import Json
 from weightbus.tests.vectors.sequence_cases import (
@@ -39,11 +40,10 @@ class Two(Case):
         return self
 
     def delivered(
-        self, model: str, version: int, beside: dict[str, int], epoch: int = EPOCH, **expect: object
+        self, model: str, version: int, beside: dict[str, int], epoch: int = EPOCH, **expect: Any
     ) -> "Two":
         """Push a version that is committed already; `beside`: its companions."""
-        about = {"model": model, "epoch": epoch}
-        self.data(announce(version, **about, companions=beside), LAYOUT)
+        self.data(announce(version, epoch=epoch, model=model, companions=beside), LAYOUT)
         for index in range(3):
             self.data(*chunk(version, index, epoch=epoch, model=model))
         self.data(end(version, epoch=epoch, model=model), **expect)
@@ -51,14 +51,14 @@ class Two(Case):
 
     def staged(self, model: str, beside: dict[str, int]) -> "Two":
         """Push version 1, which waits for a commit."""
-        together = {"commit": "together", "acknowledge": "staged", "companions": beside}
+        together: Json = {"commit": "together", "acknowledge": "staged", "companions": beside}
         self.data(announce(1, model=model, **together), LAYOUT)
         for index in range(3):
             self.data(*chunk(1, index, model=model))
         self.data(end(1, model=model), sends=[_staged(model)], silent=["applied"], runs=NONE)
         return self
 
-    def commit(self, model: str, **expect: object) -> "Two":
+    def commit(self, model: str, **expect: Any) -> "Two":
         """Commit version 1."""
         digest = digest_of(1)
         self.control(message("commit", **number(1, EPOCH, model), digest=digest), **expect)
