@@ -19,7 +19,7 @@ use crate::segment::{Segment, Stamp};
 use crate::sources::{SourceChunk, SourceFetch};
 use crate::staging::{Buffer, Buffers, Source, StagedVersion};
 use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer};
-use crate::version_store::{may_be_mapped, must_be_staged, VersionEntry, VersionStore};
+use crate::version_store::{may_be_mapped, VersionEntry, VersionStore};
 use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -95,7 +95,9 @@ impl Target {
             Target::InPlace(model) => {
                 model.write(deadline, wanted).map(|writing| Hold::InPlace(model, writing))
             }
-            Target::Snapshots(its) => its.gate.write(deadline, wanted).map(|pass| Hold::Snapshots(its, pass)),
+            Target::Snapshots(its) => {
+                its.gate.write(deadline, wanted).map(|_pass| Hold::Snapshots { its, _pass })
+            }
         }
     }
 
@@ -500,7 +502,7 @@ enum Unapplied {
 /// Exclusive access to a target.
 enum Hold<'a> {
     InPlace(&'a Model, Writing<'a>),
-    Snapshots(&'a Snapshots, Pass<'a>),
+    Snapshots { its: &'a Snapshots, _pass: Pass<'a> },
 }
 
 impl Hold<'_> {
@@ -508,7 +510,7 @@ impl Hold<'_> {
     fn version(&self) -> Option<Key> {
         match self {
             Hold::InPlace(_, writing) => writing.version(),
-            Hold::Snapshots(its, _) => {
+            Hold::Snapshots { its, .. } => {
                 lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version))
             }
         }
@@ -765,7 +767,7 @@ impl Worker {
         let offer = offer_of(&staged.model, staged.key, &staged.layout);
         let writing = match hold {
             Hold::InPlace(_, writing) => Some(&*writing),
-            Hold::Snapshots(..) => None,
+            Hold::Snapshots { .. } => None,
         };
         self.decide(&self.functions.before, offer, writing, true)
     }
@@ -804,7 +806,7 @@ impl Worker {
                 work.written = true;
                 Made { update, base, lost }
             }
-            Hold::Snapshots(its, _) => {
+            Hold::Snapshots { its, .. } => {
                 let snapshot = Arc::new(snapshot_of(&its.buffers, staged)?);
                 let (layout, bytes) = (snapshot.layout.clone(), Bytes::Kept(snapshot.data.clone()));
                 let base = staged.keep.then(|| Base { layout, bytes });
@@ -822,7 +824,7 @@ impl Worker {
         let offer = Offer { snapshot, ..offer_of(&staged.model, staged.key, &staged.layout) };
         match hold {
             Hold::InPlace(_, writing) => self.decide(&self.functions.apply, offer, Some(writing), false),
-            Hold::Snapshots(..) => self.decide(&self.functions.apply, offer, None, true),
+            Hold::Snapshots { .. } => self.decide(&self.functions.apply, offer, None, true),
         }
     }
 
@@ -992,7 +994,7 @@ fn base_of(model: &Model, staged: &mut StagedVersion, alike: bool) -> Option<Bas
 /// Makes written versions run, before a reader can see one of them.
 fn run_at_once(works: &mut [Work]) {
     let snapshots = works.iter().filter_map(|work| match &work.hold {
-        Hold::Snapshots(its, _) => Some(lock(&its.latest)),
+        Hold::Snapshots { its, .. } => Some(lock(&its.latest)),
         Hold::InPlace(..) => None,
     });
     let mut latest = snapshots.collect::<Vec<_>>().into_iter(); // all are locked until all are replaced
@@ -1003,7 +1005,7 @@ fn run_at_once(works: &mut [Work]) {
             (Hold::InPlace(_, writing), Some(update)) => {
                 writing.set_ran(Ran::Version(work.staged.key, update.metadata.clone()));
             }
-            (Hold::Snapshots(..), Some(update)) => replaced.extend(latest.next().map(|mut latest| {
+            (Hold::Snapshots { .. }, Some(update)) => replaced.extend(latest.next().map(|mut latest| {
                 *latest = update.snapshot.clone();
                 latest
             })),

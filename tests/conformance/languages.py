@@ -134,6 +134,7 @@ WITH_SOURCES = ("sources", "keys-sources", "source-dies")
 CORE_LACKS: Mapping[str, str] = {
     **dict.fromkeys(SHARED_MEMORY[1:], "it has no shared memory"),
     **dict.fromkeys(WITH_SOURCES, "it publishes no version of which other publishers have chunks"),
+    "published-as-one": "it publishes one model at a time",
 }
 
 

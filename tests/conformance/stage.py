@@ -210,6 +210,26 @@ class Stage:
         self._told.append(Told(future, content))
         return future
 
+    def submit_as_one(self, models: Mapping[str, Weights]) -> None:
+        """Publish versions of several models as one, and do not wait; `settle` does."""
+        self.settle()
+        futures = {model: Future[Receipt]() for model in models}
+        for model, weights in models.items():
+            content = Bytes.of(weights, self.chunk_bytes, {})
+            self._told.append(Told(futures[model], content))
+
+        def publish() -> None:
+            try:
+                receipts = self.publisher.publish_many(models, timeout=self._patience)
+            except Exception as error:
+                for future in futures.values():
+                    future.set_exception(error)
+            else:
+                for model, future in futures.items():
+                    future.set_result(receipts[model])
+
+        threading.Thread(target=publish, daemon=True).start()
+
     def settle(self) -> list[Receipt]:
         """Wait for all receipts that are to come, and note them."""
         receipts: list[Receipt] = []
