@@ -133,6 +133,8 @@ class Doing(SanitizedText, frozen=True, omit_defaults=True):
     idle_ms: Count = 0
     failed: Count = 0
     error: Error = ""
+    patch: PatchId | None = None
+    incoming_patch: PatchId | None = None
 
 
 class WorkerRow(SanitizedText, frozen=True, omit_defaults=True):

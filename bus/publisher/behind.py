@@ -137,12 +137,17 @@ def _model(state: PublisherState, peer: Peer, model: str, doing: Doing, now: flo
     if not doing.version:
         peer.runs_nothing(model)
     elif runs > before:
-        published = versions.times.get(doing.version, now) if versions and current else now
-        peer.applied(model, Running(*runs, ""), now - published, current=current)
+        known = versions if current and doing.took_us else None
+        took = 0.0 if known is None else now - known.times.get(doing.version, now)
+        peer.applied(model, Running(*runs, ""), took, doing.patch, current=current)
+        if known is not None:
+            version = known.find(doing.version)
+            calls.record_transport_behind(state, peer, version, doing.patch)
         effects += calls.arrived(state, peer, model, runs, now)
     peer.receives(model, doing, now)
     version = versions.find(doing.incoming) if versions is not None else None
     if doing.phase == "staged" and version is not None:
+        calls.record_transport_behind(state, peer, version, doing.incoming_patch)
         terms = calls.announced_terms(state, version)
         if terms.commit == "together" or terms.acknowledge == "staged":  # else it is no report
             effects += calls.move(state, peer, "staged", now, version)

@@ -6,7 +6,7 @@ commit is decided, even if its caller no longer waits.
 
 from ..effects import Notice, Send
 from ..limits import CALLS_MAX
-from ..messages import COMPANIONS, Applied, Failed, Staged
+from ..messages import COMPANIONS, Applied, Failed, PatchId, Staged
 from ..units import span
 from .absent import others_want, reasons
 from .effects import Effect, Resolve, Settled
@@ -58,6 +58,16 @@ def record_transport(
             call.record_transport(peer.name, by)
             if whole:
                 peer.link.observe_rate(by.plan.nbytes, now - call.started)
+
+
+def record_transport_behind(
+    state: PublisherState, peer: Peer, version: Version | None, patch: PatchId | None
+) -> None:
+    """Record how a worker behind a relay received a version: by a patch (None: whole). (R5)"""
+    by = version.find(patch) if version is not None and not peer.shared else None
+    for call in state.calls.values():
+        if by is not None and call.version is version:
+            call.record_transport(peer.name, by)
 
 
 # Events.

@@ -135,7 +135,19 @@ class BelowReports:
         models = row.models
         if not current:
             models = {m: Doing(epoch=d.epoch, version=d.version) for m, d in models.items()}
+        else:
+            models = {m: _with_patches(peer, m, d) for m, d in models.items()}
         return replace(row, instance=peer.instance, models=models)
+
+
+def _with_patches(peer: Peer, model: str, doing: Doing) -> Doing:
+    """Return a model's state with the patches by which its versions arrive, if there are any."""
+    arrived = peer.seen.patches.get(model) if doing.version else None
+    incoming = peer.incoming.get(model)
+    arriving = incoming.patch if incoming is not None else None
+    if arrived is None and arriving is None:
+        return doing
+    return replace(doing, patch=arrived, incoming_patch=arriving)
 
 
 def _outline(peer: Peer) -> Outline:

@@ -49,7 +49,7 @@ def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> li
     if version.chunks.digest != message.digest:
         return _wrong_digest(state, peer, message)
     if peer.runs(message.model) < version.key:  # P19
-        peer.note(message.model, message.version, "staged", None, now)
+        peer.stages(message, now)
     versions.left(peer.name, older_than=message.version + 1)
     calls.record_transport(state, peer, message, version, now)
     effects = calls.move(state, peer, "staged", now, version)
@@ -74,7 +74,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
         if message.epoch >= state.epoch:
             return _wrong_digest(state, peer, message)
         if peer.runs(model) < key:
-            peer.applied(model, running, 0.0, current=False)
+            peer.applied(model, running, 0.0, None, current=False)
         return []
     version = versions.find(message.version)
     if version is None or not message.digest or version.chunks.digest != message.digest:
@@ -86,7 +86,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     if before is not None and (before.epoch, before.version) >= key:
         return []  # P19
     took = now - versions.times.get(message.version, now)
-    peer.applied(model, running, took, current=True)
+    peer.applied(model, running, took, message.patch, current=True)
     if message.digest:
         calls.record_transport(state, peer, message, version, now)
     versions.left(peer.name, older_than=message.version + 1)

@@ -18,7 +18,7 @@ from typing import Literal
 
 from ..chunks import ChunkPlan
 from ..limits import ROSTER_MODELS_MAX, UNLIKE_KEPT, WORKERS_MAX
-from ..messages import DELTA, RELAY, Doing, Failed, Hello, PatchId, Progress, Running
+from ..messages import DELTA, RELAY, Doing, Failed, Hello, PatchId, Progress, Running, Staged
 from .tables import WORKERS, WorkerEvent, WorkerPhase
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
@@ -48,12 +48,21 @@ class ObserverRecord:
     )  # the last recorded state
     # Seconds from a version's publish to the report that the worker runs it; missing: unknown.
     took: dict[str, float] = field(default_factory=dict[str, float])
+    # The patch by which the running version arrived; missing: it arrived whole, or unknown.
+    patches: dict[str, PatchId] = field(default_factory=dict[str, PatchId])
     # The last version that failed at the worker, and why, until it runs that or a newer version.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     # (model, epoch, version) for which the worker reported a wrong digest, oldest first.
     unlike: dict[tuple[str, int, int], None] = field(
         default_factory=dict[tuple[str, int, int], None]
     )
+
+    def arrived(self, model: str, took: float, patch: PatchId | None) -> None:
+        """Record how a version arrived: the seconds that it took (0: unknown), and the patch."""
+        self.took[model] = took
+        self.patches.pop(model, None)
+        if patch is not None:
+            self.patches[model] = patch
 
     def changed(self, model: str, state: object) -> bool:
         """Record a model's state for observers; return True if it differs from the last one."""
@@ -186,6 +195,9 @@ class Peer:
         """Record that the worker is welcomed, and runs these versions."""
         self.contested_at, self.unresponsive_after, self.rekeyed = None, math.inf, False
         self.forget()
+        for model in {*self.running, *running}:
+            if self.running.get(model) != running.get(model):
+                self.seen.arrived(model, 0.0, None)
         self.running = running
 
     def heard(self, now: float) -> bool:
@@ -257,7 +269,7 @@ class Peer:
             self.incoming.pop(model, None)
             return
         delivery = self.note(model, doing.incoming, doing.phase, doing.chunks, now)
-        delivery.since = now - doing.idle_ms / 1000
+        delivery.since, delivery.patch = now - doing.idle_ms / 1000, doing.incoming_patch
 
     # Its versions.
 
@@ -311,15 +323,23 @@ class Peer:
             doing.chunks, doing.since = chunks, now
         return doing
 
-    def applied(self, model: str, running: Running, took: float, *, current: bool) -> None:
+    def stages(self, staged: Staged, now: float) -> None:
+        """Record that the worker has staged a version."""
+        self.note(staged.model, staged.version, "staged", None, now).patch = staged.patch
+
+    def applied(
+        self, model: str, running: Running, took: float, patch: PatchId | None, *, current: bool
+    ) -> None:
         """Record that the worker runs a version; end the delivery of that or an older version.
 
         Args:
             model, running: The version that runs.
             took: Seconds from the version's publish to the report; 0: unknown.
+            patch: The patch by which the version arrived; None: it arrived whole, or is unknown.
             current: Whether the version is of the current epoch.
         """
-        self.running[model], self.seen.took[model] = running, took
+        self.running[model] = running
+        self.seen.arrived(model, took, patch)
         if self.seen.failed.get(model, (running.version + 1, ""))[0] <= running.version:
             del self.seen.failed[model]
         incoming = self.incoming.get(model) if current else None

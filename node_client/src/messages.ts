@@ -105,6 +105,13 @@ export interface Doing {
   readonly failed: number;
   /** Code and text of that `failed`. */
   readonly error: string;
+  /**
+   * In `below`: the patch by which the running version arrived; null: it arrived whole, or
+   * `took_us` is 0.
+   */
+  readonly patch: PatchId | null;
+  /** In `below`: the patch by which `incoming` arrives or has arrived; null: it arrives whole. */
+  readonly incoming_patch: PatchId | null;
 }
 
 /** A worker, and the state of each of its models. */

@@ -200,6 +200,12 @@ impl Player {
                     if !through.is_empty() {
                         end["through"] = json!(through);
                     }
+                    let patched = receipt.workers.iter().filter(|(_, its)| its.patched());
+                    let patched = patched.filter(|(name, _)| through.contains_key(name));
+                    let patched: BTreeMap<_, _> = patched.map(|(name, its)| (name, its.nbytes)).collect();
+                    if !patched.is_empty() {
+                        end["patched"] = json!(patched);
+                    }
                     self.ends.push(end);
                 }
                 Effect::Tell(event) if event.kind != WorkerEventKind::Notice => {

@@ -380,8 +380,8 @@ def patched_publisher_restart(stage: Stage) -> None:
     stage.proxy.wait_seen("chunk", patched_chunk)
     stage.close_publisher()
     stage.proxy.rules = []
-    again = stage.open()
-    worker.wait_event("joined", epoch=again.epoch)
+    stage.open()
+    stage.wait_joined_again(worker)
     stage.wait_subscribed("w")
     training.publish("raw")
     training.publish("delta-1")

@@ -22,8 +22,9 @@ MODELS = ("m", "policy", "critic.v2")  # all that scenarios publish
 # What is not played behind a relay, with keys or without: patterns of the names of scenarios, and
 # why.
 LACKS: Mapping[str, str] = {
-    "patched*": "a receipt does not name the encoding for a worker behind a relay",
     "source*": "a relay takes chunks from sources itself, and is their worker's only publisher",
+    "patched-missed-versions": "a relay offers the patch that it has got, and no other",
+    "patched-apply-fails": "a relay offers the patch that it has got, and no other",
     "cast-target": "a relay does not report which values a worker's dtype cannot hold",
     "stale-publisher": "the relay turns a publisher of a lower epoch away itself",
     "publisher-restart-while-receiving": "a relay sends what it has when the publisher is gone",

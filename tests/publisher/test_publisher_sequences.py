@@ -131,8 +131,11 @@ class Player:
                     targets = effect.receipt.workers
                     states = {name: target.state for name, target in targets.items()}
                     through = {name: [*t.through] for name, t in targets.items() if t.through}
+                    patched = {name: targets[name].nbytes for name in through}
+                    patched = {n: size for n, size in patched.items() if targets[n].patched}
                     end: Case = {"achieved": effect.achieved, "workers": states}
-                    self.ends.append({**end, "through": through} if through else end)
+                    end |= {"through": through} if through else {}
+                    self.ends.append(end | ({"patched": patched} if patched else {}))
                 case Notice() if effect.kind in EVENTS:
                     self.told.append(f"{effect.kind} {effect.worker}")
                 case _:

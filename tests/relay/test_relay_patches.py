@@ -154,6 +154,11 @@ def patched(side: Subscriber | Relay, receipt: Receipt) -> bool:
     return running.staged.patch is not None
 
 
+def arrived(receipt: Receipt) -> dict[str, tuple[str, int]]:
+    """Return how the version came to each worker, and in how many bytes."""
+    return {name: (its.encoding, its.nbytes) for name, its in receipt.workers.items()}
+
+
 def offered(relay: Relay) -> list[int]:
     """Return the sizes of the patches that a relay offers to its latest version."""
     return [patch.plan.nbytes for patch in latest_of(relay).patches]
@@ -177,6 +182,7 @@ def test_each_link_carries_the_patch_and_little_else(stack: ExitStack, relays: i
         carried = [link.nbytes - was for link, was in zip(tree.links, before, strict=True)]
         (nbytes,) = {size for relay in made for size in offered(relay)}
         assert nbytes < SHARE * 2 * LARGE
+        assert arrived(receipt) == {"w": ("delta-1", nbytes)}
         assert patched(worker, receipt)
         assert all(patched(relay, receipt) for relay in made)
         received = [relay.status().received["m"] for relay in made]
@@ -205,12 +211,22 @@ def test_a_worker_without_the_base_gets_the_whole_version(stack: ExitStack) -> N
 
 def test_a_worker_that_cannot_use_the_patch_is_pushed_the_version(stack: ExitStack) -> None:
     tree = Tree(stack)
-    tree.relay()
+    relay = tree.relay()
     worker, other = tree.worker("r1"), tree.worker("r1", name="other")
     tree.publish(worker, other)
     with follower_forgets_its_base(other):
         receipt = tree.publish(worker, other)
     assert (patched(worker, receipt), patched(other, receipt)) == (True, False)
+    (nbytes,) = offered(relay)
+    assert arrived(receipt) == {"w": ("delta-1", nbytes), "other": ("raw", NBYTES)}
+
+
+def test_a_worker_that_reads_the_memory_of_its_relay_gets_neither(stack: ExitStack) -> None:
+    tree = Tree(stack)
+    tree.relay(shared_memory=True)
+    worker = tree.worker("r1", settings=Settings(**SOON))
+    tree.publish(worker)
+    assert arrived(tree.publish(worker)) == {"w": ("", 0)}
 
 
 @contextlib.contextmanager

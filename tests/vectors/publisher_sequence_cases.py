@@ -173,11 +173,19 @@ def gone(who: str, data: Data, **fields: Any) -> Json:
 
 
 def done(
-    achieved: bool = True, *, through: dict[str, list[str]] | None = None, **workers: str
+    achieved: bool = True,
+    *,
+    through: dict[str, list[str]] | None = None,
+    patched: dict[str, int] | None = None,
+    **workers: str,
 ) -> Json:
-    """How a call ends: the state of each target, and the relays before those behind relays."""
+    """How a call ends: the state of each target, and more of those behind relays.
+
+    `through` has the relays before them, and `patched` the bytes of the patches that they got.
+    """
     known: Json = {"achieved": achieved, "workers": workers}
-    return {**known, "through": through} if through else known
+    known |= {"through": through} if through else {}
+    return known | ({"patched": patched} if patched else {})
 
 
 @dataclass

@@ -154,6 +154,7 @@ def _calls() -> Iterator[Case]:
     case.published(ONE, require=1)
     over = done(x="behind", y="applied", through={"x": ["r"], "y": ["r"]})
     yield case.says("r", below(row("y", ONE)), ends=[over])
+    yield from _patched()
     case = begun("a version that waits for its user behind a relay", "R5 P11", row("x"))
     case.published(ONE, timeout_ms=1000).says("r", below(staged("x", ONE)))
     yield case.wait(1100, ends=[done(False, x="behind", through=behind_r)])
@@ -161,6 +162,33 @@ def _calls() -> Iterator[Case]:
     case.published(ONE, wait="staged")
     over = done(x="staged", through=behind_r)
     yield case.says("r", below(staged("x", ONE)), ends=[over])
+
+
+def _patched() -> Iterator[Case]:
+    one, two = (Data(number, nbytes=1600) for number in (1, 2))
+    patch: Json = {"epoch": EPOCH, "version": 1}
+    offered: Json = {"keep": True, "patches": [{**patch, "digest": one.digest, "nbytes": 100}]}
+    base: Json = {"encoding": "delta-1", **patch}
+    unknown: Json = {**base, "version": 7}
+    names = "xyz"
+    through = {name: ["r"] for name in names}
+
+    def patched(name: str, **options: Any) -> Case:
+        case = Case(name, "R5").joins("r", features=["relay", "delta-1"])
+        case.says("r", below(*map(row, names), first=True), tells=[f"joined {n}" for n in names])
+        case.published(one, keep=True).says("r", one.applied(), **FREE)
+        case.says("r", below(*(row(n, one, took_us=9) for n in names)), **FREE)
+        return case.published(two, **offered, **options)
+
+    case = patched("patches behind a relay").says("r", two.applied(patch=base), **FREE)
+    case.says("r", below(row("x", two, took_us=9, patch=base), row("y", two, took_us=9)))
+    over = done(x="applied", y="applied", z="applied", through=through, patched={"x": 100})
+    yield case.says("r", below(row("z", two, patch=base)), ends=[over])
+    case = patched("staged patches behind a relay", wait="staged")
+    staged_by = partial(row, runs=one, incoming=2, phase="staged", took_us=9)
+    case.says("r", below(staged_by("x", incoming_patch=base), staged_by("y")))
+    over = done(x="staged", y="staged", z="staged", through=through, patched={"x": 100})
+    yield case.says("r", below(staged_by("z", incoming_patch=unknown)), ends=[over])
 
 
 def _commits() -> Iterator[Case]:

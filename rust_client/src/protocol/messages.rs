@@ -292,6 +292,13 @@ pub struct Doing {
     /// Code and text of that `failed`.
     #[serde(skip_serializing_if = "is_default")]
     pub error: String,
+    /// In `below`: the patch by which the running version arrived; null: it arrived whole, or
+    /// `took_us` is 0.
+    #[serde(skip_serializing_if = "is_default")]
+    pub patch: Option<PatchId>,
+    /// In `below`: the patch by which `incoming` arrives or has arrived; null: it arrives whole.
+    #[serde(skip_serializing_if = "is_default")]
+    pub incoming_patch: Option<PatchId>,
 }
 
 impl Doing {
@@ -308,6 +315,8 @@ impl Doing {
             idle_ms: fields.optional("idle_ms", count)?,
             failed: fields.optional("failed", count)?,
             error: fields.optional("error", text(ERROR_MAX))?,
+            patch: fields.optional("patch", nullable(object(PatchId::read)))?,
+            incoming_patch: fields.optional("incoming_patch", nullable(object(PatchId::read)))?,
         })
     }
 }

@@ -188,11 +188,18 @@ impl PublisherMachine {
             peer.applied(model, running, epoch);
         }
         peer.receives(model, doing, now);
+        let shared = peer.shared_memory;
         if newer {
+            if doing.took_us > 0 && !shared {
+                self.record_transport(name, (model, runs), doing.patch.as_ref(), None, now);
+            }
             self.arrived(name, model, "", now);
         }
         let key = self.store.key(doing.incoming);
         let staged = doing.phase == Some(ProgressPhase::Staged) && self.offers(model, key);
+        if staged && !shared {
+            self.record_transport(name, (model, key), doing.incoming_patch.as_ref(), None, now);
+        }
         let awaited = self.calls.undecided(model, key);
         if staged && awaited.map_or(false, |call| call.together() || call.terms.wait == Wait::Staged) {
             self.calls_take(name, TargetEvent::Staged, Some((model, key)), now);

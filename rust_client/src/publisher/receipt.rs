@@ -19,8 +19,7 @@ pub struct WorkerReceipt {
     pub encoding: &'static str,
     /// The number of bytes that arrived, without headers and repeated chunks.
     pub nbytes: u64,
-    /// The names of the relays before the worker, the nearest to the publisher first. Of such a
-    /// worker, `encoding` and `nbytes` are not known.
+    /// The names of the relays before the worker, the nearest to the publisher first.
     pub through: Vec<String>,
 }
 

@@ -220,6 +220,7 @@ impl Peer {
             None => return drop(self.incoming.remove(model)),
         };
         self.note(model, doing.incoming, phase, Some(doing.chunks), now);
+        self.set_patch(model, doing.incoming_patch.as_ref());
         if let Some(incoming) = self.incoming.get_mut(model) {
             incoming.since = now.saturating_sub(Duration::from_millis(doing.idle_ms));
         }
