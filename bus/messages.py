@@ -282,6 +282,7 @@ class Pong(Message, tag="pong", frozen=True, kw_only=True):
     token: Count = 0
     epoch: Count = 0
     models: Models = {}
+    cut_off_ms: Count = 0
 
 
 # Publisher to worker.

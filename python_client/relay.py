@@ -468,7 +468,9 @@ class _PassesOn:
         # When the session ended, or the relay was made; None: there is a session.
         self._lost_at: float | None = clock()
         self._noted: bool | None = None  # whether observers know of a session; None: of neither
-        self._cut_off = False  # whether the log says that there is no publisher
+        self._cut_off = False  # whether there has been none for two pings
+        self._alone = ""  # why there is no publisher above, as observers know; empty: there is one
+        self._alone_at: float | None = None  # since when, as the workers below are answered
 
     def report_by(self, tell: Callable[[Report], None]) -> None:
         """Set the function by which the worker's machine processes a report at once.
@@ -525,6 +527,7 @@ class _PassesOn:
             upstream=self._upstream(),
             joined=lost_at is None,
             lost_s=None if lost_at is None else self._clock() - lost_at,
+            cut_off_s=None if self._alone_at is None else self._clock() - self._alone_at,
             epoch=self._machine.session.terms.epoch,
             versions=result_of(self._below.held(), ANSWER_SECONDS),
             received=dict(self._received),
@@ -535,30 +538,41 @@ class _PassesOn:
 
         A session that does not end by silence, as when a publisher forgets a worker, begins again
         sooner than that. Observers learn of the first session at once, and before of its absence.
+        A relay above without a publisher is no publisher, either.
         """
-        if self._machine.in_session:
+        joined = self._machine.in_session
+        if joined:
             self._lost_at = None
         elif self._lost_at is None:
             self._lost_at = now
         patience = 2 * self._machine.timing.ping
-        cut_off = self._lost_at is not None and now - self._lost_at >= patience
-        joined = self._lost_at is None
-        starts = self._noted is None or (joined and not self._noted)
-        if cut_off == self._cut_off and not starts:
-            return
-        self._cut_off, self._noted = cut_off, joined
-        name = self._machine.identity.name
-        if joined:
-            text = f"relay {name} has joined the publisher at {self._upstream()}"
-        elif not cut_off:
-            text = f"relay {name} has not joined the publisher at {self._upstream()} yet"
-        else:
+        self._cut_off = self._lost_at is not None and now - self._lost_at >= patience
+        far = self._machine.session.terms.cut_off_at
+        alone, at = self._alone, self._alone_at
+        if self._cut_off:
             refused = "refuses it" if self._ready.refused else "does not answer"
-            text = f"relay {name} has no publisher: {self._upstream()} {refused}"
+            alone, at = f"{self._upstream()} {refused}", self._lost_at
+        elif joined:
+            lacks = f"the relay at {self._upstream()} has none"
+            alone, at = (lacks, far) if far is not None else ("", None)
+        if at != self._alone_at:
+            self._alone_at = at
+            self._below.decide(lambda machine, _now: machine.cut_off(at))
+        starts = self._noted is None or (joined and not self._noted)
+        if bool(alone) == bool(self._alone) and not starts:
+            return
+        self._alone, self._noted = alone, joined
+        name = self._machine.identity.name
+        if alone:
+            text = f"relay {name} has no publisher: {alone}"
             whole = (f"{m} {p.key[1]}" for (m, named), p in self._whole.items() if not named)
             held = ", ".join(whole)
             text += f"; workers get the versions that it has ({held})" if held else ""
-        notice = Notice(REJOINED if joined else CUT_OFF, text, name, warning=cut_off)
+        elif joined:
+            text = f"relay {name} has joined the publisher at {self._upstream()}"
+        else:
+            text = f"relay {name} has not joined the publisher at {self._upstream()} yet"
+        notice = Notice(CUT_OFF if alone or not joined else REJOINED, text, name, bool(alone))
         self._below.decide(lambda _machine, _now: [notice])
 
     def _pass_on(self, of: Stream, versions: VersionStore) -> None:

@@ -536,6 +536,13 @@ class Subscriber(InOneProcess):
         failure = self._ready_queue.failure
         return self._background.error if failure is None else ClosedError.of("subscriber", failure)
 
+    @property
+    def cut_off_s(self) -> float | None:
+        """Seconds since this worker's relay, or a relay above it, lost its publisher, so that no
+        new versions come. None: it has one, or this worker is connected to no relay.
+        """
+        return None if self._inherited else self._loop.cut_off_s
+
     def update(self, model: str) -> Update | None:
         """Return the version that a `model` runs; None before the first, or if an apply failed
         half-way.

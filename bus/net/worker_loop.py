@@ -347,6 +347,12 @@ class WorkerLoop:
             case _:
                 raise AssertionError(f"a worker does not {effect}")
 
+    @property
+    def cut_off_s(self) -> float | None:
+        """Seconds since the relay of this session has no publisher; None: it has one."""
+        at = self._machine.session.terms.cut_off_at if self._machine.in_session else None
+        return None if at is None else time.monotonic() - at
+
     def _log(self, kind: str, text: str, *, warning: bool = False) -> None:
         """Log a text on one line, whatever characters it contains."""
         name, level = self._machine.identity.name, logging.WARNING if warning else logging.INFO

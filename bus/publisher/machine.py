@@ -257,6 +257,11 @@ class PublisherMachine:
             return []
         return self._with_freed_memory(joining.follow_epoch(self.state, epoch))
 
+    def cut_off(self, at: float | None) -> list[Effect]:
+        """Answer pings by how long a relay has had no publisher above; None: it has one."""
+        self.state.cut_off(at)
+        return []
+
     def decide(self, version: Version, *, commit: bool, why: str = "") -> list[Effect]:
         """Commit or abort a version that was passed on, as its origin decided; `why`: the text."""
         effects = publishing.decide(self.state, version, commit=commit, why=why)

@@ -23,7 +23,13 @@ def receive_ping(state: PublisherState, peer: Peer, ping: Ping, now: float) -> l
     """Answer a ping with a pong that contains the newest version of each wanted model."""  # P17
     if peer.update_transports(subscribed=ping.subscribed, shared=ping.shared):
         state.invalidate_view()
-    pong = Pong(token=ping.token, epoch=state.epoch, models=latest(state, peer))
+    at = state.cut_off_at
+    pong = Pong(
+        token=ping.token,
+        epoch=state.epoch,
+        models=latest(state, peer),
+        cut_off_ms=0 if at is None else max(1, round(1000 * (now - at))),
+    )
     effects: list[Effect] = [Send(pong, to=peer.identity)]
     return effects + (_owed(state, peer, now) if peer.relay else [])
 

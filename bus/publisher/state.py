@@ -128,6 +128,8 @@ class PublisherState:
     )
     # Of a relay: the latest epoch of a worker that it had to refuse. None: it refused none.
     claim: EpochClaim | None = field(init=False, default=None)
+    # Of a relay: since when it, or a relay above it, has had no publisher. None: it has one.
+    cut_off_at: float | None = field(init=False, default=None)
     malformed: int = field(init=False, default=0)  # messages that broke the protocol
     view_outdated: bool = field(init=False, default=True)  # the last `PublisherView` is outdated
     renewed_at: float = field(init=False, default=-math.inf)  # when a later epoch was taken
@@ -199,6 +201,10 @@ class PublisherState:
             same = known is not None and epoch == known.epoch
             started = min(started, known.started_by) if known is not None and same else started
             self.claim = EpochClaim(epoch, started, now)
+
+    def cut_off(self, at: float | None) -> None:
+        """Record since when a relay has had no publisher above; None: it has one. (R3)"""
+        self.cut_off_at = at
 
     def take(self, epoch: int) -> None:
         """Take a later epoch."""

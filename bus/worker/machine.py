@@ -243,7 +243,9 @@ class WorkerMachine:
                 session.heard(now, pushed=pushed)
                 for each in self.followers.values():
                     each.planner.answered(message.token / 1000)
-                return self._hear_of(message.epoch, message.models, now)
+                at = now - message.cut_off_ms / 1000 if message.cut_off_ms else None
+                told = [reports.cut_off(at, now)] if session.cut_off(at) else list[Effect]()
+                return told + self._hear_of(message.epoch, message.models, now)
 
     def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
         """True if a chunk must not change any state, since it is not authenticated."""

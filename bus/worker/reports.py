@@ -7,6 +7,7 @@ import msgspec
 
 from ..effects import Effect, Notice, Send
 from ..messages import Failed, Fetch, Ping, Progress, Staged
+from ..units import span
 from .transfer import Transfer
 from .version_store import ArrivingEntry, Received, WholeEntry
 
@@ -73,6 +74,18 @@ def failed(failure: Failed, *, torn: bool) -> Effect:
 def ping(now: float, *, subscribed: bool, shared: bool) -> Effect:
     """Return a ping, whose token is the time; the pong repeats the token. (W12, W18)"""
     return Send(Ping(token=int(now * 1000), subscribed=subscribed, shared=shared))
+
+
+def cut_off(at: float | None, now: float) -> Effect:
+    """Return the notice that the relay has no publisher since `at`; None: it has one again. (R3)"""
+    if at is None:
+        return Notice("rejoined", "there is a publisher above its relay again")
+    text = (
+        f"there has been no publisher above its relay for {span(now - at)}: this worker gets the "
+        "versions that the relay has, and no new ones; is the publisher there? Relays join it by "
+        "themselves"
+    )
+    return Notice("cut-off", text, warning=True)
 
 
 def unheard(address: str, seconds: float) -> Effect:

@@ -27,6 +27,8 @@ class Terms(msgspec.Struct, frozen=True):
         subscribed: A published message has arrived in this session.
         unheard_at: When to warn the user, unless a published message has arrived before.
         relay: The publisher takes reports of the workers behind this relay.
+        cut_off_at: The publisher is a relay, and has had no publisher itself since then. None: it
+            has one, or is no relay.
     """
 
     epoch: int
@@ -37,6 +39,7 @@ class Terms(msgspec.Struct, frozen=True):
     subscribed: bool = False
     unheard_at: float = math.inf
     relay: bool = False
+    cut_off_at: float | None = None
 
 
 class Session:
@@ -96,6 +99,13 @@ class Session:
     def subscribed(self) -> None:
         """Record that a published message has arrived."""
         self.terms = replace(self.terms, subscribed=True)
+
+    def cut_off(self, at: float | None) -> bool:
+        """Record since when the relay has had no publisher; return whether it lost or got one."""
+        before = self.terms.cut_off_at
+        if at != before:
+            self.terms = replace(self.terms, cut_off_at=at)
+        return (at is None) != (before is None)
 
     # Messages that come and go.
 

@@ -189,6 +189,11 @@ export interface Pong {
   readonly epoch: number;
   /** Of a publisher: as in `welcome`. */
   readonly models: ReadonlyMap<string, number>;
+  /**
+   * Of a relay: milliseconds since it, or a relay above it, lost the publisher above (R3); 0:
+   * neither has.
+   */
+  readonly cut_off_ms: number;
 }
 
 /** Announce a version. The payload may be the layout or, with `whole`, all of its data. */
@@ -409,6 +414,11 @@ export interface WorkerPong {
   readonly epoch?: number | undefined;
   /** Of a publisher: as in `welcome`. */
   readonly models?: ReadonlyMap<string, number> | undefined;
+  /**
+   * Of a relay: milliseconds since it, or a relay above it, lost the publisher above (R3); 0:
+   * neither has.
+   */
+  readonly cut_off_ms?: number | undefined;
 }
 
 /** Request `count` chunks of a version, from index `first` on; with 0, its announcement. */
@@ -605,6 +615,7 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
     token: f.optional(f.count, 0),
     epoch: f.optional(f.count, 0),
     models: f.optional(f.map(f.name, f.count, MODELS_MAX), new Map()),
+    cut_off_ms: f.optional(f.count, 0),
   },
   announce: {
     model: f.name,

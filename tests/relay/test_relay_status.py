@@ -2,7 +2,10 @@
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -23,6 +26,7 @@ pytest.importorskip("prometheus_client")
 from weightbus.python_client.observing.metrics import METRICS
 from weightbus.tests.observing.test_metrics import Samples, samples, shown_in
 
+BUSY_SECONDS = 5.0  # for which a busy host may delay a thread
 NOWHERE = "tcp://127.0.0.1:1"
 ANY = "tcp://127.0.0.1:0"
 
@@ -119,6 +123,77 @@ def test_a_relay_without_its_publisher_says_so(
         wait_for(lambda: not told(), "it has joined again", SECONDS)
     wait_for(lambda: relay.status().joined, "it has joined again", SECONDS)
     assert f"relay {relay.name} has joined the publisher at {address}" in caplog.messages
+
+
+@pytest.mark.parametrize("relays", [1, 2])
+def test_a_worker_says_that_there_is_no_publisher_above_its_relay(
+    tree: Tree, caplog: pytest.LogCaptureFixture, relays: int
+) -> None:
+    caplog.set_level(logging.INFO, "weightbus")
+    address = lasting_address()
+    with ExitStack() as stack:
+        publisher = stack.enter_context(_process_of_a_publisher(address, "m"))
+        relay = last = stack.enter_context(Relay(address, ANY, ["m"], name="relay", settings=SOON))
+        if relays == 2:
+            last = stack.enter_context(Relay(relay.address, ANY, ["m"], name="last", settings=SOON))
+        worker = tree.worker(last, WHOLE).start()
+        observer = stack.enter_context(Observer(last.address))
+        assert worker.wait_for_version("m", 1, timeout=SECONDS)
+        assert worker.cut_off_s is None
+
+        def seen() -> str:
+            assert observer.look(SECONDS)
+            return cut_off(observer.view)
+
+        assert not seen()
+        publisher.kill()
+        at = time.monotonic()
+        wait_for(lambda: worker.cut_off_s is not None, "the worker says so", SECONDS)
+        took = time.monotonic() - at
+        # the silence, two pings of the relay, and for each level below a ping
+        assert took < SOON.lost_after + 2 * SOON.ping + relays * SOON.ping + BUSY_SECONDS
+        at_worker, at_relay = worker.cut_off_s, last.status().cut_off_s
+        assert at_worker is not None
+        assert at_relay is not None
+        assert abs(at_worker - at_relay) < BUSY_SECONDS
+        lost = f"{relay.upstream} does not answer"
+        lost = lost if relays == 1 else f"the relay at {relay.address} has none"
+        held = "; workers get the versions that it has (m 1)"
+        assert seen() == f"relay {last.name} has no publisher: {lost}{held}"
+        assert last.status().joined is (relays == 2)
+        assert "cut-off: there has been no publisher above its relay for" in caplog.text
+        again = stack.enter_context(_process_of_a_publisher(address))
+        wait_for(lambda: worker.cut_off_s is None, "the worker knows of it", SECONDS)
+        wait_for(lambda: not seen(), "observers know of it", SECONDS)
+        assert "rejoined: there is a publisher above its relay again" in caplog.text
+        again.kill()
+
+
+PUBLISHES = """
+import sys
+import numpy as np
+import weightbus
+address, *models = sys.argv[1:]
+settings = weightbus.Settings(ping=0.1, lost_after=1.0)
+with weightbus.Publisher(address, settings=settings) as publisher:
+    for model in models:
+        publisher.publish(model, {"w": np.zeros(10, np.float32)}, require=0)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def _process_of_a_publisher(address: str, *models: str) -> "subprocess.Popen[str]":
+    """Return the process of a publisher, once it has published a version of each of the models."""
+    process = subprocess.Popen(  # noqa: S603 - our own
+        [sys.executable, "-c", PUBLISHES, address, *models],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 def test_the_metrics_of_a_relay(tree: Tree) -> None:

@@ -139,7 +139,7 @@ def files() -> dict[str, bytes]:
     patched = message_cases.further_cases("note", page="patches")
     patching = [{**_message(out, each), "level": None} for each in patched]
     out.table("patching.json", headers=patching)
-    texts = message_cases.further_cases("metadata")
+    texts = message_cases.further_cases("metadata", "cut_off_ms")
     out.table("metadata.json", messages=[{**_message(out, c), "level": None} for c in texts])
     sealed = [{**_message(out, each), "level": None} for each in message_cases.sealing_cases()]
     out.table("sealing.json", **sealing_cases.cases(), headers=sealed)

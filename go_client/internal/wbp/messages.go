@@ -86,9 +86,10 @@ func (*Ping) Kind() string { return "ping" }
 
 // Pong answers a ping. A publisher adds the latest version of each of the worker's models.
 type Pong struct {
-	Token  int64            `json:"token,omitempty"` // that of the ping
-	Epoch  int64            `json:"epoch,omitempty"` // of a publisher: its epoch; of a worker: 0
-	Models map[string]int64 `json:"models,omitempty"`
+	Token    int64            `json:"token,omitempty"` // that of the ping
+	Epoch    int64            `json:"epoch,omitempty"` // of a publisher: its epoch; of a worker: 0
+	Models   map[string]int64 `json:"models,omitempty"`
+	CutOffMS int64            `json:"cut_off_ms,omitempty"`
 }
 
 // Kind returns the type of the message, as in its header.
@@ -411,9 +412,10 @@ func readPing(f *fields) Message {
 
 func readPong(f *fields) Message {
 	return &Pong{
-		Token:  optional(f, "token", 0, integer(0, IntegerMax)),
-		Epoch:  optional(f, "epoch", 0, integer(0, IntegerMax)),
-		Models: optional(f, "models", nil, mapOf(ModelsMax, IsName, integer(0, IntegerMax))),
+		Token:    optional(f, "token", 0, integer(0, IntegerMax)),
+		Epoch:    optional(f, "epoch", 0, integer(0, IntegerMax)),
+		Models:   optional(f, "models", nil, mapOf(ModelsMax, IsName, integer(0, IntegerMax))),
+		CutOffMS: optional(f, "cut_off_ms", 0, integer(0, IntegerMax)),
 	}
 }
 

@@ -472,6 +472,10 @@ pub struct Pong {
     /// Of a publisher: as in `welcome`.
     #[serde(skip_serializing_if = "is_default")]
     pub models: BTreeMap<String, u64>,
+    /// Of a relay: milliseconds since it, or a relay above it, lost the publisher above (R3); 0:
+    /// neither has.
+    #[serde(skip_serializing_if = "is_default")]
+    pub cut_off_ms: u64,
 }
 
 impl Pong {
@@ -480,6 +484,7 @@ impl Pong {
             token: fields.optional("token", count)?,
             epoch: fields.optional("epoch", count)?,
             models: fields.optional("models", map(MODELS_MAX, name, count))?,
+            cut_off_ms: fields.optional("cut_off_ms", count)?,
         })
     }
 }
