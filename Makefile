@@ -152,7 +152,7 @@ floods: $(STAMP)
 first-bytes: $(STAMP)
 	$(BIN)/python tests/faults/first_bytes.py --count $(COUNT) --publisher $(PUBLISHER)
 
-# Trees of relays over shaped links, in network namespaces: as root.
+# Trees of relays over shaped links: in network namespaces as root, else with proxies.
 scale: $(STAMP)
 	$(BIN)/python benchmarks/scale.py
 

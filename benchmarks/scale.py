@@ -1,7 +1,9 @@
 """Measure trees of relays over shaped links: `python benchmarks/scale.py`, or `make scale`.
 
-Each host is a network namespace with a link to a switch. A host sends at most 200 Mb/s, and
-receives as fast as others send. That needs root, and leaves nothing behind. A row is a ratio of two
+A host sends at most 200 Mb/s, and receives as fast as others send. Each host is a network namespace
+with a link to a switch, if that is permitted: as root. Else it is an address of the loopback
+device, with a proxy that limits what its publisher or relay sends (`--links proxies`). Nothing is
+left behind. A row is a ratio of two
 trees, beside the least that arithmetic allows: a publisher that sends N copies over one link needs
 N times as long as for one, and a chunk that goes through K relays is late by K chunks. What is
 measured is the time from `publish` to its receipt, which has every worker. A row that misses its
@@ -22,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from math import inf, isinf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,11 +38,15 @@ from weightbus.benchmarks.fleet import ANSWER_SECONDS, START_SECONDS
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.process import Answer, Answers, Process
 from weightbus.benchmarks.report import print_machine
+from weightbus.benchmarks.throttled import Link
 
 MODEL, PORT = "policy", 5555
 HUB, HOST, BRIDGE, LINK = "wbshub", "wbs", "wbsbr", "wbsv"  # namespaces and devices
 NETWORK = "10.79.0"
 RATE = "rate 200mbit burst 128kb limit 1mb"
+BYTES_PER_SECOND, BURST = 25e6, 2**17  # the same
+# Where there are no namespaces: the networks of the servers, and of the proxies before them.
+LOOPBACK, PROXIES = "127.79.0", "127.80.0"
 CHUNK, MIB = 2**20, 2**20
 PUBLISH_SECONDS = 120.0
 NEWNET = 0x40000000  # CLONE_NEWNET of setns(2)
@@ -104,8 +110,8 @@ Questions = dict[str, Callable[[], Answer]]
 
 def publisher(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
     """Publish when asked to."""
-    settings = Settings(chunk_bytes=CHUNK, data=f"tcp://{NETWORK}.1:{PORT + 1}")
-    made = Publisher(f"tcp://{NETWORK}.1:{PORT}", insecure=True, settings=settings)
+    settings = Settings(chunk_bytes=CHUNK, data=address_of(about, data=True))
+    made = Publisher(address_of(about), insecure=True, settings=settings)
     opened = undo.enter_context(made)
     weights = {"w": np.zeros(about["size"], np.float32)}
 
@@ -126,14 +132,32 @@ def publisher(questions: Questions, about: dict[str, Any], undo: ExitStack) -> N
 
 def relay(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
     """Pass versions on."""
-    host = about["host"]
-    at = f"tcp://{NETWORK}.{host}:{PORT}"
-    settings = Settings(data=f"tcp://{NETWORK}.{host}:{PORT + 1}")
-    name = f"relay-{host}"
-    made = Relay(about["above"], at, [MODEL], name=name, insecure=True, settings=settings)
+    settings = Settings(data=address_of(about, data=True))
+    at = about["above"], address_of(about), [MODEL]
+    made = Relay(*at, name=f"relay-{about['host']}", insecure=True, settings=settings)
     opened = undo.enter_context(made)
     questions["joined"] = lambda: {"joined": opened.wait_joined(START_SECONDS)}
     questions["received"] = lambda: {"bytes": received()}
+
+
+def link(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
+    """Limit what the publisher or relay of a host sends."""
+    host = about["host"]
+    ends = f"{LOOPBACK}.{host}", f"{PROXIES}.{host}"
+    made = Link(*ends, ports_of(host), BYTES_PER_SECOND, BURST)
+    opened = undo.enter_context(made)
+    questions["sent"] = lambda: {"bytes": opened.sent}
+
+
+def ports_of(host: int) -> tuple[int, int]:
+    """Return the ports of what is on a host: others than elsewhere, for the loopback device."""
+    return PORT + 2 * host, PORT + 2 * host + 1
+
+
+def address_of(about: dict[str, Any], *, data: bool = False) -> str:
+    """Return the address of a publisher or relay on its host; `data`: that of its data."""
+    network = NETWORK if about["namespaces"] else LOOPBACK
+    return f"tcp://{network}.{about['host']}:{ports_of(about['host'])[data]}"
 
 
 def workers(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
@@ -155,13 +179,14 @@ def workers(questions: Questions, about: dict[str, Any], undo: ExitStack) -> Non
     questions["joined"] = lambda: {"joined": all(w.wait_joined(START_SECONDS) for w in made)}
 
 
-ROLES = {"publisher": publisher, "relay": relay, "workers": workers}
+ROLES = {"publisher": publisher, "relay": relay, "link": link, "workers": workers}
 
 
 def serve(text: str) -> None:
     """Be a process of its own, until the parent closes our standard input."""
     about, questions = json.loads(text), Questions()
-    enter(about["host"])
+    if about["namespaces"]:
+        enter(about["host"])
     with ExitStack() as undo:
         ROLES[about["role"]](questions, about, undo)
         Answers(questions).serve()
@@ -204,6 +229,18 @@ def hosts(count: int, *, both_ways: bool = False) -> Generator[None]:
         yield
 
 
+def why_no_namespaces() -> str:
+    """Return why this machine has no hosts that are network namespaces; empty: it has."""
+    for words in (("ip", "-V"), ("tc", "-V"), ("unshare", "--net", "true")):
+        try:
+            run(*words)
+        except OSError as error:
+            return f"{words[0]}: {error.strerror}"
+        except subprocess.CalledProcessError as error:
+            return str(error.stderr).strip() or f"{words[0]} has failed"
+    return ""
+
+
 class Tree:
     """A publisher on host 1, with relays and workers on other hosts.
 
@@ -212,6 +249,7 @@ class Tree:
         workers: (host, hosts of what is above in order of preference, number of workers).
         size: Numbers of float32 of the model.
         undo: Ends the processes.
+        namespaces: Whether hosts are network namespaces; else they have proxies.
     """
 
     def __init__(
@@ -220,17 +258,21 @@ class Tree:
         workers: Sequence[tuple[int, Sequence[int], int]],
         size: int,
         undo: ExitStack,
+        *,
+        namespaces: bool,
     ) -> None:
-        self._undo, self._size = undo, size
+        self._undo, self._size, self._namespaces = undo, size, namespaces
         self.count = sum(count for _, _, count in workers)
+        senders = () if namespaces else (1, *relays)
+        self._links = {host: self._start("link", host) for host in senders}
         self.publisher = self._start("publisher", 1, expect=self.count)
         above = {host: [self._at(up)] for host, up in relays.items()}
         self.relays = {h: self._start("relay", h, above=above[h]) for h in relays}
         started = list[Process]()
         for number, (host, ups, count) in enumerate(workers):
             names = [f"w{number}-{i}" for i in range(count)]
-            places = [self._at(up) for up in ups]
             near = [*ups] == [host]
+            places = [self._at(up, near=near) for up in ups]
             started.append(self._start("workers", host, above=places, names=names, near=near))
         for process in (*self.relays.values(), *started):
             if not process.ask("joined", START_SECONDS)["joined"]:
@@ -241,13 +283,21 @@ class Tree:
                 raise TimeoutError("not all workers are on the publisher's roster")
             time.sleep(0.05)
 
-    @staticmethod
-    def _at(host: int) -> str:
-        return f"tcp://{NETWORK}.{host}:{PORT}"
+    def _at(self, host: int, *, near: bool = False) -> str:
+        """Return the address of what is on a host; `near`: for workers on the same host."""
+        network = NETWORK if self._namespaces else LOOPBACK if near else PROXIES
+        return f"tcp://{network}.{host}:{ports_of(host)[0]}"
 
     def _start(self, role: str, host: int, **more: Any) -> Process:
-        about = json.dumps({"role": role, "host": host, "size": self._size, **more})
+        fixed = {"role": role, "host": host, "size": self._size, "namespaces": self._namespaces}
+        about = json.dumps({**fixed, **more})
         return self._undo.enter_context(Process(f"{role} on host {host}", "scale", about))
+
+    def received(self, host: int) -> int:
+        """Return the bytes to a relay's host; with proxies, all that the publisher has sent."""
+        if self._namespaces:
+            return int(self.relays[host].ask("received", ANSWER_SECONDS)["bytes"])
+        return int(self._links[1].ask("sent", ANSWER_SECONDS)["bytes"])
 
     def publish(self) -> Answer:
         """Publish another version, and return its seconds and processor time."""
@@ -260,16 +310,16 @@ class Tree:
 class Measured:
     """Measures trees, each once."""
 
-    def __init__(self, mib: int, rounds: int) -> None:
+    def __init__(self, mib: int, rounds: int, *, namespaces: bool) -> None:
         self._size, self._rounds = mib * MIB // 4, rounds
-        self._nbytes = mib * MIB
+        self._nbytes, self._namespaces = mib * MIB, namespaces
 
     def _seconds(
         self, relays: dict[int, int], workers: Sequence[tuple[int, Sequence[int], int]]
     ) -> float:
         """Return the least seconds of a publish, after one that is not counted."""
         with ExitStack() as undo:
-            tree = Tree(relays, workers, self._size, undo)
+            tree = Tree(relays, workers, self._size, undo, namespaces=self._namespaces)
             tree.publish()
             return min(tree.publish()["seconds"] for _ in range(self._rounds))
 
@@ -295,13 +345,12 @@ class Measured:
     def bytes(self) -> float:
         """Return the bytes on the link to a relay's host with 8 workers, in versions."""
         with ExitStack() as undo:
-            tree = Tree({2: 1}, [(2, [2], 8)], self._size, undo)
+            tree = Tree({2: 1}, [(2, [2], 8)], self._size, undo, namespaces=self._namespaces)
             tree.publish()
-            before = tree.relays[2].ask("received", ANSWER_SECONDS)["bytes"]
+            before = tree.received(2)
             for _ in range(self._rounds):
                 tree.publish()
-            after = tree.relays[2].ask("received", ANSWER_SECONDS)["bytes"]
-            return float(after - before) / self._rounds / self._nbytes
+            return float(tree.received(2) - before) / self._rounds / self._nbytes
 
     def killed(self) -> float:
         """Return how much longer than it must a publish takes whose relay is killed half-way.
@@ -309,7 +358,8 @@ class Measured:
         The other relay's link then has to carry both halves that are left: one more publish.
         """
         with ExitStack() as undo:
-            tree = Tree({2: 1, 3: 1}, [(4, [2, 3], 1), (5, [3, 2], 1)], self._size, undo)
+            ends = [(4, [2, 3], 1), (5, [3, 2], 1)]
+            tree = Tree({2: 1, 3: 1}, ends, self._size, undo, namespaces=self._namespaces)
             tree.publish()
             undisturbed = tree.publish()["seconds"]
             tree.publisher.tell("publish")
@@ -328,11 +378,10 @@ class Measured:
         """Return the same for a model so small that the reports are most of the work."""
         return self._origin(SMALL, 10 * self._rounds)
 
-    @staticmethod
-    def _origin(size: int, rounds: int) -> float:
+    def _origin(self, size: int, rounds: int) -> float:
         def cpu(relays: dict[int, int], workers: Sequence[tuple[int, Sequence[int], int]]) -> float:
             with ExitStack() as undo:
-                tree = Tree(relays, workers, size, undo)
+                tree = Tree(relays, workers, size, undo, namespaces=self._namespaces)
                 tree.publish()
                 return sum(tree.publish()["cpu"] for _ in range(rounds)) / rounds
 
@@ -369,8 +418,15 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64, help="size of the model (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="versions of each tree")
     parser.add_argument("--only", help="names of rows, with commas: near, far, chain, ...")
+    ways = "namespaces", "proxies"
+    parser.add_argument(
+        "--links", choices=ways, help="what limits them (default: namespaces, if permitted)"
+    )
     asked = parser.parse_args()
-    measured = Measured(asked.mib, asked.rounds)
+    why = why_no_namespaces() if asked.links is None else ""
+    namespaces = asked.links == "namespaces" or (asked.links is None and not why)
+    print(f"links: {ways[0] if namespaces else ways[1]}" + (f", since {why}" if why else ""))
+    measured = Measured(asked.mib, asked.rounds, namespaces=namespaces)
     rows: Rows = {
         "near": (NEAR, measured.near),
         "far": (FAR, measured.far),
@@ -380,7 +436,7 @@ def main() -> None:
         "origin": (ORIGIN, measured.origin),
         "origin-small": (ORIGIN_SMALL, measured.origin_small),
     }
-    with hosts(11):
+    with hosts(11) if namespaces else nullcontext():
         report(rows, asked.only)
 
 
