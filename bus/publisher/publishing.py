@@ -266,6 +266,9 @@ def _release(
             state.begin_push(version, now)
         if patch:  # D6
             state.begin_push(version.patches[0], now)
+    if workers is not None and state.roster.relays:  # R8: the others get it after older ones
+        model = version.model
+        alone = [p for p in alone if not p.relay or serving.next_owed(state, p, model) is version]
     if alone:
         announce = announcement(version, terms)
         live = [p for p in alone if not (p.lost or (p.shared and version.unstamped))]

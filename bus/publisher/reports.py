@@ -4,7 +4,7 @@ from ...codecs.words import printable
 from ..effects import Notice, Send
 from ..messages import Applied, Failed, Progress, Running, Staged
 from ..protocol_limits import TEXT_MAX
-from . import calls, publishing
+from . import calls, publishing, serving
 from .effects import Effect
 from .offers import abort_of, commit_of, end_of
 from .roster import Peer
@@ -91,7 +91,8 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
         calls.record_transport(state, peer, message, version, now)
     versions.left(peer.name, older_than=message.version + 1)
     note = printable(message.note, TEXT_MAX) if message.note else ""
-    return calls.arrived(state, peer, model, key, now, note)
+    effects = calls.arrived(state, peer, model, key, now, note)
+    return effects + (serving.owed(state, peer, model, now) if peer.relay else [])
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:

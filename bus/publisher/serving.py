@@ -186,6 +186,36 @@ def describe(
     return effects + versions.hash(version)
 
 
+def next_owed(state: PublisherState, relay: Peer, model: str) -> Version | None:
+    """Return the oldest version for named workers behind a relay that the relay lacks. (R8)
+
+    A relay drops a version that arrives for a newer one, so it gets one after the other. None: it
+    has all of them, or cannot take the others.
+    """
+    versions = state.store.get(model)
+    failed, _ = relay.seen.failed.get(model, (0, ""))
+    for version in versions.named() if versions is not None else ():
+        names = state.roster.named_behind(relay, version.only or ())
+        peers = (state.roster.by_name(name) for name in names)
+        lacking = any(p is not None and p.runs(model) < version.key for p in peers)
+        if lacking and relay.runs(model) < version.key and version.version != failed:
+            return version
+    return None
+
+
+def owed(state: PublisherState, relay: Peer, model: str, now: float) -> list[Effect]:
+    """Announce to a relay the next version for named workers behind it, unless that arrives. (R8)
+
+    Such a worker may have come from another place since the publish.
+    """
+    version, doing = next_owed(state, relay, model), relay.incoming.get(model)
+    # a relay that drops an arriving version does not report that
+    moves = doing is not None and now - doing.since < state.timing.lost_after
+    if version is None or (doing is not None and doing.version == version.version and moves):
+        return []
+    return describe(state, relay, version)
+
+
 def addressed(state: PublisherState, announce: Announce, version: Version, peer: Peer) -> Announce:
     """Return the announcement for one peer: a relay gets the workers that it is for, if any.
 

@@ -10,7 +10,7 @@ from . import calls
 from .effects import DropRevoked, Effect
 from .phases import GRACED
 from .roster import Peer
-from .serving import describe
+from .serving import describe, owed
 from .state import PublisherState
 from .status import is_stuck, phase_of
 from .tables import WorkerEvent
@@ -31,28 +31,8 @@ def receive_ping(state: PublisherState, peer: Peer, ping: Ping, now: float) -> l
         cut_off_ms=0 if at is None else max(1, round(1000 * (now - at))),
     )
     effects: list[Effect] = [Send(pong, to=peer.identity)]
-    return effects + (_owed(state, peer, now) if peer.relay else [])
-
-
-def _owed(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
-    """Announce to a relay what it lacks of the versions for named workers behind it. (R8)
-
-    Such a worker may have come from another place since the publish. The relay gets one version
-    after the other, as it drops a version for a newer one.
-    """
-    effects: list[Effect] = []
-    for model in relay.hello.models:
-        versions, doing = state.store.get(model), relay.incoming.get(model)
-        # a relay that drops an arriving version does not report that
-        moves = doing is not None and now - doing.since < state.timing.lost_after
-        for version in versions.named() if versions is not None else ():
-            names = state.roster.named_behind(relay, version.only or ())
-            peers = (state.roster.by_name(name) for name in names)
-            lacking = any(p is not None and p.runs(model) < version.key for p in peers)
-            if lacking and relay.runs(model) < version.key:
-                if doing is None or doing.version != version.version or not moves:
-                    effects += describe(state, relay, version)
-                break
+    for model in peer.hello.models if peer.relay else ():
+        effects += owed(state, peer, model, now)
     return effects
 
 

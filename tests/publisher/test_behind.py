@@ -275,16 +275,21 @@ def test_a_named_worker_that_moves_gets_its_version_at_its_new_relay(*, together
 
 
 def test_a_relay_gets_the_versions_that_its_named_workers_lack_one_after_the_other() -> None:
-    origin, _, _ = tree("x", "y")
-    origin.publishes(workers=("x",))
-    origin.publishes(workers=("y",))
+    origin, _, _ = tree("x", "y", "z")
+    (announce,) = announcements(origin.publishes(workers=("x",)))
+    assert announce.message.version == 1
+    assert not announcements(origin.publishes(workers=("y",))), "the relay would drop the first"
+    assert not announcements(origin.publishes(workers=("z",)))
     (announce,) = announcements(origin.say("r", Ping(token=1)))
     assert announce.message.version == 1
     digest = origin.machine.state.store["a"].known_digest(1)
     assert digest is not None
-    origin.say("r", Applied(model="a", epoch=EPOCH, version=1, digest=digest))
-    (announce,) = announcements(origin.say("r", Ping(token=2)))
+    applied = origin.say("r", Applied(model="a", epoch=EPOCH, version=1, digest=digest))
+    (announce,) = announcements(applied)
     assert announce.message.version == 2
+    origin.say("r", Failed(model="a", epoch=EPOCH, version=2, code="too-large", text="no room"))
+    (announce,) = announcements(origin.say("r", Ping(token=2)))
+    assert announce.message.version == 3, "the relay cannot take the second"
 
 
 def test_a_version_for_named_workers_reaches_those_behind_relays_and_no_others() -> None:

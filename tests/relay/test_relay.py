@@ -18,6 +18,7 @@ from weightbus.types import Update
 SECONDS = 60.0  # far more than anything here takes
 SOON = Settings(ping=0.1, lost_after=1.0, shared_memory=False)
 CHUNKED = 3 * 2**18  # numbers of a version of three chunks
+LARGE = 2**23  # of one that takes longer to arrive than the next one to be published
 WHOLE = 10  # numbers of a version that comes with its announcement
 
 
@@ -96,6 +97,23 @@ def test_a_version_keeps_name_bytes_and_metadata_behind_relays(
         for worker, update in zip(workers, updates, strict=True):
             assert (update.digest, update.metadata) == (receipt.digest, metadata)
             assert (tree.targets[worker]["w"] == value).all()
+
+
+def test_named_workers_behind_a_relay_get_versions_that_follow_at_once(tree: Tree) -> None:
+    publisher = tree.publisher()
+    relay = tree.relay(publisher)
+    names = "abc"
+    workers = [tree.worker(relay, LARGE, name).start() for name in names]
+    assert all(worker.wait_joined(SECONDS) for worker in workers)
+    wait_for(lambda: publisher.workers().keys() >= {*names}, "they are known", SECONDS)
+    coming = [
+        publisher.publish_async("m", arrays(value, LARGE), workers=[name], timeout=SECONDS)
+        for value, name in enumerate(names, 1)
+    ]
+    for name, each in zip(names, coming, strict=True):
+        assert each.result(SECONDS).in_state("applied") == [name]
+    for value, worker in enumerate(workers, 1):
+        assert (tree.targets[worker]["w"] == value).all()
 
 
 def test_a_relay_serves_what_it_has_when_the_publisher_is_gone(tree: Tree) -> None:

@@ -236,8 +236,8 @@ def _named() -> Iterator[Case]:
     first = done(w="skipped", x="skipped", y="applied", z="skipped", through=early)
     places = {"x": ["r"], "z": ["r", "q"]}
     over = done(w="applied", x="applied", z="applied", through=places)
-    rows = row("x", TWO), row("y", ONE), row("z", TWO, "q")
-    case.says("r", below(*rows), ends=[first, over])
+    later = row("x", TWO), row("y", ONE), row("z", TWO, "q")
+    case.says("r", below(*later), ends=[first, over])
     yield case.publish(Data(3), workers=["x", "nobody"], fails=True)
     case = begun("too many workers behind one relay are named", "R8")
     names = [f"w{n}" for n in range(NAMED_MAX + 1)]
@@ -282,6 +282,12 @@ def _owed() -> Iterator[Case]:
     case.says("r", below(row("x", ONE), row("y", TWO)), ends=over).says("r", ping(), pong("r"))
     case.published(THREE, workers=["x"], timeout_ms=1000).published(FOUR)
     yield case.wait(1000, **FREE).says("r", ping(), pong("r", m=4))
+    case = begun("versions of named workers that follow at once", "R8", *map(row, "xyz"))
+    case.publish(ONE, ONE.announce("r", workers=["x"]), workers=["x"])
+    case.publish(TWO, workers=["y"]).publish(THREE, workers=["z"])
+    case.says("r", ONE.applied(), TWO.announce("r", workers=["y"]), TWO.end("r"))
+    case.says("r", TWO.failed(code="too-large"), **FREE)
+    yield case.says("r", ping(), pong("r"), THREE.announce("r", workers=["z"]), THREE.end("r"))
     case = begun("a named worker has its version from elsewhere", "R8", row("x"))
     case.published(ONE, workers=["x"]).says("r", below(row("x", ONE)), **FREE)
     yield case.says("r", ping(), pong("r"))

@@ -179,7 +179,11 @@ impl PublisherMachine {
         for name in names {
             let hears = |peer: &Peer| peer.lost() || (all && peer.subscribed);
             let alone = self.roster.get(name).map_or(false, |peer| !hears(peer));
-            if alone {
+            // R8: the others get it after older ones
+            let later = !all
+                && self.roster.get(name).map_or(false, Peer::is_relay)
+                && self.next_owed(name, model) != Some(number);
+            if alone && !later {
                 let version = self.store.models.get(model).and_then(|versions| versions.get(number));
                 if let Some(version) = version {
                     let announce = self.addressed(name, announce.clone(), version);

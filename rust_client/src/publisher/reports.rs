@@ -104,6 +104,7 @@ impl PublisherMachine {
         };
         peer.applied(&report.model, running, epoch);
         self.arrived(name, &report.model, &report.note, now);
+        self.describe_owed(name, &report.model, now); // to a relay
     }
 
     /// Handles a `failed` report (P13).

@@ -5,7 +5,7 @@ use super::machine::PublisherMachine;
 use super::phases::{PeerEvent, TargetEvent};
 use super::roster::{is_relay, Delivery, Peer};
 use super::status::{is_stuck, phase_of};
-use super::store::{Version, Versions};
+use super::store::Version;
 use crate::messages::*;
 use crate::transfer::Time;
 
@@ -28,41 +28,46 @@ impl PublisherMachine {
                 ..Default::default()
             }),
         );
-        for (model, number) in self.owed(name, now) {
-            self.describe(name, &model, number, false);
+        let relay = self.roster.get(name).filter(|peer| peer.is_relay());
+        let models: Vec<String> =
+            relay.into_iter().flat_map(|relay| relay.hello.models.keys().cloned()).collect();
+        for model in models {
+            self.describe_owed(name, &model, now);
         }
     }
 
-    /// Returns, by model, the version for named workers that a relay should fetch next: the oldest
-    /// that such a worker behind it lacks, and that is later than the one that the relay runs (R8).
+    /// Announces to a relay the next version for named workers behind it, unless that arrives (R8).
     ///
-    /// Such a worker may have come from another place since the publish. The relay gets one version
-    /// after the other, as it drops a version for a newer one. A version that arrives at the relay is
-    /// left out.
-    fn owed(&self, name: &str, now: Time) -> Vec<(String, u64)> {
-        let relay = match self.roster.get(name) {
-            Some(peer) if peer.is_relay() => peer,
-            _ => return Vec::new(),
+    /// Such a worker may have come from another place since the publish.
+    pub(super) fn describe_owed(&mut self, name: &str, model: &str, now: Time) {
+        let number = match self.next_owed(name, model) {
+            Some(number) => number,
+            None => return,
         };
-        let mut owed = Vec::new();
-        for model in relay.hello.models.keys() {
-            let runs = |worker: &String| self.roster.get(worker).map(|peer| peer.runs(model));
-            let needed = |version: &&Version| {
-                let key = self.store.key(version.number);
-                let named = || self.roster.named_behind(name, version.only.iter().flatten());
-                relay.runs(model) < key && named().iter().filter_map(runs).any(|its| its < key)
-            };
-            let mut named = self.store.models.get(model).into_iter().flat_map(Versions::named);
-            if let Some(version) = named.find(needed) {
-                // A relay that drops an arriving version does not report that.
-                let moves = |its: &&Delivery| now.saturating_sub(its.since) < self.timing.lost_after;
-                let arriving = relay.incoming.get(model).filter(moves);
-                if arriving.map_or(true, |its| its.version != version.number) {
-                    owed.push((model.clone(), version.number));
-                }
-            }
+        // A relay that drops an arriving version does not report that.
+        let moves = |its: &&Delivery| now.saturating_sub(its.since) < self.timing.lost_after;
+        let arriving = self.roster.get(name).and_then(|relay| relay.incoming.get(model)).filter(moves);
+        if arriving.map_or(true, |its| its.version != number) {
+            self.describe(name, model, number, false);
         }
-        owed
+    }
+
+    /// Returns the number of the oldest version for named workers behind a relay that the relay lacks
+    /// (R8); `None` for a worker that is no relay.
+    ///
+    /// A relay drops a version that arrives for a newer one, so it gets one after the other.
+    pub(super) fn next_owed(&self, name: &str, model: &str) -> Option<u64> {
+        let relay = self.roster.get(name).filter(|peer| peer.is_relay())?;
+        let failed = relay.seen.failed.get(model).map_or(0, |(failed, _)| *failed);
+        let runs = |worker: &String| self.roster.get(worker).map(|peer| peer.runs(model));
+        let needed = |version: &&Version| {
+            let key = self.store.key(version.number);
+            let named = || self.roster.named_behind(name, version.only.iter().flatten());
+            let lacks = relay.runs(model) < key && version.number != failed;
+            lacks && named().iter().filter_map(runs).any(|its| its < key)
+        };
+        let mut named = self.store.models.get(model)?.named();
+        named.find(needed).map(|version| version.number)
     }
 
     /// Records that a worker has sent a message on its connection.
