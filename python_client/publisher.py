@@ -51,7 +51,11 @@ from .keys import (
 from .observing.access import Http
 from .observing.http_endpoints import HttpEndpoints
 from .observing.traces import settle
-from .options import (
+from .publishing.as_one import AsOne, CopiedModel, by_model, drop_all, receipts_of
+from .publishing.events import call_for_events
+from .publishing.models import PublishedModel, after, restore
+from .publishing.opening import open_loop
+from .publishing.options import (
     TIMEOUT,
     PublishOptions,
     Request,
@@ -61,10 +65,6 @@ from .options import (
     request,
     shows_keywords_of,
 )
-from .publishing.as_one import AsOne, CopiedModel, by_model, drop_all, receipts_of
-from .publishing.events import call_for_events
-from .publishing.models import PublishedModel, after, restore
-from .publishing.opening import open_loop
 from .publishing.parts import Parts
 from .publishing.state_writer import StateWriter
 from .settings import Settings, of_bytes, settings_of

@@ -67,10 +67,10 @@ from .keys import check_both_sides, check_exposure, relay_keys, watch_keys
 from .observing.access import Http
 from .observing.diagnosis import CUT_OFF, REJOINED
 from .observing.http_endpoints import HttpEndpoints
+from .observing.relay_status import RelayStatus
 from .observing.stall_hints import StallHints
 from .publishing.events import call_for_events
 from .publishing.opening import open_loop
-from .relay_status import RelayStatus
 from .settings import Settings, settings_of
 from .subscriber import default_name, identity_of
 

@@ -10,8 +10,8 @@ from ...bus.errors import AddressError, RefusedError
 from ...bus.net import endpoints
 from ...bus.publisher.status import HeldVersion
 from ..checks import check_name
+from ..observing.relay_status import RelayStatus
 from ..relay import Relay
-from ..relay_status import RelayStatus
 from .outcome import DONE, Stopped, UsageError
 from .publish import PageOptions, logged, show_pages, tell
 from .screen import DIM, Screen, counted, metadata_text, size

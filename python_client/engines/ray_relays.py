@@ -27,9 +27,9 @@ from ...codecs.errors import WeightBusError
 from .. import checks
 from ..closing import Closable
 from ..keys import check_exposure, relay_keys
+from ..observing.relay_status import RelayStatus
 from ..publisher import Publisher
 from ..relay import Relay
-from ..relay_status import RelayStatus
 from ..settings import Settings, settings_of
 
 log = logging.getLogger("weightbus.relay")

@@ -14,8 +14,8 @@ from ...bus.errors import PublishError
 from ...bus.net.callbacks import EventCallback
 from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.receipt import Receipt
-from ..relay_status import RelayStatus
 from .access import Http
+from .relay_status import RelayStatus
 from .traces import SDK, on_publish
 from .view import View
 

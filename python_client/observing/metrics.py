@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from ...bus.errors import PublishError
 from ...bus.net.callbacks import EVENT_KINDS, WorkerEvent
 from ...bus.receipt import Receipt
-from ..relay_status import RelayStatus
+from .relay_status import RelayStatus
 from .view import VERDICTS, Standing, View
 
 MODELS_LABELLED = 64  # most models with their own series

@@ -24,7 +24,7 @@ from ...codecs.state import State, Streamed, described, signature
 from ...codecs.torch_tensors import bytes_of
 from ...codecs.words import printable
 from .. import checks
-from ..options import TIMEOUT, PublishOptions
+from .options import TIMEOUT, PublishOptions
 from .ranks import Ranks, Round
 from .shards import Entry, PlacedShards, Shards, entries
 

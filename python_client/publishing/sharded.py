@@ -34,8 +34,8 @@ from ...codecs.overflow import lost
 from ...codecs.section import Section
 from ...codecs.state import State, signature
 from .. import checks
-from ..options import TIMEOUT, PublishOptions
 from .gathering import Gathered, difference, state_of_entries, tensors_of
+from .options import TIMEOUT, PublishOptions
 from .parts import PartedSource
 from .placement import Placement, placed
 from .ranks import MARGIN_SECONDS, Ranks, Round, own_host

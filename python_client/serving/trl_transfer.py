@@ -29,8 +29,8 @@ from ...bus.errors import ClosedError, PublishError
 from ...bus.receipt import Receipt
 from ...codecs.dtypes import name_of_torch
 from .. import checks
-from ..options import PublishOptions
 from ..publisher import Publisher
+from ..publishing.options import PublishOptions
 from .server import PauseMode, VllmServers
 from .transfers import RESUME_SECONDS, Transfers, named
 

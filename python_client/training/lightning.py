@@ -9,8 +9,8 @@ from typing import Any, Unpack
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from ..options import PublishOptions
 from ..publisher import Publisher
+from ..publishing.options import PublishOptions
 from .publishing import StepCallback, refuse_shards
 
 

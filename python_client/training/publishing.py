@@ -14,8 +14,8 @@ from ...bus.errors import ClosedError
 from ...bus.receipt import Receipt
 from ...codecs.errors import StateError, WeightBusError
 from .. import checks
-from ..options import TIMEOUT, PublishOptions
 from ..publisher import Publisher
+from ..publishing.options import TIMEOUT, PublishOptions
 
 log = logging.getLogger("weightbus.training")
 

@@ -10,7 +10,7 @@ torchrun, TRL and vLLM import.
 
 from importlib import import_module
 
-from .python_client.lazy import lazy
+from .lazy import lazy
 
 TYPE_CHECKING = False  # not from `typing`, which takes longer than everything else here
 if TYPE_CHECKING:

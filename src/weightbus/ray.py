@@ -3,7 +3,7 @@
 Each name is loaded when it is first used: importing this needs neither Ray nor ZeroMQ.
 """
 
-from weightbus.python_client.lazy import lazy
+from weightbus.lazy import lazy
 
 TYPE_CHECKING = False  # as in the face of the package
 if TYPE_CHECKING:

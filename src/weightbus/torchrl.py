@@ -4,7 +4,7 @@ The names are TorchRL's, so that its users change one import. Each is loaded whe
 importing this needs neither torch nor TorchRL.
 """
 
-from weightbus.python_client.lazy import lazy
+from weightbus.lazy import lazy
 
 TYPE_CHECKING = False  # as in the face of the package
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Importing this does not need torch; `relays` does.
 """
 
-from weightbus.python_client.lazy import lazy
+from weightbus.lazy import lazy
 
 TYPE_CHECKING = False  # as in the face of the package
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.status import HeldVersion, WorkerStatus
 from weightbus.bus.receipt import Receipt, Receipts, WorkerReceipt
+from weightbus.lazy import lazy
 from weightbus.python_client.applying.applier import Offer, Running, Staged, Update
 from weightbus.python_client.applying.loading import Pairs
 from weightbus.python_client.files.state_folder import StoredVersion
-from weightbus.python_client.lazy import lazy
-from weightbus.python_client.relay_status import RelayStatus
+from weightbus.python_client.observing.relay_status import RelayStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ its workers load what a trainer publishes: vLLM calls `register` in each of its 
 this needs neither vLLM nor torch; `TrainerInit` needs both, and makes weightbus known to vLLM.
 """
 
-from weightbus.python_client.lazy import lazy
+from weightbus.lazy import lazy
 
 TYPE_CHECKING = False  # as in the face of the package
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from weightbus.bus.errors import AddressError, UnknownWorkerError
 from weightbus.bus.protocol_limits import TEXT_MAX
 from weightbus.python_client.checks import SECONDS_MAX
 from weightbus.python_client.cli.commands import app
-from weightbus.python_client.options import PublishOptions, keywords_of
+from weightbus.python_client.publishing.options import PublishOptions, keywords_of
 from weightbus.tests.client.settling import settled
 from weightbus.torchrl import NoWeightSyncScheme, RayWeightUpdater, ZMQWeightSyncScheme
 

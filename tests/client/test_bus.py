@@ -39,7 +39,7 @@ from weightbus.bus.publisher import offers
 from weightbus.bus.staged import Copying
 from weightbus.bus.worker.events import LoopEvent, Report
 from weightbus.codecs import native
-from weightbus.python_client.options import PublishOptions
+from weightbus.python_client.publishing.options import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
 from weightbus.tests.client.settling import settled
 from weightbus.tests.compose.waiting import wait_for

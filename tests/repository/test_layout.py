@@ -336,7 +336,7 @@ def test_the_root_holds_no_module_of_the_package() -> None:
 
 def test_the_package_is_one_tree() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == {
-        *("__init__.py", "__main__.py"),
+        *("__init__.py", "__main__.py", "lazy.py"),
         *(f"{face}.py" for face in FACES),
     }
     links = {path.name: path.resolve() for path in PACKAGE.iterdir() if path.is_symlink()}

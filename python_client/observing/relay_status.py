@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..bus.publisher.status import HeldVersion
+from ...bus.publisher.status import HeldVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
-from ..bus.limits import WORKERS_MAX
-from ..bus.publisher.publication import PublishTerms
-from ..bus.publisher.version import CommitMode
-from ..codecs.metadata import checked
-from ..codecs.precision import Precision, precision_of
-from ..codecs.renaming import Renaming, renaming_of
-from . import checks
-from .checks import check_name
-from .settings import Encoding, Settings, settings_of
+from ...bus.limits import WORKERS_MAX
+from ...bus.publisher.publication import PublishTerms
+from ...bus.publisher.version import CommitMode
+from ...codecs.metadata import checked
+from ...codecs.precision import Precision, precision_of
+from ...codecs.renaming import Renaming, renaming_of
+from .. import checks
+from ..checks import check_name
+from ..settings import Encoding, Settings, settings_of
 
 Way = TypeVar("Way", bound=Callable[..., Any])
 # "all": all workers; "alive": those that are not lost; a number of workers; or names of workers.
