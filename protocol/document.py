@@ -26,6 +26,7 @@ OVERVIEWS: Final = (
     ("message", "from", "to", "purpose"),
     ("message", "from", "to", "over", "purpose"),
 )
+ARROWS: Final = ("next", "events")  # and before them the state
 LIMITS: Final = ("limit", "value", "meaning")
 TIMES: Final = ("time", "default", "side", "meaning")
 CODES: Final = {  # the page and the head of each table of codes
@@ -192,11 +193,11 @@ def _phases_of(tables: list[d.Table], text: str) -> Iterator[Made]:
     events: dict[str, str] = {}
     for table in tables:
         arrows: list[Row] = [
-            (state, event, after)
+            (state, after, ", ".join(e for e, then in row.items() if then == after))
             for state, row in table.arrows.items()
-            for event, after in row.items()
+            for after in dict.fromkeys(row.values())
         ]
-        yield Made((table.head, "event", "next"), arrows, keys=2)
+        yield Made((table.head, *ARROWS), arrows, keys=2)
         states = Made((table.head, ANY), list(table.states.items()))
         if any(map(states.matches, found)):
             yield states
@@ -273,7 +274,7 @@ def _replaced(path: str, text: str, made: list[Made]) -> str:
             changed[table.line] = rows
     heads = {FIELDS, ADDED, *OVERVIEWS, LIMITS, TIMES, *(head for _, head in CODES.values())}
     for table in found:
-        strange = table.head in heads or table.head[1:] == ("event", "next")
+        strange = table.head in heads or table.head[1:] == ARROWS
         if strange and table.line not in changed:
             raise d.DescriptionError(
                 f"{path}:{table.line - 1}: the description has no such table for this section"

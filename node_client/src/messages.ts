@@ -231,7 +231,7 @@ export interface Announce {
   readonly key: string | null;
   /** The tag of this payload. */
   readonly tag: string | null;
-  /** Later patches can have this version as their base; a worker keeps its bytes (D3). */
+  /** The version may become the base of a patch (D1, D3). */
   readonly keep: boolean;
   /** The patches that lead to this version. The first is pushed (D6). */
   readonly patches: readonly Patch[];
@@ -255,7 +255,7 @@ export interface Chunk {
   readonly index: number;
   /** The CRC of the payload. */
   readonly crc: number;
-  /** The patch that the chunk belongs to (D9); null: it belongs to the version. */
+  /** The patch that the chunk belongs to (D9). */
   readonly patch: PatchId | null;
 }
 
@@ -267,10 +267,7 @@ export interface End {
   readonly version: number;
   /** The digest of the version. */
   readonly digest: string;
-  /**
-   * The patch whose chunks this `end` follows (D9); null: the version. `digest` is always the
-   * digest of the version.
-   */
+  /** The patch whose chunks this `end` follows (D9). `digest` is always that of the version. */
   readonly patch: PatchId | null;
 }
 
@@ -436,9 +433,9 @@ export interface Fetch {
   readonly count?: number | undefined;
   /** With `count` 0: whether the announcement carries the layout. */
   readonly layout?: boolean | undefined;
-  /** The requested patch (D8); null: the version is requested. */
+  /** The requested patch (D8). */
   readonly patch?: PatchId | null | undefined;
-  /** Why the version is fetched whole although there are patches (D10). */
+  /** Why the version is fetched whole although it has patches (D10). */
   readonly unpatched?: string | undefined;
 }
 
@@ -495,10 +492,7 @@ export interface Progress {
   readonly phase?: "applying" | "receiving" | "staged" | undefined;
   /** With `staged`: why the version cannot be applied yet. */
   readonly waits?: string | undefined;
-  /**
-   * The patch by which the version arrives; `chunks` counts its chunks (D9). null: the version
-   * arrives whole.
-   */
+  /** The patch by which the version arrives (D9), and whose chunks `chunks` counts. */
   readonly patch?: PatchId | null | undefined;
 }
 
@@ -510,7 +504,7 @@ export interface Staged {
   readonly version: number;
   /** The digest that the worker computed. */
   readonly digest: string;
-  /** The patch by which the version arrived (D9); null: it arrived whole. */
+  /** The patch by which the version arrived (D9). */
   readonly patch?: PatchId | null | undefined;
 }
 

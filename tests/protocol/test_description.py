@@ -181,7 +181,7 @@ PAGES: dict[str, list[Mistake]] = {
     "docs/protocol/worker.md": [
         ("64 (`RANK_MAX`)", "65 (`RANK_MAX`)", "RANK_MAX is 65; limits.toml: 64"),
         ("64 (`RANK_MAX`)", "64 (`RANKS_MAX`)", "limits.toml has no RANKS_MAX"),
-        ("| announced | begun |", "| announced | began |", "no row announced began"),
+        ("| announced | arriving |", "| announced | arrived |", "no row announced arrived"),
         ("| torn | an", "| turn | an |\n| torn | an", "no row turn"),
     ],
 }

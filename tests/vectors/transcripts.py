@@ -556,7 +556,7 @@ def bytes_of(version: int, nbytes: int) -> bytes:
 def pull() -> Scene:
     scene = Scene(brief=False)
     trainer = Trainer(scene)
-    trainer.publish(flat(40), bytes_of(1, 40))
+    trainer.publish(flat(20), bytes_of(1, 20))
     stage = Stage(scene, trainer, {}, 0.5)
     stage.play()
     return scene
@@ -591,14 +591,12 @@ def push() -> Scene:
     worker = Pupil(scene, "worker-1")
     worker.connect(trainer)
     scene.run(0.1)
-    trainer.publish(flat(10), bytes_of(1, 10))
-    scene.run(0.1)
-    trainer.publish(flat(10), bytes_of(2, 10))
-    scene.run(0.1)
-    trainer.loses, trainer.delays = {(3, 1)}, {(3, 2): 0.15}
-    scene.say("chunk 1 of version 3 is lost, and chunk 2 is late")
-    trainer.publish(flat(40), bytes_of(3, 40))
+    trainer.loses, trainer.delays = {(1, 1)}, {(1, 2): 0.15}
+    scene.say("chunk 1 of version 1 is lost, and chunk 2 is late")
+    trainer.publish(flat(40), bytes_of(1, 40))
     scene.run(0.2)
+    trainer.publish(flat(40), bytes_of(2, 40), chunk_bytes=64)
+    scene.run(0.1)
     worker.leave()
     return scene
 
@@ -617,6 +615,7 @@ def decisions() -> Scene:
     scene.lines.clear()
     trainer.publish(flat(10), bytes_of(1, 10), commit="together")
     scene.run(0.2)
+    scene.lines = [line for line in scene.lines if " V " not in line]
     trainer.publish(flat(12), bytes_of(2, 12), commit="together")
     scene.run(0.2)
     return scene
@@ -694,7 +693,7 @@ def sealing() -> Scene:
     worker = Pupil(scene, "worker-1", sealed=True)
     worker.connect(trainer)
     scene.run(0.1)
-    trainer.publish(flat(20), bytes_of(1, 20))
+    trainer.publish(flat(10), bytes_of(1, 10))
     scene.run(0.2)
     sealer = trainer.sealer
     assert sealer is not None

@@ -103,8 +103,8 @@ type Fetch struct {
 	First     int64    `json:"first,omitempty"`     // the first chunk
 	Count     int64    `json:"count,omitempty"`     // the number of chunks
 	Layout    bool     `json:"layout,omitempty"`    // with Count 0: whether the announcement carries the layout
-	Patch     *PatchID `json:"patch,omitempty"`     // the requested patch; nil: the version is requested
-	Unpatched string   `json:"unpatched,omitempty"` // why the version is fetched whole although there are patches
+	Patch     *PatchID `json:"patch,omitempty"`     // the requested patch
+	Unpatched string   `json:"unpatched,omitempty"` // why the version is fetched whole although it has patches
 }
 
 // Kind returns the type of the message, as in its header.
@@ -128,7 +128,7 @@ type Announce struct {
 	Hash        bool              `json:"hash,omitempty"`     // a worker that reads the segment reports a digest
 	Key         *string           `json:"key,omitempty"`      // the id of the group key that seals this payload
 	Tag         *string           `json:"tag,omitempty"`      // the tag of this payload
-	Keep        bool              `json:"keep,omitempty"`     // later patches can have this version as their base
+	Keep        bool              `json:"keep,omitempty"`     // the version may become the base of a patch
 	Patches     []PatchOffer      `json:"patches,omitempty"`  // the patches that lead to this version
 	Metadata    map[string]string `json:"metadata,omitempty"` // texts about the version
 	Workers     []string          `json:"workers,omitempty"`
@@ -146,7 +146,7 @@ type Chunk struct {
 	Version int64    `json:"version"`
 	Index   int64    `json:"index"`           // the number of the chunk
 	CRC     uint32   `json:"crc"`             // the CRC of the payload
-	Patch   *PatchID `json:"patch,omitempty"` // the patch that the chunk belongs to; nil: it belongs to the version
+	Patch   *PatchID `json:"patch,omitempty"` // the patch that the chunk belongs to
 }
 
 // Kind returns the type of the message, as in its header.
@@ -158,7 +158,7 @@ type End struct {
 	Epoch   int64    `json:"epoch"`
 	Version int64    `json:"version"`
 	Digest  string   `json:"digest"`          // the digest of the version
-	Patch   *PatchID `json:"patch,omitempty"` // the patch whose chunks this end follows; nil: the version
+	Patch   *PatchID `json:"patch,omitempty"` // the patch whose chunks this end follows
 }
 
 // Kind returns the type of the message, as in its header.
@@ -227,7 +227,7 @@ type Progress struct {
 	Chunks  int64    `json:"chunks"`
 	Phase   string   `json:"phase,omitempty"` // applying: the version is being applied
 	Waits   string   `json:"waits,omitempty"` // with staged: why the version cannot be applied yet
-	Patch   *PatchID `json:"patch,omitempty"` // the patch by which the version arrives; Chunks counts its chunks
+	Patch   *PatchID `json:"patch,omitempty"` // the patch by which the version arrives, and whose chunks Chunks counts
 }
 
 // Kind returns the type of the message, as in its header.
@@ -239,7 +239,7 @@ type Staged struct {
 	Epoch   int64    `json:"epoch"`
 	Version int64    `json:"version"`
 	Digest  string   `json:"digest"`          // the digest that the worker computed
-	Patch   *PatchID `json:"patch,omitempty"` // the patch by which the version arrived; nil: it arrived whole
+	Patch   *PatchID `json:"patch,omitempty"` // the patch by which the version arrived
 }
 
 // Kind returns the type of the message, as in its header.

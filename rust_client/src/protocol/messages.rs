@@ -507,10 +507,10 @@ pub struct Fetch {
     /// With `count` 0: whether the announcement carries the layout.
     #[serde(skip_serializing_if = "is_default")]
     pub layout: bool,
-    /// The requested patch (D8); null: the version is requested.
+    /// The requested patch (D8).
     #[serde(skip_serializing_if = "is_default")]
     pub patch: Option<PatchId>,
-    /// Why the version is fetched whole although there are patches (D10).
+    /// Why the version is fetched whole although it has patches (D10).
     #[serde(skip_serializing_if = "is_default")]
     pub unpatched: String,
 }
@@ -569,7 +569,7 @@ pub struct Announce {
     /// The tag of this payload.
     #[serde(skip_serializing_if = "is_default")]
     pub tag: Option<String>,
-    /// Later patches can have this version as their base; a worker keeps its bytes (D3).
+    /// The version may become the base of a patch (D1, D3).
     #[serde(skip_serializing_if = "is_default")]
     pub keep: bool,
     /// The patches that lead to this version. The first is pushed (D6).
@@ -629,7 +629,7 @@ pub struct Chunk {
     pub index: u64,
     /// The CRC of the payload.
     pub crc: u32,
-    /// The patch that the chunk belongs to (D9); null: it belongs to the version.
+    /// The patch that the chunk belongs to (D9).
     #[serde(skip_serializing_if = "is_default")]
     pub patch: Option<PatchId>,
 }
@@ -655,8 +655,7 @@ pub struct End {
     pub version: u64,
     /// The digest of the version.
     pub digest: String,
-    /// The patch whose chunks this `end` follows (D9); null: the version. `digest` is always the
-    /// digest of the version.
+    /// The patch whose chunks this `end` follows (D9). `digest` is always that of the version.
     #[serde(skip_serializing_if = "is_default")]
     pub patch: Option<PatchId>,
 }
@@ -825,8 +824,7 @@ pub struct Progress {
     /// With `staged`: why the version cannot be applied yet.
     #[serde(skip_serializing_if = "is_default")]
     pub waits: String,
-    /// The patch by which the version arrives; `chunks` counts its chunks (D9). null: the version
-    /// arrives whole.
+    /// The patch by which the version arrives (D9), and whose chunks `chunks` counts.
     #[serde(skip_serializing_if = "is_default")]
     pub patch: Option<PatchId>,
 }
@@ -853,7 +851,7 @@ pub struct Staged {
     pub version: u64,
     /// The digest that the worker computed.
     pub digest: String,
-    /// The patch by which the version arrived (D9); null: it arrived whole.
+    /// The patch by which the version arrived (D9).
     #[serde(skip_serializing_if = "is_default")]
     pub patch: Option<PatchId>,
 }
