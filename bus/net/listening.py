@@ -14,8 +14,11 @@ import contextlib
 import errno
 import fcntl
 import gc
+import logging
+import math
 import os
 import secrets
+import selectors
 import socket
 import stat
 import struct
@@ -23,11 +26,15 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..errors import AddressError
+from ..event_log import RateLimitedWarning
+from ..limits import ACCEPT_SECONDS
 from . import endpoints
 from .processes import PROC, SocketHolder, given_out, holder_of
+
+log = logging.getLogger("weightbus.publisher")
 
 BACKLOG = 4096  # connections that the kernel queues until they are accepted
 LOCK_SECONDS = 1.0  # seconds to wait for the lock on a folder
@@ -203,6 +210,55 @@ class Listener:
         if self._folder:
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)
+
+
+class WatchedListener(Listener):
+    """A listener in a selector, which can pause and leave new connections to the kernel.
+
+    Args:
+        endpoint: As in `Listener`.
+        selector: The selector.
+        name: What connects, for the log, such as `a subscriber`.
+
+    Attributes:
+        resume_at: The time at which to accept again; infinite: the listener does not pause.
+
+    Raises:
+        OSError: The endpoint is in use, or invalid.
+    """
+
+    def __init__(self, endpoint: str, selector: selectors.BaseSelector, name: str) -> None:
+        super().__init__(endpoint)
+        self._selector, self.resume_at = selector, math.inf
+        self._not_accepted = RateLimitedWarning(log, f"cannot accept {name}, will try again: %s")
+        selector.register(self.socket, selectors.EVENT_READ)
+
+    def accept(self, now: float) -> tuple[socket.socket, Any] | None:
+        """Return a new connection and its address; None if there is none. Pause after an error."""
+        try:
+            return self.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        except OSError as error:
+            self._not_accepted.warn(error, now)
+            self.pause(now)
+            return None
+
+    def pause(self, now: float) -> None:
+        """Leave new connections in the kernel's backlog for a while."""
+        self.resume_at = now + ACCEPT_SECONDS
+        self._selector.unregister(self.socket)
+
+    def resume(self) -> None:
+        """Accept again, at the time `resume_at`."""
+        self.resume_at = math.inf
+        self._selector.register(self.socket, selectors.EVENT_READ)
+
+    def close(self) -> None:
+        """Close the socket and remove its path."""
+        if self.resume_at == math.inf:
+            self._selector.unregister(self.socket)
+        super().close()
 
 
 @contextlib.contextmanager

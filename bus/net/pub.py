@@ -24,7 +24,6 @@ from ..event_log import RateLimitedWarning
 from ..headers import TOKEN_BYTES, Buffer
 from ..lease import Lease
 from ..limits import (
-    ACCEPT_SECONDS,
     ACCEPTS,
     COPIES_BYTES_MAX,
     STRANGER_SECONDS,
@@ -36,7 +35,7 @@ from ..limits import (
 from ..token_bucket import TokenBucket
 from ..trust.grants import Grants
 from .descriptors import RejectedConnections, nearly_exhausted
-from .listening import Listener, bound
+from .listening import WatchedListener, bound
 from .outgoing import HOLD_SECONDS, NOT_READ, Outgoing, PlainMessage, UnreadCopies
 from .zmtp import (
     FRAME_HEAD_MAX,
@@ -205,10 +204,7 @@ class PubSocket:
         self._queue = queue
         self._selector = selector
         self._turned_away = RateLimitedWarning(log, "a subscriber is turned away: %s")
-        self._not_accepted = RateLimitedWarning(
-            log, "cannot accept a subscriber, will try again: %s"
-        )
-        self._listener: Listener | None = None
+        self._listener: WatchedListener | None = None
         self._connections: dict[int, SubscriberConnection] = {}
         self._subscribers: dict[
             bytes, list[SubscriberConnection]
@@ -216,7 +212,6 @@ class PubSocket:
         self.asking: dict[SubscriberConnection, None] = {}
         self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
-        self._paused_until = 0.0  # the time at which to accept again; 0: now
 
     def bind(self, endpoint: str, parameter: str, patience: float | None = None) -> str:
         """Listen at an endpoint; return the endpoint with the actual port.
@@ -227,8 +222,8 @@ class PubSocket:
         Raises:
             AddressError: The endpoint is in use, or invalid.
         """
-        self._listener = bound(partial(Listener, endpoint), endpoint, parameter, patience)
-        self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        listen = partial(WatchedListener, endpoint, self._selector, "a subscriber")
+        self._listener = bound(listen, endpoint, parameter, patience)
         return self._listener.endpoint
 
     def process_events(
@@ -240,6 +235,7 @@ class PubSocket:
             if not isinstance(subscriber, SubscriberConnection):
                 if self._listener is not None and key.fileobj is self._listener.socket:
                     self._accept(self._listener, now)
+                    self.due = min(self.due, self._listener.resume_at)
                 continue
             try:
                 # Read only after earlier reports are taken: this limits the memory for input.
@@ -262,9 +258,9 @@ class PubSocket:
 
     def tick(self, now: float) -> None:
         """Do what is due: accept, ping, close. Call this at the time `due`."""
-        if self._listener is not None and self._paused_until and now >= self._paused_until:
-            self._paused_until = 0.0
-            self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        listener = self._listener
+        if listener is not None and now >= listener.resume_at:
+            listener.resume()
         if now >= self._hold_at:
             self._hold_at = now + HOLD_SECONDS
             for subscriber in list(self._connections.values()):
@@ -275,7 +271,9 @@ class PubSocket:
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
             self._look_after(now)
-        self.due = min(self._hold_at, self._ping_at, self._paused_until or self._ping_at)
+        self.due = min(self._hold_at, self._ping_at)
+        if listener is not None:
+            self.due = min(self.due, listener.resume_at)
 
     def receive_input(self) -> SubscriberInput | None:
         """Return the new input of one subscriber, each topic once; None if there is no input."""
@@ -372,8 +370,6 @@ class PubSocket:
     def close(self, linger: float) -> None:
         """Close all connections; queued messages get `linger` seconds to be sent."""
         if self._listener is not None:
-            if not self._paused_until:
-                self._selector.unregister(self._listener.socket)
             self._listener.close()
             self._listener = None
         end = time.monotonic() + linger
@@ -394,23 +390,19 @@ class PubSocket:
 
     # Connections.
 
-    def _accept(self, listener: Listener, now: float) -> None:
-        # Accept connections, as far as rate and descriptors allow.
+    def _accept(self, listener: WatchedListener, now: float) -> None:
+        # Accept a connection, as far as rate and descriptors allow.
         if not self._accepts.take(1, now):
-            self._pause(listener.socket, now)
+            listener.pause(now)
             return
-        try:
-            connection, _ = listener.socket.accept()
-        except (BlockingIOError, ConnectionAbortedError):
+        accepted = listener.accept(now)
+        if accepted is None:
             return
-        except OSError as error:
-            self._not_accepted.warn(error, now)
-            self._pause(listener.socket, now)
-            return
+        connection, _ = accepted
         if nearly_exhausted(connection.fileno()):
             self._rejected.note(connection.fileno(), _host_of(connection), now)
             connection.close()
-            self._pause(listener.socket, now)
+            listener.pause(now)
             return
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # the peer has closed it, as the first read will show
@@ -425,12 +417,6 @@ class PubSocket:
         )
         self._connections[subscriber.fileno()] = subscriber
         self._selector.register(connection, subscriber.watched, subscriber)
-
-    def _pause(self, listener: socket.socket, now: float) -> None:
-        """Leave new connections in the kernel's backlog for a while."""
-        self._paused_until = now + ACCEPT_SECONDS
-        self.due = min(self.due, self._paused_until)
-        self._selector.unregister(listener)
 
     def _write(self, subscriber: SubscriberConnection, now: float) -> None:
         subscriber.outgoing.write(now)

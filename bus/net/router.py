@@ -29,12 +29,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ..event_log import RateLimitedWarning
 from ..headers import Buffer
 from ..limits import (
-    ACCEPT_SECONDS,
     CONNECT_RATE,
     HANDSHAKE_SECONDS,
     HOSTS_MAX,
@@ -45,7 +45,7 @@ from ..token_bucket import TokenBucket
 from ..trust.curve_server import CROWDED, CurveError, CurveServer
 from . import endpoints
 from .descriptors import RejectedConnections, limit_of, nearly_exhausted
-from .listening import Listener, bound
+from .listening import WatchedListener, bound
 from .outgoing import NOT_READ, UnreadCopies
 from .peer import ControlConnection
 from .processes import SocketSearch, connected_by, inode_of
@@ -95,7 +95,7 @@ class Router:
             copies,
             curve,
         )
-        self._listener: Listener | None = None
+        self._listener: WatchedListener | None = None
         self._over_tcp = True
         self._peers: dict[bytes, ControlConnection] = {}
         self._unproven: dict[ControlConnection, None] = {}  # the oldest first
@@ -118,10 +118,6 @@ class Router:
         self._count = 0  # number of connections so far
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._hung_up = RateLimitedWarning(log, "hung up on a control connection: %s")
-        self._not_accepted = RateLimitedWarning(
-            log, "cannot accept a connection, will try again: %s"
-        )
-        self._paused_until = 0.0  # the time at which to accept again; 0: now
         self._tick_at = self._search_at = self.due = math.inf
         self.gone: list[ControlConnection] = []
         self.ending_at = math.inf
@@ -133,9 +129,9 @@ class Router:
         Raises:
             AddressError: The endpoint is in use, or invalid.
         """
-        self._listener = bound(lambda: Listener(endpoint), endpoint, "address")
+        listen = partial(WatchedListener, endpoint, self._selector, "a connection")
+        self._listener = bound(listen, endpoint, "address")
         self._over_tcp = endpoints.ipc_path(self._listener.endpoint) is None
-        self._selector.register(self._listener.socket, selectors.EVENT_READ)
         self._tick_at = self.due = 0.0
         return self._listener.endpoint
 
@@ -265,9 +261,8 @@ class Router:
 
     def _look_after(self, now: float) -> None:
         # Accept again, and close connections that are overdue.
-        if self._listener is not None and self._paused_until and now >= self._paused_until:
-            self._paused_until = 0.0
-            self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        if self._listener is not None and now >= self._listener.resume_at:
+            self._listener.resume()
         for peer in list(self._unproven):
             if now - peer.since < HANDSHAKE_SECONDS:
                 break
@@ -291,17 +286,13 @@ class Router:
 
     # Connections.
 
-    def _accept(self, listener: Listener, now: float) -> None:
+    def _accept(self, listener: WatchedListener, now: float) -> None:
         # Accept connections, as far as limits and descriptors allow.
         for _ in range(ACCEPTS):
-            try:
-                connection, address = listener.socket.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            accepted = listener.accept(now)
+            if accepted is None:
                 return
-            except OSError as error:
-                self._not_accepted.warn(error, now)
-                self._pause(listener.socket, now)
-                return
+            connection, address = accepted
             host = _host_of(address)
             if not self._within_rate(host, now) or not self._make_room(connection, host, now):
                 connection.close()
@@ -368,10 +359,6 @@ class Router:
             if not self._by_host[peer.host]:
                 del self._by_host[peer.host]
 
-    def _pause(self, listener: socket.socket, now: float) -> None:
-        self._paused_until = now + ACCEPT_SECONDS
-        self._selector.unregister(listener)
-
     def _close_when_drained(self, peer: ControlConnection) -> None:
         """Close a connection that has ended, after its earlier messages are taken."""
         if not peer.ready:
@@ -399,8 +386,6 @@ class Router:
     def close(self, linger: float) -> None:
         """Close all connections; queued messages get `linger` seconds to be sent."""
         if self._listener is not None:
-            if not self._paused_until:
-                self._selector.unregister(self._listener.socket)
             self._listener.close()
             self._listener = None
         end = time.monotonic() + linger
