@@ -189,53 +189,42 @@ impl ReadyQueue {
     /// returns the error of a rejected version or of a refusal; each error is returned once. If
     /// there is no error either, waits until the deadline.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Next, Error> {
-        let mut state = self.open();
-        loop {
+        let next = self.wait(worker, deadline, |state| {
             let applied = state.applied.pop_front().map(Next::Applied);
-            if let Some(next) = applied.or_else(|| state.ready.pop_front().map(Next::Versions)) {
-                self.wake(&state);
-                return Ok(next);
-            }
-            if let Some(error) = state.rejected.pop_front().or_else(|| state.refused.take()) {
-                self.wake(&state);
-                return Err(error);
-            }
-            if let Some(reason) = &state.closed {
-                return Err(Error::Closed { worker: worker.to_owned(), reason: reason.clone() });
-            }
-            state = match self.wait(state, deadline) {
-                Some(state) => state,
-                None => return Ok(Next::Nothing),
-            };
-        }
+            let next = applied.or_else(|| state.ready.pop_front().map(Next::Versions));
+            next.map(Ok).or_else(|| state.rejected.pop_front().map(Err))
+        });
+        next.map(|next| next.unwrap_or(Next::Nothing))
     }
 
     /// Waits until the publisher admits this worker. Returns the epoch, or `None` at the deadline.
     pub fn wait_joined(&self, worker: &str, deadline: Instant) -> Result<Option<u64>, Error> {
+        self.wait(worker, deadline, |state| state.joined_epoch.map(Ok))
+    }
+
+    /// Waits until `find` returns a result, the publisher refuses this worker, or the queue is
+    /// closed. Returns `None` at the deadline.
+    fn wait<T>(
+        &self,
+        worker: &str,
+        deadline: Instant,
+        find: impl Fn(&mut State) -> Option<Result<T, Error>>,
+    ) -> Result<Option<T>, Error> {
         let mut state = self.open();
         loop {
-            if state.joined_epoch.is_some() {
-                return Ok(state.joined_epoch);
-            }
-            if let Some(error) = state.refused.take() {
+            if let Some(found) = find(&mut state).or_else(|| state.refused.take().map(Err)) {
                 self.wake(&state);
-                return Err(error);
+                return found.map(Some);
             }
             if let Some(reason) = &state.closed {
                 return Err(Error::Closed { worker: worker.to_owned(), reason: reason.clone() });
             }
-            state = match self.wait(state, deadline) {
-                Some(state) => state,
-                None => return Ok(None),
-            };
+            let time = deadline.saturating_duration_since(Instant::now());
+            if time.is_zero() {
+                return Ok(None);
+            }
+            state = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    /// Waits for a change. Returns the lock, or `None` at the deadline.
-    fn wait<'a>(&'a self, state: MutexGuard<'a, State>, deadline: Instant) -> Option<MutexGuard<'a, State>> {
-        let time = deadline.checked_duration_since(Instant::now()).filter(|time| !time.is_zero())?;
-        let (state, _) = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
-        Some(state)
     }
 }
 

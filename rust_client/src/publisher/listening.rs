@@ -2,14 +2,20 @@
 
 use super::endpoints::ListenAddress;
 use super::left_behind::free_path;
+use super::rate_limits::{Rate, TokenBucket};
 use crate::error::Error;
 use crate::raw::fork::Own;
+use crate::raw::os::spent;
 use crate::raw::socket::{is_name, unix_by_name};
+use crate::transfer::Time;
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::time::Duration;
+
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
 
 pub enum Listener {
     Tcp(Own<TcpListener>),
@@ -68,6 +74,55 @@ impl Drop for Listener {
         if let Some(path) = self.path() {
             let _ = std::fs::remove_file(path); // safe: no publisher takes a live socket's path
         }
+    }
+}
+
+/// A listener that accepts connections at a limited rate, and pauses while descriptors are short.
+pub struct LimitedListener {
+    listener: Listener,
+    rate: Rate,
+    pause: Duration,
+    accepts: TokenBucket,
+    accept_at: Time,
+}
+
+impl LimitedListener {
+    /// Makes such a listener. `pause` is the time to the next attempt after the rate was exceeded,
+    /// or a connection closed to keep the last descriptors.
+    pub fn new(listener: Listener, rate: Rate, pause: Duration) -> LimitedListener {
+        LimitedListener {
+            listener,
+            rate,
+            pause,
+            accepts: TokenBucket::new(Time::ZERO),
+            accept_at: Time::ZERO,
+        }
+    }
+
+    /// Returns the descriptor to poll for new connections; `None` during a pause.
+    pub fn descriptor(&self, now: Time) -> Option<RawFd> {
+        Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
+    }
+
+    /// Accepts a connection. Returns `None` if none waits, or if a pause begins.
+    pub fn accept(&mut self, now: Time) -> Option<Own<TcpStream>> {
+        if !self.accepts.take(1.0, self.rate, now) {
+            self.accept_at = now + self.pause;
+            return None;
+        }
+        match self.listener.accept() {
+            // The connection is closed here: the last descriptors are reserved for the process
+            // itself.
+            Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + self.pause,
+            Ok(connection) => return Some(connection),
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+            {
+                self.accept_at = now + ACCEPT_PAUSE;
+            }
+            Err(_) => {} // none waits, or the peer is gone already
+        }
+        None
     }
 }
 

@@ -6,14 +6,13 @@
 //! that subscriber alone. One thread owns the socket, and no call blocks.
 
 use super::endpoints::ListenAddress;
-use super::listening::{unbindable, Listener};
+use super::listening::{unbindable, LimitedListener, Listener};
 use super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
-use super::rate_limits::{Rate, TokenBucket};
+use super::rate_limits::Rate;
 use super::subscriber::{Queued, SubscriberConnection, SubscriberInput};
 use super::trust::Owner;
 use super::watched::Watched;
 use crate::error::Error;
-use crate::raw::os::spent;
 use crate::raw::ready::Ready;
 use crate::raw::socket;
 use crate::transfer::Time;
@@ -26,20 +25,18 @@ use std::time::Duration;
 
 const PING: Duration = Duration::from_secs(5); // between two pings, to detect dead peers
 const SILENCE: Duration = Duration::from_secs(30); // of a peer that sends and accepts nothing
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // beyond the rate, or with few descriptors left
 const ACCEPTS: Rate = Rate(512.0, 200.0); // connections; a worker fetches until it is connected
 const STRANGER: Duration = Duration::from_millis(1500); // for a connection to show its ticket
 const LOCAL_SEND_BUFFER: libc::c_int = 1 << 20; // on this host: more would leave the cache unread
 
 /// A bound socket and its subscribers.
 pub struct PubSocket {
-    listener: Listener,
+    listener: LimitedListener,
     ticketed: bool,
     ready: Arc<Ready>,
     connections: BTreeMap<u64, Watched<SubscriberConnection>>,
     next: u64,
-    accepts: TokenBucket,
-    accept_at: Time,
     ping_at: Time,
     hold_at: Time,
 }
@@ -51,13 +48,11 @@ impl PubSocket {
             Listener::bind(listen_at).map_err(|error| unbindable(&listen_at.endpoint(), error))?;
         let ready = Ready::new().map_err(|error| unbindable(&listen_at.endpoint(), error))?;
         let pub_socket = PubSocket {
-            listener,
+            listener: LimitedListener::new(listener, ACCEPTS, ACCEPT_PAUSE),
             ticketed: false,
             ready: Arc::new(ready),
             connections: BTreeMap::new(),
             next: 0,
-            accepts: TokenBucket::new(Time::ZERO),
-            accept_at: Time::ZERO,
             ping_at: Time::ZERO,
             hold_at: Time::ZERO,
         };
@@ -71,7 +66,7 @@ impl PubSocket {
 
     /// Returns the descriptor to poll for new connections; `None` while accepting is paused.
     pub fn listening(&self, now: Time) -> Option<RawFd> {
-        Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
+        self.listener.descriptor(now)
     }
 
     /// Returns the `Ready` that finds the connections with events.
@@ -81,28 +76,13 @@ impl PubSocket {
 
     /// Accepts a waiting connection.
     pub fn accept(&mut self, now: Time) {
-        if !self.accepts.take(1.0, ACCEPTS, now) {
-            self.accept_at = now + ACCEPT_PAUSE;
-            return;
-        }
-        match self.listener.accept() {
-            // The connection is closed here: the last descriptors are reserved for the process
-            // itself.
-            Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE,
-            Ok(connection) => {
-                // An error means that the peer is gone, which the first read shows.
-                let _ = tune(&connection);
-                let subscriber = SubscriberConnection::new(connection, self.ticketed, now);
-                let subscriber = Watched::new(self.next, subscriber, self.ready.clone());
-                self.connections.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
-                self.next += 1;
-            }
-            Err(error)
-                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
-            {
-                self.accept_at = now + ACCEPT_PAUSE;
-            }
-            Err(_) => {} // the peer is gone already
+        if let Some(connection) = self.listener.accept(now) {
+            // An error means that the peer is gone, which the first read shows.
+            let _ = tune(&connection);
+            let subscriber = SubscriberConnection::new(connection, self.ticketed, now);
+            let subscriber = Watched::new(self.next, subscriber, self.ready.clone());
+            self.connections.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
+            self.next += 1;
         }
     }
 

@@ -10,14 +10,13 @@
 use super::control_connection::{Admits, ControlConnection, Message, Progress};
 use super::effects::{Identity, Payload};
 use super::endpoints::ListenAddress;
-use super::listening::{unbindable, Listener};
+use super::listening::{unbindable, LimitedListener, Listener};
 use super::pipe::{let_go, COPIES_BYTES_MAX};
-use super::rate_limits::{Rate, TokenBucket};
+use super::rate_limits::Rate;
 use super::watched::Watched;
 use crate::curve::{key_of, public_of};
 use crate::error::Error;
 use crate::raw::fork::Own;
-use crate::raw::os::spent;
 use crate::raw::ready::Ready;
 use crate::raw::socket;
 use crate::raw::sodium::Pair;
@@ -32,7 +31,6 @@ use std::time::Duration;
 
 const ACCEPTS: Rate = Rate(512.0, 1000.0); // connections; each costs some 20 us, with keys up to 200
 const ACCEPTS_AT_ONCE: usize = 16; // before open connections are served
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
 const STRANGER: Duration = Duration::from_millis(1500); // for a handshake, or to read a refusal
 const UNFINISHED_MAX: usize = 256; // connections without a message; beyond, one is closed
 const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
@@ -55,15 +53,13 @@ type Host = Option<IpAddr>;
 
 /// A bound ROUTER.
 pub struct Router {
-    listener: Listener,
+    listener: LimitedListener,
     keys: Option<Arc<Pair>>,
     ready: Arc<Ready>,
     connections: BTreeMap<u64, Watched<ControlConnection>>, // by id, which is never reused
     unfinished: BTreeMap<u64, Host>,                        // connections without a message, oldest first
     next: u64,
     closed: Vec<u64>, // not reported yet; each had sent a message
-    accepts: TokenBucket,
-    accept_at: Time,
     look_at: Time,
 }
 
@@ -82,25 +78,23 @@ impl Router {
         let broken = |error| unbindable(&listen_at.endpoint(), error);
         let keys = secret.map(pair_of).transpose()?;
         let (listener, bound) = Listener::bind(listen_at).map_err(broken)?;
+        let bound = listener.bound().unwrap_or(bound);
         let router = Router {
-            listener,
+            listener: LimitedListener::new(listener, ACCEPTS, LOOK),
             keys: keys.map(Arc::new),
             ready: Arc::new(Ready::new().map_err(broken)?),
             connections: BTreeMap::new(),
             unfinished: BTreeMap::new(),
             next: 1,
             closed: Vec::new(),
-            accepts: TokenBucket::new(Time::ZERO),
-            accept_at: Time::ZERO,
             look_at: Time::ZERO,
         };
-        let bound = router.listener.bound().unwrap_or(bound);
         Ok((router, bound))
     }
 
     /// Returns the descriptor to poll for new connections; `None` while accepting is paused.
     pub fn listening(&self, now: Time) -> Option<RawFd> {
-        Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
+        self.listener.descriptor(now)
     }
 
     /// Returns the `Ready` that finds the connections with events.
@@ -111,26 +105,9 @@ impl Router {
     /// Accepts waiting connections.
     pub fn accept(&mut self, now: Time) {
         for _ in 0..ACCEPTS_AT_ONCE {
-            if !self.accepts.take(1.0, ACCEPTS, now) {
-                self.accept_at = now + LOOK;
-                return;
-            }
-            match self.listener.accept() {
-                Ok(connection) if spent(connection.as_raw_fd()) => {
-                    // The connection is closed here: the last descriptors are reserved for the
-                    // process itself.
-                    self.accept_at = now + LOOK;
-                    return;
-                }
-                Ok(connection) => self.take(connection, now),
-                Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
-                {
-                    self.accept_at = now + ACCEPT_PAUSE;
-                    return;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => {} // the peer is gone already
+            match self.listener.accept(now) {
+                Some(connection) => self.take(connection, now),
+                None => return,
             }
         }
     }
