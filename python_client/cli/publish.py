@@ -3,11 +3,12 @@
 import contextlib
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
 from ...bus.net import endpoints
@@ -27,6 +28,8 @@ from ..publisher import Publisher
 from ..settings import Encoding, Settings
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .screen import DIM, STATE_STYLES, Bars, Screen, counted, metadata_text, plain, size, table
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 0.1  # seconds between two checks of the workers' progress
 BARS_MAX = 8  # most workers that get a bar each; more workers share one bar
@@ -53,6 +56,26 @@ class PageOptions:
             return None if address is None else Http(address, self.token, insecure=self.insecure)
         except (AddressError, ValueError) as error:
             raise UsageError(f"{error} (on the command line: --token, --insecure-http)") from None
+
+    def opened(self, make: Callable[..., T], verb: str, bind: str) -> T:
+        """Return the publisher or relay that `make` makes with these pages.
+
+        Args:
+            make: Called with the keywords `dashboard` and `metrics`.
+            verb: What it does, for the error text, such as `publish`.
+            bind: The address at which it listens.
+
+        Raises:
+            UsageError: The address of a page is invalid, or would give everyone access.
+            AddressError: An address is invalid or in use.
+        """
+        dashboard, metrics = self.at(self.dashboard), self.at(self.metrics)
+        try:
+            return make(dashboard=dashboard, metrics=metrics)
+        except AddressError as error:
+            raise AddressError(
+                f"cannot {verb} at {bind}: {error} [--bind takes that port and the next one]"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -185,21 +208,10 @@ def _publish_changes(screen: Screen, order: PublishJob) -> int:
 
 def _listen(order: PublishJob) -> Publisher:
     # Return a publisher, which listens; raise UsageError for an invalid option.
-    pages = order.pages
-    dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)
-    try:
-        return Publisher(
-            order.bind,
-            state=order.state,
-            keys=order.keys,
-            insecure=order.insecure,
-            dashboard=dashboard,
-            metrics=metrics,
-        )
-    except AddressError as error:
-        raise AddressError(
-            f"cannot publish at {order.bind}: {error} [--bind takes that port and the next one]"
-        ) from None
+    make = partial(
+        Publisher, order.bind, state=order.state, keys=order.keys, insecure=order.insecure
+    )
+    return order.pages.opened(make, "publish", order.bind)
 
 
 def _introduce(screen: Screen, order: PublishJob, publisher: Publisher) -> None:

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...bus.errors import AddressError, RefusedError
@@ -64,23 +65,9 @@ class RelayOptions:
             AddressError: The relay cannot listen.
             KeysError: The keys cannot be read.
         """
-        pages = self.pages
-        dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)
-        try:
-            return Relay(
-                self.addresses,
-                self.bind,
-                self.models,
-                name=self.name,
-                keys=self.keys,
-                insecure=self.insecure,
-                dashboard=dashboard,
-                metrics=metrics,
-            )
-        except AddressError as error:
-            raise AddressError(
-                f"cannot relay at {self.bind}: {error} [--bind takes that port and the next one]"
-            ) from None
+        given = self.addresses, self.bind, self.models
+        make = partial(Relay, *given, name=self.name, keys=self.keys, insecure=self.insecure)
+        return self.pages.opened(make, "relay", self.bind)
 
 
 def relay(screen: Screen, options: RelayOptions) -> int:

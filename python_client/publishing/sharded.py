@@ -191,12 +191,7 @@ class Sharded(PartedSource):
     ) -> VersionOffer:
         """Stage this rank's chunks, and return the offer that names those of the other ranks.
 
-        Args:
-            model: The model's id.
-            state: The last result of `state`; its form may be in another precision, or renamed.
-            layout: The layout of that form.
-            chunk_bytes: Bytes of a chunk.
-            deadline: The deadline of the publish.
+        See `PartedSource.offer`.
 
         Raises:
             StateError, DeadlineError, WeightBusError: As in `publish`.
