@@ -114,7 +114,7 @@ def _messages(protocol: d.Protocol) -> Iterator[str]:
 
 
 def _own(struct: d.Struct, protocol: d.Protocol) -> tuple[str, Sequence[d.Field]]:
-    """Return the class that a struct embeds, if any, and its other fields."""
+    """Return the class that a struct embeds, or "", and the fields that the struct adds to it."""
     inner = None if isinstance(struct, d.Message) else protocol.start_of(struct)
     return (_class(inner), struct.fields[len(inner.fields) :]) if inner else ("", struct.fields)
 

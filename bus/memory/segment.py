@@ -290,10 +290,10 @@ class MappedSegments:
 
 
 def _leave_room(fd: int) -> None:
-    """Raise OSError if fewer than half of the descriptors would stay free for connections.
+    """Check that half of the process's descriptors stay free for connections.
 
     Raises:
-        OSError: `fd`, which had the lowest free number, is in the other half.
+        OSError: `fd`, the lowest number that was free, is half of the limit or more.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and fd >= most // 2:

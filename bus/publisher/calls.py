@@ -186,7 +186,7 @@ def arrived(
     now: float,
     note: str = "",
 ) -> list[Effect]:
-    """Update every open call for this version or an older one: the worker now runs `runs`."""
+    """Note that a worker runs version `runs` in the calls for that version or an older one."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         of = call.version
@@ -310,7 +310,7 @@ def _shortfall_reason(state: PublisherState, call: Publication, whole: Publicati
 
 
 def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
-    """Return a warning that a model was published to no worker; once, until a worker joins."""
+    """Return a warning that no worker gets a version; only the first until a worker joins."""
     version = call.version
     if not state.note_unreached(version.model):
         return []

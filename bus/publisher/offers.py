@@ -121,7 +121,7 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
     crc = chunked.chunks.crcs[index]
     if crc is None:
         crc = crc32c(payload)
-        if chunked.chunks.whole:  # else the worker that receives it writes the record (`Chunks`)
+        if chunked.chunks.whole:  # otherwise its receiver adds the checksums (`Chunks`)
             chunked.chunks.put(index, crc)
     chunk = Chunk(
         model=version.model,

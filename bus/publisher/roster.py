@@ -432,7 +432,7 @@ class Roster:
         return sorted(p.name for p in found if p is not None and p.through[:1] == (relay.name,))
 
     def is_for(self, peer: Peer, workers: Collection[str] | None) -> bool:
-        """True if a version for these workers goes to a peer, a relay before them included.
+        """True if a version for `workers` is sent to a peer, as one of them or as their relay.
 
         `workers`: None: the version is for all.
         """

@@ -65,7 +65,7 @@ def _refuse_patch(peer: Peer, version: Version, number: int) -> Send:
 
 
 def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
-    """Return a notice with the worker's reason `why` not to use a version's patch, once."""  # D10
+    """Return a notice that a worker uses no patch, and `why`; one for each version."""  # D10
     if not why or not version.patches or not version.note_unpatched(peer.name):
         return []
     text = (

@@ -186,7 +186,7 @@ def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effec
 
 
 def redeem(state: PublisherState, ticket: str, now: float) -> tuple[str, str] | None:
-    """Return (name, key) of the worker that owns a ticket, once; None if it is invalid."""  # K6
+    """Use up a ticket; return (name, key) of its worker, or None if it is invalid."""  # K6
     peer = state.roster.redeem(ticket)
     return (peer.name, peer.key) if peer and now - peer.ticket_at < TICKET_SECONDS else None
 

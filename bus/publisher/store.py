@@ -115,7 +115,7 @@ class Versions:
         return {worker: version.version for worker, version in self._targeted.items()}
 
     def named(self) -> list[Version]:
-        """Return the newest versions that are for named workers only, the oldest first."""
+        """Return the targeted versions, and the pending one for named workers; the oldest first."""
         found = {*self._targeted.values()}
         if self.pending is not None and self.pending.only is not None:
             found.add(self.pending)

@@ -199,7 +199,7 @@ class OfferedPatch(NamedTuple):
 
     @classmethod
     def received(cls, patch: Patch, chunks: Chunks[Memory]) -> "OfferedPatch":
-        """Return an offer of a patch, maybe incomplete, in a worker's memory."""
+        """Return an offer of a patch in a worker's memory, which may still be incomplete."""
         base = Running(patch.epoch, patch.version, patch.digest)
         return cls(patch.encoding, base, chunks.memory.data, chunks=chunks)
 
@@ -300,7 +300,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         terms: AnnouncedTerms = NO_TERMS,
         segment: Segment | None = None,
     ) -> "VersionOffer":
-        """Return an offer of a version, maybe incomplete, in a worker's staging buffer.
+        """Return an offer of a version in a staging buffer, which may still be incomplete.
 
         `segment`: the segment that the buffer is in, if workers of this host may read it.
         """

@@ -467,7 +467,7 @@ class WorkerMachine:
         return [*lost, Redial()]
 
     def handshake_refused(self, why: str, now: float) -> list[Effect]:
-        """Report a handshake with a wrong key, once until the worker dials again."""  # K5
+        """Report a handshake with a wrong key; only the first since the last dial."""  # K5
         if self.addresses.several or self.session.handshake_failed(now):
             return self._turned_away(Fault("keys", why), now)
         return []
@@ -549,7 +549,7 @@ class WorkerMachine:
 
     def tick(self, now: float) -> list[Effect]:
         """Perform what is due."""
-        lacking = self._keyring is not None and self._keyring.lacks(now)  # outside too: keys expire
+        lacking = self._keyring is not None and self._keyring.lacks(now)  # outside a session, too
         if self.session.redial_due(now):
             return self._reconnect(now)
         if not self.in_session:
@@ -557,7 +557,7 @@ class WorkerMachine:
         effects: list[Effect] = [Probe(0)] if self.addresses.probe_due(now) else []
         if self.session.unheard(now):  # W33
             effects.append(reports.unheard(self.session.terms.data, self.timing.lost_after))
-        # a later epoch was applied late: W3
+        # an apply that ended late was of a later epoch (W3)
         elsewhere = self.applied_epoch > self.session.terms.epoch
         if lacking or elsewhere:
             effects += self._hello_if_due(now)  # the welcome contains the missing key (E6)

@@ -141,7 +141,7 @@ class Session:
         return due
 
     def unheard(self, now: float) -> bool:
-        """True if no published message arrives, once in a session."""
+        """Return whether to report that no published message arrives; True once in a session."""
         due = not self.terms.subscribed and now >= self.terms.unheard_at
         if due:
             self.terms = replace(self.terms, unheard_at=math.inf)

@@ -699,7 +699,7 @@ class Applier:
         return last
 
     def _check_fits(self, staged: StagedVersion) -> None:
-        """Raise StateError if a version does not fit its target, which is not written to yet."""
+        """Raise StateError if a version does not fit its target; write nothing."""
         if misfit := self._targets[staged.model].fault(staged.layout):
             raise StateError(misfit)
 

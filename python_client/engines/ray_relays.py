@@ -349,7 +349,7 @@ class _NodeWatch:
             raise
 
     def leave(self) -> dict[str, _Node]:
-        """End the thread, and leave the relays as they are; return the nodes, once."""
+        """End the thread but not the relays; return the nodes, which the caller then owns."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(START_SECONDS)

@@ -571,7 +571,7 @@ def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
 
 
 def age_from_now() -> Callable[[], float]:
-    """Return a function that returns the seconds since this call, including the host's sleep."""
+    """Return a clock that counts the seconds from now on, also while the host is suspended."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     started = time.clock_gettime(clock)
     return lambda: time.clock_gettime(clock) - started

@@ -237,8 +237,8 @@ class Registry:
     def find_or_keep(self, version: IncomingVersion) -> CallReceiver | None:
         """Return the receiver of a version, or None after keeping the version.
 
-        Of the same sender, model and worker, only the newest version is kept. An older one gets
-        its `answer` here.
+        Of each sender, model and worker, only the newest version is kept. If `version` is older,
+        this sets its `answer`.
         """
         with self._changed:
             found = self._search(version.call)

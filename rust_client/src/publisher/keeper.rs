@@ -191,7 +191,8 @@ impl Writer {
         let models: Vec<String> = self.queue.lock().offered.keys().cloned().collect();
         for model in models {
             self.calm_by = Some(Instant::now() + CALM);
-            if self.breathe().is_err() {
+            self.write_epoch();
+            if wait_for_calm(&self.queue, self.calm_by).is_err() {
                 return false;
             }
             let offered = self.queue.lock().offered.remove(&model);
@@ -218,8 +219,8 @@ impl Writer {
             None => return Ok(()), // released: a newer version is queued
         };
         let stored = Stored::of(model, offered.key, &content, &offered.names);
-        let (mut lungs, calm_by) = (Lungs(self.queue.clone()), self.calm_by);
-        self.folder.write(stored, &content, &mut || lungs.breathe(calm_by))
+        let (queue, calm_by) = (&self.queue, self.calm_by);
+        self.folder.write(stored, &content, &mut || wait_for_calm(queue, calm_by))
     }
 
     /// Pauses after the write that began at `begun`. Only an epoch, for which a caller waits, is
@@ -233,11 +234,6 @@ impl Writer {
             }
             self.write_epoch();
         }
-    }
-
-    fn breathe(&mut self) -> io::Result<()> {
-        self.write_epoch();
-        Lungs(self.queue.clone()).breathe(self.calm_by)
     }
 
     fn write_epoch(&mut self) {
@@ -270,18 +266,13 @@ impl Writer {
     }
 }
 
-/// Pauses a write between two slices while a publish is in progress.
-struct Lungs(Arc<SharedQueue>);
-
-impl Lungs {
-    /// Waits until no publish is in progress, at most until `calm_by`. Fails if the deadline has
-    /// passed.
-    fn breathe(&mut self, calm_by: Option<Instant>) -> io::Result<()> {
-        let calm = |queue: &Queue| !queue.publishing || queue.deadline.is_some();
-        let queue = self.0.wait(calm_by.unwrap_or_else(Instant::now), calm);
-        match queue.deadline.filter(|&deadline| Instant::now() >= deadline) {
-            Some(_) => Err(io::ErrorKind::TimedOut.into()),
-            None => Ok(()),
-        }
+/// Waits until no publish is in progress, at most until `by`. Fails if the queue's deadline has
+/// passed.
+fn wait_for_calm(queue: &SharedQueue, by: Option<Instant>) -> io::Result<()> {
+    let calm = |queue: &Queue| !queue.publishing || queue.deadline.is_some();
+    let queue = queue.wait(by.unwrap_or_else(Instant::now), calm);
+    match queue.deadline.filter(|&deadline| Instant::now() >= deadline) {
+        Some(_) => Err(io::ErrorKind::TimedOut.into()),
+        None => Ok(()),
     }
 }

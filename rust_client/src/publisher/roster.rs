@@ -514,8 +514,8 @@ impl Roster {
         found.into_iter().cloned().collect()
     }
 
-    /// True if a version for these workers (`None`: for all) goes to a peer, which may be a relay
-    /// before one of them.
+    /// True if a version for `workers` (`None`: for all) is sent to the peer `name`, as one of them
+    /// or as the relay of one.
     pub fn is_for(&self, name: &str, workers: Option<&[String]>) -> bool {
         workers.map_or(true, |workers| {
             let relay = self.get(name).map_or(false, Peer::is_relay);

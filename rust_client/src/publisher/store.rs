@@ -194,7 +194,7 @@ impl Versions {
         &self.targeted
     }
 
-    /// Returns the newest versions that are for named workers only, the oldest first.
+    /// Returns the targeted versions, and the pending one for named workers; the oldest first.
     pub fn named(&self) -> impl Iterator<Item = &Version> {
         let newest = |its: &Version| {
             its.phase.is(VersionPhase::Targeted) || its.phase.is(VersionPhase::Pending) && its.only.is_some()
