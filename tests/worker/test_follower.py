@@ -31,10 +31,10 @@ from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import Copying, OverwrittenError, SharedMemory, StagedVersion, StaleError
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Granted, Opened, Outcome, Report
-from weightbus.bus.worker.follower import RESTARTS_MAX, Follower
+from weightbus.bus.worker.follower import Follower
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT
 from weightbus.bus.worker.phases import OF_MODEL
-from weightbus.bus.worker.tables import MODES, Event, Phase
+from weightbus.bus.worker.tables import MODES, Event
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import ArrivingEntry
 from weightbus.codecs.layout import Layout
@@ -94,10 +94,6 @@ class Bench:
     def apply(self, v: Version) -> list[Effect]:
         return self.report(v.key, "taken") + self.report(v.key, "applied")
 
-    def fail(self, v: Version, text: str = "no", *, intact: bool = True) -> list[Effect]:
-        what: Outcome = "declined" if intact else "torn"
-        return self.report(v.key, "taken") + self.report(v.key, what, text)
-
 
 def version(number: int, nbytes: int = 20, epoch: int = EPOCH) -> Version:
     data = np.full(nbytes, number, np.uint8)
@@ -139,15 +135,6 @@ def transfer(bench: Bench) -> Transfer:
 
 
 # Arriving.
-
-
-def test_a_version_is_given_out_whole_and_once() -> None:
-    bench, v = Bench(), version(1)
-    assert not ready(bench.announce(v) + bench.feed(v))
-    [staged] = ready(bench.end(v))
-    assert staged.data.tobytes() == b"\1" * 20
-    assert staged.digest == v.digest
-    assert not ready(bench.announce(v) + bench.feed(v) + bench.end(v))
 
 
 def test_nothing_is_left_of_what_ran_before() -> None:
@@ -243,9 +230,6 @@ def test_why_a_version_is_not_taken_is_said_whatever_letters_it_has() -> None:
     assert read.text == r"there is no file of the name x\udcff"
 
 
-# Verifying.
-
-
 # The latest wins.
 
 
@@ -256,79 +240,6 @@ def test_a_newer_version_replaces_the_one_arriving() -> None:
     effects = bench.announce(version(2))
     assert arriving(bench).key == (EPOCH, 2)
     assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", False)]
-
-
-def test_whoever_was_replaced_once_finishes_the_next() -> None:
-    bench, second, third = Bench(), version(2), version(3)
-    bench.announce(version(1))
-    bench.announce(second)
-    bench.feed(second, 0)
-    assert not bench.announce(third)
-    assert not bench.follower.planner.hear_of(EPOCH, 3, bench.now)
-    effects = bench.feed(second, 1, 2) + bench.end(second)
-    assert [s.version for s in ready(effects)] == [2]
-    assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", True)]
-    assert sent(effects, Fetch)[0].version == 0, "and looks at what came meanwhile"
-
-
-def test_older_and_equal_versions_are_no_news() -> None:
-    bench, v = Bench(), version(5)
-    bench.deliver(v)
-    for key in ((EPOCH, 5), (EPOCH, 4), (EPOCH - 1, 9), (EPOCH, 0)):
-        assert not bench.follower.planner.hear_of(*key, bench.now), key
-    assert not bench.announce(version(4))
-    assert not bench.announce(version(9, epoch=EPOCH - 1))
-    assert sent(bench.follower.planner.hear_of(EPOCH, 6, bench.now), Fetch)
-
-
-def test_an_older_announcement_does_not_replace_a_newer_one() -> None:
-    bench, newer = Bench(), version(2)
-    bench.announce(newer, header=False)
-    assert not bench.announce(version(1))
-    assert not bench.announce(version(9, epoch=EPOCH - 1))
-    waiting = bench.follower.versions.in_phase["announced"]
-    assert waiting is not None
-    assert waiting.key == (EPOCH, 2)
-    assert ready(bench.deliver(newer))
-
-
-def test_a_version_that_is_here_is_committed_although_a_newer_one_is_announced() -> None:
-    bench, one, two = Bench(), version(1), version(2, nbytes=24)
-    bench.deliver(one, commit="together")
-    bench.announce(two, header=False)
-    assert [s.version for s in ready(bench.announce(one, commit="auto"))] == [1]
-    bench = Bench()
-    bench.announce(one, commit="together")
-    bench.announce(two, header=False)
-    assert not bench.announce(one, commit="auto")
-    assert [s.version for s in ready(bench.feed(one) + bench.end(one))] == [1]
-
-
-def test_an_announcement_that_is_ignored_has_no_fault() -> None:
-    bench = Bench()
-    wrong = version(1, nbytes=21).layout.header
-    bench.announce(version(3))
-    assert not bench.follower.announced(announcement(version(2)), wrong, bench.now)
-    bench.feed(version(3))
-    bench.end(version(3))
-    bench.apply(version(3))
-    assert not bench.follower.announced(announcement(version(2)), wrong, bench.now)
-    assert not sent(bench.follower.repeat(), Failed)
-
-
-def test_news_are_asked_for_once_in_a_while() -> None:
-    bench = Bench()
-    assert bench.follower.planner.hear_of(EPOCH, 1, 0.0)
-    assert not bench.follower.planner.hear_of(EPOCH, 1, 0.24)
-    assert bench.follower.planner.hear_of(EPOCH, 1, 0.25)
-
-
-def test_what_was_rejected_does_not_hide_an_older_version_that_was_missed() -> None:
-    bench, missed = Bench(), version(2)
-    bench.follower.announced(announcement(version(3), nbytes=2000), None, 0.0)
-    assert not bench.follower.planner.hear_of(EPOCH, 3, 1.0), "it was rejected"
-    assert sent(bench.follower.planner.hear_of(EPOCH, 2, 1.0), Fetch)
-    assert ready(bench.deliver(missed))
 
 
 # Two buffers.
@@ -375,19 +286,6 @@ def test_buffers_are_used_again() -> None:
 # Together.
 
 
-def test_an_abort_is_of_one_version_and_gives_its_buffer_back() -> None:
-    bench, v = Bench(), version(1)
-    bench.deliver(v, commit="together")
-    bench.abort(v)
-    assert not ready(bench.follower.committed(commit(v)))
-    bench.announce(version(2), commit="together")
-    bench.abort(version(1))
-    assert bench.follower.versions.in_phase["arriving"] is not None, "another version's abort"
-    bench.abort(version(2))
-    assert ready(bench.deliver(version(3)))
-    assert ready(bench.deliver(version(4))), "both buffers are back"
-
-
 def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
     bench = Bench()
     one, two, three = version(1), version(2), version(3)
@@ -400,38 +298,7 @@ def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
     assert ready(bench.feed(three) + bench.end(three))
 
 
-def test_an_abort_does_not_reach_what_was_committed() -> None:
-    bench, v = Bench(), version(1)
-    bench.deliver(v, commit="together")
-    bench.follower.committed(commit(v))
-    bench.abort(v)
-    assert sent(bench.apply(v), Applied)
-
-
-def test_staged_is_said_when_it_is_asked_for() -> None:
-    bench = Bench()
-    assert sent(bench.deliver(version(1), acknowledge="staged"), Staged)
-    bench.apply(version(1))
-    assert not sent(bench.deliver(version(2)), Staged)
-
-
 # Reports.
-
-
-def test_reports_are_repeated_until_they_are_out_of_date() -> None:
-    bench, v = Bench(), version(1, nbytes=100)
-    bench.announce(v)
-    bench.feed(v, 0, 1)
-    [progress] = sent(bench.follower.repeat(), Progress)
-    assert (progress.chunks, progress.phase) == (2, "receiving")
-    bench.feed(v, *range(2, 13))
-    bench.end(v)
-    assert sent(bench.follower.repeat(), Progress)[0].phase == "staged"
-    bench.report(v.key, "taken")
-    assert sent(bench.follower.repeat(), Progress)[0].phase == "applying"
-    assert sent(bench.apply(v), Applied)
-    [repeated] = bench.follower.repeat()
-    assert sent([repeated], Applied)[0].digest == v.digest
 
 
 def _no_room(bench: Bench) -> list[Effect]:
@@ -495,25 +362,25 @@ def test_what_is_before_a_version_that_is_put_off_waits_until_that_is_not_to_be_
     assert sent(bench.follower.planner.hear_of(EPOCH, 1, bench.now), Fetch)
 
 
-def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs() -> None:
-    bench = Bench()
-    bench.deliver(version(1))
-    bench.apply(version(1))
-    bench.deliver(version(2))
-    [failed] = sent(bench.fail(version(2), intact=False), Failed)
-    assert not failed.intact
-    assert (bench.follower.running, bench.follower.epoch) == (None, EPOCH)
-    bench.objection = "does not fit"
-    [declined] = sent(bench.announce(version(3, nbytes=3)), Failed)
-    assert not declined.intact
-    bench.objection = ""
-    bench.announce(version(4))
-    assert [f.intact for f in sent(bench.follower.repeat(), Failed)] == [False]
-    assert not sent(bench.follower.repeat(), Applied)
-    bench.feed(version(4))
-    bench.end(version(4))
-    [applied] = sent(bench.apply(version(4)), Applied)
-    assert sent(bench.follower.repeat(), Applied) == [applied]
+def test_a_version_that_the_user_puts_back_can_be_applied_later() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v)
+    bench.report(v.key, "taken")
+    bench.report(v.key, "put-back")
+    assert bench.follower.versions.find(v.key, "ready") is not None
+    assert sent(bench.apply(v), Applied)
+
+
+@pytest.mark.parametrize(("taken", "what"), [(True, "stale"), (True, "newer"), (False, "newer")])
+def test_a_version_that_the_user_has_no_use_for_is_dropped(*, taken: bool, what: Outcome) -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v)
+    if taken:
+        bench.report(v.key, "taken")
+    bench.report(v.key, what)
+    versions = bench.follower.versions
+    assert not [*versions.all(*versions.in_phase)]
+    assert v.key not in versions.rejected
 
 
 def test_what_was_not_ready_cannot_have_been_applied() -> None:
@@ -711,133 +578,3 @@ def test_a_copy_that_was_done_when_it_was_overtaken_is_of_no_use() -> None:
     effects = bench.follower.happened(late, bench.now) + bench.end(v)
     assert not sent(effects, Staged)
     assert not ready(bench.follower.committed(commit(v)))
-
-
-# Each transition of the table, by the message or report that causes it.
-
-
-def come_to(bench: Bench, v: Version, phase: Phase) -> None:
-    """Bring a version to a phase."""
-    if phase == "announced":
-        bench.announce(v, header=False)
-    elif phase == "arriving":
-        bench.announce(v)
-    elif phase == "staged":
-        bench.deliver(v, commit="together", acknowledge="staged")
-    else:
-        bench.deliver(v)
-        if phase in ("applying", "running"):
-            bench.report(v.key, "taken")
-        if phase == "running":
-            bench.report(v.key, "applied")
-    assert phase_of(bench, v.key) == phase
-
-
-def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
-    """Cause an event of a version; return the key that the version has then."""
-    follower, now, phase = bench.follower, bench.now, phase_of(bench, v.key)
-    match event, phase:
-        case "begun", _:
-            bench.announce(v)
-        case "mapped", _:
-            bench.memory = Memory()
-            bench.announce(v, shared=SHARED)
-        case "whole", _:
-            bench.feed(v)
-            bench.end(v)
-        case "committed", _:
-            follower.committed(commit(v))
-        case "declined", "announced":
-            bench.objection = "does not fit"
-            bench.announce(v)
-        case "failed", "announced":
-            bench.announce(v, encoding="zip")
-        case "failed", "arriving":
-            for _ in range(RESTARTS_MAX):
-                bench.feed(v, pushed=False)
-                bench.end(v, "0" * 64)
-        case "newer", "announced":
-            bench.announce(version(2), header=False)
-        case "newer", "arriving":
-            bench.announce(version(2))
-        case "newer", "staged":
-            bench.deliver(version(2), commit="together", acknowledge="staged")
-        case "newer", "running":
-            bench.deliver(version(2))
-            bench.apply(version(2))
-        case "torn", "running":
-            bench.deliver(version(2))
-            bench.fail(version(2), intact=False)
-        case "renamed", _:
-            was = follower.running
-            assert was is not None
-            follower.renamed(Rename(model="a", epoch=EPOCH, version=9, was=was), now)
-            return EPOCH, 9
-        case "gone", _:
-            follower.gone(EPOCH, 1, now)
-        case "aborted", _:
-            bench.abort(v)
-        case "fenced", _:
-            follower.reconnected(EPOCH + 1, 0, now, shared=False)
-        case _:
-            bench.report(v.key, event)  # pyright: ignore[reportArgumentType]
-    return v.key
-
-
-def phase_of(bench: Bench, key: tuple[int, int]) -> Phase:
-    """Return the phase of a version."""
-    live: list[Phase] = ["announced", "arriving", "staged", "ready", "applying", "running"]
-    found: list[Phase] = [
-        held.phase for held in bench.follower.versions.all(*live) if held.key == key
-    ]
-    assert len(found) <= 1
-    if found:
-        return found[0]
-    return "rejected" if key in bench.follower.versions.rejected else "dropped"
-
-
-@pytest.mark.parametrize(
-    ("before", "event", "after"),
-    [
-        ("announced", "begun", "arriving"),
-        ("announced", "mapped", "ready"),
-        ("announced", "declined", "rejected"),
-        ("announced", "failed", "dropped"),
-        ("announced", "newer", "dropped"),
-        ("announced", "gone", "dropped"),
-        ("announced", "aborted", "dropped"),
-        ("announced", "fenced", "dropped"),
-        ("arriving", "whole", "ready"),  # through `staged`, since the version needs no commit
-        ("arriving", "failed", "dropped"),
-        ("arriving", "newer", "dropped"),
-        ("arriving", "gone", "dropped"),
-        ("arriving", "aborted", "dropped"),
-        ("arriving", "fenced", "dropped"),
-        ("staged", "committed", "ready"),
-        ("staged", "newer", "dropped"),
-        ("staged", "aborted", "dropped"),
-        ("staged", "fenced", "dropped"),
-        ("ready", "taken", "applying"),
-        ("ready", "newer", "dropped"),
-        ("applying", "applied", "running"),
-        ("applying", "put-back", "ready"),
-        ("applying", "declined", "rejected"),
-        ("applying", "failed", "dropped"),
-        ("applying", "torn", "dropped"),
-        ("applying", "stale", "dropped"),
-        ("applying", "newer", "dropped"),
-        ("running", "renamed", "running"),
-        ("running", "newer", "dropped"),
-        ("running", "torn", "dropped"),
-    ],
-)
-def test_what_happens_moves_a_version_along_its_arrow(
-    before: Phase, event: Event, after: Phase
-) -> None:
-    bench, v = Bench(), version(1)
-    come_to(bench, v, before)
-    key = happen(bench, v, event)
-    assert phase_of(bench, key) == after
-    if after in ("dropped", "rejected"):
-        later = bench.follower.tick(bench.now + bench.follower.timing.patience)
-        assert (EPOCH, 1) not in [(f.epoch, f.version) for f in sent(later, Fetch)]

@@ -36,7 +36,6 @@ from weightbus.bus.messages import (
     Ping,
     Pong,
     Prepare,
-    Progress,
     Refuse,
     Running,
     Shared,
@@ -140,15 +139,6 @@ def test_hello_says_who_and_what_it_runs() -> None:
     )
 
 
-def test_hello_is_said_again_but_not_all_the_time() -> None:
-    bench = Bench(inside=False)
-    assert bench.machine.connected(100.0)
-    assert not bench.machine.connected(100.24)
-    assert bench.machine.connected(100.25)
-    bench.tell(welcome())
-    assert not bench.machine.connected(200.0), "it is inside"
-
-
 def test_a_welcome_connects_subscribes_and_asks_for_what_is_missing() -> None:
     bench = Bench(inside=False)
     effects = bench.tell(welcome(version=4))
@@ -170,23 +160,6 @@ def test_a_second_welcome_of_one_session_only_tells_the_news() -> None:
     bench = Bench()
     effects = bench.tell(welcome(version=4))
     assert effects == [Send(Fetch(model="a", epoch=EPOCH, version=0))]
-
-
-def test_the_first_published_message_proves_the_subscription() -> None:
-    bench = Bench()
-    for epoch in (EPOCH, EPOCH + 1):
-        bench.tell(welcome(epoch))
-        beacon = Beacon(model="a", epoch=epoch, version=0)
-        assert sent(bench.publish(beacon), Ping) == [Ping(token=100_000, subscribed=True)], (
-            "of every session"
-        )
-        assert not sent(bench.publish(beacon), Ping)
-
-
-def test_a_welcome_is_not_taken_from_the_data_channel() -> None:
-    bench = Bench()
-    bench.publish(welcome(EPOCH + 5))
-    assert bench.machine.session.terms.epoch == EPOCH
 
 
 @pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
@@ -294,15 +267,6 @@ def test_a_control_connection_that_broke_ends_the_session_if_nothing_comes_of_it
     assert not bench.machine.in_session
 
 
-def test_published_messages_alone_keep_a_session_only_so_long() -> None:
-    bench = Bench()
-    for _ in range(30):
-        assert Redial() not in bench.machine.tick(bench.now)
-        bench.now += 1.0
-        bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
-    assert bench.machine.tick(bench.now) == [SILENT, Redial()]
-
-
 def unheard(effects: list[Effect]) -> int:
     return len([e for e in effects if isinstance(e, Notice) and e.kind == "unheard" and e.warning])
 
@@ -337,25 +301,6 @@ def test_pings_go_out_and_reports_with_them() -> None:
     assert sent(first, Applied)
     assert not bench.machine.tick(100.9)
     assert sent(bench.machine.tick(101.0), Ping)
-
-
-def test_a_ping_is_answered_wherever_one_is() -> None:
-    for inside in (True, False):
-        assert Bench(inside=inside).tell(Ping(token=3)) == [Send(Pong(token=3))]
-
-
-def test_models_that_are_not_wanted_are_passed_over() -> None:
-    bench = Bench()
-    assert not bench.tell(structs.replace(announce(), model="c"))
-    assert not bench.tell(Beacon(model="c", epoch=EPOCH, version=3))
-    assert not bench.tell(Pong(epoch=EPOCH, models={"c": 3}))
-
-
-def test_outside_nothing_is_begun() -> None:
-    bench = Bench(inside=False)
-    assert not bench.tell(announce(epoch=0))
-    assert not bench.publish(announce(epoch=0))
-    assert not bench.machine.tick(bench.now)
 
 
 def test_goodbye_is_said_even_before_the_welcome() -> None:
@@ -569,28 +514,6 @@ def test_a_version_that_is_being_received_keeps_its_buffer_from_others() -> None
     [staged] = [e.staged for e in effects if isinstance(e, Ready)]
     assert not np.shares_memory(staged.data, np.asarray(lease.view))
     assert bytes(staged.data) == DATA
-
-
-@pytest.mark.parametrize(
-    ("pause", "reports"), [(0.001, [16, 32]), (0.06, [2, 4, 6, 8]), (0.11, [1, 2, 3, 4])]
-)
-def test_progress_is_told_every_so_many_chunks_and_sooner_where_they_are_slow(
-    pause: float, reports: list[int]
-) -> None:
-    bench = Bench()
-    layout = Layout.plan([("w", "U8", (40,))])
-    long = structs.replace(
-        announce(), layout=layout.id, layout_bytes=len(layout.header), nbytes=40, chunk_bytes=1
-    )
-    bench.publish(long, layout.header)
-    told: list[int] = []
-    for index in range(40):
-        bench.now += pause
-        chunk = Chunk(model="a", epoch=EPOCH, version=1, index=index, crc=crc32c(b"x"))
-        effects = bench.publish(chunk, b"x", topic=b"a/dat")
-        told += [m.chunks for m in sent(effects, Progress)]
-    assert told[: len(reports)] == reports
-    assert len(told) == 2 or pause > 0.001
 
 
 @pytest.mark.parametrize("end", ["outside", "cut off"])
