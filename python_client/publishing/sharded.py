@@ -29,10 +29,12 @@ from ...codecs.checksum import digest
 from ...codecs.errors import StateError, WeightBusError
 from ...codecs.layout import Layout
 from ...codecs.leaves import Leaf
+from ...codecs.metadata import checked
 from ...codecs.native import crc32c
 from ...codecs.overflow import lost
 from ...codecs.section import Section
 from ...codecs.state import State, signature
+from ...codecs.words import printable
 from .. import checks
 from .gathering import Gathered, difference, state_of_entries, tensors_of
 from .options import TIMEOUT, PublishOptions
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from ..publisher import Publisher
 
 BATCH_BYTES = 2**25  # bytes that ranks exchange at a time
+METADATA_SHOWN = 80  # characters of each rank's metadata in an error
 
 
 def sharded(
@@ -107,6 +110,7 @@ class Sharded(PartedSource):
         self._parameters: set[int] = set()
         self._publisher: Publisher | None = None
         self._met = False  # whether the ranks have met for the last publish
+        self._metadata: dict[str, str] | None = None
         self._round = 0  # the number of the round in which they agreed; 0: they did not
 
     def __repr__(self) -> str:
@@ -122,7 +126,8 @@ class Sharded(PartedSource):
             publisher: This rank's publisher. All have the same keys, or none. On ranks other than 0
                 it publishes nothing else under this model's id.
             model: The model's id.
-            **options: Keywords of `Publisher.publish`, the same on every rank.
+            **options: Keywords of `Publisher.publish`, the same on every rank. With metadata, such
+                as `{"step": str(step)}`, ranks that are at different steps raise StateError.
 
         Returns:
             The receipt on rank 0; None on the others, which return once rank 0 has it.
@@ -147,6 +152,8 @@ class Sharded(PartedSource):
                 "version: leave state= out, or use gather()"
             )
         self._publisher, self._met, self._round = publisher, False, 0
+        metadata = options.get("metadata")
+        self._metadata = None if metadata is None else dict(metadata)
         if ranks.rank:
             self._follow(publisher, ranks, model, options)
             return None
@@ -199,7 +206,7 @@ class Sharded(PartedSource):
         ranks, publisher = self._ranks, self._publisher
         assert ranks is not None and publisher is not None  # noqa: PT018, S101 - `publish` set them
         parts = publisher.parts
-        plan = _plan(self._entries, layout, chunk_bytes)
+        plan = _plan(self._entries, layout, chunk_bytes, model, self._metadata)
         seconds, self._met = min(self._timeout, deadline.left()), True
         with ranks.lead(plan, seconds) as round_, torch.no_grad():
             self._round = round_.number
@@ -241,6 +248,7 @@ class Sharded(PartedSource):
         fault, parts, described = "", publisher.parts, None
         try:
             described = parts.describe(model, self, options.get("settings"))
+            checked(self._metadata or {})
         except Exception as error:  # the others are to hear of it at once
             fault = str(error) if isinstance(error, StateError) else repr(error)
 
@@ -248,7 +256,11 @@ class Sharded(PartedSource):
             if not plan or fault or described is None:
                 return fault
             found = {entry.name: entry for entry in self._entries}
-            return difference(plan, found) or _unlike(plan, described[1], parts.chunk_bytes)
+            return (
+                _another(plan, model, self._metadata)
+                or difference(plan, found)
+                or _unlike(plan, described[1], parts.chunk_bytes)
+            )
 
         with ranks.follow(answer, self._timeout) as round_, torch.no_grad():
             assert described is not None  # noqa: S101 - otherwise there is no round
@@ -477,7 +489,9 @@ def _offer(
     return VersionOffer.received(model, layout, chunks, key)
 
 
-def _plan(found: Sequence[Entry], layout: Layout, chunk_bytes: int) -> str:
+def _plan(
+    found: Sequence[Entry], layout: Layout, chunk_bytes: int, model: str, metadata: object
+) -> str:
     """Return what rank 0 publishes: names, form, and the ranks that have the parts of each tensor.
 
     The model may be on other ranks, too (data parallelism); then these send nothing of it.
@@ -486,7 +500,7 @@ def _plan(found: Sequence[Entry], layout: Layout, chunk_bytes: int) -> str:
     for name, held, *_ in found:
         if isinstance(held, Shards):
             used[name] = ranks.setdefault(json.dumps(held.ranks), len(ranks))
-    form = {"layout": layout.id, "chunk_bytes": chunk_bytes}
+    form = {"layout": layout.id, "chunk_bytes": chunk_bytes, "model": model, "metadata": metadata}
     return json.dumps({"tensors": tensors_of(found), "ranks": [*ranks], "used": used, **form})
 
 
@@ -497,6 +511,22 @@ def _follow_ranks(found: Sequence[Entry], plan: str) -> None:
     for name, held, *_ in found:
         if isinstance(held, Shards):
             held.of_ranks(ranks[there["used"][name]])
+
+
+def _another(plan: str, model: str, metadata: object) -> str:
+    """Return why this rank's call is for another version than rank 0's; empty: it is not."""
+    there = json.loads(plan)
+    if there["model"] != model:
+        return f"it publishes the model {printable(model)}, rank 0 {printable(there['model'])}"
+    if metadata not in (None, there["metadata"]):
+        theirs, mine = (
+            printable(json.dumps(each), METADATA_SHOWN) for each in (there["metadata"], metadata)
+        )
+        return (
+            f"its metadata is {mine}, rank 0's {theirs}: both call publish for the same version, "
+            "with the same metadata, or none on ranks other than 0"
+        )
+    return ""
 
 
 def _unlike(plan: str, layout: Layout, chunk_bytes: int) -> str:

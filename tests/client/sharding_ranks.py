@@ -115,12 +115,24 @@ def refused(me: ShardRank) -> None:
     others: dict[str, dict[str, object]] = {
         "a name": {"x": torch.ones(2), "z": torch.ones(1)},
         "shards": {"x": distribute_tensor(torch.ones(2), me.mesh, [Shard(0)]), "y": torch.ones(1)},
+        "a shape": {"x": torch.ones(1, 2), "y": torch.ones(1)},
+        "a dtype": {"x": torch.ones(2, dtype=torch.float64), "y": torch.ones(1)},
     }
     for case, other in others.items():
         me.error(case, partial(me.publish, other if me.rank == last else usual))
     mine = Settings(dtype="float16") if me.rank == last else None
     me.error("a setting", partial(me.publish, usual, settings=mine))
+    there = "another" if me.rank == last else "m"
+    source = weightbus.sharded(made, timeout=SECONDS)
+    me.error("another id", partial(source.publish, me.own, there, timeout=SECONDS))
+    step = {"step": "1" if me.rank == last else "2"}
+    me.error("another step", partial(me.publish, usual, metadata=step))
+    me.error("bad metadata", partial(me.publish, usual, metadata={"": ""}))
     again("different models")
+    call = partial(soon.publish, me.own, "m")
+    me.error("once", call)
+    me.error("twice", call if me.rank == last else int)
+    again("a second call of one rank")
     me.error("rank 0 has a bad argument", lambda: me.publish(usual, commit="never"))
     again("rank 0's errors")
 

@@ -20,6 +20,11 @@ DIED_SECONDS = 15.0
 ERRORS = {
     "a name": r"StateError: .*nothing was gathered:\nrank {last}: it lacks y; rank 0 lacks its z",
     "shards": r"StateError: .*\nrank {last}: its x is .* in shards, .*, rank 0's is F32 \[2\]",
+    "a shape": r"StateError: .*\nrank {last}: its x is F32 \[1, 2\], rank 0's is F32 \[2\]$",
+    "a dtype": r"StateError: .*\nrank {last}: its x is F64 \[2\], rank 0's is F32 \[2\]$",
+    "another id": r"StateError: .*\nrank {last}: it publishes the model another, rank 0 m$",
+    "another step": r"StateError: .*\nrank {last}: its metadata is .*1.*, rank 0's .*2.*the same v",
+    "once": "none",
     "a setting": r"StateError: .*\nrank {last}: its settings \(dtype, rename\) give the version",
 }
 
@@ -43,6 +48,9 @@ def test_ranks_publish_their_shards_or_name_the_rank_that_does_not(
         for case, missing in (("the last rank does not call", last), ("rank 0 does not call", 0)):
             text = f"DeadlineError: rank {missing} did not make this call in the 1 s"
             assert saw[case].startswith("none" if rank == missing else text), (rank, case)
+        late = "DeadlineError: rank 0 did not make this call in the 1 s that rank {last} has waited"
+        assert saw["twice"].startswith(late.format(last=last) if rank == last else "none")
+        assert "the name '' has 0 characters" in saw["bad metadata"]
         own = "ValueError: commit='never'", "WeightBusError: rank 0 did not publish: commit='never'"
         assert saw["rank 0 has a bad argument"].startswith(own[rank > 0])
         assert saw["memory"] <= MEMORY_MAX
