@@ -177,7 +177,7 @@ fuzz: $(STAMP)
 # Real processes of all languages, killed, stopped, cut off and starved; with keys in every second round.
 # With RELAY=1, there are relays on the way.
 chaos: $(STAMP)
-	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --publisher $(PUBLISHER) $(if $(RELAY),--relay)
+	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --publisher $(PUBLISHER) $(if $(RELAY),--relay) $(if $(SOURCES),--sources)
 
 # A publisher with keys that publishes again and again, while workers come and go: half an hour.
 soak: $(STAMP)

@@ -43,6 +43,7 @@ class Cast:
         clock: What makes clocks jump, compiled.
         wire: The network of the workers.
         above: Those of the relays, from the publisher down: each relay's to what is above it.
+        beside: Those of all to each rank of the trainer but the first.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Cast:
         wire: Wire,
         changed: threading.Condition,
         above: Sequence[Wire] = (),
+        beside: Sequence[Wire] = (),
     ) -> None:
-        self.plan, self.story, self.wire, self._above = plan, Story(), wire, above
+        self.plan, self.story, self.wire = plan, Story(), wire
+        self._above, self._beside = above, beside
         self.folder, self.disk = folder, disk
         self._commands, self._changed = commands, changed
         self.keys = folder / "keys" if plan.keyed else None
@@ -112,6 +115,7 @@ class Cast:
             publisher=[] if plan.publisher == "python" else self._commands[plan.publisher],
             folder=str(self.folder),
             at=at,
+            sources=[wire.address for wire in self._beside],
         )
         log = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115 - closed with the child
         child = Child(told, self.story, log, self._environment, limits)
@@ -124,6 +128,9 @@ class Cast:
             self.story.tell("there is no room for the epoch on disk: started again, with some")
             self._ended.add(child)
             return self.publish(limits=limits, at=at)
+        for count in range(len(self._beside)):
+            rank = child.wait("rank", 1 + count)
+            self._beside[rank["rank"] - 1].lead_to(rank["address"], rank["data"])
         self.wires[0].lead_to(ready["address"], ready["data"])
         self.publisher = child
         return child
@@ -132,6 +139,11 @@ class Cast:
     def wires(self) -> list[Wire]:
         """The networks, from the publisher down to the workers."""
         return [*self._above, self.wire]
+
+    @property
+    def all_wires(self) -> list[Wire]:
+        """The networks, with those to the trainer's other ranks."""
+        return [*self.wires, *self._beside]
 
     # Relays.
 

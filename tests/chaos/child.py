@@ -27,8 +27,14 @@ LOOK_SECONDS = 0.2  # between two looks at whether it has ended
 WORDS = 1500  # characters of what it said last
 
 
+def _script(told: Told | Passed) -> str:
+    if isinstance(told, Passed):
+        return "passing.py"
+    return "ranked.py" if told.sources else "trainer.py"
+
+
 class Child:
-    """A trainer, or a relay.
+    """A trainer, or a relay. A trainer's other ranks write to the same pipe.
 
     Args:
         told: What it is told.
@@ -51,7 +57,7 @@ class Child:
         self._pid = 0  # of a publisher in a process of its own
         self._story, self._log = story, log
         self._changed = threading.Condition()
-        script = FOLDER / ("trainer.py" if isinstance(told, Told) else "passing.py")
+        script = FOLDER / _script(told)
         command = [sys.executable, str(script), json.dumps(asdict(told))]
         self._process = subprocess.Popen(  # noqa: S603 - our own script
             ["prlimit", *limits, *command] if limits else command,
@@ -70,6 +76,11 @@ class Child:
         return self._pid or self._process.pid
 
     @property
+    def ranks(self) -> list[int]:
+        """The processes of a trainer's other ranks."""
+        return [event["pid"] for event in self.those("rank")]
+
+    @property
     def alive(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
@@ -78,7 +89,11 @@ class Child:
         assert self._process.stdout is not None
         with contextlib.suppress(ValueError):  # closed, or killed in the middle of a line
             for line in self._process.stdout:
-                event = json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    self._story.tell(f"{self.name} wrote what is no event: {line!r}")
+                    raise
                 if event["event"] != "serial":
                     self._story.tell(f"{self.name}: {line.strip()[:400]}")
                 with self._changed:
@@ -143,7 +158,23 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._join()
+
+    def _join(self) -> None:
+        """Wait for the end of all that write, as do the other ranks of a trainer.
+
+        Raises:
+            Fault: They do not end.
+        """
+        for pid in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         self._reader.join(END_SECONDS)
+        if self._reader.is_alive():
+            for pid in self.ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise Fault(f"a rank of {self.name} does not end: {self.story()}")
 
     def end(self) -> None:
         """Close its standard input, and see that it ends as it should.
@@ -157,7 +188,7 @@ class Child:
             status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             raise Fault(f"{self.name} does not end: {self.story()}") from None
-        self._reader.join(END_SECONDS)
+        self._join()
         if status:
             raise Fault(f"{self.name} ended with status {status}: {self.story()}")
 

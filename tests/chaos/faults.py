@@ -74,6 +74,36 @@ def _kill(cast: Cast) -> End:
     return again
 
 
+def kill_rank(cast: Cast, step: Step) -> End:
+    """A rank other than 0 is killed; later all others, and they are started again."""
+    child = cast.publisher
+    cast.must_play(child)
+    if child.alive:
+        _signal_rank(child, step, signal.SIGKILL)
+
+    def again() -> None:
+        if cast.publisher is child:
+            cast.kill(child)
+            cast.publish().order("go")
+
+    return again
+
+
+def _signal_rank(child: Child, step: Step, number: signal.Signals) -> None:
+    ranks = child.ranks
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(ranks[step.who % len(ranks)], number)
+
+
+def stop_rank(cast: Cast, step: Step) -> End:
+    """A rank other than 0 is stopped in its tracks."""
+    child = cast.publisher
+    if not child.alive:
+        return nothing
+    _signal_rank(child, step, signal.SIGSTOP)
+    return lambda: _signal_rank(child, step, signal.SIGCONT)
+
+
 def stop_worker(cast: Cast, step: Step) -> End:
     """A worker is stopped in its tracks."""
     worker = cast.workers[cast.part(step.who).name]
@@ -96,8 +126,8 @@ def stop_relay(cast: Cast, step: Step) -> End:
 
 
 def _wire(cast: Cast, step: Step) -> Wire:
-    """Return the network that a fault is about; with relays there are several."""
-    return cast.wires[step.who % len(cast.wires)]
+    """Return the network that a fault is about; with relays and ranks there are several."""
+    return cast.all_wires[step.who % len(cast.all_wires)]
 
 
 def reset(cast: Cast, step: Step) -> End:
@@ -213,6 +243,8 @@ FAULTS: Final = {
     "kill-publisher": kill_publisher,
     "stop-worker": stop_worker,
     "stop-publisher": stop_publisher,
+    "kill-rank": kill_rank,
+    "stop-rank": stop_rank,
     "kill-relay": kill_relay,
     "stop-relay": stop_relay,
     "reset": reset,

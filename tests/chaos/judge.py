@@ -11,6 +11,7 @@ from weightbus.tests.chaos.child import Event
 from weightbus.tests.chaos.content import MODELS, Kind, expected
 from weightbus.tests.conformance.driver import Driver
 
+BUSY_SECONDS = 4.0  # by which a call ends late on a busy host
 Key = tuple[str, int, int]  # model, epoch, version
 
 
@@ -124,6 +125,18 @@ class Judge:
             ]
             for name, crc in event["tensors"].items()
         }
+
+
+def overdue(events: Sequence[Event], stopped: float) -> Iterator[str]:
+    """Yield the calls of a trainer's ranks that took longer than they may.
+
+    `stopped`: seconds for which a rank may have been stopped meanwhile.
+    """
+    for event in events:
+        if event["event"] != "called":
+            continue
+        if event["seconds"] > event["limit"] + stopped + BUSY_SECONDS:
+            yield f"a rank's call was late: {event}"
 
 
 def _never_staged(states: set[str]) -> bool:

@@ -22,7 +22,7 @@ from weightbus.tests.chaos import leaks
 from weightbus.tests.chaos.cast import Cast, small_disk
 from weightbus.tests.chaos.content import MODELS
 from weightbus.tests.chaos.faults import FAULTS, End
-from weightbus.tests.chaos.judge import Judge
+from weightbus.tests.chaos.judge import Judge, overdue
 from weightbus.tests.chaos.onlookers import Watcher, disagreements, observer
 from weightbus.tests.chaos.schedule import Plan, Step
 from weightbus.tests.chaos.trainer import CALM_SECONDS
@@ -61,11 +61,13 @@ def play(plan: Plan, commands: Mapping[str, Sequence[str]], clock: Path) -> Outc
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
         disk, changed = small_disk(folder, undo), threading.Condition()
         chance = random.Random(f"wire {plan.seed}")
-        *above, wire = (
+        wires = [
             undo.enter_context(closing(Wire(chance, changed, keyed=plan.keyed)))
-            for _ in range(1 + plan.relays)
-        )
-        cast = undo.enter_context(Cast(plan, commands, folder, disk, clock, wire, changed, above))
+            for _ in range(plan.relays + plan.ranks)
+        ]
+        (*above, wire), beside = wires[: plan.relays + 1], wires[plan.relays + 1 :]
+        about = plan, commands, folder, disk, clock, wire, changed, above, beside
+        cast = undo.enter_context(Cast(*about))
         Round(cast, outcome).finish()
         outcome.story = _story(cast)
     left = leaks.in_shared_memory() - before[0], leaks.children() - before[1]
@@ -157,7 +159,7 @@ class Round:
     def _heal(self) -> None:
         """Nothing is wrong any more; all that was killed has been started again."""
         cast = self._cast
-        for wire in cast.wires:
+        for wire in cast.all_wires:
             wire.heal()
         cast.set_clock(0)
         for each in cast.living:
@@ -199,6 +201,7 @@ class Round:
         """Hold all that was told against all that was published."""
         cast, judge = self._cast, Judge(self._cast.plan.kind)
         faults = [fault for child in cast.publishers for fault in judge.hear(child.events)]
+        faults += [f for child in cast.publishers for f in overdue(child.events, cast.plan.stopped)]
         for driver in cast.drivers:
             faults += judge.faults(driver)
         if self._watcher is not None:
@@ -214,12 +217,13 @@ class Round:
         for child in cast.publishers:
             counts["published"] += len(child.those("serial"))
             counts["not published"] += len(child.those("trouble"))
+            counts["calls of ranks"] += len(child.those("called"))
             ways = [way for receipt in child.those("receipt") for way in receipt["ways"].values()]
             counts["came as a patch"] += ways.count(DELTA)
             counts["took no patch, and said why"] += len(child.those("unpatched"))
         for driver in cast.drivers:
             counts["applied"] += len(driver.those("applied"))
             counts.update(f"failed: {event['code']}" for event in driver.those("failed"))
-        counts["messages touched"] += sum(wire.touched for wire in cast.wires)
+        counts["messages touched"] += sum(wire.touched for wire in cast.all_wires)
         if self._watcher is not None:
             counts["said to an observer"] += len(self._watcher.seen)

@@ -3,7 +3,8 @@
 Publishers and workers of all languages, as processes of their own, behind a proxy; every second
 round has keys. A round that fails is told in order, with the command that plays it again.
 Languages whose driver is not there are built first. `--publisher rust` has the core's publisher;
-`--relay` has one or two relays between it and the workers.
+`--relay` has one or two relays between it and the workers; `--sources` has Python's, of 2 to 4
+ranks, each of which publishes its part.
 """
 
 import argparse
@@ -46,6 +47,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--faults", help=f"only these, of {', '.join(FAULTS)}")
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
     parser.add_argument("--relay", action="store_true", help="with one or two relays on the way")
+    parser.add_argument("--sources", action="store_true", help="2 to 4 ranks publish together")
     parser.add_argument("--story", action="store_true", help="tell what happened in any case")
     return parser.parse_args(words)
 
@@ -68,10 +70,11 @@ def one(
     clock: Path,
     *,
     relayed: bool = False,
+    ranked: bool = False,
 ) -> Outcome:
     """Play the round of a seed. (In a process of its own.)"""
     ours = [row.key for row in LANGUAGES if row.key in languages]
-    made = plan(seed, ours, faults, publisher, relayed=relayed)
+    made = plan(seed, ours, faults, publisher, relayed=relayed, ranked=ranked)
     outcome = play(made, {row.key: row.command for row in LANGUAGES}, clock)
     outcome.story[:0] = made.lines
     outcome.counts["with keys" if made.keyed else "without keys"] += 1
@@ -82,8 +85,9 @@ def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> I
     """Play rounds, some at a time."""
     faults = options.faults.split(",") if options.faults else [*FAULTS]
     given = able, faults, options.publisher, clock
+    ways = {"relayed": options.relay, "ranked": options.sources}
     if options.seed is not None:
-        yield one(options.seed, *given, relayed=options.relay)
+        yield one(options.seed, *given, **ways)
         return
     seeds, over = iter(range(options.first, options.first + options.rounds)), time.monotonic()
     over += options.seconds
@@ -94,7 +98,7 @@ def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> I
                 seed = next(seeds, None)
                 if seed is None:
                     break
-                playing.add(pool.submit(one, seed, *given, relayed=options.relay))
+                playing.add(pool.submit(one, seed, *given, **ways))
             if not playing:
                 return
             done, playing = wait(playing, return_when=FIRST_COMPLETED)
@@ -111,9 +115,8 @@ def tell(outcome: Outcome, options: argparse.Namespace) -> None:
         print("\n".join(outcome.story))
     if outcome.fault:
         print(f"FAILED: {outcome.fault}")
-        again = (
-            f"--seed {outcome.seed} --publisher {options.publisher}" + " --relay" * options.relay
-        )
+        again = f"--seed {outcome.seed} --publisher {options.publisher}"
+        again += " --relay" * options.relay + " --sources" * options.sources
         print(f"again: .venv/bin/python tests/chaos/run.py {again}", flush=True)
 
 

@@ -19,6 +19,8 @@ LASTING: dict[str, tuple[float, float]] = {
     "kill-publisher": (0.0, 1.0),
     "stop-worker": (0.1, 3.0),
     "stop-publisher": (0.1, 2.5),
+    "kill-rank": (0.0, 1.5),
+    "stop-rank": (0.1, 3.0),
     "kill-relay": (0.0, 1.5),
     "stop-relay": (0.1, 2.5),
     "reset": (0.0, 0.0),
@@ -41,6 +43,9 @@ KEYED = {"revoke"}  # only where there are keys
 SHARING = {"no-segments"}  # only where there is shared memory
 RELAYED = {"kill-relay", "stop-relay"}  # only where there are relays
 RELAYS_MAX = 2  # one behind the other
+RANKED = {"kill-rank", "stop-rank"}  # only where a trainer has ranks
+NOT_RANKED = {"no-segments"}  # versions of several ranks are in no shared memory
+RANKS = (2, 3, 4)
 PUBLISHERS = ("python", "rust")
 FORGING = {"damage", "misspell"}
 CHANNELS = ("control", "data", "both")
@@ -97,6 +102,7 @@ class Plan:
         publisher: The language that publishes. Other than Python's keep no versions, share no
             memory, and serve no page and no metrics.
         relays: How many are between the publisher and the workers, one behind the other.
+        ranks: How many ranks of a trainer publish together, each its part.
     """
 
     seed: int
@@ -112,6 +118,13 @@ class Plan:
     steps: Sequence[Step]
     publisher: str = "python"
     relays: int = 0
+    ranks: int = 1
+
+    @property
+    def stopped(self) -> float:
+        """The most seconds for which a process of the trainer is stopped at a time."""
+        stops = [s.seconds for s in self.steps if s.fault in ("stop-rank", "stop-publisher")]
+        return sum(stops)
 
     @property
     def serves(self) -> bool:
@@ -137,7 +150,7 @@ class Plan:
     def lines(self) -> list[str]:
         """What is going to happen, for a person."""
         plain = ("publisher", "keyed", "kind", "queue", "pace", "state")
-        facts = (*plain, "together", "shared", "watched", "relays")
+        facts = (*plain, "together", "shared", "watched", "relays", "ranks")
         shown = ", ".join(f"{fact} {getattr(self, fact)}" for fact in facts)
         parts = [f"  {part}" for part in self.parts]
         return [f"seed {self.seed}: {shown}", *parts, *(f"  {s.at:4.1f} s {s}" for s in self.steps)]
@@ -150,16 +163,20 @@ def plan(
     publisher: str = "python",
     *,
     relayed: bool = False,
+    ranked: bool = False,
 ) -> Plan:
     """Return the round of a seed: every second one has keys, and each language its turn.
 
-    `relayed`: there are relays.
+    `relayed`: there are relays. `ranked`: several ranks publish together, in every third round to
+    relays.
     """
     chance = random.Random(seed)
+    relayed = relayed or (ranked and seed % 3 == 0)
     in_python = publisher == "python"
     keyed = seed % 2 == 1
     not_here = (set() if keyed else KEYED) | (set() if in_python else SHARING)
     not_here |= set() if relayed else RELAYED
+    not_here |= NOT_RANKED if ranked else RANKED
     able = list(languages)
     chance.shuffle(able)
     even = chance.random() < 0.5
@@ -175,7 +192,7 @@ def plan(
         kind="even" if even else "trained" if seed % 3 else "mixed",
         queue=chance.choice(QUEUES),
         pace=round(chance.uniform(0.05, 0.3), 3),
-        state=chance.random() < 0.5,
+        state=chance.random() < 0.5 and not ranked,
         together=chance.random() < 0.3,
         shared=chance.random() < 0.7,
         watched=chance.random() < 0.3,
@@ -183,6 +200,7 @@ def plan(
         steps=_steps(chance, sorted(set(faults) - not_here)),
         publisher=publisher,
         relays=1 + seed // 2 % RELAYS_MAX if relayed else 0,
+        ranks=RANKS[(seed // 2 + seed // 6) % len(RANKS)] if ranked else 1,
     )
 
 

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,19 @@ from weightbus.tests.chaos.content import (
     weights,
 )
 from weightbus.tests.chaos.faults import FAULTS
-from weightbus.tests.chaos.judge import Judge
+from weightbus.tests.chaos.judge import BUSY_SECONDS, Judge, overdue
 from weightbus.tests.chaos.leaks import Held
-from weightbus.tests.chaos.schedule import KEYED, LASTING, RELAYED, SHARING, Step, plan
+from weightbus.tests.chaos.schedule import (
+    KEYED,
+    LASTING,
+    NOT_RANKED,
+    RANKED,
+    RANKS,
+    RELAYED,
+    SHARING,
+    Step,
+    plan,
+)
 from weightbus.tests.chaos.soak import growth
 from weightbus.tests.chaos.story import Story
 from weightbus.tests.cli.starting import python
@@ -46,7 +57,8 @@ SEEDS = range(1, 201)
 def test_a_seed_is_one_plan_and_many_meet_everything() -> None:
     plans = [plan(seed, ALL, FAULTS) for seed in SEEDS]
     assert plans == [plan(seed, ALL, FAULTS) for seed in SEEDS]
-    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - RELAYED
+    found = {step.fault for each in plans for step in each.steps}
+    assert found == set(FAULTS) - RELAYED - RANKED
     keyed = [each for each in plans if each.keyed]
     assert len(keyed) == len(SEEDS) / 2
     for some in (keyed, [each for each in plans if not each.keyed]):
@@ -56,7 +68,8 @@ def test_a_seed_is_one_plan_and_many_meet_everything() -> None:
 
 def test_the_core_publishes_under_every_fault_that_it_can_have() -> None:
     plans = [plan(seed, ALL, FAULTS, "rust") for seed in SEEDS]
-    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - SHARING - RELAYED
+    found = {step.fault for each in plans for step in each.steps}
+    assert found == set(FAULTS) - SHARING - RELAYED - RANKED
     assert sum(each.keyed for each in plans) == len(SEEDS) / 2
     assert any(each.watched for each in plans)
     assert not any(each.serves for each in plans)
@@ -64,13 +77,30 @@ def test_the_core_publishes_under_every_fault_that_it_can_have() -> None:
 
 def test_relays_have_every_fault_that_they_can_have() -> None:
     plans = [plan(seed, ALL, FAULTS, relayed=True) for seed in SEEDS]
-    assert {step.fault for each in plans for step in each.steps} == set(FAULTS)
+    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - RANKED
     assert {(each.relays, each.keyed) for each in plans} == {
         (1, True),
         (1, False),
         (2, True),
         (2, False),
     }
+
+
+def test_ranks_have_every_fault_that_they_can_have_and_relays_in_some_rounds() -> None:
+    plans = [plan(seed, ALL, FAULTS, ranked=True) for seed in SEEDS]
+    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - NOT_RANKED
+    ways = {(each.ranks, each.relays > 0, each.keyed) for each in plans}
+    assert ways == {*product(RANKS, (False, True), (False, True))}
+    assert not any(each.state for each in plans), "no rank has a whole version"
+    assert any(each.stopped for each in plans)
+
+
+def test_a_call_of_a_rank_ends_in_time_but_for_what_it_was_stopped() -> None:
+    call = {"event": "called", "rank": 1, "limit": 4.0, "seconds": 4.0 + BUSY_SECONDS}
+    late = call | {"seconds": 4.5 + BUSY_SECONDS}
+    assert not [*overdue([call, {"event": "ready"}], 0.0)]
+    assert not [*overdue([late], 1.0)]
+    assert len([*overdue([call, late], 0.0)]) == 1
 
 
 def test_every_fault_lasts_and_says_what_it_is() -> None:

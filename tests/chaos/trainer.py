@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class Told:
         publisher: The driver that publishes, in another process; empty: Python's, in this one.
         folder: Where what is published goes on its way to another process.
         at: An address at which somebody is; it must turn out to be in use.
+        sources: The addresses at which workers reach the other ranks that publish with this one.
     """
 
     life: int
@@ -73,6 +74,19 @@ class Told:
     publisher: Sequence[str]
     folder: str
     at: str = ""
+    sources: Sequence[str] = ()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of Python's publisher."""
+        return Settings(
+            ping=PING,
+            lost_after=LOST_AFTER,
+            chunk_bytes=CHUNK_BYTES,
+            queue=self.queue,
+            shared_memory=self.shared,
+            rekey=REKEY_SECONDS,
+        )
 
 
 class Unpatched(logging.Handler):
@@ -118,15 +132,7 @@ class Trainer:
             )
         return Publisher(
             address,
-            settings=Settings(
-                ping=PING,
-                lost_after=LOST_AFTER,
-                advertise=told.advertise,
-                chunk_bytes=CHUNK_BYTES,
-                queue=told.queue,
-                shared_memory=told.shared,
-                rekey=REKEY_SECONDS,
-            ),
+            settings=replace(told.settings, advertise=told.advertise),
             state=told.state or None,
             keys=told.keys,
             dashboard=page,
@@ -193,9 +199,9 @@ class Trainer:
         together = self._told.together and self._serial % TOGETHER == 0
         serial = self._next(model)
         try:
-            future = self._publisher.publish_async(
+            future = self._begin(
                 model,
-                weights(model, serial, self._told.kind),
+                serial,
                 settings=Settings(encoding=self._encoding),
                 timeout=PUBLISH_SECONDS,
                 commit="together" if together else "auto",
@@ -205,6 +211,10 @@ class Trainer:
             self._tell("trouble", serial=serial, text=repr(error))
             return
         future.add_done_callback(partial(self._done, serial, together))
+
+    def _begin(self, model: str, serial: int, **options: Any) -> "Future[Receipt]":
+        content = weights(model, serial, self._told.kind)
+        return self._publisher.publish_async(model, content, **options)
 
     def _done(self, serial: int, together: bool, future: "Future[Receipt]") -> None:
         error = future.exception()
@@ -225,12 +235,11 @@ class Trainer:
 
     def _settle(self, model: str, workers: int) -> None:
         serial, achieved = self._next(model), True
-        content = weights(model, serial, self._told.kind)
         ran = {w.name: w.running.get(model) for w in self._publisher.workers().values()}
         try:
-            receipt = self._publisher.publish_async(
+            receipt = self._begin(
                 model,
-                content,
+                serial,
                 settings=Settings(encoding=self._encoding, grace=CALM_SECONDS),
                 timeout=CALM_SECONDS,
                 expect=workers,
