@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...bus.chunks import ChunkPlan
 from ...bus.protocol_limits import SOURCE_RANGES_MAX
+from .ranks import hash_of
 
 Integers = NDArray[np.int64]
 
@@ -56,6 +57,12 @@ class Placement:
     owners: Integers
     foreign: Foreign
 
+    def hash(self) -> str:
+        """Return a hash that is another if anything of this is."""
+        foreign = self.foreign
+        parts = self.owners, foreign.begins, foreign.ends, foreign.has, foreign.sends
+        return hash_of(b"".join(part.tobytes() for part in parts))
+
     def of(self, rank: int) -> list[int]:
         """Return the chunks that a rank sends."""
         return np.flatnonzero(self.owners == rank).tolist()
@@ -67,7 +74,26 @@ class Placement:
         return np.stack((first, last - first), 1).ravel().tolist()
 
 
-def placed(
+def uncovered(intervals: Sequence[tuple[int, int, int]], begin: int, end: int) -> str:
+    """Return what is wrong with the intervals of a tensor, from `begin` to `end`; empty: nothing.
+
+    Args:
+        intervals: Begin, end and index of the rank; in any order.
+        begin, end: The first byte of the tensor, and the one after its last.
+    """
+    at, before = begin, -1
+    for first, last, rank in sorted(intervals):
+        if first < at:
+            return f"its bytes from {first - begin} on are on ranks {before} and {rank}"
+        if first > at:
+            break
+        at, before = last, rank
+    if at < end:
+        return f"its bytes from {at - begin} on are on no rank"
+    return f"rank {before} has {at - end} bytes beyond it" if at > end else ""
+
+
+def placement_of(
     intervals: Sequence[tuple[int, int, int]],
     plan: ChunkPlan,
     ranks: int,

@@ -7,17 +7,20 @@ question take part in, key by key, each with a deadline:
     key        written by           value
     rounds     rank 0               how many rounds there were; the last one may be open
     N/plan     rank 0               the names, dtypes, shapes and shards of its model
-    N/RANK     each other rank      empty: its model is the same; or what differs, or has failed
-    N/verdict  the first to decide  "go", or why there is no gather
+    N/RANK     each other rank      the round of its connections (0: none), and what differs or has
+                                    failed, if anything
+    N/verdict  the first to decide  "go" and the round of everyone's connections (0: make new ones);
+                                    or why there is no gather
     N/end      the first to fail    why the gather was not completed
+    text/HASH  rank 0               a text that several rounds have in common, by its hash
 
 The verdict is decided once, by `compare_set`: by rank 0 when all have answered, or by any rank
 whose deadline passes before. A round with a verdict is closed: a rank that comes later waits for
 the next one. So after an error all ranks may simply try again.
 
-Then each rank connects to the others by a gloo group of its own, which lives as long as the round.
-A failure breaks that group, and none of the user's. Only tensors that torch itself must gather, as
-those on GPUs, go through the groups of their mesh.
+Then each rank connects to the others by a gloo group of its own, which the next rounds use again.
+A failure breaks that group, and none of the user's: the next round makes a new one. Only tensors
+that torch itself must gather, as those on GPUs, go through the groups of their mesh.
 """
 
 import contextlib
@@ -27,8 +30,10 @@ import math
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -45,6 +50,7 @@ LOOK_SECONDS = 0.5  # seconds between two looks at the verdict: the store tells 
 MARGIN_SECONDS = 2.0  # seconds for rank 0 to say first who is late, since it alone knows that
 ROUNDS_KEPT = 8  # rounds whose verdicts stay in the store
 FAULTS_SHOWN = 4  # ranks that an error names
+TEXTS_KEPT = 8  # texts that rounds may have in common
 
 KINDS: dict[str, type[WeightBusError]] = {
     "state": StateError,
@@ -90,6 +96,25 @@ def store_errors() -> Generator[None]:
         ) from error
 
 
+@dataclass
+class _Kept:
+    """What ranks keep from one round to the next.
+
+    Attributes:
+        number: The round in which the connections were made; 0: there are none.
+        connections: The gloo group.
+        texts: Texts that are in the store, by hash; the last one used is last.
+    """
+
+    number: int = 0
+    connections: Any = None
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+
+
+# By process group, so that it ends with the group, whose store it holds; and by key of the ranks.
+_KEPT: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Kept]] = WeakKeyDictionary()
+
+
 class Ranks:
     """The ranks of a process group, which meet in the store of torch.distributed.
 
@@ -113,6 +138,33 @@ class Ranks:
         store = distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore
         return PrefixStore(f"weightbus/gather/{self._key}", store)
 
+    @property
+    def kept(self) -> _Kept:
+        """What is kept between rounds; not here, since it holds the store."""
+        world = distributed_c10d._get_default_group()  # noqa: SLF001  # pyright: ignore
+        return _KEPT.setdefault(world, {}).setdefault(self._key, _Kept())
+
+    @store_errors()
+    def share(self, text: str) -> str:
+        """Put a text where other ranks can read it with `shared`, on rank 0; return its hash."""
+        key, texts = hash_of(text), self.kept.texts
+        if key not in texts:
+            self.store.set(f"text/{key}", text)
+            while len(texts) >= TEXTS_KEPT:
+                self.store.delete_key(f"text/{next(iter(texts))}")
+                del texts[next(iter(texts))]
+        texts[key] = texts.pop(key, text)
+        return key
+
+    def shared(self, key: str) -> str:
+        """Return the text with a hash, on another rank, while a round is open that names it."""
+        texts = self.kept.texts
+        found = texts.pop(key, None)
+        texts[key] = self._get(f"text/{key}") if found is None else found
+        while len(texts) > TEXTS_KEPT:
+            del texts[next(iter(texts))]
+        return texts[key]
+
     @store_errors()
     def lead(self, plan: str, timeout: float, fault: str = "") -> "Round":
         """Open a round on rank 0, and return it once all ranks have joined.
@@ -126,15 +178,15 @@ class Ranks:
             StateError: The models differ, or one cannot be published.
             DeadlineError: A rank has not joined in time.
         """
-        until = _deadline(timeout)
+        until, kept = _deadline(timeout), self.kept
         number = self.store.add("rounds", 1)
         self.store.set(f"{number}/plan", plan)
         for key in ("verdict", "end", "outcome"):
             self.store.delete_key(f"{number - ROUNDS_KEPT}/{key}")
         others = range(1, len(self.members))
         here = [r for r in others if self._wait(f"{number}/{r}", number, until)]
-        answers = {r: self._get(f"{number}/{r}") for r in here}
-        faults = [f"rank {r}: {text}" for r, text in answers.items() if text]
+        answers = {r: self._get(f"{number}/{r}").partition(" ") for r in here}
+        faults = [f"rank {r}: {text}" for r, (_, _, text) in answers.items() if text]
         if fault:
             verdict = fault
         elif faults:
@@ -144,7 +196,8 @@ class Ranks:
         elif len(here) < len(others):
             verdict = self._late([r for r in others if r not in answers], timeout)
         else:
-            verdict = GO
+            same = all(int(theirs) == kept.number for theirs, *_ in answers.values())
+            verdict = f"{GO} {kept.number if same else 0}"
         verdict = self._decide(number, verdict)
         for read in ("plan", *map(str, here)):
             self.store.delete_key(f"{number}/{read}")
@@ -166,7 +219,7 @@ class Ranks:
         if not number:
             raise DeadlineError(self._late([0], timeout).partition(" ")[2])
         plan = self._get(f"{number}/plan")
-        self.store.set(f"{number}/{self.rank}", answer(plan))
+        self.store.set(f"{number}/{self.rank}", f"{self.kept.number} {answer(plan)}")
         if not self._wait(f"{number}/verdict", number, until):
             others = range(1, len(self.members))
             missing = [r for r in others if not self.store.check([f"{number}/{r}"])]
@@ -195,8 +248,11 @@ class Ranks:
         return 0
 
     def _entered(self, number: int, verdict: str, timeout: float, plan: str) -> "Round":
-        self._check(verdict)
-        return Round(self, number, _deadline(timeout), plan)
+        connected, kept = self._check(verdict), self.kept
+        connections = kept.connections if connected and kept.number == connected else None
+        # What a failure breaks is not used again.
+        kept.number, kept.connections = 0, None
+        return Round(self, number, _deadline(timeout), plan, connected, connections)
 
     def _wait(self, key: str, number: int, until: Deadline) -> bool:
         """Wait for a key of a round; return False after the deadline, or if the round is closed."""
@@ -247,11 +303,12 @@ class Ranks:
         self._check(self._get(key))
 
     @staticmethod
-    def _check(verdict: str) -> None:
-        """Raise the error that a verdict names."""
-        if verdict != GO:
-            kind, _, text = verdict.partition(" ")
+    def _check(verdict: str) -> int:
+        """Return the round of the connections in a verdict, or raise the error that it names."""
+        kind, _, text = verdict.partition(" ")
+        if kind != GO:
             raise KINDS[kind](text)
+        return int(text or 0)
 
     def wait_for_end(self, number: int) -> None:
         """Give rank 0 time to write why it has closed its connections; it may be gone."""
@@ -259,8 +316,21 @@ class Ranks:
             self.store.wait([f"{number}/end"], timedelta(seconds=MARGIN_SECONDS))
 
 
+def hash_of(text: str | bytes) -> str:
+    """Return the hash by which ranks compare what they have."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
+
+
 class Round:
     """One gather that all ranks have joined. Use it in a `with` statement.
+
+    Args:
+        ranks: The ranks.
+        number: The number of the round.
+        until: The deadline.
+        plan: What rank 0 gathers.
+        connected: The round in which `connections` were made.
+        connections: The gloo group of an earlier round; None: the ranks connect now.
 
     Attributes:
         plan: What rank 0 gathers.
@@ -270,15 +340,31 @@ class Round:
         WeightBusError: The ranks cannot connect to each other.
     """
 
-    def __init__(self, ranks: Ranks, number: int, until: Deadline, plan: str) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        number: int,
+        until: Deadline,
+        plan: str,
+        connected: int,
+        connections: Any,
+    ) -> None:
         self.plan, self.number = plan, number
         self._ranks, self._number, self._until = ranks, number, until
+        self._connected, self._group = connected, connections
+        if connections is None:
+            self._connected = number
+            self._group = self._connect()
+
+    def _connect(self) -> Any:
+        ranks, number, until = self._ranks, self._number, self._until
         size, seconds = len(ranks.members), timedelta(seconds=max(1.0, until.left()))
         store = PrefixStore(f"{number}/addresses", ranks.store)
         try:
-            self._group: Any = dist.ProcessGroupGloo(store, ranks.rank, size, seconds)
+            connections: Any = dist.ProcessGroupGloo(store, ranks.rank, size, seconds)
         except RuntimeError as error:
             raise self._failed(f"failed the ranks could not connect: {error}") from error
+        return connections
 
     def __enter__(self) -> "Round":
         return self
@@ -287,9 +373,13 @@ class Round:
         if error is not None:
             kind = "state" if isinstance(error, StateError) else "failed"
             self._ranks.ended(self._number, f"{kind} rank {self._ranks.rank}: {error}")
-        self._group = None  # closes the connections, so that no rank waits for this one
-        with contextlib.suppress(RuntimeError):  # gloo leaves its addresses in the store
-            self._ranks.store.delete_key(f"{self._number}/addresses/0/{self._ranks.rank}")
+        else:
+            kept = self._ranks.kept
+            kept.number, kept.connections = self._connected, self._group
+        self._group = None  # after a failure, closes the connections: no rank waits for this one
+        if self._connected == self._number:
+            with contextlib.suppress(RuntimeError):  # gloo leaves its addresses in the store
+                self._ranks.store.delete_key(f"{self._number}/addresses/0/{self._ranks.rank}")
 
     def send(self, data: torch.Tensor, what: str) -> None:
         """Send the bytes of a tensor to rank 0."""
@@ -334,10 +424,15 @@ class Round:
             DeadlineError, WeightBusError: As in `_move`.
         """
         until = time.monotonic() + min(left, self._until.left())
-        works = [(r, self._start("recv", r, data, what)) for r, data in into.items()]
-        works += [(r, self._start("send", r, data, what)) for r, data in out.items()]
-        for rank, work in works:
-            self._wait(work, rank, what, until - time.monotonic())
+        works = [(r, [self._start("recv", r, data, what)]) for r, data in into.items()]
+        works += [(r, [self._start("send", r, data, what)]) for r, data in out.items()]
+        works.reverse()
+        try:
+            while works:
+                rank, work = works.pop()
+                self._wait(work, rank, what, until - time.monotonic())
+        finally:
+            works.clear()  # as in `_wait`
 
     def tell(self, other: int, data: bytes, what: str, left: float = math.inf) -> None:
         """Send bytes of any number to another rank, which calls `hear`."""
@@ -370,8 +465,7 @@ class Round:
             return call()
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
-            failed = self._failed(f"failed torch could not gather {what} on all ranks: {why}")
-        raise failed  # outside, as in `_move`
+        raise self._failed(f"failed torch could not gather {what} on all ranks: {why}")
 
     def _move(self, call: str, other: int, data: torch.Tensor, what: str, left: float) -> None:
         """Send to or receive from another rank.
@@ -380,7 +474,7 @@ class Round:
             DeadlineError: The other rank was not there in time.
             WeightBusError: The other rank has ended, or a rank has failed.
         """
-        self._wait(self._start(call, other, data, what), other, what, left)
+        self._wait([self._start(call, other, data, what)], other, what, left)
 
     def _start(self, call: str, other: int, data: torch.Tensor, what: str) -> Any:
         """Begin to send to or receive from another rank."""
@@ -389,20 +483,22 @@ class Round:
             return getattr(self._group, call)([flat], other, 0)
         raise self._failed(f"failed rank {other} has ended, or its connection is lost, at {what}")
 
-    def _wait(self, work: Any, other: int, what: str, left: float) -> None:
-        """Wait for the end of sending or receiving; errors are those of `_move`."""
+    def _wait(self, works: list[Any], other: int, what: str, left: float) -> None:
+        """Wait for the end of sending or receiving; errors are those of `_move`.
+
+        An unfinished work keeps the connections open, and other ranks waiting. So it is in a list,
+        from which this takes it: no frame of the error's traceback has it then.
+        """
         begun = time.monotonic()
         try:
-            work.wait(timedelta(milliseconds=math.ceil(1000 * max(left, 0.001))))
+            works.pop().wait(timedelta(milliseconds=math.ceil(1000 * max(left, 0.001))))
         except RuntimeError:
-            if time.monotonic() - begun >= left:
-                text = f"late rank {other} did not take part in time, at {what}"
-            else:
-                text = f"failed rank {other} has ended, or its connection is lost, at {what}"
-            failed = self._failed(text)
+            pass  # what it names would keep the group, too
         else:
             return
-        raise failed  # outside, since the RuntimeError would keep the group
+        if time.monotonic() - begun >= left:
+            raise self._failed(f"late rank {other} did not take part in time, at {what}")
+        raise self._failed(f"failed rank {other} has ended, or its connection is lost, at {what}")
 
     def _failed(self, why: str) -> "WeightBusError":
         """Return the error for a failure, whose cause may be another rank's."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 import torch
 import torch.distributed as dist
 
-from ...bus.chunks import ChunkPlan, Chunks, Memory, plan_of
+from ...bus.chunks import Chunks, Memory, plan_of
 from ...bus.deadline import Deadline
 from ...bus.memory.pages import memory_of
 from ...bus.messages import Source
@@ -27,7 +27,7 @@ from ...bus.publisher.version import VersionOffer
 from ...bus.receipt import Receipt
 from ...codecs.checksum import digest
 from ...codecs.errors import StateError, WeightBusError
-from ...codecs.layout import Layout
+from ...codecs.layout import NAME_SHOWN, Layout
 from ...codecs.leaves import Leaf
 from ...codecs.metadata import checked
 from ...codecs.native import crc32c
@@ -39,8 +39,8 @@ from .. import checks
 from .gathering import Gathered, difference, state_of_entries, tensors_of
 from .options import TIMEOUT, PublishOptions
 from .parts import PartedSource
-from .placement import Placement, placed
-from .ranks import MARGIN_SECONDS, Ranks, Round, own_host
+from .placement import placement_of, uncovered
+from .ranks import MARGIN_SECONDS, Ranks, Round, hash_of, own_host
 from .shards import Entry, PlacedShards, Shards, entries
 
 if TYPE_CHECKING:
@@ -206,13 +206,12 @@ class Sharded(PartedSource):
         ranks, publisher = self._ranks, self._publisher
         assert ranks is not None and publisher is not None  # noqa: PT018, S101 - `publish` set them
         parts = publisher.parts
-        plan = _plan(self._entries, layout, chunk_bytes, model, self._metadata)
+        placed = _Placed(self._entries, state, layout, chunk_bytes, ranks)
+        plan = _plan(self._entries, placed, model, self._metadata, ranks.share)
         seconds, self._met = min(self._timeout, deadline.left()), True
         with ranks.lead(plan, seconds) as round_, torch.no_grad():
             self._round = round_.number
-            staged = _staged(
-                self._entries, state, layout, chunk_bytes, ranks, round_, deadline.left
-            )
+            staged = _staged(placed, ranks, round_, deadline.left)
             crcs, sources, names = list[int | None](staged.crcs), list[Source](), dict[str, str]()
             for rank in range(1, len(ranks.members)):
                 report = json.loads(round_.hear(rank, "the checksums", deadline.left()))
@@ -245,29 +244,25 @@ class Sharded(PartedSource):
         """Keep this rank's chunks for workers, and wait for the result of rank 0."""
         seconds = max(self._timeout, options.get("timeout", TIMEOUT)) + MARGIN_SECONDS
         deadline = Deadline(time.monotonic() + seconds, "rank 0 has not published in time")
-        fault, parts, described = "", publisher.parts, None
+        fault, parts, placed = "", publisher.parts, None
         try:
-            described = parts.describe(model, self, options.get("settings"))
+            state, layout = parts.describe(model, self, options.get("settings"))
             checked(self._metadata or {})
+            placed = _Placed(self._entries, state, layout, parts.chunk_bytes, ranks)
         except Exception as error:  # the others are to hear of it at once
             fault = str(error) if isinstance(error, StateError) else repr(error)
 
         def answer(plan: str) -> str:
-            if not plan or fault or described is None:
+            if not plan or fault or placed is None:
                 return fault
-            found = {entry.name: entry for entry in self._entries}
-            return (
-                _another(plan, model, self._metadata)
-                or difference(plan, found)
-                or _unlike(plan, described[1], parts.chunk_bytes)
-            )
+            try:
+                return _another(plan, model, self._metadata) or _unlike(plan, placed, ranks.shared)
+            except StateError as error:
+                return str(error)
 
         with ranks.follow(answer, self._timeout) as round_, torch.no_grad():
-            assert described is not None  # noqa: S101 - otherwise there is no round
-            state, layout = described
-            _follow_ranks(self._entries, round_.plan)
-            about = state, layout, parts.chunk_bytes, ranks, round_, deadline.left
-            staged = _staged(self._entries, *about)
+            assert placed is not None  # noqa: S101 - otherwise there is no round
+            staged = _staged(placed, ranks, round_, deadline.left)
             mine = staged.placement.of(ranks.rank)
             report = {
                 "address": self._advertise or for_other_hosts(parts.address, _own_host),
@@ -276,7 +271,8 @@ class Sharded(PartedSource):
             }
             round_.tell(0, json.dumps(report).encode(), "the checksums")
             epoch, number, whole = json.loads(round_.hear(0, "the name"))
-            parts.keep(_offer(model, layout, staged, whole, (epoch, number)), deadline)
+            key = epoch, number
+            parts.keep(_offer(model, placed.layout, staged, whole, key), deadline)
             round_.meet("the end")
         ranks.outcome(round_.number, deadline)
 
@@ -296,27 +292,80 @@ class _Spread(NamedTuple):
     leader: int
 
 
+class _Placed:
+    """Where the tensors and chunks of a version are, as each rank finds by itself.
+
+    Args:
+        found: The model's tensors.
+        state, layout: Of the version.
+        chunk_bytes: Bytes of a chunk.
+        ranks: The ranks.
+
+    Attributes:
+        found, layout: As given.
+        plan: The chunks.
+        unique: The tensors that are sent, each with its name in the version.
+        spread: Those that one rank gathers.
+        leaders: The global rank whose copies are preferred, by name of the other ones.
+        placement: Which rank sends what.
+
+    Raises:
+        StateError: The shards of a tensor overlap, or leave a part of it out.
+    """
+
+    def __init__(
+        self, found: Sequence[Entry], state: State, layout: Layout, chunk_bytes: int, ranks: Ranks
+    ) -> None:
+        self.found, self.layout, self._ranks = found, layout, ranks
+        self.plan = plan_of(layout.nbytes, chunk_bytes)
+        names = zip(found, state.form.names, strict=True)
+        self.unique = [(entry, name) for entry, name in names if name in state.signatures]
+        self.unique.sort(key=lambda each: layout.by_name(each[1]).begin)
+        self.place()
+
+    def place(self) -> None:
+        """Find where all is, with the ranks that the shards now name."""
+        layout, members = self.layout, self._ranks.members
+        intervals, self.spread = list[tuple[int, int, int]](), list[_Spread]()
+        self.leaders, loads = dict[str, int](), [0] * len(members)
+        for entry, name in self.unique:
+            spec, held = layout.by_name(name), entry.held
+            light = min(range(len(loads)), key=loads.__getitem__)
+            if not isinstance(held, Shards):
+                mine = [(spec.begin, spec.end, 0)]
+            elif (cut := _intervals(held, spec.begin, spec.end, self._ranks, light)) is not None:
+                mine, self.leaders[name] = cut, members[light]
+            else:
+                light = light if not isinstance(held, PlacedShards) or held.in_order else 0
+                mine = [(spec.begin, spec.end, light)]
+                self.spread.append(_Spread(held, name, light, members[light]))
+            if fault := uncovered(mine, spec.begin, spec.end):
+                raise StateError(f"{printable(name, NAME_SHOWN)}: {fault}")
+            for begin, end, rank in mine:
+                loads[rank] += end - begin
+            intervals += mine
+        self.placement = placement_of(intervals, self.plan, len(members))
+
+
 class _Staged:
     """The part of a version that one rank has.
 
     Args:
-        layout: The layout.
-        plan: The chunks.
+        placed: Where all is.
 
     Attributes:
         memory: The data section; only the bytes of this rank are written.
         section: The tensors in it.
         crcs: The CRC-32C of each chunk that this rank sends; None: another rank sends it.
-        placement: Which rank sends what.
+        plan, placement: Those of `placed`.
         lost: The values that do not fit the dtype, by name: the dtype, and how many.
     """
 
-    placement: Placement
-
-    def __init__(self, layout: Layout, plan: ChunkPlan) -> None:
-        self.plan, self.memory = plan, memory_of(layout.nbytes)
-        self.section = Section(layout, self.memory)
-        self.crcs: list[int | None] = [None] * plan.count
+    def __init__(self, placed: _Placed) -> None:
+        self.plan, self.placement = placed.plan, placed.placement
+        self.memory = memory_of(placed.layout.nbytes)
+        self.section = Section(placed.layout, self.memory)
+        self.crcs: list[int | None] = [None] * self.plan.count
         self.lost: dict[str, tuple[str, int]] = {}
 
     def put(self, name: str, part: torch.Tensor, values: torch.Tensor) -> None:
@@ -343,48 +392,24 @@ class _Staged:
             self.crcs[index] = crc32c(self.memory[begin:end])
 
 
-def _staged(
-    found: Sequence[Entry],
-    state: State,
-    layout: Layout,
-    chunk_bytes: int,
-    ranks: Ranks,
-    round_: Round,
-    left: Callable[[], float],
-) -> _Staged:
+def _staged(placed: _Placed, ranks: Ranks, round_: Round, left: Callable[[], float]) -> _Staged:
     """Write this rank's shards into memory, and exchange bytes until it has its chunks whole."""
-    me, staged = ranks.rank, _Staged(layout, plan_of(layout.nbytes, chunk_bytes))
-    unique = [(e, n) for e, n in zip(found, state.form.names, strict=True) if n in state.signatures]
-    unique.sort(key=lambda each: layout.by_name(each[1]).begin)
-    intervals, spread = list[tuple[int, int, int]](), list[_Spread]()
-    loads = [0] * len(ranks.members)
-    for entry, name in unique:
-        spec, held = layout.by_name(name), entry.held
-        light = min(range(len(loads)), key=loads.__getitem__)
+    me, staged, members = ranks.rank, _Staged(placed), ranks.members
+    for entry, name in placed.unique:
+        held, whole = entry.held, staged.section.tensors[name]
         if not isinstance(held, Shards):
-            mine = [(spec.begin, spec.end, 0)]
             if me == 0:
-                values, whole = torch.as_tensor(held), staged.section.tensors[name]
-                staged.put(name, whole, values)
-        elif (cut := _intervals(held, spec.begin, spec.end, ranks, light)) is not None:
-            mine, whole = cut, staged.section.tensors[name]
-            for member, part in held.parts(whole, ranks.members[light]):
-                if member == ranks.members[me] and part.numel():
+                staged.put(name, whole, torch.as_tensor(held))
+        elif name in placed.leaders:
+            for member, part in held.parts(whole, placed.leaders[name]):
+                if member == members[me] and part.numel():
                     staged.put(name, part, held.mine())
-        else:
-            light = light if not isinstance(held, PlacedShards) or held.in_order else 0
-            mine = [(spec.begin, spec.end, light)]
-            spread.append(_Spread(held, name, light, ranks.members[light]))
-        for begin, end, rank in mine:
-            loads[rank] += end - begin
-        intervals += mine
-    for batch in _batches(spread, layout):
+    for batch in _batches(placed.spread, placed.layout):
         _gather(batch, staged, ranks, round_, left)
-    staged.placement = placed(intervals, staged.plan, len(ranks.members))
     for some in staged.placement.foreign.batches(BATCH_BYTES):
         into, data = dict[int, torch.Tensor](), torch.as_tensor(staged.memory)
-        give = {r: some.between(me, r) for r in range(len(loads)) if r != me}
-        take = {r: some.between(r, me) for r in range(len(loads)) if r != me}
+        give = {r: some.between(me, r) for r in range(len(members)) if r != me}
+        take = {r: some.between(r, me) for r in range(len(members)) if r != me}
         out = {r: torch.cat([data[b:e] for b, e in spans]) for r, spans in give.items() if spans}
         into = {r: _empty(sum(e - b for b, e in s)) for r, s in take.items() if s}
         round_.exchange(out, into, "the chunks of several ranks", left())
@@ -490,27 +515,35 @@ def _offer(
 
 
 def _plan(
-    found: Sequence[Entry], layout: Layout, chunk_bytes: int, model: str, metadata: object
+    found: Sequence[Entry],
+    placed: _Placed,
+    model: str,
+    metadata: object,
+    share: Callable[[str], str],
 ) -> str:
     """Return what rank 0 publishes: names, form, and the ranks that have the parts of each tensor.
 
     The model may be on other ranks, too (data parallelism); then these send nothing of it.
+    What changes from call to call is short; `share` returns the hash of a text that does not.
     """
+    form = {"layout": placed.layout.id, "chunk_bytes": placed.plan.chunk_bytes}
+    shared = {"tensors": share(_tensors(found)), "ranks": share(_owners(found))}
+    about = {"model": model, "metadata": metadata, "placement": placed.placement.hash()}
+    return json.dumps(form | shared | about)
+
+
+def _tensors(found: Sequence[Entry]) -> str:
+    """Return what all ranks must have alike of each tensor."""
+    return json.dumps({"tensors": tensors_of(found)})
+
+
+def _owners(found: Sequence[Entry]) -> str:
+    """Return the ranks that have the parts of each tensor."""
     ranks, used = dict[str, int](), dict[str, int]()
     for name, held, *_ in found:
         if isinstance(held, Shards):
             used[name] = ranks.setdefault(json.dumps(held.ranks), len(ranks))
-    form = {"layout": layout.id, "chunk_bytes": chunk_bytes, "model": model, "metadata": metadata}
-    return json.dumps({"tensors": tensors_of(found), "ranks": [*ranks], "used": used, **form})
-
-
-def _follow_ranks(found: Sequence[Entry], plan: str) -> None:
-    """Let the parts of each tensor be those of the ranks that rank 0 names."""
-    there = json.loads(plan)
-    ranks = [json.loads(text) for text in there["ranks"]]
-    for name, held, *_ in found:
-        if isinstance(held, Shards):
-            held.of_ranks(ranks[there["used"][name]])
+    return json.dumps({"ranks": [*ranks], "used": used})
 
 
 def _another(plan: str, model: str, metadata: object) -> str:
@@ -529,14 +562,28 @@ def _another(plan: str, model: str, metadata: object) -> str:
     return ""
 
 
-def _unlike(plan: str, layout: Layout, chunk_bytes: int) -> str:
-    """Return how this rank's form of the version differs from rank 0's; empty: it does not."""
-    there = json.loads(plan)
-    if there["chunk_bytes"] != chunk_bytes:
-        theirs = there["chunk_bytes"]
-        return f"its publisher's chunks have {chunk_bytes} bytes, rank 0's {theirs} (chunk_bytes)"
-    if there["layout"] != layout.id:
+def _unlike(plan: str, placed: _Placed, shared: Callable[[str], str]) -> str:
+    """Return how this rank's part of the version differs from rank 0's; empty: it does not.
+
+    From then on the parts of each tensor are those of the ranks that rank 0 names.
+    """
+    there, found = json.loads(plan), placed.found
+    if hash_of(_tensors(found)) != there["tensors"]:
+        return difference(shared(there["tensors"]), {entry.name: entry for entry in found})
+    mine, theirs = placed.plan.chunk_bytes, there["chunk_bytes"]
+    if mine != theirs:
+        return f"its publisher's chunks have {mine} bytes, rank 0's {theirs} (chunk_bytes)"
+    if there["layout"] != placed.layout.id:
         return "its settings (dtype, rename) give the version another layout than rank 0's"
+    if hash_of(_owners(found)) != there["ranks"]:
+        owners = json.loads(shared(there["ranks"]))
+        ranks = [json.loads(text) for text in owners["ranks"]]
+        for name, held, *_ in found:
+            if isinstance(held, Shards):
+                held.of_ranks(ranks[owners["used"][name]])
+        placed.place()
+    if there["placement"] != placed.placement.hash():
+        return "it finds the parts of the version on other ranks than rank 0 does"
     return ""
 
 

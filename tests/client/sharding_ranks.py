@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import weightbus
-from weightbus import Publisher, Settings, Subscriber, WeightBusError
+from weightbus import Publisher, Settings, StateError, Subscriber, WeightBusError
 from weightbus.bus.messages import Hello
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.sources import SourceFetcher
 from weightbus.bus.staged import SourceFetch
 from weightbus.bus.worker.events import SourceFetched
 from weightbus.python_client.publishing import sharded
-from weightbus.python_client.publishing.ranks import Ranks
+from weightbus.python_client.publishing.ranks import Ranks, Round
 from weightbus.tests.client.gathering_ranks import (
     SECONDS,
     SHORT,
@@ -49,6 +50,7 @@ from weightbus.tests.client.gathering_ranks import (
 )
 
 CHUNK_BYTES = 64  # so small that most chunks have bytes of several ranks
+Intervals = list[tuple[int, int, int]]
 WHOLE_FETCH, FETCH = SourceFetcher.fetch, vars(SourceFetcher)["_fetch"]
 
 
@@ -122,6 +124,7 @@ def refused(me: ShardRank) -> None:
         me.error(case, partial(me.publish, other if me.rank == last else usual))
     mine = Settings(dtype="float16") if me.rank == last else None
     me.error("a setting", partial(me.publish, usual, settings=mine))
+    misplaced(me)
     there = "another" if me.rank == last else "m"
     source = weightbus.sharded(made, timeout=SECONDS)
     me.error("another id", partial(source.publish, me.own, there, timeout=SECONDS))
@@ -135,6 +138,52 @@ def refused(me: ShardRank) -> None:
     again("a second call of one rank")
     me.error("rank 0 has a bad argument", lambda: me.publish(usual, commit="never"))
     again("rank 0's errors")
+
+
+def kept(me: ShardRank) -> None:
+    """Note what ranks connect and send again in calls that follow one without failure."""
+    made = made_once(me)
+    me.publish(made)
+    connect: Any = vars(dist)["ProcessGroupGloo"]
+    with (
+        patch.object(dist, "ProcessGroupGloo", wraps=connect) as connects,
+        patch.object(sharded, "difference", wraps=sharded.difference) as compares,
+    ):
+        for _ in range(2):
+            me.same("with the connections of before", made, tied().state_dict())
+        me.saw["connected and compared again"] = connects.call_count, compares.call_count
+        me.error("a failure", partial(me.publish, {"x": torch.ones(1 + (me.rank == 1))}))
+        me.saw["after a failure to agree"] = connects.call_count
+        with ExitStack() as undo:
+            if me.rank == 1:
+                undo.enter_context(patch.object(Round, "meet", side_effect=StateError("broken")))
+            begun = time.monotonic()
+            me.error("a broken round", partial(me.publish, made))
+            me.saw["broken after"] = time.monotonic() - begun
+        me.same("with new connections", made, tied().state_dict())
+        me.saw["after a broken round"] = connects.call_count
+
+
+def misplaced(me: ShardRank) -> None:
+    """One rank finds the parts of a tensor elsewhere than the others do, as by a mistake here."""
+    model = {"x": distribute_tensor(torch.ones(2 * me.size), me.mesh, [Shard(0)])}
+    wrong: dict[str, Callable[[Intervals], Intervals]] = {
+        "a hole": lambda found: found[:-1],
+        "an overlap": lambda found: [(begin, end + 4 * (not r), r) for begin, end, r in found],
+        "too much": lambda found: [*found[:-1], (*found[-1][:1], 8 * me.size + 4, me.size - 1)],
+        "elsewhere": lambda found: [(begin, end, (r + 1) % me.size) for begin, end, r in found],
+    }
+    intervals = vars(sharded)["_intervals"]
+    for case, change in wrong.items():
+        for rank in (0, me.size - 1):
+            with ExitStack() as undo:
+                if me.rank == rank:
+
+                    def changed(*about: Any, change: Any = change) -> Any:
+                        return change(intervals(*about))
+
+                    undo.enter_context(patch.object(sharded, "_intervals", changed))
+                me.error(f"{case}, rank {'0' if rank == 0 else 'last'}", partial(me.publish, model))
 
 
 def memory(me: ShardRank) -> None:
@@ -199,7 +248,7 @@ def until_refused(address: str) -> None:
 def main(rank: int, size: int, folder: Path) -> None:
     begin_group(rank, size, folder)
     me = ShardRank(rank, size)
-    for case in (wrappers, after_steps, placements, two_ways, refused, memory):
+    for case in (wrappers, after_steps, placements, two_ways, kept, refused, memory):
         case(me)
     dies(me, size - 1)
     print(json.dumps(me.saw), flush=True)

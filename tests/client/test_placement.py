@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightbus.bus.chunks import ChunkPlan
-from weightbus.python_client.publishing.placement import placed
+from weightbus.python_client.publishing.placement import placement_of, uncovered
 
 SEEDS = st.integers(0, 2**32)
 
@@ -21,7 +21,7 @@ def test_after_the_exchange_each_rank_has_the_chunks_that_it_sends(seed: int) ->
     pieces = [(a, b, rng.randrange(ranks)) for a, b in pairwise(cuts)]
     rng.shuffle(pieces)
     plan = ChunkPlan(nbytes, rng.randint(1, 60))
-    placement = placed(pieces, plan, ranks, most)
+    placement = placement_of(pieces, plan, ranks, most)
     has = np.zeros(nbytes, np.int64)
     for begin, end, rank in pieces:
         has[begin:end] = rank
@@ -47,7 +47,42 @@ def test_after_the_exchange_each_rank_has_the_chunks_that_it_sends(seed: int) ->
     assert sorted(i for rank in range(ranks) for i in placement.of(rank)) == [*range(plan.count)]
 
 
+@given(SEEDS)
+def test_a_byte_that_no_rank_or_two_ranks_have_is_found(seed: int) -> None:
+    rng = random.Random(seed)
+    begin, nbytes, ranks = rng.randint(0, 50), rng.randint(1, 60), rng.randint(1, 4)
+    end = begin + nbytes
+    cuts = sorted({begin, end, *(rng.randint(begin, end) for _ in range(rng.randint(0, 5)))})
+    pieces = [(a, b, rng.randrange(ranks)) for a, b in pairwise(cuts)]
+    rng.shuffle(pieces)
+    assert uncovered(pieces, begin, end) == ""
+    at = rng.randrange(len(pieces))
+    first, last, rank = pieces[at]
+    pieces[at] = first + rng.randint(-3, 3), last + rng.randint(-3, 3), rank
+    owners = np.zeros(end + 10, np.int64)
+    for first, last, _ in pieces:
+        owners[max(0, first + 5) : max(0, last + 5)] += 1
+    right = (owners[begin + 5 : end + 5] == 1).all() and owners.sum() == nbytes
+    assert (uncovered(pieces, begin, end) == "") == right
+
+
+def test_what_is_wrong_with_parts_is_named() -> None:
+    assert uncovered([], 4, 4) == ""
+    assert uncovered([(4, 8, 0), (12, 16, 2)], 4, 16) == "its bytes from 4 on are on no rank"
+    assert uncovered([(4, 8, 0)], 4, 16) == "its bytes from 4 on are on no rank"
+    assert uncovered([(8, 16, 2), (4, 9, 1)], 4, 16) == "its bytes from 4 on are on ranks 1 and 2"
+    assert uncovered([(4, 20, 3)], 4, 16) == "rank 3 has 4 bytes beyond it"
+
+
+def test_a_placement_of_other_ranks_or_bytes_has_another_hash() -> None:
+    plan = ChunkPlan(12, 4)
+    pieces = [(0, 5, 0), (5, 12, 1)]
+    others = [[(0, 5, 1), (5, 12, 0)], [(0, 6, 0), (6, 12, 1)], [(0, 4, 0), (4, 12, 1)]]
+    hashes = {placement_of(some, plan, 2).hash() for some in [pieces, *others, pieces[::-1]]}
+    assert len(hashes) == 4
+
+
 def test_a_version_without_bytes_has_no_chunks() -> None:
-    placement = placed([], ChunkPlan(0, 8), 3)
+    placement = placement_of([], ChunkPlan(0, 8), 3)
     assert [placement.of(rank) for rank in range(3)] == [[], [], []]
     assert placement.foreign.batches(8) == []

@@ -28,6 +28,14 @@ ERRORS = {
     "a setting": r"StateError: .*\nrank {last}: its settings \(dtype, rename\) give the version",
 }
 
+# What every rank says if one rank finds the parts of a tensor elsewhere.
+MISPLACED = {
+    "a hole": "x: its bytes from {end} on are on no rank",
+    "an overlap": "x: its bytes from 8 on are on ranks 0 and 1",
+    "too much": "x: rank {last} has 4 bytes beyond it",
+    "elsewhere": "it finds the parts of the version on other ranks than rank 0 does",
+}
+
 
 # One test for each number of ranks, since each worker of a run in parallel would start its own.
 @pytest.mark.slow
@@ -48,11 +56,26 @@ def test_ranks_publish_their_shards_or_name_the_rank_that_does_not(
         for case, missing in (("the last rank does not call", last), ("rank 0 does not call", 0)):
             text = f"DeadlineError: rank {missing} did not make this call in the 1 s"
             assert saw[case].startswith("none" if rank == missing else text), (rank, case)
+        for case, text in MISPLACED.items():
+            for who in ("0", "last"):
+                found = saw[f"{case}, rank {who}"]
+                told = text.format(end=8 * last, last=last)
+                assert found.startswith("StateError: "), (rank, case, found)
+                assert told in found, (rank, case, found)
+                if who == "last" or case == "elsewhere":
+                    assert f"rank {last}: " in found, found
+                elif rank:
+                    assert "rank 0 did not publish: x: " in found, found
         late = "DeadlineError: rank 0 did not make this call in the 1 s that rank {last} has waited"
         assert saw["twice"].startswith(late.format(last=last) if rank == last else "none")
         assert "the name '' has 0 characters" in saw["bad metadata"]
         own = "ValueError: commit='never'", "WeightBusError: rank 0 did not publish: commit='never'"
         assert saw["rank 0 has a bad argument"].startswith(own[rank > 0])
+        assert saw["connected and compared again"] == [0, 0]
+        assert saw["after a failure to agree"] == 0
+        assert saw["a broken round"] == f"StateError: {'' if rank == 1 else 'rank 1: '}broken"
+        assert saw["after a broken round"] == 1
+        assert saw["broken after"] < DIED_SECONDS, "a rank waits for what a failed one keeps open"
         assert saw["memory"] <= MEMORY_MAX
     for rank, saw in enumerate(ranks[:last]):
         error = "WeightBusError: rank 0 did not publish: m version" if rank else "PublishError: m"
