@@ -2,8 +2,10 @@
 
 import logging
 import socket
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -33,16 +35,17 @@ class Scene:
 
     def __init__(self, stack: ExitStack, count: int, keys: Path | None = None) -> None:
         self.stack, self.keys, self.targets = stack, keys, dict[str, dict[str, Any]]()
-        self.publishers = [
-            stack.enter_context(Publisher("tcp://127.0.0.1:0", keys=keys, settings=SMALL))
-            for _ in range(count)
-        ]
+        self.publishers = [self.publisher() for _ in range(count)]
+
+    def publisher(self) -> Publisher:
+        made = Publisher("tcp://127.0.0.1:0", keys=self.keys, settings=SMALL)
+        return self.stack.enter_context(made)
 
     @property
     def address(self) -> str:
         return self.publishers[0].address
 
-    def worker(self, name: str, at: str = "") -> Subscriber:
+    def worker(self, name: str, at: str | list[str] = "") -> Subscriber:
         keys = None if self.keys is None else self.keys / "workers" / f"{name}.json"
         target = self.targets[name] = {"w": np.zeros(SIZE, np.float32)}
         made = Subscriber(at or self.address, {"m": target}, name=name, keys=keys, settings=QUICK)
@@ -148,6 +151,39 @@ def test_a_relay_takes_chunks_from_sources_and_passes_them_on(
     bus.publish(1.0, expect=1)
     assert bus.has("w", 1.0)
     assert {name for name, chunks in seen if chunks} == {"r"}
+
+
+def test_a_rank_and_a_relay_that_are_lost_in_one_publish_leave_the_version_before(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, begun, gone = scene(), threading.Event(), threading.Event()
+    relay = Relay(bus.address, "tcp://127.0.0.1:0", ["m"], name="r", settings=QUICK)
+    bus.stack.enter_context(relay)
+    bus.worker("w", [relay.address, bus.address])
+    bus.publish(1.0, expect=1)
+    take = vars(_SourceSession)["_chunk"]
+
+    def waits(session: Any, *about: Any) -> str:
+        begun.set()
+        assert gone.wait(SECONDS)
+        fault: str = take(session, *about)
+        return fault
+
+    monkeypatch.setattr(_SourceSession, "_chunk", waits)
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(bus.publish, 2.0, expect=1)
+        assert begun.wait(SECONDS)
+        bus.publishers[1].close()
+        gone.set()
+        relay.close()
+        error = call.exception(SECONDS / 2)
+    assert isinstance(error, PublishError)
+    assert f"chunks of rank 1 at {bus.publishers[1].address} are lacking" in str(error)
+    assert error.receipt.workers["w"].state != "applied"
+    assert bus.has("w", 1.0)
+    bus.publishers[1] = bus.publisher()
+    bus.publish(3.0, expect=1)
+    assert bus.has("w", 3.0)
 
 
 def test_a_silent_source_is_given_up_and_the_version_with_it(scene: Callable[..., Scene]) -> None:
