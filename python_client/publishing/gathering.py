@@ -6,6 +6,7 @@ The tensors go one by one from the ranks that have their parts into the version'
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -303,8 +304,11 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
     Raises:
         StateError: The model cannot be published.
     """
+    checked = set[str]()  # meshes whose ranks are all in the group
     for name, held, *_ in found:
         if not isinstance(held, Shards):
+            continue
+        if (mesh := str(held.ranks)) in checked:
             continue
         if not members:
             raise StateError(
@@ -318,6 +322,8 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
                 f"{name}: rank {min(others)} holds a part of it, and is not in the group: give "
                 "gather() a group with all ranks of the model"
             )
+        if not {int(rank) for rank in re.findall(r"\d+", mesh)}.difference(members):
+            checked.add(mesh)
     leaves = {each.name: _leaf(each.held) for each in found}
     parameters = {id(leaves[each.name]) for each in found if not each.buffer}
     return described(leaves, {each.name: each.same for each in found}.__getitem__), parameters

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -134,7 +135,7 @@ class PlacedShards:
         self._placements = tensor.placements
         self.meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         mesh: Any = tensor.device_mesh
-        self._mesh: torch.Tensor = mesh.mesh
+        self._mesh = _grid(mesh)
         self._order = _order(tensor)
         here: list[int] | None = mesh.get_coordinate()
         # On a GPU torch gathers over NCCL. Only torch knows placements of other kinds, and in which
@@ -190,6 +191,17 @@ class PlacedShards:
         return whole
 
 
+# Torch computes it anew each time, which takes longer than all else that is done here for a tensor.
+_GRIDS: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
+
+
+def _grid(mesh: Any) -> torch.Tensor:
+    """Return the global ranks of a mesh."""
+    if mesh not in _GRIDS:
+        _GRIDS[mesh] = mesh.mesh
+    return _GRIDS[mesh]
+
+
 def _order(tensor: DTensor) -> list[int] | None:
     """Return the axes of the mesh that shard a tensor, in the order in which they cut it.
 
@@ -197,7 +209,7 @@ def _order(tensor: DTensor) -> list[int] | None:
     is sharded already, by a later axis, cuts last, and says so by a strided placement.
     """
     first, last = list[int](), list[int]()
-    sizes = cast("Any", tensor.device_mesh).mesh.shape
+    sizes = _grid(tensor.device_mesh).shape
     for axis, placement in enumerate(tensor.placements):
         if type(placement) is Shard:
             first.append(axis)

@@ -28,6 +28,7 @@ OBSERVER = "ops"
 CLOCK = Path(__file__).with_name("clock.c")
 DISK_BYTES = 48 * 2**20  # of the disk of a round: some versions of both models
 WORKER_SECONDS = 600
+START_SECONDS = 120.0  # for a publisher; torch takes long to import where the host is busy
 NO_ROOM = "the epoch cannot be written"  # says a publisher whose disk is full
 MIB = 2**20
 
@@ -121,7 +122,7 @@ class Cast:
         child = Child(told, self.story, log, self._environment, limits)
         self.publishers.append(child)
         try:
-            ready = child.wait("ready")
+            ready = child.wait("ready", seconds=START_SECONDS)
         except Fault as fault:
             if NO_ROOM not in str(fault) or not self.free_disk():
                 raise
