@@ -76,6 +76,7 @@ class Cast:
         self.workers: dict[str, Driver] = {}  # those of now
         self.fillers: list[Path] = []
         self.killed = set[str]()  # workers that were killed once
+        self.stopped = 0.0  # seconds for which the trainer's processes were stopped, one by one
         self._ended = set[Child | Driver]()  # those that we ended
 
     # Keys.
@@ -222,6 +223,10 @@ class Cast:
         self.must_play(whom)
         self._ended.add(whom)
         whom.kill()
+
+    def stopped_for(self, seconds: float) -> None:
+        """Note that a process of the trainer was stopped."""
+        self.stopped += seconds
 
     def must_play(self, whom: Child | Driver) -> None:
         """See that nothing but us has ended it.

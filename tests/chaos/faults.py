@@ -4,7 +4,9 @@ import contextlib
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -100,8 +102,7 @@ def stop_rank(cast: Cast, step: Step) -> End:
     child = cast.publisher
     if not child.alive:
         return nothing
-    _signal_rank(child, step, signal.SIGSTOP)
-    return lambda: _signal_rank(child, step, signal.SIGCONT)
+    return _stop(cast, partial(_signal_rank, child, step))
 
 
 def stop_worker(cast: Cast, step: Step) -> End:
@@ -114,8 +115,19 @@ def stop_worker(cast: Cast, step: Step) -> End:
 def stop_publisher(cast: Cast, _step: Step) -> End:
     """The publisher is stopped in its tracks."""
     child = cast.publisher
-    child.send(signal.SIGSTOP)
-    return lambda: child.send(signal.SIGCONT)
+    return _stop(cast, child.send)
+
+
+def _stop(cast: Cast, send: Callable[[signal.Signals], None]) -> End:
+    """Stop a process of the trainer; what ends that notes for how long it was stopped."""
+    send(signal.SIGSTOP)
+    begun = time.monotonic()
+
+    def again() -> None:
+        send(signal.SIGCONT)
+        cast.stopped_for(time.monotonic() - begun)
+
+    return again
 
 
 def stop_relay(cast: Cast, step: Step) -> End:

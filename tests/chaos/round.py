@@ -201,7 +201,7 @@ class Round:
         """Hold all that was told against all that was published."""
         cast, judge = self._cast, Judge(self._cast.plan.kind)
         faults = [fault for child in cast.publishers for fault in judge.hear(child.events)]
-        faults += [f for child in cast.publishers for f in overdue(child.events, cast.plan.stopped)]
+        faults += [f for child in cast.publishers for f in overdue(child.events, cast.stopped)]
         for driver in cast.drivers:
             faults += judge.faults(driver)
         if self._watcher is not None:

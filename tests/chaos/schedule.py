@@ -121,12 +121,6 @@ class Plan:
     ranks: int = 1
 
     @property
-    def stopped(self) -> float:
-        """The most seconds for which a process of the trainer is stopped at a time."""
-        stops = [s.seconds for s in self.steps if s.fault in ("stop-rank", "stop-publisher")]
-        return sum(stops)
-
-    @property
     def serves(self) -> bool:
         """Whether there are a page and metrics."""
         return self.watched and self.publisher == "python"
