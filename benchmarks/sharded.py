@@ -7,6 +7,9 @@ nothing behind. `gather` first collects the model on rank 0, which sends it to a
 the receipt, which has every worker. A row that misses its bound ends it with status 1. The optimum
 is arithmetic: with N ranks, rank 0 takes in (N-1)/N of a model, then sends one to each of W
 workers; from N ranks the slowest link carries a model to a worker, or W/N of a model from a rank.
+
+The row `exchange` is about a model of many tensors: how long the ranks take to agree on a version,
+and to exchange checksums, without the time in which each of them goes through its tensors.
 """
 
 import argparse
@@ -19,12 +22,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import weightbus
 from weightbus import ClosedError, Publisher, Settings, Subscriber
@@ -44,13 +48,77 @@ from weightbus.benchmarks.scale import (
     hosts,
     report,
 )
+from weightbus.bus.publisher.version import VersionOffer
+from weightbus.python_client.publishing import sharded
+from weightbus.python_client.publishing.ranks import Ranks, Round
+from weightbus.python_client.publishing.sharded import Sharded
 
 RANKS = 4
 STORE_PORT = 29500
 DIMS = {"rows": 0, "columns": 1}  # how tensors are cut
 ONE = Bound("4 ranks, 1 worker: times faster than gathering first", 1.75, 1.5, 1.7, True)
 FOUR = Bound("4 ranks, 4 workers: times faster than gathering first", 4.75, 3.8, 4.5, True)
+TENSORS, EXCHANGES = 10_000, 5
+EXCHANGE = Bound("4 ranks, 10,000 tensors: ms to agree and exchange checksums", 0, 20, 5, False)
 COLUMNS = Bound("the same, cut by columns (each rank takes in 3/16 first)", 4.0, 3.0, 3.6, True)
+
+
+class Exchange:
+    """The time of the exchanges between ranks.
+
+    Before each, all ranks meet, so that none waits for what another one does alone.
+
+    Attributes:
+        seconds: The time of the last publish, on rank 0.
+    """
+
+    def __init__(self, undo: ExitStack) -> None:
+        self.seconds, self._begun = 0.0, 0.0
+        lead, follow, offer = Ranks.lead, Ranks.follow, Sharded.offer
+        stage: Callable[..., object] = vars(sharded)["_staged"]
+
+        def leads(*about: Any) -> Round:
+            dist.barrier()
+            begun = time.perf_counter()
+            found = lead(*about)
+            self.seconds = time.perf_counter() - begun
+            return found
+
+        def follows(*about: Any) -> Round:
+            dist.barrier()
+            return follow(*about)
+
+        def stages(*about: Any) -> object:
+            found = stage(*about)
+            dist.barrier()
+            self._begun = time.perf_counter()
+            return found
+
+        def offers(*about: Any) -> VersionOffer:
+            found = offer(*about)
+            self.seconds += time.perf_counter() - self._begun
+            return found
+
+        undo.enter_context(patch.object(Ranks, "lead", leads))
+        undo.enter_context(patch.object(Ranks, "follow", follows))
+        undo.enter_context(patch.object(sharded, "_staged", stages))
+        undo.enter_context(patch.object(Sharded, "offer", offers))
+
+
+def model_of(about: dict[str, Any], mesh: DeviceMesh) -> dict[str, DTensor]:
+    """Return a model of many small tensors, or of some large ones."""
+    if about["tensors"]:
+        mine = torch.full((1, 16), 0.5)
+        return {
+            f"layers.{i}.weight": DTensor.from_local(mine.clone(), mesh, [Shard(0)])
+            for i in range(about["tensors"])
+        }
+    return {
+        f"layers.{i}.weight": distribute_tensor(
+            torch.full((1024, 1024), 0.5), mesh, [Shard(DIMS[about["cut"]])]
+        )
+        for i in range(about["mib"] // 4)
+    }
 
 
 def rank(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
@@ -62,14 +130,8 @@ def rank(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
         f"{NETWORK}.1", STORE_PORT, RANKS, number == 0, timedelta(seconds=START_SECONDS)
     )
     dist.init_process_group("gloo", store=store, rank=number, world_size=RANKS)
-    mesh = init_device_mesh("cpu", (RANKS,))
-    rows, count = 1024, about["mib"] // 4
-    model = {
-        f"layers.{i}.weight": distribute_tensor(
-            torch.full((rows, 1024), 0.5), mesh, [Shard(DIMS[about["cut"]])]
-        )
-        for i in range(count)
-    }
+    model = model_of(about, init_device_mesh("cpu", (RANKS,)))
+    exchange = Exchange(undo) if about["tensors"] else None
     settings = Settings(chunk_bytes=CHUNK, data=f"tcp://{NETWORK}.{number + 1}:{PORT + 1}")
     address = f"tcp://{NETWORK}.{number + 1}:{PORT}"
     publisher = undo.enter_context(Publisher(address, insecure=True, settings=settings))
@@ -84,7 +146,9 @@ def rank(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
         begun = time.monotonic()
         receipt = source.publish(publisher, MODEL, expect=expect, timeout=PUBLISH_SECONDS)
         seconds = time.monotonic() - begun
-        return {"seconds": seconds, "applied": len(receipt.in_state("applied")) if receipt else 0}
+        applied = len(receipt.in_state("applied")) if receipt else 0
+        seconds = seconds if exchange is None else exchange.seconds
+        return {"seconds": seconds, "applied": applied}
 
     questions.update(publish=publish)
 
@@ -122,15 +186,20 @@ def serve(text: str) -> None:
     os._exit(0)  # the process group may hang at the end
 
 
-def seconds_of(way: str, workers: int, mib: int, rounds: int, cut: str = "rows") -> float:
-    """Return the least seconds of a publish, after one that is not counted."""
+def seconds_of(
+    way: str, workers: int, mib: int, rounds: int, cut: str = "rows", tensors: int = 0
+) -> float:
+    """Return the least seconds of a publish, after one that is not counted.
+
+    With `tensors`, of its exchanges; then there are no workers.
+    """
     with ExitStack() as undo:
 
         def start(role: str, host: int, **more: Any) -> Process:
             about = json.dumps({"role": role, "host": host, "mib": mib, **more})
             return undo.enter_context(Process(f"{role} on host {host}", "sharded", about))
 
-        how = {"way": way, "expect": workers, "cut": cut}
+        how = {"way": way, "expect": workers or None, "cut": cut, "tensors": tensors}
         ranks = [start("rank", 1 + r, rank=r, **how) for r in range(RANKS)]
         made = [start("worker", 1 + RANKS + w, name=f"w{w}") for w in range(workers)]
         for each in made:
@@ -152,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure sharded trainers over shaped links.")
     parser.add_argument("--mib", type=int, default=64, help="size of the model (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="versions of each way")
-    parser.add_argument("--only", help="names of rows, with commas: one, four, columns")
+    parser.add_argument("--only", help="names of rows, with commas: one, four, columns, exchange")
     asked = parser.parse_args()
 
     def faster(workers: int, cut: str = "rows") -> Callable[[], float]:
@@ -164,10 +233,14 @@ def main() -> None:
 
         return ratio
 
+    def exchange() -> float:
+        return 1000 * seconds_of("sharded", 0, 0, EXCHANGES, tensors=TENSORS)
+
     rows: Rows = {
         "one": (ONE, faster(1)),
         "four": (FOUR, faster(4)),
         "columns": (COLUMNS, faster(4, "columns")),
+        "exchange": (EXCHANGE, exchange),
     }
     with hosts(RANKS + 4, both_ways=True):
         report(rows, asked.only)

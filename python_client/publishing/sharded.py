@@ -207,7 +207,7 @@ class Sharded(PartedSource):
         assert ranks is not None and publisher is not None  # noqa: PT018, S101 - `publish` set them
         parts = publisher.parts
         placed = _Placed(self._entries, state, layout, chunk_bytes, ranks)
-        plan = _plan(self._entries, placed, model, self._metadata, ranks.share)
+        plan = _plan(placed, model, self._metadata, ranks.share)
         seconds, self._met = min(self._timeout, deadline.left()), True
         with ranks.lead(plan, seconds) as round_, torch.no_grad():
             self._round = round_.number
@@ -304,6 +304,8 @@ class _Placed:
     Attributes:
         found, layout: As given.
         plan: The chunks.
+        tensors: What all ranks must have alike of each tensor, as text.
+        owners: The ranks that have the parts of each tensor, as text.
         unique: The tensors that are sent, each with its name in the version.
         spread: Those that one rank gathers.
         leaders: The global rank whose copies are preferred, by name of the other ones.
@@ -321,6 +323,7 @@ class _Placed:
         names = zip(found, state.form.names, strict=True)
         self.unique = [(entry, name) for entry, name in names if name in state.signatures]
         self.unique.sort(key=lambda each: layout.by_name(each[1]).begin)
+        self.tensors, self.owners = _tensors(found), _owners(found)
         self.place()
 
     def place(self) -> None:
@@ -514,20 +517,14 @@ def _offer(
     return VersionOffer.received(model, layout, chunks, key)
 
 
-def _plan(
-    found: Sequence[Entry],
-    placed: _Placed,
-    model: str,
-    metadata: object,
-    share: Callable[[str], str],
-) -> str:
+def _plan(placed: _Placed, model: str, metadata: object, share: Callable[[str], str]) -> str:
     """Return what rank 0 publishes: names, form, and the ranks that have the parts of each tensor.
 
     The model may be on other ranks, too (data parallelism); then these send nothing of it.
     What changes from call to call is short; `share` returns the hash of a text that does not.
     """
     form = {"layout": placed.layout.id, "chunk_bytes": placed.plan.chunk_bytes}
-    shared = {"tensors": share(_tensors(found)), "ranks": share(_owners(found))}
+    shared = {"tensors": share(placed.tensors), "ranks": share(placed.owners)}
     about = {"model": model, "metadata": metadata, "placement": placed.placement.hash()}
     return json.dumps(form | shared | about)
 
@@ -568,14 +565,14 @@ def _unlike(plan: str, placed: _Placed, shared: Callable[[str], str]) -> str:
     From then on the parts of each tensor are those of the ranks that rank 0 names.
     """
     there, found = json.loads(plan), placed.found
-    if hash_of(_tensors(found)) != there["tensors"]:
+    if hash_of(placed.tensors) != there["tensors"]:
         return difference(shared(there["tensors"]), {entry.name: entry for entry in found})
     mine, theirs = placed.plan.chunk_bytes, there["chunk_bytes"]
     if mine != theirs:
         return f"its publisher's chunks have {mine} bytes, rank 0's {theirs} (chunk_bytes)"
     if there["layout"] != placed.layout.id:
         return "its settings (dtype, rename) give the version another layout than rank 0's"
-    if hash_of(_owners(found)) != there["ranks"]:
+    if hash_of(placed.owners) != there["ranks"]:
         owners = json.loads(shared(there["ranks"]))
         ranks = [json.loads(text) for text in owners["ranks"]]
         for name, held, *_ in found:
