@@ -28,11 +28,16 @@ import hashlib
 import json
 import math
 import socket
+import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,11 +50,19 @@ from ...bus.errors import AddressError, DeadlineError
 from ...bus.net.endpoints import is_loopback
 from ...codecs.errors import StateError, WeightBusError
 
+T = TypeVar("T")
+
 GO = "go"
 LOOK_SECONDS = 0.5  # seconds between two looks at the verdict: the store tells of one key at a time
 MARGIN_SECONDS = 2.0  # seconds for rank 0 to say first who is late, since it alone knows that
-ROUNDS_KEPT = 8  # rounds whose verdicts stay in the store
+ROUNDS_KEPT = 8  # rounds whose keys stay in the store
 FAULTS_SHOWN = 4  # ranks that an error names
+ANSWER_SECONDS = 3.0  # seconds after a deadline for the store to answer
+SILENT = (
+    "rank 0 does not answer: the process that has the store of torch.distributed is stopped, or "
+    "its host is not reached"
+)
+TOLD_BYTES = 4096  # of the first message of `Round.tell`, which is the only one of a short text
 TEXTS_KEPT = 8  # texts that rounds may have in common
 
 KINDS: dict[str, type[WeightBusError]] = {
@@ -85,11 +98,90 @@ def own_host(master: str, port: int) -> str:
     return host
 
 
+class SilentError(RuntimeError):
+    """The process that has the store does not answer."""
+
+
+class _Caller:
+    """Makes calls of the store in a thread.
+
+    A call waits for the answer without end: also while the process that has the store is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._free = threading.Lock()  # held by a call until its answer comes
+        self._stuck = False
+        threading.Thread(
+            target=_make, args=(self._calls,), name="weightbus-store", daemon=True
+        ).start()
+        weakref.finalize(self, self._calls.put, None)
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Make a call before the next one; an error has no effect."""
+        self._calls.put(partial(_quietly, call))
+
+    def __call__(self, call: Callable[[], T], seconds: float) -> T:
+        """Return what a call returns.
+
+        Raises:
+            SilentError: There is no answer in time.
+        """
+        if not self._free.acquire(timeout=0.0 if self._stuck else seconds):
+            raise SilentError(SILENT)
+        done, free = Future[T](), self._free
+
+        def answer() -> None:
+            try:
+                done.set_result(call())
+            except Exception as error:
+                done.set_exception(error)
+            finally:
+                free.release()
+
+        self._calls.put(answer)
+        finished, _ = wait([done], seconds)
+        self._stuck = not finished
+        if not finished:
+            raise SilentError(SILENT)
+        return done.result()
+
+
+def _quietly(call: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the next call of the store fails, too
+        call()
+
+
+def _make(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (call := calls.get()) is not None:
+        call()
+
+
+class _PatientStore:
+    """The store of the ranks; its calls end soon after a deadline.
+
+    Args:
+        store: The store.
+        caller: Makes the calls.
+        until: The deadline.
+    """
+
+    def __init__(self, store: PrefixStore, caller: _Caller, until: Deadline) -> None:
+        self._store, self._caller, self._until = store, caller, until
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+        seconds = self._until.left() + ANSWER_SECONDS
+        return lambda *about: self._caller(partial(method, *about), seconds)
+
+
 @contextlib.contextmanager
 def store_errors() -> Generator[None]:
     """Raise the errors of the store as errors of this package."""
     try:
         yield
+    except SilentError as error:
+        raise DeadlineError(str(error)) from None
     except RuntimeError as error:  # stores raise several kinds
         raise WeightBusError(
             f"the store of torch.distributed is lost, perhaps since rank 0 has ended: {error}"
@@ -103,11 +195,13 @@ class _Kept:
     Attributes:
         number: The round in which the connections were made; 0: there are none.
         connections: The gloo group.
+        caller: Makes calls of the store.
         texts: Texts that are in the store, by hash; the last one used is last.
     """
 
     number: int = 0
     connections: Any = None
+    caller: _Caller = field(default_factory=_Caller)
     texts: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -130,10 +224,16 @@ class Ranks:
         self.rank, self.members = dist.get_rank(group), dist.get_process_group_ranks(group)
         if self.rank < 0:
             raise ValueError("this rank is not in the group whose ranks publish together")
+        self._until = _deadline(0.0)  # of the call
         self._key = hashlib.sha256(json.dumps(self.members).encode()).hexdigest()[:16]
 
     @property
-    def store(self) -> PrefixStore:
+    def store(self) -> Any:
+        """The store, with calls that end; not kept, as `own_store`."""
+        return _PatientStore(self.own_store, self.kept.caller, self._until)
+
+    @property
+    def own_store(self) -> PrefixStore:
         """The store; not kept, since it would outlive the process group, and hold its port."""
         store = distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore
         return PrefixStore(f"weightbus/gather/{self._key}", store)
@@ -179,13 +279,22 @@ class Ranks:
             DeadlineError: A rank has not joined in time.
         """
         until, kept = _deadline(timeout), self.kept
-        number = self.store.add("rounds", 1)
-        self.store.set(f"{number}/plan", plan)
-        for key in ("verdict", "end", "outcome"):
-            self.store.delete_key(f"{number - ROUNDS_KEPT}/{key}")
-        others = range(1, len(self.members))
-        here = [r for r in others if self._wait(f"{number}/{r}", number, until)]
-        answers = {r: self._get(f"{number}/{r}").partition(" ") for r in here}
+        self._until = until
+        others, own = range(1, len(self.members)), self.own_store
+
+        def opens() -> int:
+            number = own.add("rounds", 1)
+            own.set(f"{number}/plan", plan)
+            return number
+
+        def clears() -> None:
+            for key in ("plan", *map(str, others), "verdict", "end", "outcome"):
+                own.delete_key(f"{number - ROUNDS_KEPT}/{key}")
+
+        number = self._ask(opens)
+        kept.caller.later(clears)  # what not even a rank that was stopped reads any more
+        came = {r: self._read(f"{number}/{r}", number, until) for r in others}
+        answers = {r: text.partition(" ") for r, text in came.items() if text is not None}
         faults = [f"rank {r}: {text}" for r, (_, _, text) in answers.items() if text]
         if fault:
             verdict = fault
@@ -193,14 +302,12 @@ class Ranks:
             more = len(faults) - FAULTS_SHOWN
             faults[FAULTS_SHOWN:] = [f"and {more} more ranks"] if more > 0 else []
             verdict = "state the ranks do not agree, so nothing was gathered:\n" + "\n".join(faults)
-        elif len(here) < len(others):
+        elif len(answers) < len(others):
             verdict = self._late([r for r in others if r not in answers], timeout)
         else:
             same = all(int(theirs) == kept.number for theirs, *_ in answers.values())
             verdict = f"{GO} {kept.number if same else 0}"
         verdict = self._decide(number, verdict)
-        for read in ("plan", *map(str, here)):
-            self.store.delete_key(f"{number}/{read}")
         return self._entered(number, verdict, timeout, plan)
 
     @store_errors()
@@ -214,17 +321,17 @@ class Ranks:
         Raises:
             StateError, DeadlineError: As in `lead`.
         """
-        until = _deadline(timeout)
-        number = self._opened(until)
-        if not number:
+        until = self._until = _deadline(timeout)
+        number, plan = self._opened(until)
+        if plan is None:
             raise DeadlineError(self._late([0], timeout).partition(" ")[2])
-        plan = self._get(f"{number}/plan")
-        self.store.set(f"{number}/{self.rank}", f"{self.kept.number} {answer(plan)}")
-        if not self._wait(f"{number}/verdict", number, until):
+        answered = f"{self.kept.number} {answer(plan)}"
+        self._ask(partial(self.own_store.set, f"{number}/{self.rank}", answered))
+        verdict = self._read(f"{number}/verdict", number, until)
+        if verdict is None:
             others = range(1, len(self.members))
             missing = [r for r in others if not self.store.check([f"{number}/{r}"])]
-            self._decide(number, self._late(missing or [0], timeout))
-        verdict = self._get(f"{number}/verdict")
+            verdict = self._decide(number, self._late(missing or [0], timeout))
         return self._entered(number, verdict, timeout + MARGIN_SECONDS, plan)
 
     def _late(self, missing: list[int], timeout: float) -> str:
@@ -237,15 +344,18 @@ class Ranks:
             "has waited: every rank of the group publishes what gather() or sharded() returned"
         )
 
-    def _opened(self, until: Deadline) -> int:
-        """Return the number of the round that is open; 0 if none was opened in time."""
-        while until.left():
-            number = self.store.add("rounds", 0)
-            if not number or self.store.check([f"{number}/verdict"]):
-                number += 1
-            if self._wait(f"{number}/plan", number, until):
-                return number
-        return 0
+    def _opened(self, until: Deadline) -> tuple[int, str | None]:
+        """Return the number and the plan of the open round; no plan: none was opened in time."""
+        own, plan, number = self.own_store, None, 0
+
+        def finds() -> int:
+            last = own.add("rounds", 0)
+            return last + (not last or own.check([f"{last}/verdict"]))
+
+        while plan is None and until.left():
+            number = self._ask(finds)
+            plan = self._read(f"{number}/plan", number, until)
+        return number, plan
 
     def _entered(self, number: int, verdict: str, timeout: float, plan: str) -> "Round":
         connected, kept = self._check(verdict), self.kept
@@ -254,18 +364,28 @@ class Ranks:
         kept.number, kept.connections = 0, None
         return Round(self, number, _deadline(timeout), plan, connected, connections)
 
-    def _wait(self, key: str, number: int, until: Deadline) -> bool:
-        """Wait for a key of a round; return False after the deadline, or if the round is closed."""
-        while not self.store.check([key]):
-            if self.store.check([f"{number}/verdict"]) or not until.left():
-                return self.store.check([key])
-            seconds, begun = min(LOOK_SECONDS, until.left()), time.monotonic()
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Return what calls of the store return, some at a time: each `_ask` takes a while."""
+        return self.kept.caller(call, self._until.left() + ANSWER_SECONDS)
+
+    def _read(self, key: str, number: int, until: Deadline) -> str | None:
+        """Wait for a key of a round; return None after the deadline, or if the round is closed."""
+        own, seconds = self.own_store, 0.0
+
+        def waits() -> str:
+            own.wait([key], timedelta(milliseconds=math.ceil(1000 * seconds)))
+            return own.get(key).decode()
+
+        while left := until.left():
+            seconds, begun = min(LOOK_SECONDS, left), time.monotonic()
             try:
-                self.store.wait([key], timedelta(milliseconds=math.ceil(1000 * seconds)))
+                return self._ask(waits)
             except RuntimeError:
                 if time.monotonic() - begun < seconds / 2:  # not late, but lost
                     raise
-        return True
+            if self.store.check([f"{number}/verdict"]):
+                break
+        return self._get(key) if self.store.check([key]) else None
 
     def _get(self, key: str) -> str:
         return self.store.get(key).decode()
@@ -294,7 +414,7 @@ class Ranks:
             DeadlineError: There is none in time.
             WeightBusError: Rank 0 has not published, or has ended.
         """
-        key = f"{number}/outcome"
+        key, self._until = f"{number}/outcome", deadline
         try:
             self.store.wait([key], timedelta(milliseconds=math.ceil(1000 * deadline.left())))
         except RuntimeError:
@@ -359,9 +479,12 @@ class Round:
     def _connect(self) -> Any:
         ranks, number, until = self._ranks, self._number, self._until
         size, seconds = len(ranks.members), timedelta(seconds=max(1.0, until.left()))
-        store = PrefixStore(f"{number}/addresses", ranks.store)
+        store = PrefixStore(f"{number}/addresses", ranks.own_store)
+        about = store, ranks.rank, size, seconds
         try:
-            connections: Any = dist.ProcessGroupGloo(store, ranks.rank, size, seconds)
+            connections: Any = ranks.kept.caller(
+                partial(dist.ProcessGroupGloo, *about), seconds.total_seconds() + ANSWER_SECONDS
+            )
         except RuntimeError as error:
             raise self._failed(f"failed the ranks could not connect: {error}") from error
         return connections
@@ -396,6 +519,13 @@ class Round:
         """
         rank = self._ranks.members.index(member)
         self._move("recv", rank, into, what, min(left, self._until.left()))
+
+    def end(self, what: str, left: float = math.inf) -> None:
+        """Return on rank 0 once every rank has called this, on others at once."""
+        word, left = torch.zeros(1, dtype=torch.uint8), min(left, self._until.left())
+        others = range(1, len(self._ranks.members)) if self._ranks.rank == 0 else [0]
+        for other in others:
+            self._move("send" if self._ranks.rank else "recv", other, word, what, left)
 
     def meet(self, what: str, left: float = math.inf) -> None:
         """Return once every rank has called this. `what` is for errors."""
@@ -436,20 +566,22 @@ class Round:
 
     def tell(self, other: int, data: bytes, what: str, left: float = math.inf) -> None:
         """Send bytes of any number to another rank, which calls `hear`."""
-        size = torch.tensor([len(data)], dtype=torch.int64)
-        self._move("send", other, size, what, min(left, self._until.left()))
-        if data:
-            flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            self._move("send", other, flat, what, min(left, self._until.left()))
+        framed = len(data).to_bytes(8, "little") + data
+        for part in (framed[:TOLD_BYTES].ljust(TOLD_BYTES, b"\0"), framed[TOLD_BYTES:]):
+            if part:
+                flat = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+                self._move("send", other, flat, what, min(left, self._until.left()))
 
     def hear(self, other: int, what: str, left: float = math.inf) -> bytes:
         """Receive bytes from another rank, which calls `tell`."""
-        size = torch.zeros(1, dtype=torch.int64)
-        self._move("recv", other, size, what, min(left, self._until.left()))
-        flat = torch.empty(int(size), dtype=torch.uint8)
-        if len(flat):
-            self._move("recv", other, flat, what, min(left, self._until.left()))
-        return flat.numpy().tobytes()
+        flat = torch.empty(TOLD_BYTES, dtype=torch.uint8)
+        self._move("recv", other, flat, what, min(left, self._until.left()))
+        first = flat.numpy().tobytes()
+        size = 8 + int.from_bytes(first[:8], "little")
+        rest = torch.empty(max(0, size - TOLD_BYTES), dtype=torch.uint8)
+        if len(rest):
+            self._move("recv", other, rest, what, min(left, self._until.left()))
+        return (first + rest.numpy().tobytes())[8:size]
 
     def together(
         self, call: Callable[[], torch.Tensor], what: str, left: float = math.inf

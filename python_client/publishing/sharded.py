@@ -233,7 +233,7 @@ class Sharded(PartedSource):
                 offer.obtain = parts.obtaining(offer, staged.memory, names)
             if staged.lost:
                 offer.count_lost = staged.lost.copy
-            round_.meet("the end", deadline.left())
+            round_.end("the end", deadline.left())
         return offer
 
     # On the other ranks.
@@ -273,7 +273,7 @@ class Sharded(PartedSource):
             epoch, number, whole = json.loads(round_.hear(0, "the name"))
             key = epoch, number
             parts.keep(_offer(model, placed.layout, staged, whole, key), deadline)
-            round_.meet("the end")
+            round_.end("the end")
         ranks.outcome(round_.number, deadline)
 
 

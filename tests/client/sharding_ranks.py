@@ -8,6 +8,7 @@ errors. The models are those of `gathering_ranks.py`. One rank ends itself at th
 
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -147,7 +148,7 @@ def kept(me: ShardRank) -> None:
     connect: Any = vars(dist)["ProcessGroupGloo"]
     with (
         patch.object(dist, "ProcessGroupGloo", wraps=connect) as connects,
-        patch.object(sharded, "difference", wraps=sharded.difference) as compares,
+        patch.object(sharded, "difference", wraps=vars(sharded)["difference"]) as compares,
     ):
         for _ in range(2):
             me.same("with the connections of before", made, tied().state_dict())
@@ -156,12 +157,30 @@ def kept(me: ShardRank) -> None:
         me.saw["after a failure to agree"] = connects.call_count
         with ExitStack() as undo:
             if me.rank == 1:
-                undo.enter_context(patch.object(Round, "meet", side_effect=StateError("broken")))
+                undo.enter_context(patch.object(Round, "tell", side_effect=StateError("broken")))
             begun = time.monotonic()
             me.error("a broken round", partial(me.publish, made))
             me.saw["broken after"] = time.monotonic() - begun
         me.same("with new connections", made, tied().state_dict())
         me.saw["after a broken round"] = connects.call_count
+
+
+def stopped(me: ShardRank) -> None:
+    """Rank 0, whose process has the store, is stopped while the last rank makes the call."""
+    pids: list[Any] = [None] * me.size
+    dist.all_gather_object(pids, os.getpid())
+    made, begun = made_once(me), time.monotonic()
+    if me.rank == me.size - 1:
+        os.kill(pids[0], signal.SIGSTOP)
+        try:
+            weightbus.sharded(made, timeout=SHORT).publish(me.own, "m", timeout=SHORT)
+        except WeightBusError as error:
+            me.saw["rank 0 is stopped"] = f"{type(error).__name__}: {error}"
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+        me.saw["stopped for"] = time.monotonic() - begun
+    dist.barrier()
+    me.same("after rank 0 was stopped", made, tied().state_dict())
 
 
 def misplaced(me: ShardRank) -> None:
@@ -248,7 +267,7 @@ def until_refused(address: str) -> None:
 def main(rank: int, size: int, folder: Path) -> None:
     begin_group(rank, size, folder)
     me = ShardRank(rank, size)
-    for case in (wrappers, after_steps, placements, two_ways, kept, refused, memory):
+    for case in (wrappers, after_steps, placements, two_ways, kept, stopped, refused, memory):
         case(me)
     dies(me, size - 1)
     print(json.dumps(me.saw), flush=True)

@@ -77,6 +77,8 @@ def test_ranks_publish_their_shards_or_name_the_rank_that_does_not(
         assert saw["after a broken round"] == 1
         assert saw["broken after"] < DIED_SECONDS, "a rank waits for what a failed one keeps open"
         assert saw["memory"] <= MEMORY_MAX
+    assert ranks[last]["rank 0 is stopped"].startswith("DeadlineError: rank 0 d")
+    assert ranks[last]["stopped for"] < DIED_SECONDS
     for rank, saw in enumerate(ranks[:last]):
         error = "WeightBusError: rank 0 did not publish: m version" if rank else "PublishError: m"
         assert saw["died"].startswith(error)

@@ -1,0 +1,63 @@
+"""Calls of the store of torch.distributed, which end also if the process that has it is stopped."""
+
+import gc
+import threading
+import time
+
+import pytest
+
+from weightbus.python_client.publishing import ranks
+from weightbus.tests.compose.waiting import wait_for
+
+SECONDS = 30.0
+
+
+@pytest.fixture(name="caller")
+def _caller() -> ranks._Caller:  # pyright: ignore[reportPrivateUsage]
+    return ranks._Caller()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def fails() -> None:
+    raise RuntimeError("the store is lost")
+
+
+def test_a_call_returns_what_the_store_does_and_raises_its_error(
+    caller: ranks._Caller,  # pyright: ignore[reportPrivateUsage]
+) -> None:
+    assert caller(lambda: 5, SECONDS) == 5
+    with pytest.raises(RuntimeError, match="the store is lost"):
+        caller(fails, SECONDS)
+    seen = list[int]()
+    caller.later(fails)
+    caller.later(lambda: seen.append(1))
+    assert caller(lambda: [*seen], SECONDS) == [1]
+
+
+def test_a_call_that_is_not_answered_ends_and_so_does_each_one_after_it_until_the_answer_comes(
+    caller: ranks._Caller,  # pyright: ignore[reportPrivateUsage]
+) -> None:
+    answer = threading.Event()
+    with pytest.raises(ranks.SilentError, match="rank 0 does not answer"):
+        caller(lambda: answer.wait(SECONDS), 0.05)
+    begun = time.monotonic()
+    with pytest.raises(ranks.SilentError):
+        caller(lambda: 5, SECONDS)
+    assert time.monotonic() - begun < SECONDS / 2
+    answer.set()
+    wait_for(lambda: _answers(caller), "an answer", SECONDS)
+
+
+def _answers(caller: ranks._Caller) -> bool:  # pyright: ignore[reportPrivateUsage]
+    try:
+        return caller(lambda: True, SECONDS)
+    except ranks.SilentError:
+        return False
+
+
+def test_the_thread_ends_with_what_it_calls_for() -> None:
+    caller = ranks._Caller()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    thread = caller(threading.current_thread, SECONDS)
+    assert thread.is_alive()
+    del caller
+    gc.collect()
+    wait_for(lambda: not thread.is_alive(), "the end of the thread", SECONDS)
