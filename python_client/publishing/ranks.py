@@ -388,16 +388,16 @@ class Ranks:
         return self._get(key) if self.store.check([key]) else None
 
     def _get(self, key: str) -> str:
-        return self.store.get(key).decode()
+        return str(self.store.get(key), "utf-8")
 
     def _decide(self, number: int, verdict: str) -> str:
         """Return the verdict of a round: this one, unless there is one."""
-        return self.store.compare_set(f"{number}/verdict", "", verdict).decode()
+        return str(self.store.compare_set(f"{number}/verdict", "", verdict), "utf-8")
 
     def ended(self, number: int, why: str) -> str:
         """Return why a gather has failed, as the first rank wrote that failed; else `why`."""
         try:
-            return self.store.compare_set(f"{number}/end", "", why).decode()
+            return str(self.store.compare_set(f"{number}/end", "", why), "utf-8")
         except RuntimeError:  # the process that has the store is gone, too
             return why
 

@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -14,13 +14,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from weightbus import AddressError, Publisher, PublishError, Relay, Settings, Subscriber
 from weightbus.bus.chunks import plan_of
+from weightbus.bus.limits import Timing
+from weightbus.bus.messages import Announce, Chunk, Hello, Welcome
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.sources import _SourceSession  # pyright: ignore[reportPrivateUsage]
+from weightbus.bus.staged import SourceFetch
 from weightbus.bus.trust.grants import Role
 from weightbus.bus.trust.keys import generate
+from weightbus.codecs.native import crc32c
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.split import Split
 
@@ -222,3 +227,56 @@ def test_a_damaged_chunk_of_a_source_is_requested_again(
     bus.publish(1.0)
     assert len(damaged) == 3
     assert bus.has("w", 1.0)
+
+
+class _Fetching:
+    """A fetching of which nothing is told."""
+
+    def __init__(self, job: SourceFetch) -> None:
+        self.job = job
+
+
+def _session() -> tuple[Any, Callable[..., Chunk], SourceFetch]:
+    """Return a session that has requested a chunk, how the chunk is sent, and what is fetched."""
+    plan = plan_of(CHUNK, CHUNK)
+    data = np.full(CHUNK, 7, np.uint8)
+    key: Any = {"model": "m", "epoch": 5, "version": 2}
+    form: Any = {"layout": "0" * 64, "layout_bytes": 10, "nbytes": CHUNK, "chunk_bytes": CHUNK}
+    terms: Any = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
+    announce = Announce(**key, **form, **terms)
+    job = SourceFetch(announce, [("tcp://127.0.0.1:1", [0])], np.zeros(CHUNK, np.uint8), plan)
+    hello = Hello(name="w", instance="0" * 32, models={"m": None})
+    running: Any = _Fetching(job)
+    session = _SourceSession(running, [0], hello, Timing(), keyed=False)
+    sent = _Sent()
+    vars(_SourceSession)["_request"](session, sent)
+    assert sent.count == 1
+    chunk = Chunk(**key, index=0, crc=crc32c(data))
+    return session, lambda **other: replace(chunk, **other), job
+
+
+class _Sent:
+    """A socket that counts what is sent."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def send(self, _message: object) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("other", [{"model": "n"}, {"epoch": 4}, {"version": 1}, {"index": 1}])
+def test_a_chunk_of_another_version_is_not_taken(other: dict[str, Any]) -> None:
+    session, chunk, job = _session()
+    take, payload = vars(_SourceSession)["_chunk"], memoryview(bytes([7]) * CHUNK)
+    assert take(session, chunk(**other), payload) == ""
+    assert not job.buffer.any()
+    assert take(session, chunk(), payload) == ""
+    assert (job.buffer == 7).all()
+
+
+def test_a_source_of_another_epoch_is_left() -> None:
+    (session, _, _), take = _session(), vars(_SourceSession)["_take"]
+    for epoch, fault in ((5, ""), (4, "it is of epoch 4")):
+        welcome = Welcome(epoch=epoch, data="", ping_ms=1, lost_ms=2, models={})
+        assert take(session, welcome, [], _Sent()) == fault
