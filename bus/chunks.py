@@ -6,7 +6,7 @@ buffer while other chunks are still arriving.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Generic, TypeVar, cast
@@ -83,6 +83,8 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         digest: The digest; empty until it is computed or verified. Of a patch that arrives: the
             digest of the version that the patch leads to, as its `end` names it.
         view: A weak reference to the publisher's view; None: no view was made so far.
+        sums: The CRC-32C of every chunk, of those that have not arrived, too. Empty: they are known
+            only of those that have.
         restarts: How often `clear` was called: other bytes than before may arrive since then.
     """
 
@@ -95,6 +97,14 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
     digest: str = ""
     view: weakref.ref[Memory] | None = None
     restarts: int = 0
+    sums: Sequence[int] = ()
+
+    @property
+    def checksums(self) -> list[int] | None:
+        """The CRC-32C of every chunk; None: some are not known."""
+        if self.sums:
+            return [*self.sums]
+        return cast("list[int]", self.crcs) if self.here == self.plan.count else None
 
     def has(self, index: int) -> bool:
         """True if the chunk with this index has arrived."""
@@ -111,6 +121,10 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         if self.whole and self.here == len(self.crcs):
             self.put_all(cast("list[int]", self.crcs))
 
+    def know(self, sums: Sequence[int]) -> None:
+        """Record the CRC-32C of every chunk, before the chunks arrive."""
+        self.sums = sums
+
     def put_all(self, crcs: list[int]) -> None:
         """Record that all chunks have arrived and have these CRC-32Cs."""
         self.crcs, self.here = [*crcs], len(crcs)
@@ -123,6 +137,11 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         if self.here == len(crcs) and digest(self.layout, self.plan.chunk_bytes, crcs) == claim:
             self.whole, self.digest = True, claim
         return self.whole and self.digest == claim
+
+    def drop(self, index: int) -> None:
+        """Record that the chunk with this index is wrong, and has not arrived."""
+        self.here -= self.crcs[index] is not None
+        self.crcs[index] = None
 
     def fill(self, digest: str) -> None:
         """Record that all bytes have arrived and have this digest, without checksums of chunks."""

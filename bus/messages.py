@@ -32,6 +32,7 @@ from .protocol_limits import (
     NAMED_MAX,
     PAGE_ROWS_MAX,
     PATCHES_MAX,
+    RANGES_MAX,
     RELAYS_MAX,
     SOURCE_RANGES_MAX,
     SOURCES_MAX,
@@ -216,6 +217,8 @@ class Fetch(Message, SanitizedText, tag="fetch", frozen=True, kw_only=True):
     layout: bool = False
     patch: PatchId | None = None
     unpatched: Label = ""
+    ranges: Annotated[list[Count], msgspec.Meta(max_length=RANGES_MAX)] = []
+    checksums: bool = False
 
 
 class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
@@ -332,6 +335,18 @@ class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
     index: Index
     crc: Crc
     patch: PatchId | None = None
+
+
+class Piece(Versioned, tag="piece", frozen=True, kw_only=True):
+    """The bytes of a chunk that a worker needs. The payload is these bytes."""
+
+    index: Index
+    crc: Crc
+    rest: Crc
+
+
+class Checksums(Versioned, tag="checksums", frozen=True, kw_only=True):
+    """The CRC of each chunk of a version. The payload has 4 bytes, little-endian, for each."""
 
 
 class End(Versioned, tag="end", frozen=True, kw_only=True):
@@ -485,6 +500,8 @@ PublisherMessage = (
     | Pong
     | Announce
     | Chunk
+    | Piece
+    | Checksums
     | End
     | Refuse
     | Beacon
@@ -498,12 +515,14 @@ PublisherMessage = (
 )
 ToPublisher = WorkerMessage | Observe | Checked | Verify
 ToWorker = PublisherMessage | Check
-AnyChunk = Chunk | SealedChunk
+AnyChunk = Chunk | Piece | SealedChunk
 
 # The least and greatest number of payload frames; other types have none.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
     Announce: (0, 1),
     Chunk: (1, 1),
+    Piece: (1, 1),
+    Checksums: (1, 1),
     SealedChunk: (1, 1),
     SealedMessage: (0, 1),
 }
@@ -518,3 +537,4 @@ TICKET: Final = "ticket"  # `ticket.TOKEN`, the ticket for a data connection
 CHECKING: Final = "checking"  # answers `check`
 RELAY: Final = "relay"  # of a worker: a relay, which sends `below`; of a publisher: takes `below`
 COMPANIONS: Final = "companions"  # applies a version and its companions at once
+PARTS: Final = "parts"  # of a worker: takes a part of its versions; of a publisher: sends parts

@@ -30,6 +30,7 @@ RELAYS_MAX: Final = 16  # relays between a publisher and a worker
 NAMED_MAX: Final = 256  # workers that an announcement to a relay names
 SOURCES_MAX: Final = 1024  # sources of an announcement
 SOURCE_RANGES_MAX: Final = 4096  # numbers in `chunks` of a source
+RANGES_MAX: Final = 1024  # numbers in `ranges` of a `fetch`
 CHECK_NAMES_MAX: Final = 4096  # sums of one `checked`
 PAGE_ROWS_MAX: Final = 1024  # rows of each kind in one `roster`
 DIFFERENCES_LISTED: Final = 64  # tensors that a `verified` names

@@ -34,8 +34,8 @@ class WorkerReceipt:
         detail: Text for people on the state, or empty. If `applied`, the text says which values are
             beyond the range of the worker's dtype.
         encoding: How the version was received, from the publisher or a relay: `raw` (whole) or
-            `delta-1` (as a patch on the worker's previous version). Empty: unknown, or read from
-            shared memory.
+            `delta-1` (as a patch on the worker's previous version). Empty: unknown, a part, or read
+            from shared memory.
         nbytes: Bytes of the received version or patch, without headers and without resent bytes.
         through: The names of the relays before the worker, the nearest to the publisher first.
     """

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
 from .chunks import ChunkPlan, Chunks
+from .cut import Cut
 from .messages import Announce, PatchId, Running, Source
 
 
@@ -52,7 +53,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         model, key: The model's name, and (epoch, version), by which versions are ordered.
-        layout: Name, dtype, shape and position of each tensor.
+        layout: Name, dtype, shape and position of each tensor; of a part, those of the slices.
         data: The data section, `layout.nbytes` bytes; valid until the version is applied or
             dropped.
         digest: The digest; empty on the shared-memory transport, where the bytes are not hashed.
@@ -180,6 +181,7 @@ class Copying:
         memory: The segment to copy from.
         buffer: The memory for the copy. Meanwhile nothing else uses this memory.
         plan: The version's chunks.
+        cut: How the chunks are cut, if the worker takes a part; None: it takes all.
         live: False once the version is no longer wanted: stop soon.
         count: The number of chunks that are copied already.
     """
@@ -189,6 +191,7 @@ class Copying:
     memory: SharedMemory
     buffer: NDArray[np.uint8]
     plan: ChunkPlan
+    cut: Cut | None = None
     live: bool = True
     count: int = 0
 
@@ -206,6 +209,7 @@ class SourceFetch:
         sources: Address and chunk indexes of each source. No chunk is at two of them.
         buffer: The memory for the version. Meanwhile nothing else writes these chunks there.
         plan: The version's chunks.
+        cut: How the chunks are cut, if the worker takes a part; None: it takes all.
         live: False once the version is no longer wanted: stop soon.
         complete: Whether all of these chunks have arrived.
     """
@@ -214,6 +218,7 @@ class SourceFetch:
     sources: Sequence[tuple[str, Sequence[int]]]
     buffer: NDArray[np.uint8]
     plan: ChunkPlan
+    cut: Cut | None = None
     live: bool = True
     complete: bool = False
 

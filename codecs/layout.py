@@ -166,6 +166,30 @@ class Layout:
         order = _order(rows, aliases, in_order) if ORDER in self.metadata else ""
         return Layout.parse(_encode(rows, kept | aliases, order))
 
+    def cut(self, shapes: Mapping[str, tuple[int, ...]], aliases: Mapping[str, str]) -> "Layout":
+        """Return the layout of slices of some of the tensors, in the same order.
+
+        Args:
+            shapes: The shape of each slice, by the tensor's name.
+            aliases: The aliases that the result has; each names a tensor in `shapes`.
+
+        Raises:
+            LayoutError: A slice does not fill whole bytes.
+        """
+        rows = [
+            (spec.name, spec.dtype, shapes[spec.name])
+            for spec in self.tensors
+            if spec.name in shapes
+        ]
+        kept = {
+            key: text
+            for key, text in self.metadata.items()
+            if key not in self.aliases and text not in shapes
+        }
+        in_order = [name for name in self.names() if name in shapes or name in aliases]
+        order = _order(rows, aliases, in_order) if ORDER in self.metadata else ""
+        return Layout.parse(_encode(rows, kept | dict(aliases), order))
+
     @staticmethod
     def plan(
         entries: Iterable[tuple[str, str, tuple[int, ...]]],

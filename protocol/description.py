@@ -16,7 +16,7 @@ FOLDER: Final = Path(__file__).resolve().parent
 PAGES: Final = (
     *("index", "worker", "publisher", "shared-memory", "keys", "patches", "extras", "observing"),
     "relays",
-    "sources",
+    *("sources", "parts"),
     *("LIMITS", "vectors"),  # docs/LIMITS.md, and the README of the vectors
 )
 SENDERS: Final = ("worker", "publisher", "observer", "either")

@@ -305,7 +305,8 @@ class _Messages:
             return [each.class_name for each in messages if each.receiver == side]
 
         known = self._protocol.messages.values()
-        chunks = [each.class_name for each in known if each.payloads == (1, 1)]
+        indexed = [m for m in known if any(field.name == "index" for field in m.fields)]
+        chunks = [each.class_name for each in indexed if each.payloads == (1, 1)]
         payloads = [
             f"    {each.class_name}: {each.payloads}," for each in known if each.payloads != (0, 0)
         ]

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from ..bus.effects import Renamed
 from ..bus.errors import ApplyError, ClosedError
-from ..bus.messages import CHECKING, COMPANIONS, DELTA, MAPPING, RENAMING, UPSTREAM, Hello
+from ..bus.messages import CHECKING, COMPANIONS, DELTA, MAPPING, PARTS, RENAMING, UPSTREAM, Hello
 from ..bus.net.control import WorkerSockets
 from ..bus.net.endpoints import check_all
 from ..bus.net.ready_queue import ReadyQueue
@@ -68,7 +68,8 @@ class Subscriber(InOneProcess):
             the next one, and returns to the first one when that answers again.
         models: A target for each model id: an `nn.Module`, a `TensorDict`, a mapping of names to
             torch tensors or numpy arrays (all copied in place), a path (a safetensors file,
-            replaced atomically), or a function. A function gets (name, tensor) pairs in the bus's
+            replaced atomically), or a function. Of a target that has `DTensor`s, or is a `Part`,
+            only this rank's slices are received. A function gets (name, tensor) pairs in the bus's
             memory, and loads them itself: see `Pairs`. If the function raises, the exception
             decides which version runs: see `UnchangedError`.
         name: This worker's name, unique among the publisher's workers. None: make a name from
@@ -138,8 +139,13 @@ class Subscriber(InOneProcess):
         self._running: dict[str, Update] = {}
         self._marks = itertools.count(1)
         shared = [MAPPING] if chosen.shared_memory else []
-        who = identity_of(self.name, CHECKING, RENAMING, UPSTREAM, DELTA, COMPANIONS, *shared)
-        like = {model: target.expected() for model, target in self._targets.items()}
+        cut = any(target.boxes is not None for target in self._targets.values())
+        whole = [PARTS] if cut else [CHECKING, DELTA]  # patches and checks are of whole versions
+        who = identity_of(self.name, RENAMING, UPSTREAM, COMPANIONS, *whole, *shared)
+        like = {
+            model: target.expected()._replace(boxes=target.boxes)
+            for model, target in self._targets.items()
+        }
         # No object that the subscriber's thread uses may refer to `self`: see `closing`.
         ring = None if own is None else Keyring()
         fault = partial(fault_of, self._targets)

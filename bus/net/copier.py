@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...codecs.delta.patch import Delta
 from ...codecs.errors import PatchError
-from ...codecs.native import copy_crc32c
+from ...codecs.native import copy_crc32c, crc32c
 from ..event_log import RateLimitedWarning
 from ..protocol_limits import MODELS_MAX
 from ..staged import Copying, Patching, StaleError
@@ -169,7 +169,12 @@ def copying(copy: Copying) -> Generator[None, None, NDArray[np.uint32] | None]:
         with copy.memory.reading(copy.model, *copy.key):
             for index in range(copy.plan.count):
                 begin, end = copy.plan.span(index)
-                crcs[index] = copy_crc32c(copy.buffer[begin:end], copy.memory.data[begin:end])
+                chunk = copy.memory.data[begin:end]
+                if copy.cut is None:
+                    crcs[index] = copy_crc32c(copy.buffer[begin:end], chunk)
+                else:
+                    crcs[index] = crc32c(chunk.data)
+                    copy.cut.put(copy.buffer, index, chunk)
                 copy.count = index + 1
                 yield
                 if not copy.live:

@@ -14,10 +14,13 @@ from ..errors import ProtocolError
 from ..headers import Buffer, encode, from_publisher
 from ..limits import Timing
 from ..messages import (
+    PARTS,
+    AnyChunk,
     Bye,
     Chunk,
     Fetch,
     Hello,
+    Piece,
     Ping,
     Pong,
     PublisherMessage,
@@ -148,7 +151,7 @@ class _SourceSession:
         self._missing = [*reversed(indexes)]  # to be requested; the next one last
         self._requested = set[int]()
         self._hello, self._keyring = encode(hello), Keyring() if keyed else None
-        self._inside = False
+        self._inside = self._sends_parts = False
         self._damaged = 0
         self._new = list[tuple[int, int]]()
 
@@ -201,7 +204,7 @@ class _SourceSession:
             case Welcome():
                 if message.epoch != self._job.announce.epoch:
                     return f"it is of epoch {message.epoch}"
-                self._inside = True
+                self._inside, self._sends_parts = True, PARTS in message.features  # T5
                 if self._keyring is not None:
                     self._keyring.begin(message.keys)
             case Rekey():
@@ -211,30 +214,33 @@ class _SourceSession:
                 sockets.send(encode(Pong(token=message.token)))
             case Refuse():
                 return f"it refuses ({message.code}): {message.text}"
-            case Chunk() | SealedChunk():
+            case Chunk() | SealedChunk() | Piece():
                 return self._chunk(message, payloads[0])
             case _:  # it is no session in which versions are applied
                 pass
         return ""
 
-    def _chunk(self, chunk: Chunk | SealedChunk, data: Buffer) -> str:
+    def _chunk(self, chunk: AnyChunk, data: Buffer) -> str:
         """Write a chunk to its place, if it is intact."""
         job, index = self._job, chunk.index
         announce = job.announce
-        same = (chunk.model, chunk.epoch, chunk.version, chunk.patch) == (
+        same = (chunk.model, chunk.epoch, chunk.version) == (
             *(announce.model, announce.epoch, announce.version),
-            None,
         )
+        same = same and (isinstance(chunk, Piece) or chunk.patch is None)
         if not same or index not in self._requested:
             return ""
         self._requested.discard(index)
-        begin, end = job.plan.span(index)
-        proof: int | Opening | None = None  # of a source with keys, plain chunks are not taken
-        if isinstance(chunk, Chunk):
+        proof: int | Opening | Piece | None = None
+        # Of a source with keys, plain chunks are not taken.
+        if isinstance(chunk, Piece):
+            proof = chunk if self._keyring is None else None
+        elif isinstance(chunk, Chunk):
             proof = chunk.crc if self._keyring is None else None
         elif self._keyring is not None:
             proof = self._keyring.opening(announce, chunk, len(data))
-        crc = put_chunk(job.buffer[begin:end], proof, data)
+        cut = None if job.cut is None else (job.cut, index)
+        crc = put_chunk(job.buffer, job.plan.span(index), proof, data, cut)
         if crc is not None:
             self._new.append((index, crc))
             return ""
@@ -253,12 +259,15 @@ class _SourceSession:
             first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)
             asked.append((first, count + 1))
         announce = self._job.announce
-        for first, count in asked:
-            fetch = Fetch(
-                model=announce.model,
-                epoch=announce.epoch,
-                version=announce.version,
-                first=first,
-                count=count,
-            )
-            sockets.send(encode(fetch))
+        cut = self._job.cut if self._sends_parts else None
+        for each in asked:
+            for first, count, ranges in [(*each, [])] if cut is None else cut.requests(*each):
+                fetch = Fetch(
+                    model=announce.model,
+                    epoch=announce.epoch,
+                    version=announce.version,
+                    first=first,
+                    count=count,
+                    ranges=ranges,
+                )
+                sockets.send(encode(fetch))

@@ -308,7 +308,7 @@ class WorkerLoop:
             case Decode(job):
                 self._copier.copy(job)
             case FetchFromSources(job):
-                self._sources.fetch(job, self._machine.hello_for(job.announce.model))
+                self._sources.fetch(job, self._machine.hello_for(job))
             case Prefault(shared, nbytes):
                 view = self._views.open(shared, nbytes) if self._views is not None else None
                 if view is not None and not view.touched:

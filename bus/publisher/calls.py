@@ -6,7 +6,7 @@ commit is decided, even if its caller no longer waits.
 
 from ..effects import Notice, Send
 from ..limits import CALLS_MAX
-from ..messages import COMPANIONS, Applied, Failed, PatchId, Staged
+from ..messages import COMPANIONS, PARTS, Applied, Failed, PatchId, Staged
 from ..units import span
 from .absent import others_want, reasons
 from .effects import Effect, Resolve, Settled
@@ -47,7 +47,7 @@ def record_transport(
     if version is not None and report.patch is not None:
         by = version.find(report.patch)
     by_shared_memory = version is not None and version.shared is not None and peer.shared
-    if by is None or by_shared_memory or not report.digest:
+    if by is None or by_shared_memory or not report.digest or PARTS in peer.hello.features:
         return
     # The time of a version of one chunk says little about the link's rate.
     whole = isinstance(by, Version) and by.plan.count > 1 and isinstance(report, Applied)

@@ -5,6 +5,7 @@ chunks. Others concern a version's memory, or start work that is too long for on
 reports the end of such work: after `Hash` it calls `PublisherMachine.hashed`.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -35,6 +36,7 @@ class SendChunk(msgspec.Struct, frozen=True):
     version: Chunked
     index: int
     to: bytes
+    ranges: Sequence[int] = ()  # the bytes that the worker needs; empty: all
 
 
 class BroadcastChunk(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from ..effects import Notice, Send
 from ..epochs import contradiction, epoch_above
 from ..messages import (
     MAPPING,
+    PARTS,
     RELAY,
     RENAMING,
     TICKET,
@@ -177,6 +178,8 @@ def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
     token could be read and reused. (K9, P22)
     """
     features = [RELAY] if peer.relay else []
+    if PARTS in peer.hello.features:
+        features.append(PARTS)
     if state.grants is not None and state.secret is not None:
         state.roster.assign_ticket(peer, state.secret(), now)
         return [*features, f"{TICKET}.{peer.ticket}"]

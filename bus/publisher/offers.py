@@ -4,11 +4,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 import msgspec
+import numpy as np
 
 from ...codecs.native import crc32c
+from ..cut import piece_of
 from ..effects import Notice, Send
 from ..headers import Buffer, control_topic
-from ..messages import Abort, Announce, Chunk, Commit, End, Fetch, Whole
+from ..messages import Abort, Announce, Checksums, Chunk, Commit, End, Fetch, Piece, Whole
 from ..sealer import Sealer
 from .effects import (
     Broadcast,
@@ -103,6 +105,13 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
     return "", ""
 
 
+def checksums_of(version: Version) -> tuple[Checksums, Buffer]:
+    """Return the message with the CRC-32C of each chunk, which must be known, and its payload."""
+    sums = np.array(version.chunks.checksums, "<u4").tobytes()
+    message = Checksums(model=version.model, epoch=version.epoch, version=version.version)
+    return message, sums
+
+
 # The bytes of versions, for shells.
 
 
@@ -182,9 +191,27 @@ class BackgroundHasher:
 
 
 def encode_for_worker(effect: SendChunk, sealer: Sealer | None = None) -> Send:
-    """Return the message with a chunk for one worker, encrypted if there is a `sealer`."""
-    chunk_for = chunk_of if sealer is None else sealer.chunk
-    chunk, payload = chunk_for(effect.version, effect.index)
+    """Return the message with a chunk for one worker, encrypted if there is a `sealer`.
+
+    Of a chunk that is not encrypted, only the bytes are sent that the worker needs.
+    """
+    if sealer is not None:
+        return Send(*sealer.chunk(effect.version, effect.index), effect.to)
+    chunk, payload = chunk_of(effect.version, effect.index)
+    if effect.ranges:
+        begin, _ = effect.version.plan.span(effect.index)
+        cut = piece_of(payload, begin, effect.ranges)
+        if cut is not None:
+            piece, crc, rest = cut
+            message = Piece(
+                model=chunk.model,
+                epoch=chunk.epoch,
+                version=chunk.version,
+                index=chunk.index,
+                crc=crc,
+                rest=rest,
+            )
+            return Send(message, piece.data, effect.to)
     return Send(chunk, payload, effect.to)
 
 

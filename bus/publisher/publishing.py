@@ -7,7 +7,7 @@ from ..effects import Send
 from ..errors import UnknownWorkerError
 from ..headers import control_topic, data_topic, patch_topic
 from ..limits import CALLS_MAX
-from ..messages import DELTA, Progress, Whole
+from ..messages import DELTA, PARTS, Progress, Whole
 from ..protocol_limits import NAMED_MAX, WHOLE_BYTES_MAX
 from . import absent, calls, joining, serving
 from .effects import Broadcast, BroadcastWhole, Effect, Settled, Stamp, Withdraw
@@ -248,6 +248,8 @@ def _release(
                 postponed = True  # until `share`
             elif not peer.subscribed:
                 alone.append(peer)
+            elif PARTS in peer.hello.features:  # T1
+                continue
             elif not (peer.shared and version.shared):  # S9
                 taken = _patch_for(peer, version) if version.patches else None
                 push = push or taken is None

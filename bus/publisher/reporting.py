@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from ..messages import Below, Doing, WorkerRow
+from ..messages import PARTS, Below, Doing, WorkerRow
 from ..observed import PAGE_BYTES
 from ..protocol_limits import PAGE_ROWS_MAX
 from ..token_bucket import Rate, TokenBucket
@@ -141,7 +141,12 @@ class BelowReports:
 
 
 def _with_patches(peer: Peer, model: str, doing: Doing) -> Doing:
-    """Return a model's state with the patches by which its versions arrive, if there are any."""
+    """Return a model's state with the patches by which its versions arrive, if there are any.
+
+    Of a worker that takes a part, the state does not say that a version came whole.
+    """
+    if PARTS in peer.hello.features:
+        return replace(doing, took_us=0)
     arrived = peer.seen.patches.get(model) if doing.version else None
     incoming = peer.incoming.get(model)
     arriving = incoming.patch if incoming is not None else None

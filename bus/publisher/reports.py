@@ -119,6 +119,7 @@ def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
         peer = state.roster.by_name(name)
         if peer is not None and not peer.lost:
             effects.append(Send(end_of(version), to=peer.identity))
+    effects += serving.send_checksums(state, version)
     for name, message in reports:
         peer = state.roster.by_name(name)
         if peer is not None and not peer.lost:

@@ -10,7 +10,7 @@ from ..messages import Announce, Fetch, Refuse
 from ..protocol_limits import NAMED_MAX
 from .calls import announced_terms
 from .effects import Effect, Obtain, SendChunk
-from .offers import announcement, end_of, refusal_of
+from .offers import announcement, checksums_of, end_of, refusal_of
 from .roster import Peer
 from .state import PublisherState
 from .version import Chunked, Version
@@ -32,6 +32,8 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     notices = _unpatched_notice(peer, version, fetch.unpatched)
     if fetch.count:
         return notices + _send_chunks(state, peer, version, fetch, now)
+    if fetch.checksums:
+        return _send_checksums(state, peer, version)
     if versions is not None:  # the worker begins this version, and so drops older versions
         versions.left(peer.name, older_than=version.version)
     end = fetch.version > 0 and not fetch.layout  # such a fetch requests the `end`
@@ -103,10 +105,29 @@ def _send_chunks(
     if not chunked.chunks.whole:
         missing = [index for index in indexes if not chunked.chunks.has(index)]
         indexes = [index for index in indexes if chunked.chunks.has(index)]
-        chunked.await_chunks(peer.name, missing, now + state.timing.patience_max)
+        chunked.await_chunks(peer.name, missing, now + state.timing.patience_max, fetch.ranges)
         if missing and version.obtain is not None and chunked is version:
             effects.append(Obtain(version))
-    return [*effects, *(SendChunk(chunked, index, peer.identity) for index in indexes)]
+    ranges = fetch.ranges if chunked is version else ()
+    return [*effects, *(SendChunk(chunked, index, peer.identity, ranges) for index in indexes)]
+
+
+def _send_checksums(state: PublisherState, peer: Peer, version: Version) -> list[Effect]:
+    """Send a worker the checksums of all chunks, as soon as they are known."""  # T4
+    version.await_checksums(peer.name)
+    versions = state.store[version.model]
+    lacking = version.chunks.whole and version.chunks.checksums is None
+    hashes = versions.hash(version) if lacking and versions.hold(version) else []
+    return hashes + send_checksums(state, version)
+
+
+def send_checksums(state: PublisherState, version: Version) -> list[Effect]:
+    """Send the checksums of all chunks, if they are known now, to the workers that wait for them.
+
+    The `end` has the digest of these checksums.
+    """
+    awaiting = _live(state, version.end_awaited_checksums())
+    return [Send(*checksums_of(version), to=peer.identity) for peer in awaiting]
 
 
 def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
@@ -116,14 +137,14 @@ def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]
     """
     effects: list[Effect] = []
     for chunked in (version, *version.patches):
-        for name, index, until in chunked.end_waits():
+        for name, index, until, ranges in chunked.end_waits():
             peer = state.roster.by_name(name)
             if peer is not None and not peer.lost and now < until:
-                effects.append(SendChunk(chunked, index, peer.identity))
+                effects.append(SendChunk(chunked, index, peer.identity, ranges))
     for patch in version.patches:
         awaiting = _live(state, patch.end_awaited())
         effects += [Send(end_of(patch), to=peer.identity) for peer in awaiting]
-    return effects
+    return effects + send_checksums(state, version)
 
 
 def _live(state: PublisherState, names: Iterable[str]) -> list[Peer]:

@@ -317,6 +317,9 @@ class VersionOffer(msgspec.Struct, eq=False):
         self.companions = companions
 
 
+Wait = tuple[float, Sequence[int]]  # until when, and the ranges of bytes
+
+
 class Chunked:
     """Data that is sent in chunks: a version, or a patch to it.
 
@@ -333,7 +336,7 @@ class Chunked:
     chunks: Chunks[object]
     snapshot: ChunkSource
     end_awaiters: set[str]
-    waits: dict[str, dict[int, float]]
+    waits: dict[str, dict[int, Wait]]
     patch: PatchId | None = None
     sealed: SealedVersion | None = None
     was_sealed = False
@@ -348,17 +351,22 @@ class Chunked:
         """The digest of the version that the chunks lead to; empty until it is known."""
         raise NotImplementedError
 
-    def await_chunks(self, worker: str, indexes: Collection[int], until: float) -> None:
-        """Record that a worker waits until then for chunks that have not arrived yet."""
+    def await_chunks(
+        self, worker: str, indexes: Collection[int], until: float, ranges: Sequence[int] = ()
+    ) -> None:
+        """Record that a worker waits until then for chunks that have not arrived yet.
+
+        Of these chunks, the worker needs only some `ranges` of bytes, or all.
+        """
         waits = self.waits.setdefault(worker, {})
-        waits.update(dict.fromkeys(indexes, until))
+        waits.update(dict.fromkeys(indexes, (until, ranges)))
         while len(waits) > FETCH_CHUNKS_MAX:  # more than one fetch: the oldest fetches are outdated
             del waits[next(iter(waits))]
 
-    def end_waits(self) -> list[tuple[str, int, float]]:
-        """End the waits for chunks that have arrived; return worker, chunk and `until` of each."""
+    def end_waits(self) -> list[tuple[str, int, float, Sequence[int]]]:
+        """End the waits for chunks that have arrived; return worker, chunk, `until`, `ranges`."""
         return [
-            (worker, index, waits.pop(index))
+            (worker, index, *waits.pop(index))
             for worker, waits in self.waits.items()
             for index in filter(self.chunks.has, [*waits])
         ]
@@ -393,6 +401,7 @@ class Version(Chunked):
         unstamped: The segment of a version that is not complete yet, if it is in one.
         phase: The version's phase (`phases.py`).
         hashing: Whether all chunks are being hashed, because the digest is needed.
+        checksum_awaiters: Names of the workers to which all checksums are sent once known.
         readers: Number of running comparisons, during which the version is not reclaimable.
         sums: CRC-32C of each tensor that was compared, by the position of the tensor's first byte.
         unchecked_reports: By worker and type, the last report, to be checked once the digest is
@@ -403,7 +412,11 @@ class Version(Chunked):
     """
 
     def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
-        self.end_awaiters, self.waits = set[str](), dict[str, dict[int, float]]()
+        self.end_awaiters, self.waits = (
+            set[str](),
+            dict[str, dict[int, Wait]](),
+        )
+        self.checksum_awaiters: set[str] = set()
         self.model, self.epoch, self.version = offer.model, epoch, version
         self.layout, self.chunks, self.plan = offer.layout, offer.chunks, offer.chunks.plan
         # The type is narrower than in `Chunked`. That is safe, since the attribute is never
@@ -499,9 +512,21 @@ class Version(Chunked):
         self.unpatched.add(worker)
         return not known
 
+    def await_checksums(self, worker: str) -> None:
+        """Record that a worker is sent the checksums of all chunks once they are known."""
+        self.checksum_awaiters.add(worker)
+
+    def end_awaited_checksums(self) -> list[str]:
+        """Return the workers to which all checksums can be sent now, and await them no longer."""
+        if not self.checksum_awaiters or self.chunks.checksums is None:
+            return []
+        awaiters, self.checksum_awaiters = self.checksum_awaiters, set()
+        return sorted(awaiters)
+
     def forget_worker(self, worker: str) -> None:
         """Drop the chunks, each `end` and the reports that are kept for a lost worker."""
         super().forget_worker(worker)
+        self.checksum_awaiters.discard(worker)
         for patch in self.patches:
             patch.forget_worker(worker)
         kept = self.unchecked_reports.items()
@@ -545,6 +570,7 @@ class Version(Chunked):
         """Reset the version as if no worker had received it; drop patches on older versions."""
         self.receivers.clear()
         self.end_awaiters.clear()
+        self.checksum_awaiters.clear()
         self.unchecked_reports.clear()
         self.patches = ()  # the bases of patches are of the old epoch
 
@@ -586,7 +612,10 @@ class VersionPatch(Chunked):
     """
 
     def __init__(self, version: Version, offered: OfferedPatch) -> None:
-        self.end_awaiters, self.waits = set[str](), dict[str, dict[int, float]]()
+        self.end_awaiters, self.waits = (
+            set[str](),
+            dict[str, dict[int, Wait]](),
+        )
         encoding, self.base, data, self.classes, self.work, arriving = offered
         self.patch = self.id = PatchId(encoding, self.base.epoch, self.base.version)
         self.plan = plan = plan_of(len(data), version.plan.chunk_bytes)

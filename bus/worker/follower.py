@@ -14,7 +14,9 @@ import numpy as np
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
 from ...codecs.native import crc32c
-from ..chunks import Chunks, Memory
+from ...codecs.parts import PartLayout
+from ..chunks import Chunks, Memory, plan_of
+from ..cut import Cut
 from ..effects import (
     Copy,
     Effect,
@@ -37,6 +39,7 @@ from ..messages import (
     Announce,
     AnyChunk,
     Applied,
+    Checksums,
     Commit,
     End,
     Failed,
@@ -98,6 +101,8 @@ class Follower:
         self.model = model
         self.timing = timing
         self.shared = False  # versions are read from shared memory: nothing is pushed
+        self.pieces = False  # the publisher sends parts to this worker: nothing is pushed
+        self._cut: tuple[tuple[str, int], Cut] | None = None  # the last one, by layout and chunks
         self.versions = versions or VersionStore()
         self._companions = companions or Companions({model: self.versions})
         self._expected = expected
@@ -112,6 +117,16 @@ class Follower:
         self._misfit: Announce | None = None  # was rejected for names or shapes; may fit later
         self._recheck_at = math.inf  # when to check whether `_misfit` fits now
         self._window = 0  # bytes of a window, for the largest version begun in this session
+
+    def _cut_of(self, announce: Announce, layout: Layout) -> Cut | None:
+        """Return how a version's chunks are cut; None: the worker takes all of it."""
+        if self._expected.boxes is None:
+            return None
+        key = layout.id, announce.chunk_bytes
+        if self._cut is None or self._cut[0] != key:
+            part = PartLayout(layout, self._expected.boxes(layout))
+            self._cut = key, Cut(part, plan_of(announce.nbytes, announce.chunk_bytes))
+        return self._cut[1]
 
     @property
     def awaits(self) -> int:
@@ -158,7 +173,8 @@ class Follower:
             return self._decline(same or self.versions.expect(announce, pushed=False), *fault, now)
         if data is not None and (straight := self._stage_whole(announce, data)) is not None:
             return [Ready(straight)]
-        follows = announce.whole is not None or (pushed and not self.shared)  # W31, S8
+        # W31, S8, T1
+        follows = announce.whole is not None or (pushed and not (self.shared or self.pieces))
         return self._begin(self.versions.expect(announce, pushed=follows), now, data)
 
     def _stage_whole(self, announce: Announce, data: Buffer) -> StagedVersion | None:
@@ -168,7 +184,12 @@ class Follower:
         same result.
         """
         at, layout = self.versions.in_phase, self._acceptance.usual.get(about(announce))
-        if layout is None or self.versions.mode != "following" or self.failed is not None:
+        if (
+            self._expected.boxes is not None
+            or layout is None
+            or self.versions.mode != "following"
+            or self.failed is not None
+        ):
             return None
         if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
             return None
@@ -215,10 +236,16 @@ class Follower:
             layout = self._acceptance.layout(announce)
         if layout is None:
             return self.planner.layout(entry.key, now)
+        cut = self._cut_of(announce, layout) if self._expected.boxes is not None else None
+        if cut is not None:
+            layout, most = cut.layout, self._acceptance.bytes_max
+            if cut.nbytes > most:
+                text = f"a part of {cut.nbytes} bytes; this worker accepts at most {most}"
+                return self._decline(entry, "too-large", f"{text}: raise its bytes_max", now)
         if announce.shared is not None and entry.key != self.network_only:
-            entry.resolve("located", layout, data)
+            entry.resolve("located", layout, data, cut=cut)
             return [Open(self.model, entry.key, announce.shared, announce.nbytes)]
-        entry.resolve("known", layout, data)
+        entry.resolve("known", layout, data, cut=cut)
         return self._reserve(entry, now)
 
     def _opened(self, opened: Opened, now: float) -> list[Effect]:
@@ -227,7 +254,7 @@ class Follower:
         if entry is None or entry.lacks != "segment" or entry.key != opened.key:
             return []
         at_once = entry.announce.acknowledge == "applied" and entry.announce.commit == "auto"
-        if memory is not None and at_once and not entry.announce.companions:
+        if memory is not None and at_once and not (entry.announce.companions or entry.cut):
             return self._map(entry, memory, now)
         entry.resolve("opened", memory=memory)
         return self._reserve(entry, now)
@@ -243,7 +270,7 @@ class Follower:
             return effects + self._receive(entry, now)
         if entry.lacks == "buffer":
             return effects
-        return [*effects, Reserve(self.model, entry.key, entry.announce.nbytes)]
+        return [*effects, Reserve(self.model, entry.key, entry.nbytes)]
 
     def _granted(self, granted: Granted, now: float) -> list[Effect]:
         """Process the result of `Reserve`: memory for a version; None if there was not enough."""
@@ -258,8 +285,7 @@ class Follower:
                 self._reserve(entry, now) if self.versions.set_patch_base(None, None, None) else []
             )
         if buffer is None:
-            nbytes = entry.announce.nbytes
-            text = f"there is no memory for {nbytes} bytes: lower bytes_max, or make room"
+            text = f"there is no memory for {entry.nbytes} bytes: lower bytes_max, or make room"
             return self._decline(entry, "no-memory", text, now)
         self.versions.give(entry, buffer)
         return self._receive(entry, now)
@@ -275,12 +301,20 @@ class Follower:
         data = entry.payload
         if self.failed is not None:
             self._forget_failure()
-        if data is not None and take_whole(announce, data, chunks):
+        if data is not None and take_whole(announce, data, chunks, entry.cut):
             return self._arrived(entry, layout, chunks, now)
-        if announce.patches:
+        if announce.patches and entry.cut is None:  # T1
             transfer = self.patches.transfer(entry, chunks, now)
         else:
-            transfer = Transfer(announce, chunks, now, self.timing, self._expected.keyring)
+            transfer = Transfer(
+                announce,
+                chunks,
+                now,
+                self.timing,
+                self._expected.keyring,
+                cut=entry.cut,
+                pieces=self.pieces,
+            )
         arriving = ArrivingEntry(entry.key, announce, layout, transfer, chunks, memory)
         self.versions.move(entry, "begun", arriving)
         if data is not None:
@@ -369,7 +403,8 @@ class Follower:
         if event not in MODES[self.versions.mode] or not self.versions.change_mode(event):
             return []
         on = self.versions.mode == "following"
-        subscribe = Subscribe(self.patches.topic, on=on and not self.shared)
+        pushed = on and not (self.shared or self.pieces)
+        subscribe = Subscribe(self.patches.topic, on=pushed)
         newest = self.versions.newest[0]
         return [subscribe, *(self.planner.request_latest(newest, now) if on else [])]
 
@@ -431,6 +466,14 @@ class Follower:
         if end.patch != entry.transfer.patch:
             return []
         entry.transfer.end(end.digest)
+        return self._advance(entry, now)
+
+    def checksums(self, sums: Checksums, payload: Buffer, now: float) -> list[Effect]:
+        """Process the checksums of all chunks of a version. (T4)"""
+        entry = self.versions.in_phase["arriving"]
+        if entry is None or entry.key != (sums.epoch, sums.version):
+            return []
+        entry.transfer.take_checksums(payload, now)
         return self._advance(entry, now)
 
     def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
@@ -539,13 +582,16 @@ class Follower:
 
     # The session.
 
-    def reconnected(self, epoch: int, version: int, now: float, *, shared: bool) -> list[Effect]:
+    def reconnected(
+        self, epoch: int, version: int, now: float, *, shared: bool, pieces: bool = False
+    ) -> list[Effect]:
         """Begin a session with a publisher whose latest version is `version` of `epoch`.
 
+        `pieces`: whether the publisher sends the part that the worker takes.
         If versions will come over the network, the effects reserve a buffer of the expected size.
         """
-        self.shared = shared
-        self.versions.reconnected(epoch, now)
+        self.shared, self.pieces = shared, pieces
+        self.versions.reconnected(epoch, now, pieces=pieces)
         arriving = self.versions.in_phase["arriving"]
         self._window = arriving.chunks.plan.of(WINDOW_CHUNKS) if arriving is not None else 0
         self.planner.reconnected()
@@ -796,16 +842,21 @@ def is_whole(announce: Announce, whole: Whole, payload: Buffer) -> bool:
     return digest(announce.layout, announce.chunk_bytes, [whole.crc]) == whole.digest
 
 
-def take_whole(announce: Announce, payload: Buffer, chunks: Chunks[Memory]) -> bool:
+def take_whole(
+    announce: Announce, payload: Buffer, chunks: Chunks[Memory], cut: Cut | None = None
+) -> bool:
     """Store a version that came with its announcement; return whether it is undamaged.
 
-    The payload is copied into the buffer, unless it was received there.
+    The payload, or with `cut` a part of it, is copied into the buffer, unless it was received
+    there.
     """
     whole = announce.whole
     if whole is None or not is_whole(announce, whole, payload):
         return False
     where = payload.obj if isinstance(payload, memoryview) else None
-    if cast("object", where) is not chunks.memory:
+    if cut is not None:
+        cut.put(chunks.memory, 0, np.frombuffer(payload, np.uint8))
+    elif cast("object", where) is not chunks.memory:
         np.copyto(chunks.memory, np.frombuffer(payload, np.uint8))
     chunks.put(0, whole.crc)
     return chunks.proves(whole.digest)

@@ -1,11 +1,12 @@
 """Decides whether a worker accepts an announced version, whose layout must be valid and fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
 from ...codecs.errors import LayoutError, TensorsError
 from ...codecs.layout import PREFIX_BYTES, Layout
+from ...codecs.parts import Box
 from ...codecs.protocol_limits import CHUNKS_MAX, LAYOUT_BYTES_MAX, TENSORS_MAX
 from ...codecs.sealing import AES_256_GCM
 from ..headers import Buffer
@@ -14,6 +15,7 @@ from ..messages import Announce
 from .keyring import Keyring
 
 Accepts = Callable[[str, Layout], str]
+Boxes = Callable[[Layout], Mapping[str, Box | None]]
 Fault = tuple[str, str]  # a code of `failed`, and the reason in words
 
 LAYOUTS_KEPT = 4  # layouts to keep, so that a model that alternates between them sends none again
@@ -32,6 +34,7 @@ class Expected(NamedTuple):
     layout_bytes: int = PREFIX_BYTES + LAYOUT_BYTES_MAX  # the most bytes of a layout
     keyring: Keyring | None = None  # decrypts the versions; None if they are not encrypted
     patches: bool = False  # whether patches are accepted
+    boxes: Boxes | None = None  # returns the slices that the worker takes; None: it takes all
 
 
 class Acceptance:
@@ -61,6 +64,7 @@ class Acceptance:
         self._tensors_max = TENSORS_MAX if known else TENSORS_UNKNOWN_MAX
         self._encryption = AES_256_GCM if expected.keyring is not None else None
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
+        self._part = expected.boxes is not None
         # The layouts by id, each with whether it was found to fit here.
         self._known: dict[str, tuple[Layout, bool]] = {}
         self.usual: dict[tuple[object, ...], Layout] = {}
@@ -123,7 +127,7 @@ class Acceptance:
         if announce.encoding != "raw" or announce.encryption != self._encryption:  # E1
             what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
             return "unsupported", f"{what}; this worker takes 'raw' and {self._encryption!r}"
-        if announce.nbytes > self.bytes_max:
+        if announce.nbytes > self.bytes_max and not self._part:  # of a part, `Follower` knows
             text = f"{announce.nbytes} bytes; this worker accepts at most {self.bytes_max}"
             return "too-large", f"{text}: raise its bytes_max if that is meant"
         if (fault := self.size_fault(announce)) is not None:

@@ -34,17 +34,21 @@ from ..lease import Lease
 from ..limits import CHECKS, STAGING_BYTES_MAX, Timing
 from ..messages import (
     DELTA,
+    PARTS,
     RELAY,
     TICKET,
     Abort,
     Announce,
+    AnyChunk,
     Beacon,
     Bye,
     Check,
+    Checksums,
     Chunk,
     Commit,
     End,
     Hello,
+    Piece,
     Ping,
     Pong,
     Prepare,
@@ -57,7 +61,7 @@ from ..messages import (
 )
 from ..observed import to_worker, unchecked
 from ..protocol_limits import RENEWAL_PAUSES, WHOLE_BYTES_MAX
-from ..staged import SharedMemory
+from ..staged import SharedMemory, SourceFetch
 from ..token_bucket import TokenBucket
 from . import reports
 from .addresses import Addresses, Fault
@@ -74,7 +78,9 @@ from .version_store import VersionStore
 FLUSHING = 2**52  # a ping's token of at least this marks a flush; a smaller token is the time
 
 # The messages that concern one model, and the others.
-OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
+OfModel = (Abort | Announce | Beacon | Checksums | Chunk | Commit | End) | (
+    Piece | Prepare | Rename | SealedChunk
+)
 OfSession = Check | Ping | Pong | Refuse | Rekey | Welcome
 
 
@@ -247,7 +253,7 @@ class WorkerMachine:
                 told = [reports.cut_off(at, now)] if session.cut_off(at) else list[Effect]()
                 return told + self._hear_of(message.epoch, message.models, now)
 
-    def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
+    def _ignores(self, chunk: AnyChunk, *, pushed: bool) -> bool:
         """True if a chunk must not change any state, since it is not authenticated."""
         follower, keyed = self.followers.get(chunk.model), self._keyring is not None
         arrives = follower is not None and follower.versions.find(
@@ -270,7 +276,7 @@ class WorkerMachine:
         match message:
             case SealedChunk() if not elsewhere:
                 ignored = self._ignores(message, pushed=pushed)
-            case Chunk() if not elsewhere and self._keyring is not None:
+            case Chunk() | Piece() if not elsewhere and self._keyring is not None:
                 ignored = self._ignores(message, pushed=pushed)
             case _:
                 pass
@@ -286,6 +292,11 @@ class WorkerMachine:
         match message:
             case Chunk() | SealedChunk():
                 return follower.chunk(message, payload or b"", now, pushed=pushed)
+            case Piece():
+                return [] if pushed else follower.chunk(message, payload or b"", now, pushed=False)
+            case Checksums():
+                data = payload.payload if isinstance(payload, Lease) else payload
+                return [] if pushed else follower.checksums(message, data or b"", now)
             case Announce():
                 if message.workers and RELAY not in self.identity.features:
                     message = replace(message, workers=[])  # they concern relays
@@ -359,9 +370,10 @@ class WorkerMachine:
         age_ms = self._ages.of(epoch, now)
         return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
 
-    def hello_for(self, model: str) -> Hello:
-        """Return the hello for a source of a version of this model. (N1)"""
-        return replace(self.identity, models={model: None}, features=[])
+    def hello_for(self, job: SourceFetch) -> Hello:
+        """Return the hello for a source of a version. (N1, T5)"""
+        features = [] if job.cut is None else [PARTS]
+        return replace(self.identity, models={job.announce.model: None}, features=features)
 
     def outbid(self, epoch: int, started_by: float, now: float) -> list[Effect]:
         """Return a hello that names a later epoch than the session's, of workers behind this relay.
@@ -419,10 +431,13 @@ class WorkerMachine:
             effects.append(self._ping(now))
         for model, follower in self.followers.items():
             effects.append(Subscribe(control_topic(model), on=True))
-            on = follower.versions.mode == "following" and not shared
+            pieces = self.session.terms.parts and PARTS in self.identity.features
+            on = follower.versions.mode == "following" and not (shared or pieces)
             effects.append(Subscribe(follower.patches.topic, on=on))
             latest = welcome.models.get(model, 0)
-            effects += follower.reconnected(welcome.epoch, latest, now, shared=shared)
+            effects += follower.reconnected(
+                welcome.epoch, latest, now, shared=shared, pieces=pieces
+            )
         return effects
 
     def _turned_away(self, fault: Fault, now: float) -> list[Effect]:

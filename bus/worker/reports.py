@@ -8,25 +8,32 @@ import msgspec
 from ..effects import Effect, Notice, Send
 from ..messages import Failed, Fetch, Ping, Progress, Staged
 from ..units import span
-from .transfer import Transfer
+from .transfer import CHECKSUMS, Transfer
 from .version_store import ArrivingEntry, Received, WholeEntry
 
 
 def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effect]:
     """Return the requests for these ranges of missing chunks. (W10, W11, D10)"""
     effects: list[Effect] = []
-    for first, count in wanted:
-        epoch, version = transfer.key
-        fetch = Fetch(
-            model=transfer.announce.model,
-            epoch=epoch,
-            version=version,
-            first=first,
-            count=count,
-            patch=transfer.patch,
-            unpatched=transfer.why,
-        )
-        effects.append(Send(fetch))
+    epoch, version = transfer.key
+    for asked in wanted:
+        if asked == CHECKSUMS:
+            model = transfer.announce.model
+            fetch = Fetch(model=model, epoch=epoch, version=version, checksums=True)
+            effects.append(Send(fetch))
+            continue
+        for first, count, ranges in transfer.requests(*asked):
+            fetch = Fetch(
+                model=transfer.announce.model,
+                epoch=epoch,
+                version=version,
+                first=first,
+                count=count,
+                patch=transfer.patch,
+                unpatched=transfer.why,
+                ranges=ranges,
+            )
+            effects.append(Send(fetch))
     return effects
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..headers import token_of
 from ..limits import Timing
-from ..messages import RELAY, UPSTREAM, Welcome
+from ..messages import PARTS, RELAY, UPSTREAM, Welcome
 from .tables import SESSIONS, Change, SessionPhase
 
 
@@ -29,6 +29,7 @@ class Terms(msgspec.Struct, frozen=True):
         relay: The publisher takes reports of the workers behind this relay.
         cut_off_at: The publisher is a relay, and has had no publisher itself since then. None: it
             has one, or is no relay.
+        parts: The publisher sends parts of versions.
     """
 
     epoch: int
@@ -40,6 +41,7 @@ class Terms(msgspec.Struct, frozen=True):
     unheard_at: float = math.inf
     relay: bool = False
     cut_off_at: float | None = None
+    parts: bool = False
 
 
 class Session:
@@ -90,6 +92,7 @@ class Session:
             upstream=token_of(welcome, UPSTREAM),  # W34
             unheard_at=now + self._timing.lost_after,
             relay=RELAY in welcome.features,
+            parts=PARTS in welcome.features,
         )
 
     def welcomed_again(self, welcome: Welcome) -> None:

@@ -32,38 +32,60 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ...codecs.checksum import digest
 from ...codecs.native import crc32c
 from ...codecs.sealing import Opening
 from ..chunks import Chunks, Memory
+from ..cut import Cut
 from ..headers import Buffer
 from ..lease import Lease
 from ..limits import Timing
-from ..messages import Announce, Chunk, Patch, PatchId, SealedChunk
+from ..messages import Announce, AnyChunk, Chunk, Patch, PatchId, Piece, SealedChunk
 from ..protocol_limits import LABEL_MAX, PROGRESS_CHUNKS, TRIES_MAX, WINDOW_CHUNKS
 from ..staged import Base, Copying, Patching, SharedMemory, SourceFetch, indexes_of
 from .keyring import Keyring
 from .tables import COMING, Coming, Way
 
 NONE = (-1, 0)  # no chunk is leased
+ANNOUNCEMENT, CHECKSUMS = (0, 0), (-1, 0)  # what else than chunks `wants` may return
 DAMAGED_MAX = 16  # damaged chunks that are requested again immediately; of a source, in all
 
 
-def put_chunk(place: NDArray[np.uint8], proof: int | Opening | None, data: Buffer) -> int | None:
+def put_chunk(
+    memory: Memory,
+    place: tuple[int, int],
+    proof: int | Opening | Piece | None,
+    data: Buffer,
+    cut: tuple[Cut, int] | None = None,
+) -> int | None:
     """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged.
 
     Args:
-        place: The chunk's bytes of the version's memory.
-        proof: Its CRC-32C; or, if it is encrypted, what decrypts it. None: no known key does.
+        memory: The memory of the version, or of the part of it that the worker takes.
+        place: Begin and end of the chunk in the version.
+        proof: Its CRC-32C; if it is encrypted, what decrypts it; or the message with its piece.
+            None: no known key decrypts it.
         data: What arrived.
+        cut: How to cut the version's chunks to the part, and the chunk's index; None: it is whole.
     """  # W9
-    if proof is None or len(data) != len(place):
+    begin, end = place
+    if isinstance(proof, Piece):
+        if cut is None:
+            return None
+        return cut[0].put_piece(memory, proof.index, data, proof.crc, proof.rest)
+    if proof is None or len(data) != end - begin:
         return None
+    to = memory[begin:end] if cut is None else np.empty(end - begin, np.uint8)
     if isinstance(proof, Opening):
-        return proof.decrypt(data, place)  # E4
-    if crc32c(data) != proof:
+        crc = proof.decrypt(data, to)  # E4
+    elif crc32c(data) == proof:
+        np.copyto(to, np.frombuffer(data, np.uint8))
+        crc = proof
+    else:
         return None
-    np.copyto(place, np.frombuffer(data, np.uint8))
-    return proof
+    if cut is not None and crc is not None:
+        cut[0].put(memory, cut[1], to)
+    return crc
 
 
 class Transfer:
@@ -78,6 +100,8 @@ class Transfer:
         patch: The patch that arrives instead of the version, into memory of the patch's size.
         base: The base of the patch.
         why: If patches were offered, why none of them is used.
+        cut: How the chunks are cut, if the worker takes a part; None: it takes all.
+        pieces: Whether the publisher sends parts, so that chunks may be left out.
 
     Attributes:
         offered: The patch that arrives, as it was announced; None: the version arrives whole.
@@ -95,8 +119,16 @@ class Transfer:
         patch: Patch | None = None,
         base: Base | None = None,
         why: str = "",
+        cut: Cut | None = None,
+        *,
+        pieces: bool = False,
     ) -> None:
-        self.announce, self.chunks = announce, chunks
+        self.announce, self.chunks, self.cut = announce, chunks, cut
+        # The chunks that this worker does not fetch, since they have no bytes of its part.
+        self._unneeded = cut.unneeded if cut is not None and pieces else frozenset[int]()
+        self._pieces: bool = pieces
+        self._sums: list[int] | None = None  # the checksums of all chunks, from `checksums`
+        self._sums_asked = False
         self.patch: PatchId | None = None
         if patch is not None:
             self.patch = PatchId(patch.encoding, patch.epoch, patch.version)
@@ -130,9 +162,7 @@ class Transfer:
         """The number of chunks that are here."""
         return self._job.count if isinstance(self._job, Copying) else self.chunks.here
 
-    def take(
-        self, chunk: Chunk | SealedChunk, payload: Buffer | Lease, now: float, *, pushed: bool
-    ) -> bool:
+    def take(self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool) -> bool:
         """Process a chunk; return whether to report progress to the publisher. (W23)
 
         A chunk is ignored if it is encrypted and the version is not, or the reverse.
@@ -140,7 +170,7 @@ class Transfer:
         proof = chunk.crc if isinstance(chunk, Chunk) else chunk
         if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
             return False
-        if chunk.patch != self.patch:  # D9
+        if (None if isinstance(chunk, Piece) else chunk.patch) != self.patch:  # D9
             return False
         fresh = self.store(chunk.index, proof, payload, now, pushed=pushed)
         slow = now - self._reported_at >= self._timing.report
@@ -152,7 +182,7 @@ class Transfer:
     def store(
         self,
         index: int,
-        proof: int | SealedChunk,
+        proof: int | SealedChunk | Piece,
         payload: Buffer | Lease,
         now: float,
         *,
@@ -164,7 +194,8 @@ class Transfer:
 
         Args:
             index: The chunk's index.
-            proof: The chunk's CRC-32C, or the sealed chunk, whose tag authenticates the payload.
+            proof: The chunk's CRC-32C; the sealed chunk, whose tag authenticates the payload; or
+                the message with the piece of the chunk.
             payload: The chunk's bytes, or the lease that received them.
             now: The time.
             pushed: True if the chunk was published, false if it was requested.
@@ -189,7 +220,7 @@ class Transfer:
             return False
         else:
             sound = self._place(index, proof, b"" if isinstance(payload, Lease) else payload)
-            if sound is None:
+            if sound is None or (self._sums is not None and sound != self._sums[index]):
                 self._reject(index)
                 return False
             crc = sound
@@ -202,11 +233,11 @@ class Transfer:
         self._heard_at = now
         return True
 
-    def _place(self, index: int, proof: int | SealedChunk, data: Buffer) -> int | None:
+    def _place(self, index: int, proof: int | SealedChunk | Piece, data: Buffer) -> int | None:
         """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged."""
-        begin, end = self.chunks.plan.span(index)
         opens = self._opening(proof, len(data)) if isinstance(proof, SealedChunk) else proof
-        return put_chunk(self.chunks.memory[begin:end], opens, data)
+        cut, place = None if self.cut is None else (self.cut, index), self.chunks.plan.span(index)
+        return put_chunk(self.chunks.memory, place, opens, data, cut)
 
     def _opening(self, chunk: SealedChunk, size: int) -> Opening | None:
         keyring = self._keyring
@@ -214,13 +245,15 @@ class Transfer:
             return None
         return keyring.opening(self.announce, chunk, size, self.offered)
 
-    def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
+    def lend(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Return a lease of the memory for a chunk of this size; None if the chunk is not needed.
 
         Pass the lease to `take` once the chunk is complete.
         """
         index, chunks = chunk.index, self.chunks
         if index >= chunks.plan.count or chunks.crcs[index] is not None:
+            return None
+        if self.cut is not None or isinstance(chunk, Piece):  # it is cut first
             return None
         if index == self._leased[0] or self._job is not None or index in self._elsewhere:
             return None
@@ -267,7 +300,7 @@ class Transfer:
         """Return the job that copies the whole version from shared memory."""
         self._change_way("copy-started")
         to, plan = self.chunks.memory, self.chunks.plan
-        job = self._job = Copying(self.announce.model, self.key, memory, to, plan)
+        job = self._job = Copying(self.announce.model, self.key, memory, to, plan, self.cut)
         return job
 
     @property
@@ -301,14 +334,15 @@ class Transfer:
         sources = list[tuple[str, list[int]]]()
         for source in announce.sources:
             named = [i for i in indexes_of(source, plan) if self.chunks.crcs[i] is None]
-            indexes = [i for i in dict.fromkeys(named) if i not in taken]
+            wanted = [i for i in dict.fromkeys(named) if i not in self._unneeded]
+            indexes = [i for i in wanted if i not in taken]
             taken.update(indexes)
             if indexes:
                 sources.append((source.address, indexes))
         if not sources:
             return None
         self._elsewhere = taken
-        self._source_fetch = SourceFetch(announce, sources, self.chunks.memory, plan)
+        self._source_fetch = SourceFetch(announce, sources, self.chunks.memory, plan, self.cut)
         return self._source_fetch
 
     def fetched(self, chunks: Sequence[tuple[int, int]], now: float, *, over: bool) -> None:
@@ -317,7 +351,8 @@ class Transfer:
         What is lacking then is fetched like any other chunk. (N3)
         """
         for index, crc in chunks:
-            self.chunks.put(index, crc)
+            if self._sums is None or crc == self._sums[index]:
+                self.chunks.put(index, crc)
         self._elsewhere.difference_update(index for index, _ in chunks)
         if chunks:
             self.tries, self._heard_at = 0, now
@@ -328,6 +363,25 @@ class Transfer:
             self._cursor = min(self._cursor, *self._elsewhere) if self._elsewhere else self._cursor
             self._source_fetch, self._heard_at = None, now
             self._elsewhere = set[int]()
+
+    def take_checksums(self, data: Buffer, now: float) -> None:
+        """Record the checksums of all chunks, if they have the digest of the version. (T4)
+
+        A chunk that arrived and has another checksum is fetched again.
+        """
+        chunks, announce, sums = self.chunks, self.announce, np.frombuffer(data, "<u4").tolist()
+        if self.cut is None or self.digest is None or len(sums) != chunks.plan.count:
+            return
+        if digest(announce.layout, announce.chunk_bytes, sums) != self.digest:
+            self.damaged += 1
+            return
+        self._sums, self.tries, self._heard_at = sums, 0, now
+        for index, crc in enumerate(sums):
+            if index in self._unneeded:
+                chunks.put(index, crc)
+            elif chunks.crcs[index] not in (None, crc):
+                chunks.drop(index)
+                self._reject(index)
 
     def pull(self) -> None:
         """Fetch missing chunks immediately: no more will be pushed, as far as is known."""
@@ -340,8 +394,17 @@ class Transfer:
         """Record that the ping sent at `sent_at`, and every earlier request, was answered."""
         self._answered = sent_at
 
+    def requests(self, first: int, count: int) -> list[tuple[int, int, list[int]]]:
+        """Return how to fetch some chunks: (first, count, `ranges`) of each message."""
+        if self.cut is None or not self._pieces or not count:
+            return [(first, count, [])]
+        return self.cut.requests(first, count)
+
     def wants(self, now: float) -> list[tuple[int, int]]:
-        """Return ranges of chunks to request now, as (first, count); (0, 0): announce and `end`."""
+        """Return ranges of chunks to request now, as (first, count).
+
+        `ANNOUNCEMENT` stands for the announcement and the `end`, `CHECKSUMS` for the checksums.
+        """
         wanted: list[tuple[int, int]] = []
         if self.arrival == "decoded":
             return wanted
@@ -359,11 +422,17 @@ class Transfer:
             self._timeout = min(2 * self._timeout, self._timing.patience_max)  # W32
         if self.digest is None and self.arrival != "received" and not self._end_asked:
             self._end_asked = True
-            wanted.append((0, 0))
+            wanted.append(ANNOUNCEMENT)
+        if self._unneeded and self.digest is not None and self._sums is None:
+            if not self._sums_asked:
+                wanted.append(CHECKSUMS)
+            self._sums_asked = True
         crcs = self.chunks.crcs
         limit = len(crcs) if self.arrival == "pulled" else self._pushed  # W10, W30
         while self._cursor < limit and (
-            crcs[self._cursor] is not None or self._cursor in self._elsewhere
+            crcs[self._cursor] is not None
+            or self._cursor in self._elsewhere
+            or self._cursor in self._unneeded
         ):
             self._cursor += 1
         if (
@@ -382,10 +451,17 @@ class Transfer:
         self.chunks.clear()
         self._requested.clear()
         self.digest, self._end_asked, self._cursor = None, False, 0
+        self._sums, self._sums_asked = None, False
         self.pull()
 
-    def reconnected(self, now: float) -> None:
-        """Request again on a new connection what was requested on the old one."""
+    def reconnected(self, now: float, *, pieces: bool = False) -> None:
+        """Request again on a new connection what was requested on the old one.
+
+        `pieces`: whether the publisher sends parts.
+        """
+        if pieces != self._pieces and self.cut is not None:
+            self._unneeded = self.cut.unneeded if pieces else frozenset[int]()
+            self._pieces, self._cursor = pieces, 0
         self._ask_again(now)
         self.tries = 0
         self.pull()
@@ -397,7 +473,7 @@ class Transfer:
             index, self._cursor = self._cursor, self._cursor + 1
             if self.chunks.crcs[index] is not None or index in (self._leased[0], *self._requested):
                 continue
-            if index in self._elsewhere:
+            if index in self._elsewhere or index in self._unneeded:
                 continue
             self._requested.add(index)
             first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)
@@ -415,7 +491,7 @@ class Transfer:
     def _ask_again(self, now: float) -> None:
         self._cursor = min(self._cursor, *self._requested) if self._requested else self._cursor
         self._requested.clear()
-        self._end_asked = False
+        self._end_asked = self._sums_asked = False
         self._heard_at = now
 
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from ...codecs.layout import Layout
 from ..chunks import Chunks, Memory, plan_of
+from ..cut import Cut
 from ..headers import Buffer
 from ..lease import Lease
 from ..limits import BUFFERS_MAX, SNAPSHOTS_MAX
@@ -45,7 +46,8 @@ class AnnouncedEntry(Struct, eq=False):
     pushed: bool  # its chunks follow without a request
     phase: Phase = "announced"
     lacks: Lack = "layout"
-    layout: Layout | None = None
+    layout: Layout | None = None  # of a part, that of its slices
+    cut: Cut | None = None  # how its chunks are cut to the part that the worker takes
     payload: Buffer | None = None  # came with the announcement; valid until the next message
     memory: SharedMemory | None = None  # the segment to copy it from
     chunks: Chunks[Memory] | None = None  # its buffer, a moment before it arrives there
@@ -56,15 +58,21 @@ class AnnouncedEntry(Struct, eq=False):
         layout: Layout | None = None,
         payload: Buffer | None = None,
         memory: SharedMemory | None = None,
+        cut: Cut | None = None,
     ) -> None:
         """Apply an event to what the version lacks, and store what is available now."""
         self.lacks = LACKS[self.lacks].get(event, self.lacks)
         if layout is not None:
-            self.layout, self.payload = layout, payload
+            self.layout, self.payload, self.cut = layout, payload, cut
         if memory is not None:
             self.memory = memory
         if self.lacks == "buffer":
             self.payload = None  # the message will be gone by then
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it needs."""
+        return self.announce.nbytes if self.cut is None else self.cut.nbytes
 
     def set_buffer(self, buffer: Memory) -> None:
         """Give the version an empty buffer."""
@@ -247,13 +255,16 @@ class VersionStore:
         self._live["announced"][entry.key] = self._first["announced"] = entry
         return entry
 
-    def reconnected(self, epoch: int, now: float) -> None:
-        """Begin a session of this epoch: drop what does not continue, and request again. (W28)"""
+    def reconnected(self, epoch: int, now: float, *, pieces: bool = False) -> None:
+        """Begin a session of this epoch: drop what does not continue, and request again. (W28)
+
+        `pieces`: whether the publisher sends parts.
+        """
         for entry in self.all("announced", "arriving", "staged"):
             if isinstance(entry, AnnouncedEntry) or entry.key[0] != epoch:
                 self.move(entry, "fenced")
             elif isinstance(entry, ArrivingEntry):
-                entry.transfer.reconnected(now)
+                entry.transfer.reconnected(now, pieces=pieces)
         self.rejected.clear()
         if self.newest_known[0] != epoch:  # this epoch may be lower than the last one
             self.newest_known = (0, 0)
@@ -303,9 +314,9 @@ class VersionStore:
             return False
         if entry.lacks == "buffer":
             entry.resolve("freed")
-        if self._nbytes != entry.announce.nbytes:
+        if self._nbytes != entry.nbytes:
             self._free.clear()  # the size has changed: the old buffers do not fit
-            self._nbytes = entry.announce.nbytes
+            self._nbytes = entry.nbytes
         if not self._free:
             return False
         buffer = self._free.pop() if self._claim is None else self._claimed(self._claim)

@@ -259,6 +259,28 @@ export interface Chunk {
   readonly patch: PatchId | null;
 }
 
+/** The bytes of a chunk that a worker needs. The payload is these bytes. */
+export interface Piece {
+  readonly type: "piece";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
+  /** The number of the chunk. */
+  readonly index: number;
+  /** The CRC of the payload. */
+  readonly crc: number;
+  /** The CRC of the chunk, in which the bytes of the payload are zero. */
+  readonly rest: number;
+}
+
+/** The CRC of each chunk of a version. The payload has 4 bytes, little-endian, for each. */
+export interface Checksums {
+  readonly type: "checksums";
+  readonly model: string;
+  readonly epoch: number;
+  readonly version: number;
+}
+
 /** End the push of a version, and send its digest. */
 export interface End {
   readonly type: "end";
@@ -437,6 +459,10 @@ export interface Fetch {
   readonly patch?: PatchId | null | undefined;
   /** Why the version is fetched whole although it has patches (D10). */
   readonly unpatched?: string | undefined;
+  /** The bytes that the worker needs of these chunks (T2); empty: all. */
+  readonly ranges?: readonly number[] | undefined;
+  /** With `count` 0: the publisher answers with `checksums` (T4). */
+  readonly checksums?: boolean | undefined;
 }
 
 /** Report that the worker runs a version. `digest` is empty if the version was not hashed. */
@@ -532,6 +558,8 @@ export type PublisherMessage =
   | Pong
   | Announce
   | Chunk
+  | Piece
+  | Checksums
   | End
   | Refuse
   | Beacon
@@ -646,6 +674,19 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
     crc: f.integer(0, 2 ** 32 - 1),
     patch: f.optional(f.nullable(patchId), null),
   },
+  piece: {
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
+    index: f.integer(0, CHUNKS_MAX - 1),
+    crc: f.integer(0, 2 ** 32 - 1),
+    rest: f.integer(0, 2 ** 32 - 1),
+  },
+  checksums: {
+    model: f.name,
+    epoch: f.count,
+    version: f.positive,
+  },
   end: {
     model: f.name,
     epoch: f.count,
@@ -710,7 +751,14 @@ export const FROM_PUBLISHER: { readonly [M in PublisherMessage as M["type"]]: f.
 /** The least and greatest number of payload frames; 0 of the other messages. */
 export const PAYLOADS: {
   readonly [T in PublisherMessage["type"]]?: readonly [least: number, most: number];
-} = { announce: [0, 1], chunk: [1, 1], sealed_chunk: [1, 1], sealed_message: [0, 1] };
+} = {
+  announce: [0, 1],
+  chunk: [1, 1],
+  piece: [1, 1],
+  checksums: [1, 1],
+  sealed_chunk: [1, 1],
+  sealed_message: [0, 1],
+};
 
 // Optional features.
 export const MAPPING = "mapping";
@@ -721,3 +769,4 @@ export const TICKET = "ticket";
 export const CHECKING = "checking";
 export const RELAY = "relay";
 export const COMPANIONS = "companions";
+export const PARTS = "parts";

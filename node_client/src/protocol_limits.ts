@@ -62,6 +62,8 @@ export const NAMED_MAX = 256;
 export const SOURCES_MAX = 1024;
 /** Numbers in `chunks` of a source. */
 export const SOURCE_RANGES_MAX = 4096;
+/** Numbers in `ranges` of a `fetch`. */
+export const RANGES_MAX = 1024;
 
 /** The times of a worker, in milliseconds. */
 export interface Timing {

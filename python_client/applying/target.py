@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...bus.staged import StagedVersion
-from ...bus.worker.layouts import Expected
+from ...bus.worker.layouts import Boxes, Expected
 from ...codecs.layout import Layout
 
 if TYPE_CHECKING:
@@ -24,12 +24,18 @@ class Target(ABC):
     Attributes:
         asks_user: Whether `apply` calls the user's code; that code may be slow and has a deadline.
         detail: A remark on the last `apply` for the publisher's receipt; empty: none.
+        boxes: Returns which slices of a layout's tensors the target takes; None: it takes all.
         on_disk: Whether the target is a file: a disk may be slow, and readers need no lock.
     """
 
     asks_user = False
     on_disk = False
     detail = ""
+    boxes: Boxes | None = None
+
+    def take_part(self, boxes: Boxes) -> None:
+        """Take only these slices of each version."""
+        self.boxes = boxes
 
     @property
     def devices(self) -> "frozenset[torch.device]":

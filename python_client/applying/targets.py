@@ -10,6 +10,7 @@ a function                                                           called to l
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,12 +20,13 @@ from numpy.typing import NDArray
 
 from ...bus.protocol_limits import MODELS_MAX
 from ...bus.staged import StagedVersion
-from ...bus.worker.layouts import Expected
+from ...bus.worker.layouts import Boxes, Expected
 from ...codecs.apply import Reader, calls_users, check, devices_within, summing
 from ...codecs.copies import Differences
 from ...codecs.errors import LayoutError, StateError
 from ...codecs.layout import NAME_SHOWN, Layout, Strict, trimmed
 from ...codecs.leaves import Leaf
+from ...codecs.parts import Box, PartLayout
 from ...codecs.renaming import Renaming
 from ...codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
 from ...codecs.ties import shared_memory
@@ -33,6 +35,7 @@ from .. import checks
 from ..files.file_target import FileTarget
 from .loading import FunctionTarget
 from .overflow_log import OverflowLog
+from .parts import Part, boxes_of, local_part
 from .target import Names, Sums, Target
 
 if TYPE_CHECKING:
@@ -186,6 +189,8 @@ class RenamedTarget(Target):
     def __init__(self, target: Target, renaming: Renaming) -> None:
         self._target, self._renaming = target, renaming
         self.asks_user, self.on_disk = target.asks_user, target.on_disk
+        if target.boxes is not None:
+            self.boxes = partial(self._renamed_boxes, target.boxes)
 
         # Cached (layout, renamed layout, names); the tuple is replaced, since two threads read it.
         self._known: tuple[tuple[Layout, Layout, Mapping[str, str]], ...] = ()
@@ -245,6 +250,12 @@ class RenamedTarget(Target):
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         return self._target.lies_in(staged)
 
+    def _renamed_boxes(self, boxes: Boxes, layout: Layout) -> Mapping[str, Box | None]:
+        """Return the slices by the published names, from those by the target's names."""
+        renamed, became = self._of(layout)
+        own = boxes(renamed)
+        return {name: own[mine] for name, mine in became.items() if mine in own}
+
     def _here(self, staged: StagedVersion) -> StagedVersion:
         return structs.replace(staged, layout=self._of(staged.layout)[0])
 
@@ -261,8 +272,13 @@ class RenamedTarget(Target):
 
 def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
     """Return an error text if a layout does not fit a model's target, else an empty text."""
+    target = targets[model]
     try:
-        return targets[model].fault(layout)
+        if target.boxes is not None:
+            layout = PartLayout(layout, target.boxes(layout)).layout
+        return target.fault(layout)
+    except (LayoutError, StateError) as error:
+        return str(error)
     except Exception as error:
         return f"the target could not be examined: {error!r}"
 
@@ -326,6 +342,8 @@ def targets_of(
     def target_of(model: str, named: object) -> Target:
         if isinstance(named, Target):
             return named
+        if isinstance(named, Part):
+            return part_of(model, named)
         load = checks.hook(named, "a target that is a function") if is_function(named) else None
         if load is not None:
             return FunctionTarget(load)
@@ -336,8 +354,20 @@ def targets_of(
         except StateError as error:
             text = f"models={{{model!r}: ...}}: {error}; or a path, or a function"
             raise ValueError(text.replace("cannot travel", "is not a target")) from None
+        local = local_part(named, in_memory[model])
+        if local is not None:
+            return part_of(model, local)
         copying = MemoryTarget(named, strict=strict, cast=cast, sole_writer=sole_writer)
         return copying if keep is None else keep(named, copying)
+
+    def part_of(model: str, part: Part) -> Target:
+        target = target_of(model, part.target)
+        names = None
+        if model in in_memory:
+            names = partial(named_leaves, part.target)
+            target = MemoryTarget(part.target, strict=strict, cast=cast, sole_writer=sole_writer)
+        target.take_part(boxes_of(part.slices, names, strict=strict))
+        return target
 
     targets = {model: target_of(model, named) for model, named in models.items()}
     if len(in_memory) > 1:

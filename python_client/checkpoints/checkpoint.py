@@ -63,7 +63,7 @@ Stamp = tuple[File, ...]  # one entry for each file of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CheckpointFile:
     """One file of a checkpoint: its path, its layout, and the bytes of its data section."""
 
     path: Path
@@ -81,10 +81,10 @@ class Checkpoint:
         aliases: For each additional name of a tied tensor, the name under which it is stored.
     """
 
-    def __init__(self, path: Path, parts: tuple[Part, ...], stamp: Stamp) -> None:
+    def __init__(self, path: Path, parts: tuple[CheckpointFile, ...], stamp: Stamp) -> None:
         self.path, self.parts, self.stamp = path, parts, stamp
         self.aliases: dict[str, str] = {}
-        self._home: dict[str, Part] = {}
+        self._home: dict[str, CheckpointFile] = {}
         for part in parts:
             self._home.update(dict.fromkeys(part.layout.names(), part))
             self.aliases.update(part.layout.aliases)
@@ -230,7 +230,7 @@ def open_checkpoint(
     return opened
 
 
-def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
+def _open_file(path: Path, load: bool, progress: Progress | None) -> CheckpointFile:
     # Open one file: check its header, then map or read its data.
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a file that can be mapped; give a {SUFFIX} file")
@@ -253,7 +253,9 @@ def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
                 f"{path} is {what}: its header describes {layout.nbytes} bytes of tensors, and it "
                 f"holds {held}; copy or download it again"
             )
-        return Part(path, layout, _read(file, path, held, progress) if load else _map(file, held))
+        return CheckpointFile(
+            path, layout, _read(file, path, held, progress) if load else _map(file, held)
+        )
 
 
 def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:

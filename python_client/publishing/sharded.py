@@ -228,6 +228,7 @@ class Sharded(PartedSource):
             for rank in range(1, len(ranks.members)):
                 round_.tell(rank, json.dumps([*key, whole]).encode(), "the name", deadline.left())
             offer = _offer(model, layout, staged, whole, key)
+            offer.chunks.know(cast("list[int]", crcs))
             offer.sources = tuple(sources)
             if sources:
                 offer.obtain = parts.obtaining(offer, staged.memory, names)

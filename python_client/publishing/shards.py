@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ...codecs.errors import StateError
 from ...codecs.leaves import Leaf
+from ...codecs.parts import Box
 from ...codecs.state import identity, is_module, named_leaves, signature
 from ...codecs.torch_modules import EXTRA_STATE, shards_fault, with_extra
 from ...codecs.torch_tensors import memory_fault
@@ -184,6 +185,20 @@ class PlacedShards:
         """Return what this rank has of the tensor."""
         part: torch.Tensor = self._tensor.to_local()
         return part
+
+    def box(self) -> Box | None:
+        """Return which slice of the whole tensor this rank has; None if that is not known."""
+        here: list[int] | None = self._tensor.device_mesh.get_coordinate()
+        if self._order is None or here is None:
+            return None
+        part = self._part(self.meta, here)
+        if part.shape != self.mine().shape:
+            return None
+        box, at = list[tuple[int, int]](), int(part.storage_offset())
+        for step, size in zip(self.meta.stride(), part.shape, strict=True):
+            begin, at = divmod(at, step) if step else (0, at)
+            box.append((int(begin), int(begin) + size))
+        return tuple(box)
 
     def gathered(self) -> torch.Tensor:
         """Return the whole tensor; every rank must call this."""

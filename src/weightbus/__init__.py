@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .bus.trust.keys import PublisherKeys, RelayKeys, WorkerKeys
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.applying.loading import UnchangedError
+    from .python_client.applying.parts import Part
     from .python_client.applying.resident import resident
     from .python_client.files.file_target import FileTarget
     from .python_client.files.restart import load
@@ -60,6 +61,7 @@ __all__ = [
     "Http",
     "KeysError",
     "LayoutError",
+    "Part",
     "ProtocolError",
     "PublishError",
     "Publisher",
@@ -93,6 +95,7 @@ _HOMES = {
     "Http": "python_client.observing.access",
     "KeysError": "bus.errors",
     "LayoutError": "codecs.errors",
+    "Part": "python_client.applying.parts",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
     "Publisher": "python_client.publisher",

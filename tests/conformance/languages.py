@@ -97,6 +97,7 @@ OF_CLIENTS = (  # whose own tests play them: a driver is a worker without memory
     "ties.json",
     "observing.json",
     "below.json",
+    "parts.json",
     "publisher_phases.json",
     "publisher_sequences.json",
 )

@@ -294,8 +294,8 @@ class _Forming:
             given.buffer[:] = 0
         elif isinstance(given, Version):
             for waits in given.waits.values():
-                for index, until in waits.items():
-                    waits[index] = max(0.0, until - self._now)
+                for index, (until, ranges) in waits.items():
+                    waits[index] = max(0.0, until - self._now), ranges
         elif isinstance(given, BytesInPlace):
             given._views = {}  # noqa: SLF001 # pyright: ignore
 

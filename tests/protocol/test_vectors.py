@@ -78,6 +78,7 @@ MESSAGES = [
     *table("metadata.json", "messages"),
     *table("below.json"),
     *table("sources.json"),
+    *table("parts.json", "messages"),
 ]
 
 

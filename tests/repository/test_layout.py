@@ -98,6 +98,7 @@ FACE = [
     "Http",
     "KeysError",
     "LayoutError",
+    "Part",
     "ProtocolError",
     "PublishError",
     "Publisher",

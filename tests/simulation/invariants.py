@@ -8,7 +8,7 @@ memory than the limits allow. No publisher takes an epoch above that of one whic
 worker goes to and fro between two, and what listeners are told of workers is how things stand.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +39,12 @@ class Published:
     publication: Publication
 
 
+def slices(shape: Sequence[int]) -> tuple[tuple[int, int]]:
+    """The slice of a vector that workers of a part take: neither its begin nor its end."""
+    (size,) = shape
+    return ((size // 4, size - size // 4),)
+
+
 @dataclass
 class Invariants:
     """What has happened, and what may not."""
@@ -48,6 +54,7 @@ class Invariants:
     staged: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
     failed: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
     aborted: set[Key] = field(default_factory=set[Key])
+    cut: set[str] = field(default_factory=set[str])  # workers and processes that take a part
     started: dict[int, float] = field(default_factory=dict[int, float])  # by epoch, its publisher
     backward: set[tuple[str, float, float]] = field(  # by worker, from a later publisher to which
         default_factory=set[tuple[str, float, float]]
@@ -55,6 +62,16 @@ class Invariants:
     receipts: list[tuple[Publication, Receipt, bool]] = field(
         default_factory=list[tuple[Publication, Receipt, bool]]
     )
+
+    def data_for(self, worker: str, key: Key) -> bytes:
+        """The bytes of a version that a worker takes: all of them, or a part."""
+        published = self.published[key]
+        if worker.partition("#")[0] not in self.cut:
+            return published.data
+        (spec,) = published.publication.version.layout.tensors
+        ((begin, end),) = slices(spec.shape)
+        size = spec.nbytes // spec.shape[0] if spec.shape[0] else 0
+        return published.data[begin * size : end * size]
 
     def on_epoch(self, epoch: int, started: float) -> None:
         """A publisher that started then has an epoch."""
@@ -93,14 +110,14 @@ class Invariants:
     def on_copy(self, name: str, copy: Copying, crcs: NDArray[np.uint32] | None) -> None:
         """A worker has copied a version from shared memory, or says that it came too late."""
         if crcs is not None:
-            published = self.published[copy.model, *copy.key]
-            assert copy.buffer.tobytes() == published.data, f"{name} copied other bytes"
+            data = self.data_for(name, (copy.model, *copy.key))
+            assert copy.buffer.tobytes() == data, f"{name} copied other bytes"
 
     def on_arriving(self, name: str, followers: Iterable[Follower]) -> None:
         """What counts as here is what was published. (A damaged number of a chunk aside.)"""
         for held in [h for follower in followers for h in follower.versions.all("arriving")]:
             transfer = held.transfer
-            if transfer.patch is not None:
+            if transfer.patch is not None or transfer.cut is not None:
                 continue  # it is of use only if it leads to what was published
             data = self.published[held.announce.model, *held.key].data
             chunks = transfer.chunks
@@ -115,7 +132,7 @@ class Invariants:
         """A worker that runs one version has written another into its model."""
         key = (staged.model, staged.epoch, staged.version)
         published = self.published[key]
-        assert whole == published.data, f"{name} applied other bytes as {key}"
+        assert whole == self.data_for(name, key), f"{name} applied other bytes as {key}"
         assert staged.key > running, f"{name} went back from {running} to {staged.key}"
         assert key not in self.aborted, f"{name} applied {key}, which was aborted"
         publication = published.publication
@@ -139,13 +156,14 @@ class Invariants:
                 if other not in names or contents[other].startswith(b"torn"):
                     continue
                 needed = (other, key[1], number)
-                known = self.published.get(needed)  # a later epoch may lack it, since it has newer
-                same = known is not None and contents[other] == known.data
+                # a later epoch may lack it, since it has newer
+                known = needed in self.published
+                same = known and contents[other] == self.data_for(name, needed)
                 assert names[other] >= needed or same, f"{name} runs {key} with {names[other]}"
 
     def on_rename(self, name: str, key: Key, was: Key, contents: Mapping[str, bytes]) -> None:
         """A worker calls what it runs otherwise: it must be those very bytes."""
-        assert contents.get(key[0]) == self.published[key].data, f"{name} has no {key}"
+        assert contents.get(key[0]) == self.data_for(name, key), f"{name} has no {key}"
         assert key > was, f"{name} went back from {was} to {key}"
         self.applied.setdefault(name, set()).add(key)
 
@@ -157,7 +175,7 @@ class Invariants:
         if isinstance(message, Hello):
             said = [(m, r.epoch, r.version) for m, r in message.models.items() if r is not None]
         for key in said:
-            assert contents.get(key[0]) == self.published[key].data, f"{name} has no {key}"
+            assert contents.get(key[0]) == self.data_for(name, key), f"{name} has no {key}"
 
     def on_report(self, name: str, message: Message) -> None:
         """A worker says something of a version."""
@@ -242,7 +260,7 @@ class Invariants:
                 assert not whole, f"{name} has forgotten what it runs"
             else:
                 key = (follower.model, runs.epoch, runs.version)
-                assert found == self.published[key].data, f"{name} has other bytes than {key}"
+                assert found == self.data_for(name, key), f"{name} has other bytes than {key}"
 
     def on_bases(self, name: str, followers: Iterable[Follower]) -> None:
         """Time passes at a worker: what patches build on is what it says it runs."""

@@ -65,6 +65,7 @@ class Simulation:
         self.patched = seed % 5 == 2
         self.changes = random.Random(f"changes of {seed}")
         self.many = random.Random(f"many of {seed}")
+        self.parts = random.Random(f"parts of {seed}")
         self.grouped = seed % 7 in (3, 4, 6)  # some versions are published as one
         if self.patched:
             self.faults = replace(self.faults, sizes=PATCHED)

@@ -23,6 +23,7 @@ from weightbus.bus.effects import (
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.messages import (
     DELTA,
+    PARTS,
     RELAY,
     RENAMING,
     UPSTREAM,
@@ -34,12 +35,14 @@ from weightbus.bus.protocol_limits import APPLIES_MAX
 from weightbus.bus.staged import Copying, OverwrittenError, Patching, StagedVersion, StaleError
 from weightbus.bus.worker.events import Copied, Decoded, Outcome, Report, Wanted
 from weightbus.bus.worker.keyring import Keyring
+from weightbus.bus.worker.layouts import Expected
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.parts import Box, PartLayout
 
 from .conditions import SIZES, Steps, T
-from .invariants import Key
+from .invariants import Key, slices
 from .performing import done
 from .virtual_memory import Lives, VirtualView
 from .watching import Watched
@@ -47,6 +50,11 @@ from .watching import Watched
 if TYPE_CHECKING:
     from .network import Simulation
     from .publishers import Publisher
+
+
+def boxes(layout: Layout) -> dict[str, Box | None]:
+    """The slices that a worker of a part takes."""
+    return {spec.name: slices(spec.shape) for spec in layout.tensors}
 
 
 class Worker:
@@ -67,19 +75,24 @@ class Worker:
         self.local &= not sim.patched or sim.changes.random() < 0.3
         self.picky = sim.rng.random() < 0.15
         self.bytes_max = sim.rng.choice([STAGING_BYTES_MAX] * 6 + [SIZES[-1] - 1])
+        # Whether it takes a part: not a relay, and a second process of a name as the first one.
+        self.cut = sim.parts.random() < 0.2 and name.startswith("w") and name == process
+        self.cut |= name in sim.invariants.cut
+        sim.invariants.cut |= {name, process} if self.cut else set()
 
     def start(self) -> None:
         self.incarnation += 1
         self.alive, self.cut_until = True, 0.0
         instance = f"{self.sim.rng.getrandbits(128):032x}"
         features: tuple[str, ...] = (RENAMING, UPSTREAM) if self.name != "w1" else ()
-        features += (DELTA,) if self.sim.patched and self.name != "w2" else ()
+        takes_patches = self.sim.patched and self.name != "w2" and not self.cut
+        features += (DELTA,) if takes_patches else (PARTS,) if self.cut else ()
         identity = Hello(name=self.name, instance=instance, models={}, features=[*features])
         models = ["a", "b"] if self.name == "w0" else ["a"]
         keyring = Keyring() if self.sim.sealed else None
-        self.machine = Watched(
-            identity, models, self.objection, self.bytes_max, self.sim.timing, keyring=keyring
-        )
+        about = identity, models, self.objection, self.bytes_max, self.sim.timing
+        like = {model: Expected(boxes=boxes) for model in models} if self.cut else None
+        self.machine = Watched(*about, like, keyring=keyring)
         self.topics: set[bytes] = set()
         self.views: dict[str, VirtualView] = {}  # by token, what it has opened
         self.connected, self.receiving = "", False
@@ -109,7 +122,8 @@ class Worker:
         return "one byte is not a model" if self.picky and layout.nbytes == 1 else ""
 
     def takes(self, layout: Layout) -> bool:
-        return layout.nbytes <= self.bytes_max and not self.objection("", layout)
+        nbytes = PartLayout(layout, boxes(layout)).nbytes if self.cut else layout.nbytes
+        return nbytes <= self.bytes_max and not self.objection("", layout)
 
     def copy(self, each: Sequence[StagedVersion]) -> Steps[list[Effect]]:
         """Copy versions into the models, in steps, which their readers see at once."""
@@ -123,6 +137,7 @@ class Worker:
                 return effects + self.report(staged, "stale")
             read.append((staged, *found))
         for staged, whole, _ in read:
+            self.sim.met |= {"part"} if self.cut else set()
             running = self.machine.followers[staged.model].running
             before = (running.epoch, running.version) if running else (0, 0)
             self.sim.invariants.on_apply(self.name, before, staged, whole)

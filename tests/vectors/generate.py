@@ -22,6 +22,7 @@ from weightbus.tests.vectors import (
     levels,
     message_cases,
     phase_cases,
+    piece_cases,
     publisher_sequence_cases,
     relay_sequence_cases,
     sealing_cases,
@@ -105,9 +106,7 @@ def files() -> dict[str, bytes]:
     out.table("publisher_phases.json", cases=phase_cases.publisher_cases())
     out.table(
         "renaming.json",
-        messages=[
-            {**_message(out, each), "level": None} for each in message_cases.feature_cases("extras")
-        ],
+        messages=_of_feature(out, message_cases.feature_cases("extras")),
         sequences=[_sequence(out, each) for each in sequence_cases.renaming_cases()],
     )
     at_once = [_sequence(out, each) for each in companion_cases.cases()]
@@ -115,13 +114,16 @@ def files() -> dict[str, bytes]:
     prepared = message_cases.feature_cases("shared-memory")
     out.table("mapping.json", cases=[{**_message(out, c), "level": 4} for c in prepared])
     checked = message_cases.feature_cases("observing")
-    out.table("checking.json", cases=[{**_message(out, c), "level": None} for c in checked])
+    out.table("checking.json", cases=_of_feature(out, checked))
     seen = message_cases.feature_cases("observing", "observer")
-    out.table("observing.json", cases=[{**_message(out, c), "level": None} for c in seen])
+    out.table("observing.json", cases=_of_feature(out, seen))
     below = message_cases.feature_cases("relays")
-    out.table("below.json", cases=[{**_message(out, c), "level": None} for c in below])
+    out.table("below.json", cases=_of_feature(out, below))
     named = message_cases.further_cases(page="sources")
-    out.table("sources.json", cases=[{**_message(out, c), "level": None} for c in named])
+    out.table("sources.json", cases=_of_feature(out, named))
+    of_parts = *message_cases.feature_cases("parts"), *message_cases.further_cases(page="parts")
+    pieces = piece_cases.cases()
+    out.table("parts.json", messages=_of_feature(out, of_parts), pieces=pieces)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
     applying = [_sequence(out, each) for each in in_applying]
@@ -137,11 +139,10 @@ def files() -> dict[str, bytes]:
     ]
     out.table("deltas.json", cases=deltas)
     patched = message_cases.further_cases("note", page="patches")
-    patching = [{**_message(out, each), "level": None} for each in patched]
-    out.table("patching.json", headers=patching)
+    out.table("patching.json", headers=_of_feature(out, patched))
     texts = message_cases.further_cases("metadata", "cut_off_ms")
-    out.table("metadata.json", messages=[{**_message(out, c), "level": None} for c in texts])
-    sealed = [{**_message(out, each), "level": None} for each in message_cases.sealing_cases()]
+    out.table("metadata.json", messages=_of_feature(out, texts))
+    sealed = _of_feature(out, message_cases.sealing_cases())
     out.table("sealing.json", **sealing_cases.cases(), headers=sealed)
     return out.contents
 
@@ -152,6 +153,11 @@ def _message(out: Files, case: Json) -> Json:
         for number, frame in enumerate(case["frames"])
     ]
     return {**case, **levels.of_message(case), "frames": frames}
+
+
+def _of_feature(out: Files, cases: Iterable[Json]) -> list[Json]:
+    """Return messages of a feature, which are of no level."""
+    return [{**_message(out, case), "level": None} for case in cases]
 
 
 def _simple(cases: Iterable[Json]) -> Iterator[Json]:

@@ -42,6 +42,7 @@ const (
 	Checking   = "checking"   // answers check
 	Relay      = "relay"      // of a worker: a relay, which sends below; of a publisher: takes below
 	Companions = "companions" // applies a version and its companions at once
+	Parts      = "parts"      // of a worker: takes a part of its versions; of a publisher: sends parts
 )
 
 // endsSession has the codes of refusals that end a session.

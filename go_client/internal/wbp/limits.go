@@ -37,6 +37,7 @@ const (
 	NamedMax         = 256         // workers that an announcement to a relay names
 	SourcesMax       = 1024        // sources of an announcement
 	SourceRangesMax  = 4096        // numbers in chunks of a source
+	RangesMax        = 1024        // numbers in ranges of a fetch
 )
 
 // Timing has the intervals and timeouts of a worker.

@@ -105,6 +105,8 @@ type Fetch struct {
 	Layout    bool     `json:"layout,omitempty"`    // with Count 0: whether the announcement carries the layout
 	Patch     *PatchID `json:"patch,omitempty"`     // the requested patch
 	Unpatched string   `json:"unpatched,omitempty"` // why the version is fetched whole although it has patches
+	Ranges    []int64  `json:"ranges,omitempty"`    // the bytes that the worker needs of these chunks; empty: all
+	Checksums bool     `json:"checksums,omitempty"` // with Count 0: the publisher answers with Checksums
 }
 
 // Kind returns the type of the message, as in its header.

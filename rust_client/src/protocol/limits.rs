@@ -73,6 +73,8 @@ pub const NAMED_MAX: usize = 256;
 pub const SOURCES_MAX: usize = 1024;
 /// Numbers in `chunks` of a source.
 pub const SOURCE_RANGES_MAX: usize = 4096;
+/// Numbers in `ranges` of a `fetch`.
+pub const RANGES_MAX: usize = 1024;
 /// Sums of one `checked`.
 pub const CHECK_NAMES_MAX: usize = 4096;
 /// Rows of each kind in one `roster`.

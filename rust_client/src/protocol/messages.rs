@@ -513,6 +513,12 @@ pub struct Fetch {
     /// Why the version is fetched whole although it has patches (D10).
     #[serde(skip_serializing_if = "is_default")]
     pub unpatched: String,
+    /// The bytes that the worker needs of these chunks (T2); empty: all.
+    #[serde(skip_serializing_if = "is_default")]
+    pub ranges: Vec<u64>,
+    /// With `count` 0: the publisher answers with `checksums` (T4).
+    #[serde(skip_serializing_if = "is_default")]
+    pub checksums: bool,
 }
 
 impl Fetch {
@@ -526,6 +532,8 @@ impl Fetch {
             layout: fields.optional("layout", boolean)?,
             patch: fields.optional("patch", nullable(object(PatchId::read)))?,
             unpatched: fields.optional("unpatched", text(LABEL_MAX))?,
+            ranges: fields.optional("ranges", array(RANGES_MAX, count))?,
+            checksums: fields.optional("checksums", boolean)?,
         })
     }
 }
@@ -643,6 +651,51 @@ impl Chunk {
             index: fields.required("index", within(0..=CHUNKS_MAX - 1))?,
             crc: fields.required("crc", uint32)?,
             patch: fields.optional("patch", nullable(object(PatchId::read)))?,
+        })
+    }
+}
+
+/// The bytes of a chunk that a worker needs. The payload is these bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Piece {
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+    /// The number of the chunk.
+    pub index: u64,
+    /// The CRC of the payload.
+    pub crc: u32,
+    /// The CRC of the chunk, in which the bytes of the payload are zero.
+    pub rest: u32,
+}
+
+impl Piece {
+    fn read(fields: &Fields) -> Result<Piece, Fault> {
+        Ok(Piece {
+            model: fields.required("model", name)?,
+            epoch: fields.required("epoch", count)?,
+            version: fields.required("version", positive)?,
+            index: fields.required("index", within(0..=CHUNKS_MAX - 1))?,
+            crc: fields.required("crc", uint32)?,
+            rest: fields.required("rest", uint32)?,
+        })
+    }
+}
+
+/// The CRC of each chunk of a version. The payload has 4 bytes, little-endian, for each.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Checksums {
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+}
+
+impl Checksums {
+    fn read(fields: &Fields) -> Result<Checksums, Fault> {
+        Ok(Checksums {
+            model: fields.required("model", name)?,
+            epoch: fields.required("epoch", count)?,
+            version: fields.required("version", positive)?,
         })
     }
 }
@@ -1301,6 +1354,8 @@ pub enum FromPublisher {
     Pong(Pong),
     Announce(Announce),
     Chunk(Chunk),
+    Piece(Piece),
+    Checksums(Checksums),
     End(End),
     Refuse(Refuse),
     Beacon(Beacon),
@@ -1322,6 +1377,8 @@ impl Received for FromPublisher {
             "pong" => FromPublisher::Pong(Pong::read(fields)?),
             "announce" => FromPublisher::Announce(Announce::read(fields)?),
             "chunk" => FromPublisher::Chunk(Chunk::read(fields)?),
+            "piece" => FromPublisher::Piece(Piece::read(fields)?),
+            "checksums" => FromPublisher::Checksums(Checksums::read(fields)?),
             "end" => FromPublisher::End(End::read(fields)?),
             "refuse" => FromPublisher::Refuse(Refuse::read(fields)?),
             "beacon" => FromPublisher::Beacon(Beacon::read(fields)?),
@@ -1340,7 +1397,10 @@ impl Received for FromPublisher {
     fn payloads(&self) -> RangeInclusive<usize> {
         match self {
             FromPublisher::Announce(_) | FromPublisher::SealedMessage(_) => 0..=1,
-            FromPublisher::Chunk(_) | FromPublisher::SealedChunk(_) => 1..=1,
+            FromPublisher::Chunk(_)
+            | FromPublisher::Piece(_)
+            | FromPublisher::Checksums(_)
+            | FromPublisher::SealedChunk(_) => 1..=1,
             _ => 0..=0,
         }
     }
@@ -1402,3 +1462,5 @@ pub const CHECKING: &str = "checking";
 pub const RELAY: &str = "relay";
 /// Applies a version and its companions at once.
 pub const COMPANIONS: &str = "companions";
+/// Of a worker: takes a part of its versions; of a publisher: sends parts.
+pub const PARTS: &str = "parts";

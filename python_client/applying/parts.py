@@ -1,0 +1,152 @@
+"""`Part`: a target that takes slices of the published tensors, such as those of one rank."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
+
+from ...bus.worker.layouts import Boxes
+from ...codecs.errors import LayoutError, StateError
+from ...codecs.layout import NAME_SHOWN, Layout
+from ...codecs.leaves import Leaf
+from ...codecs.parts import Box
+from ...codecs.words import printable
+
+Side = slice | tuple[int, int] | None  # of one dimension
+Slices = Mapping[str, Side | Sequence[Side]]
+
+
+class Part:
+    """A target that takes a part of each version, so that only this part is received and kept.
+
+    Give it to `Subscriber` in place of the target, such as on a rank of a tensor-parallel engine:
+
+        part = weightbus.Part(local, {"up.weight": slice(0, 512), "down.weight": (None, (0, 512))})
+        weightbus.Subscriber(address, {"policy": part})
+
+    A target whose tensors are `DTensor`s needs no `Part`: the worker finds the slices itself.
+
+    Args:
+        target: A target as for `Subscriber`. Each of its tensors has the shape of its slice.
+        slices: What to take of a published tensor, by name: for each dimension a `slice` of step 1,
+            a pair (begin, end), or None for all of it. Dimensions that are left out are whole; for
+            a tensor of one sliced dimension, the first, that alone will do. Of a module, TensorDict
+            or mapping, tensors without an entry are taken whole; a function or a file gets the
+            named tensors only.
+
+    A worker that takes a part gets no patches, and cannot be verified from outside (`weightbus
+    verify`). Its acknowledgement has the digest of the whole version.
+    """
+
+    __module__ = "weightbus"
+
+    def __init__(self, target: object, slices: Slices) -> None:
+        self.target = target
+        self.slices = {name: _sides(name, sides) for name, sides in slices.items()}
+
+    def __repr__(self) -> str:
+        return f"<Part of {len(self.slices)} tensors for a {type(self.target).__name__}>"
+
+
+def _sides(name: str, sides: Side | Sequence[Side]) -> tuple[Side, ...]:
+    """Return a slice for each dimension, checked as far as the shape is unknown."""
+    pair = isinstance(sides, tuple) and len(sides) == 2 and all(type(x) is int for x in sides)
+    given = (sides,) if sides is None or isinstance(sides, slice) or pair else (*sides,)
+    for side in given:
+        if side is None:
+            continue
+        if isinstance(side, slice):
+            start, stop, step = cast("tuple[object, ...]", (side.start, side.stop, side.step))
+            fine = step in (None, 1) and all(x is None or type(x) is int for x in (start, stop))
+        else:
+            fine = isinstance(side, tuple) and [type(x) for x in side] == [int, int]
+        if not fine:
+            raise ValueError(
+                f"slices[{name!r}] has {side!r}; give a slice of step 1, a pair (begin, end), or "
+                "None for each dimension"
+            )
+    return cast("tuple[Side, ...]", given)
+
+
+def boxes_of(
+    slices: Mapping[str, tuple[Side, ...]],
+    names: Callable[[], Iterable[str]] | None,
+    *,
+    strict: bool,
+) -> Boxes:
+    """Return a function that returns the box of each tensor to take, for a layout.
+
+    Args:
+        slices: The slices by name, as `Part` has them.
+        names: Returns the names of all tensors to take; None: those of `slices`.
+        strict: Whether every published tensor must be taken.
+
+    The function raises a LayoutError if the slices do not fit the layout.
+    """
+
+    def boxes(layout: Layout) -> Mapping[str, Box | None]:
+        taken = {*slices} if names is None else {*names()}
+        extra = sorted({*layout.names()} - taken) if strict and names is not None else []
+        if extra:
+            shown = printable(extra[0], NAME_SHOWN)
+            more = f", and {len(extra) - 1} more" if len(extra) > 1 else ""
+            raise LayoutError(f"{shown}{more}: published, not in the target")
+        found = dict[str, Box | None]()
+        for name in sorted(taken):
+            sides = slices.get(name)
+            found[name] = None if sides is None else _box(layout, name, sides)
+        return found
+
+    return boxes
+
+
+def _box(layout: Layout, name: str, sides: tuple[Side, ...]) -> Box | None:
+    """Return begin and end in each dimension; None if the layout has no such tensor."""
+    try:
+        shape = layout.by_name(name).shape
+    except KeyError:
+        return None  # `PartLayout` refuses the name
+    if len(sides) > len(shape):
+        raise LayoutError(
+            f"{printable(name, NAME_SHOWN)}: slices of {len(sides)} dimensions, published with "
+            f"shape {list(shape)}"
+        )
+    box = list[tuple[int, int]]()
+    for side, size in zip((*sides, *[None] * (len(shape) - len(sides))), shape, strict=True):
+        if side is None:
+            box.append((0, size))
+        elif isinstance(side, slice):
+            begin, end = side.start or 0, size if side.stop is None else side.stop
+            box.append((begin + size * (begin < 0), end + size * (end < 0)))
+        else:
+            box.append(side)
+    return tuple(box)
+
+
+def local_part(target: object, leaves: Mapping[str, Leaf]) -> "Part | None":
+    """Return the part that this rank has of a target with `DTensor`s; None if it has none.
+
+    Args:
+        target: A module, TensorDict or mapping.
+        leaves: Its tensors by name.
+
+    Raises:
+        StateError: A tensor is sharded in another way than into slices.
+    """
+    sharding = sys.modules.get("torch.distributed.tensor")  # without it, there are no DTensors
+    if sharding is None or not any(isinstance(x, sharding.DTensor) for x in leaves.values()):
+        return None
+    from ..publishing.shards import PlacedShards, entries
+
+    local, slices = dict[str, Leaf](), dict[str, Box]()
+    for entry in entries(target):
+        held = entry.held
+        box = held.box() if isinstance(held, PlacedShards) else None
+        if box is None and hasattr(held, "parts"):
+            raise StateError(
+                f"{entry.name}: this rank has no slice of it that the worker knows; give the local "
+                "tensors, and weightbus.Part with the slice of each"
+            )
+        local[entry.name] = held.mine() if isinstance(held, PlacedShards) else cast("Leaf", held)
+        if box is not None:
+            slices[entry.name] = box
+    return Part(local, slices)
