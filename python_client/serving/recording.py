@@ -1,0 +1,174 @@
+"""Records which part of each tensor a model's own loaders read, and loads from these parts alone.
+
+A tensor-parallel rank reads a slice of most tensors, and only the model's loaders know which. So
+`record` runs them with stand-ins, which have names, dtypes and shapes but no values. A stand-in
+follows slices, transpositions and reshapes; when a view of it is copied into the model, or anything
+is computed from the view, the box of the view's elements is needed. The model does not change.
+
+Afterwards the same loaders run with stand-ins of which the boxes are there (`Recording.pairs`):
+what they copy or compute is then as with whole tensors, and a read outside of a box is an error.
+So a model whose weights are post-processed is loaded as before, only from fewer bytes. A model that
+computes with its parameters as they are loaded may also repeat the recorded copies, without the
+loaders (`Recording.apply`).
+
+Where loaders do what cannot be followed (they decide by values, replace parameters, or keep
+tensors), every tensor is needed whole, and `Recording.why_whole` has the reason.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ...codecs.dtypes import dtype_named, torch_dtype
+from ...codecs.layout import Signature
+from . import regions
+from .recorder import Tensors, Write, run, torch_shape
+from .regions import Box
+from .stand_ins import PartError, Received, StandIn, bounds, elements
+
+
+def record(
+    model: torch.nn.Module,
+    load_weights: Callable[[Tensors], object],
+    tensors: Mapping[str, Signature],
+) -> "Recording":
+    """Return which part of each tensor a model's loaders read, and where they copy it.
+
+    The loaders run twice; the second time, with the needed tensors alone, they must do the same.
+
+    Args:
+        model: The model. It is as before afterwards.
+        load_weights: Loads (name, tensor) pairs into the model, and keeps none of them.
+        tensors: Dtype and shape of each tensor that will be loaded, in order, by name.
+    """
+    first = run(model, load_weights, tensors)
+    why = first.why
+    if not why:
+        needed = {name: each for name, each in tensors.items() if name in first.boxes}
+        again = run(model, load_weights, needed)
+        if again.why or (first.boxes, first.writes, first.ordinary) != (
+            *(again.boxes, again.writes, again.ordinary),
+        ):
+            why = again.why or "its loaders do not do the same when they run again"
+            why = f"{why} (with the {len(needed)} tensors of {len(tensors)} that they read)"
+    if why:
+        every = {name: regions.whole(shape) for name, (_, shape) in tensors.items()}
+        return Recording(model, tensors, every, {}, frozenset(every), why)
+    writes = {
+        name: [
+            _in_box(each, tensors[name][1], first.boxes[name])
+            for each in first.writes.get(name, [])
+        ]
+        for name in first.boxes
+        if name not in first.ordinary
+    }
+    part = {name: first.boxes[name] for name in tensors if name in first.boxes}
+    return Recording(model, tensors, part, writes, frozenset(first.ordinary), "")
+
+
+def _in_box(write: Write, shape: Sequence[int], box: Box) -> Write:
+    return write if write.region is None else replace(write, region=write.region.in_box(shape, box))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Which part of each tensor a model's loaders read, and the copies that they make.
+
+    Attributes:
+        part: The box that is needed of each tensor, by name: (begin, end) for each dimension. A
+            tensor that is absent is not needed.
+        ordinary: The tensors that `apply` cannot load, since loaders do more than copy them.
+        why_whole: Why all tensors are needed whole; empty: they are not.
+    """
+
+    _model: torch.nn.Module = field(repr=False)
+    _tensors: Mapping[str, Signature] = field(repr=False)
+    part: dict[str, Box]
+    _writes: dict[str, list[Write]] = field(repr=False)
+    ordinary: frozenset[str]
+    why_whole: str
+
+    @property
+    def bits(self) -> tuple[int, int]:
+        """How many bits of the tensors are needed, and how many they all have."""
+        sizes = {name: dtype_named(dtype).bits for name, (dtype, _) in self._tensors.items()}
+        every = sum(sizes[name] * math.prod(shape) for name, (_, shape) in self._tensors.items())
+        return sum(sizes[name] * math.prod(_sizes(box)) for name, box in self.part.items()), every
+
+    def pairs(self, parts: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the pairs to call the model's own `load_weights` with.
+
+        The parts must stay unchanged until what has been loaded is processed.
+
+        Args:
+            parts: Name and needed part of each tensor, contiguous.
+
+        Raises:
+            PartError: A part has another shape than `part` says; or, later and from the loader, it
+                reads what the part lacks.
+        """
+        for name, local in parts:
+            if name not in self.part and name in self._tensors:
+                continue
+            box = self._checked(name, local)
+            shape = self._tensors[name][1]
+            if box == regions.whole(shape):
+                yield name, local
+            else:
+                reader = Received(name, tuple(shape), box, local)
+                yield name, StandIn.of(reader, shape, local.dtype)
+
+    @torch.no_grad()
+    def apply(self, name: str, local: torch.Tensor) -> None:
+        """Copy the needed part of a tensor to where the loaders copy it, without the loaders.
+
+        Only for models that compute with their parameters as they are loaded: nothing that a model
+        makes of them (packed or quantised copies) is updated.
+
+        Raises:
+            PartError: The part has another shape than `part` says, or loaders do more than copy
+                this tensor, or a parameter has another form than when it was recorded.
+        """
+        self._checked(name, local)
+        if name in self.ordinary:
+            raise PartError(f"loaders do more than copy {name!r}: load it with `load_weights`")
+        for write in self._writes[name]:
+            into = self._at(write)
+            if write.region is None:
+                into.fill_(write.value)
+            else:
+                into.copy_(elements(local, write.region, write.counts, write.dtype))
+
+    def _checked(self, name: str, local: torch.Tensor) -> Box:
+        box = self.part.get(name)
+        if box is None:
+            raise PartError(f"{name!r} is none of the {len(self.part)} tensors that are needed")
+        dtype = self._tensors[name][0]
+        sizes, kind = torch_shape(dtype, _sizes(box)), torch_dtype(dtype)
+        if tuple(local.shape) != sizes or local.dtype != kind or not local.is_contiguous():
+            raise PartError(
+                f"the part of {name!r} is {local.dtype} {list(local.shape)}, and must be "
+                f"{kind} {list(sizes)}, contiguous, for {bounds(box)}"
+            )
+        return box
+
+    def _at(self, write: Write) -> torch.Tensor:
+        """Return the view into which a recorded copy writes."""
+        home = write.home
+        path, _, last = home.name.rpartition(".")
+        tensor: torch.Tensor = getattr(self._model.get_submodule(path), last)
+        if (tensor.dtype, tuple(tensor.shape), tensor.stride()) != (
+            *(home.dtype, home.shape, home.strides),
+        ):
+            raise PartError(
+                f"{home.name} is {tensor.dtype} {list(tensor.shape)}, and was {home.dtype} "
+                f"{list(home.shape)} when it was recorded: load it with `load_weights`"
+            )
+        offset = tensor.storage_offset() + write.offset
+        return tensor.data.as_strided(write.shape, write.strides, offset)
+
+
+def _sizes(box: Box) -> tuple[int, ...]:
+    return tuple(end - begin for begin, end in box)
