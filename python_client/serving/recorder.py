@@ -87,7 +87,9 @@ class Recorder:
         ordinary: Tensors that loaders compute with, or that were given with values.
         why: What could not be followed; empty: nothing.
         current: The tensor that was given last; empty: none, or all are loaded.
-        stand_ins: Each stand-in, with the tensor that was current.
+        stand_ins: The stand-ins that are still referenced, by number and the tensor that was
+            current.
+        made: How many stand-ins there were.
     """
 
     homes: dict[int, Home]
@@ -96,9 +98,10 @@ class Recorder:
     ordinary: set[str] = field(default_factory=set[str])
     why: str = ""
     current: str = ""
-    stand_ins: list[tuple[str, weakref.ref[StandIn]]] = field(
-        default_factory=list[tuple[str, "weakref.ref[StandIn]"]]
+    stand_ins: "weakref.WeakValueDictionary[tuple[int, str], StandIn]" = field(
+        default_factory=lambda: weakref.WeakValueDictionary[tuple[int, str], StandIn]()
     )
+    made: int = 0
 
     def fail(self, why: str) -> _UnfollowedError:
         """Record why the run cannot be followed (the first reason counts)."""
@@ -107,7 +110,12 @@ class Recorder:
 
     def kept(self) -> str:
         """Return the tensor of which a stand-in is still referenced; empty: none."""
-        return next((name for name, part in self.stand_ins if part() is not None), "")
+        return next((name for _, name in self.stand_ins), "")
+
+    def remember(self, part: StandIn) -> None:
+        """Remember a stand-in as long as it is referenced."""
+        self.made += 1
+        self.stand_ins[self.made, self.current] = part
 
     def home(self, tensor: torch.Tensor) -> Home | None:
         """Return the parameter of which this is a view; None: of none."""
@@ -219,7 +227,7 @@ class _Computed:
 
     def made(self, part: StandIn) -> None:
         """Remember the stand-in, until it is seen whether a loader keeps it."""
-        self.recorder.stand_ins.append((self.recorder.current, weakref.ref(part)))
+        self.recorder.remember(part)
 
     def run(self, func: Any, args: Any, named: Any, parts: list[StandIn]) -> object:
         """Record the operation; see `Reader.run`."""
@@ -310,7 +318,6 @@ def run(
             gc.collect()  # it may be in a cycle that nothing references
             if kept := recorder.kept():
                 recorder.fail(f"a loader keeps a part of {kept!r} after the load")
-    recorder.stand_ins.clear()
     return recorder
 
 

@@ -16,7 +16,7 @@ tensors), every tensor is needed whole, and `Recording.why_whole` has the reason
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -68,7 +68,7 @@ def record(
     return Recording(model, tensors, part, writes, frozenset(first.ordinary), "")
 
 
-def _in_box(write: Write, shape: Sequence[int], box: Box) -> Write:
+def _in_box(write: Write, shape: tuple[int, ...], box: Box) -> Write:
     return write if write.region is None else replace(write, region=write.region.in_box(shape, box))
 
 

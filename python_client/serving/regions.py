@@ -6,6 +6,7 @@ with strides. `None` in place of a region or a box says that no loops describe t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 Box = tuple[tuple[int, int], ...]  # (begin, end) for each dimension of a tensor
 Loop = tuple[int, int]  # (count, stride)
@@ -25,7 +26,7 @@ class Region:
 
     def within(self, outer: "Region") -> "Region | None":
         """Return the region in a tensor, if this one is in a contiguous copy of `outer`."""
-        found = _steps(self, [count for count, _ in outer.loops])
+        found = _steps(self, tuple(count for count, _ in outer.loops))
         if found is None:
             return None
         first, steps = found
@@ -33,7 +34,7 @@ class Region:
         offset = outer.offset + sum(a * b for a, b in zip(first, strides, strict=True))
         return Region(offset, tuple((n, step and step * strides[dim]) for dim, n, step in steps))
 
-    def box(self, shape: Sequence[int]) -> Box | None:
+    def box(self, shape: tuple[int, ...]) -> Box | None:
         """Return the smallest box of a tensor of this shape that contains the elements."""
         found = _steps(self, shape)
         if found is None:
@@ -45,7 +46,7 @@ class Region:
                 last[dim] += (n - 1) * step
         return tuple((begin, end + 1) for begin, end in zip(first, last, strict=True))
 
-    def in_box(self, shape: Sequence[int], box: Box) -> "Region | None":
+    def in_box(self, shape: tuple[int, ...], box: Box) -> "Region | None":
         """Return the region in a contiguous copy of a box; None if the box lacks some elements."""
         found, mine = _steps(self, shape), self.box(shape)
         if found is None or mine is None or not contains(box, mine):
@@ -86,15 +87,16 @@ def joined(one: Box, other: Box) -> Box:
 Steps = list[tuple[int, int, int]]  # (dimension, count, step) of loops within one dimension
 
 
-def _steps(region: Region, shape: Sequence[int]) -> tuple[list[int], Steps] | None:
+@lru_cache(4096)  # layers are alike, and experts
+def _steps(region: Region, shape: tuple[int, ...]) -> tuple[list[int], Steps] | None:
     """Return the first element's indices in a tensor of this shape, and each loop's steps in it.
 
     None: some loop crosses the end of a dimension, so indices do not grow independently.
     """
-    first = [
-        region.offset // stride % size if size else 0
-        for size, stride in zip(shape, contiguous(shape), strict=True)
-    ]
+    first, rest = list[int](), region.offset
+    for size in reversed(shape):
+        first.insert(0, rest % max(size, 1))
+        rest //= max(size, 1)
     last, every = [*first], Steps()
     for count, stride in region.loops:
         steps = _split(count, stride, shape)

@@ -100,6 +100,8 @@ class StandIn(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         named = kwargs or {}
+        if func is aten.copy_.default and isinstance(args[1], StandIn):
+            return args[1].reader.run(func, args, named, [args[1]])
         if func.is_view or func is aten._unsafe_view.default:
             viewed = args[0]._viewed(func, args, named)
             if viewed is not None:
@@ -166,6 +168,8 @@ class Received:
         Raises:
             PartError: The box lacks some of the elements, or the operation writes into them.
         """
+        if func is aten.copy_.default and not isinstance(args[0], StandIn):
+            return args[0].copy_(self.elements(args[1]))
         if any(isinstance(each, StandIn) for each in written(func, args, named)):
             raise PartError(f"a loader writes into {self.name!r} ({func})")
         if func in COPIES and self._place(parts[0]) is None:
@@ -178,6 +182,8 @@ class Received:
     def elements(self, part: StandIn) -> torch.Tensor:
         """Return the elements of a stand-in for this tensor, or for a view of it."""
         place = self._place(part)
+        if not part.numel():
+            return torch.empty(part.shape, dtype=part.dtype, device=self.device)
         if place is None:
             raise PartError(
                 f"a loader reads elements of {self.name!r} that it did not read when it was "

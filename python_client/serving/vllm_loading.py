@@ -19,6 +19,7 @@ anything is published, and not when half of the model is loaded.
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ from ...codecs.errors import WeightBusError
 from ...codecs.layout import Signature
 from ..applying.applier import Staged
 from ..applying.loading import Pairs, UnchangedError
+from .recorder import Tensors
+from .recording import Recording, record
 from .vllm_proof import prove
 
 if TYPE_CHECKING:
@@ -78,19 +81,11 @@ class LayerwiseLoader:
         """Return why tensors with these dtypes and shapes cannot be loaded, or "" if they can."""
         at = _At()
         wanted = {_plain(name) for name, _ in self._model.named_parameters()}
-        torchao = getattr(self._model, "_do_torchao_reload", False)
-        with set_current_vllm_config(self._vllm_config):
-            layerwise.initialize_layerwise_reload(self._model)
-            try:
-                for layer in self._model.modules():
-                    layerwise.get_layerwise_info(layer).load_numel = -math.inf  # never complete
-                with _Fits():  # type: ignore[no-untyped-call]
-                    loaded = self._model.load_weights(at.following(_zeros(tensors)))
-            except Exception as error:
-                return f"{at.words(self._model, error)}: {PUBLISH_LIKE}"
-            finally:
-                self._put_back()
-                self._model._do_torchao_reload = torchao  # noqa: SLF001 - as it was
+        try:
+            with self._rehearsal(), _Fits():  # type: ignore[no-untyped-call]
+                loaded = self._model.load_weights(at.following(_zeros(tensors)))
+        except Exception as error:
+            return f"{at.words(self._model, error)}: {PUBLISH_LIKE}"
         known = isinstance(loaded, set) and not self._quantised
         missing = wanted - set(map(_plain, loaded)) if known else set[str]()
         if missing:  # vLLM itself rejects a checkpoint for the same reason
@@ -100,6 +95,39 @@ class LayerwiseLoader:
                 f"in none of the {len(tensors)} tensors ({some}): {PUBLISH_LIKE}"
             )
         return ""
+
+    def record(self, tensors: Mapping[str, Signature]) -> Recording:
+        """Return which part of each tensor this rank needs; `load(recording.pairs(...))` loads it.
+
+        The recording has no copies to `apply`, since vLLM makes other tensors of what is loaded.
+
+        Args:
+            tensors: Dtype and shape of each tensor that will be published, by name. `rehearse` has
+                accepted them.
+        """
+
+        def load_weights(pairs: Tensors) -> None:
+            self._model.load_weights(pairs)
+            for layer in self._model.modules():
+                layerwise.get_layerwise_info(layer).loaded_weights.clear()
+
+        with self._rehearsal():
+            recording = record(self._model, load_weights, tensors)
+        return replace(recording, ordinary=frozenset(recording.part))
+
+    @contextmanager
+    def _rehearsal(self) -> Generator[None]:
+        """Return a context manager during which loads complete no layer, and are then undone."""
+        torchao = getattr(self._model, "_do_torchao_reload", False)
+        with set_current_vllm_config(self._vllm_config):
+            layerwise.initialize_layerwise_reload(self._model)
+            try:
+                for layer in self._model.modules():
+                    layerwise.get_layerwise_info(layer).load_numel = -math.inf  # never complete
+                yield
+            finally:
+                self._put_back()
+                self._model._do_torchao_reload = torchao  # noqa: SLF001 - as it was
 
     def make_ready(self, staged: Staged) -> None:
         """Pin the version's memory, so that the GPU can copy from it directly."""

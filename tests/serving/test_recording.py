@@ -258,6 +258,21 @@ def test_parts_in_several_boxes_need_the_box_around_them() -> None:
     assert recording.part == {"qkv": ((0, 14), (0, 16))}
 
 
+def test_a_part_without_elements_is_needed_by_no_rank() -> None:
+    """More ranks than heads: the last one has none of them."""
+
+    def load(model: Model, tensor: torch.Tensor) -> None:
+        mine = tensor.narrow(0, min(model.rank * 4, 4), 4 - 4 * model.rank)
+        into = model.get_parameter("row").data[: mine.shape[0]]
+        into.copy_(mine)
+        model.get_parameter("row").data[6:].copy_(tensor.narrow(0, 4, 0).t().contiguous().t())
+        model.get_parameter("row").data[4:].copy_(tensor[3:4])
+
+    weights = drawn(3, row=(4, 8))
+    assert checked(lambda: Model(0, {"row": load}, row=(6, 8)), weights).part["row"][0] == (0, 4)
+    assert checked(lambda: Model(1, {"row": load}, row=(6, 8)), weights).part["row"][0] == (3, 4)
+
+
 def test_a_narrower_dtype_is_copied_into_a_wider_one() -> None:
     weights = {"row": drawn(4, row=(16, 8))["row"].bfloat16()}
     assert checked(lambda: Model(1, {"row": by_row}, row=(16, 4)), weights).ordinary == frozenset()
@@ -512,7 +527,7 @@ def test_regions_are_where_torch_has_the_elements() -> None:
     followed, seeds = 0, 2000
     for seed in range(seeds):
         rng = random.Random(seed)
-        shape = [rng.choice([1, 2, 3, 4, 6]) for _ in range(rng.randint(1, 4))]
+        shape = tuple(rng.choice([1, 2, 3, 4, 6]) for _ in range(rng.randint(1, 4)))
         numbered = torch.arange(torch.Size(shape).numel()).reshape(shape)
         view, memory = numbered, Region(0, tuple(zip(shape, contiguous(shape), strict=True)))
         region: Region | None = memory

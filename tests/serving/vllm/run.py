@@ -76,7 +76,7 @@ def main() -> int:
         else:
             tests = [HERE / "test_engine.py", HERE / "test_proof.py"]
         if version in (OLDEST, NEWEST):
-            tests.append(HERE / "test_bridge_in_vllm.py")
+            tests += [HERE / "test_bridge_in_vllm.py", HERE / "test_parts.py"]
         if version == NEWEST and not given.short:
             tests.append(HERE / "test_failures_in_vllm.py")
         command = [
