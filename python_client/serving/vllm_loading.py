@@ -47,6 +47,9 @@ PUBLISH_LIKE = (
 )
 
 
+InPlace = dict[torch.nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]
+
+
 class LoadError(WeightBusError):
     """A version was loaded only in part: the model has a mix of two versions."""
 
@@ -121,12 +124,13 @@ class LayerwiseLoader:
         torchao = getattr(self._model, "_do_torchao_reload", False)
         with set_current_vllm_config(self._vllm_config):
             layerwise.initialize_layerwise_reload(self._model)
+            in_place = self._in_place()
             try:
                 for layer in self._model.modules():
                     layerwise.get_layerwise_info(layer).load_numel = -math.inf  # never complete
                 yield
             finally:
-                self._put_back()
+                self._put_back(in_place)
                 self._model._do_torchao_reload = torchao  # noqa: SLF001 - as it was
 
     def make_ready(self, staged: Staged) -> None:
@@ -151,11 +155,12 @@ class LayerwiseLoader:
         # Load the tensors of a version; see `load`.
         at = _At()
         with set_current_vllm_config(self._vllm_config), reloading(self._model, self._device):
+            in_place = self._in_place()
             try:
                 self._model.load_weights(at.following(iter(pairs)))
                 layerwise.finalize_layerwise_reload(self._model, self._model_config)
             except BaseException as error:
-                changed = self._put_back()
+                changed = self._put_back(in_place)
                 words = at.words(self._model, error)
                 if not isinstance(error, Exception):
                     raise
@@ -169,7 +174,17 @@ class LayerwiseLoader:
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def _put_back(self) -> int:
+    def _in_place(self) -> InPlace:
+        """Return the tensors of each layer that a reload leaves in place, with copies of them.
+
+        vLLM does not put a layer's bias on the meta device, and loads it as soon as it is given.
+        """
+        return {
+            layer: [(each, each.detach().clone()) for each in _own(layer) if not each.is_meta]
+            for layer in self._model.modules()
+        }
+
+    def _put_back(self, in_place: InPlace) -> int:
         """Restore the parameters of layers that are not loaded; return how many are loaded."""
         loaded = 0
         for layer in self._model.modules():
@@ -178,6 +193,8 @@ class LayerwiseLoader:
                 if info.kernel_tensors is not None:
                     layerwise._place_kernel_tensors(layer, info)  # noqa: SLF001 - as `finalize`
                 info.reset()
+                for tensor, before in in_place[layer]:
+                    tensor.data.copy_(before)
             elif any(True for _ in layer.parameters(recurse=False)):
                 loaded += 1
         return loaded
@@ -199,6 +216,11 @@ def reloading(model: torch.nn.Module, device: torch.device) -> Generator[None]:
                 if hasattr(method := getattr(layer, "quant_method", None), "moe_kernel"):
                     undo.enter_context(_packing_experts(method))
         yield
+
+
+def _own(layer: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from layer.parameters(recurse=False)
+    yield from layer.buffers(recurse=False)
 
 
 Places = list[tuple[torch.nn.Module, str]]

@@ -10,10 +10,11 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers.core_model_loading import revert_weight_conversion
@@ -21,6 +22,7 @@ from vllm.config import set_current_vllm_config
 
 from weightbus.codecs.dtypes import name_of_torch
 from weightbus.codecs.layout import Signature
+from weightbus.python_client.applying.loading import UnchangedError
 from weightbus.python_client.serving.recording import Recording, record
 from weightbus.python_client.serving.vllm_loading import LayerwiseLoader
 from weightbus.tests.serving.vllm import llama
@@ -105,8 +107,6 @@ def record_one(name: str, folder: Path, rank: int) -> dict[str, Any]:
 
 def _checked(worker: Any, weights: Weights, tensors: dict[str, Signature]) -> dict[str, Any]:
     model, given = worker.model_runner.model, worker.vllm_config
-    loader = LayerwiseLoader(model, given.model_config, given, worker.device)
-    assert loader.rehearse(tensors) == ""
 
     def loaded(load: Any, pairs: Iterable[tuple[str, torch.Tensor]]) -> Weights:
         _spoil(model)
@@ -125,7 +125,13 @@ def _checked(worker: Any, weights: Weights, tensors: dict[str, Signature]) -> di
         assert llama.equal(loaded(lambda parts: _replay(recording, parts), local.items()), wanted)
 
     # By the reload that the engine uses.
+    loader = LayerwiseLoader(model, given.model_config, given, worker.device)
     wanted = loaded(loader.load, weights.items())
+    assert loader.rehearse(tensors) == ""
+    assert llama.equal(llama.parameters(worker), wanted), "a rehearsal has changed the model"
+    with pytest.raises(UnchangedError):
+        loader.load(_failing(weights))
+    assert llama.equal(llama.parameters(worker), wanted), "a failed load has changed the model"
     layered = loader.record(tensors)
     assert layered.why_whole == "", layered.why_whole
     assert llama.equal(llama.parameters(worker), wanted), "recording has changed the model"
@@ -145,6 +151,14 @@ def _spoil(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(7)
+
+
+def _failing(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield biases, which are less than a layer, and then fail."""
+    for name, tensor in weights.items():
+        if name.endswith("bias"):
+            yield name, tensor + 1
+    raise OSError
 
 
 def _replay(recording: Recording, parts: Iterable[tuple[str, torch.Tensor]]) -> None:
