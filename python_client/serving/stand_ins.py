@@ -96,7 +96,7 @@ class StandIn(torch.Tensor):
         return cls(reader, shown, Region(0, loops) if followed else None)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override] - torch disables its own
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         named = kwargs or {}

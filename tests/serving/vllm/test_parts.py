@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.serving.vllm.parts_rank import ARCHITECTURES, RANKS
 
 SECONDS = 360.0
@@ -17,28 +18,32 @@ Needs = dict[str, dict[str, Any]]  # what a rank needs of each model
 @pytest.fixture(name="ranks", scope="module")
 def _ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Needs]]:
     folder = tmp_path_factory.mktemp("parts")
+    ranks: list[subprocess.Popen[bytes]] = []
+    outputs = [folder / f"needs-{rank}" for rank in range(RANKS)]
     logs = [folder / f"log-{rank}" for rank in range(RANKS)]
-    ranks: list[subprocess.Popen[str]] = []
     try:
-        for rank, log in enumerate(logs):
+        for rank in range(RANKS):
             command = [sys.executable, "-m", "weightbus.tests.serving.vllm.parts_rank", str(rank)]
             command += [str(folder), *ARCHITECTURES]
-            with log.open("w") as errors:
-                made = subprocess.Popen(  # noqa: S603 - of ours
-                    command, stdout=subprocess.PIPE, stderr=errors, text=True
-                )
-            ranks.append(made)
-        found: list[Needs] = []
-        for rank, log in zip(ranks, logs, strict=True):
-            said, _ = rank.communicate(timeout=SECONDS)
-            assert rank.returncode == 0, log.read_text()[-3000:]
-            lines = [line for line in said.splitlines() if line.startswith("{")]
-            found.append({k: v for line in lines for k, v in json.loads(line).items()})
-        yield found
+            with outputs[rank].open("w") as output, logs[rank].open("w") as log:
+                ranks.append(subprocess.Popen(command, stdout=output, stderr=log))  # noqa: S603 - of ours
+
+        def ended() -> bool:  # a rank that fails leaves the other one waiting
+            codes = [rank.poll() for rank in ranks]
+            assert not any(codes), "".join(log.read_text()[-3000:] for log in logs)
+            return None not in codes
+
+        wait_for(ended, "both ranks have recorded all models", SECONDS)
+        yield [needs_in(output.read_text()) for output in outputs]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait(SECONDS)
+
+
+def needs_in(output: str) -> Needs:
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return {name: needs for line in lines for name, needs in line.items()}
 
 
 @pytest.mark.timeout(400)
