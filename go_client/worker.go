@@ -271,10 +271,11 @@ func (w *Worker) Events() <-chan Event { return w.loop.events }
 // Receive applies the newest version that has arrived, and returns its Update. It waits if no
 // version has arrived. It also waits until every function passed to Read has returned, so it must
 // not be called from such a function. Versions of several models that are published as one are
-// applied by one call, which returns the first; later calls return the others. Nobody reads these
-// models meanwhile. BeforeApply and then Apply are called for all of them, one right after another,
-// before any is reported; if one is rejected, so are the others. If ctx ends while BeforeApply or Apply runs, Receive returns,
-// that function runs to its end, and a later Receive returns the result.
+// applied by one call, which returns the first; later calls return the others. No reader has one of
+// these models meanwhile. BeforeApply and then Apply are called for all of them, one right after
+// another, before any is reported; if one is rejected, so are the others. If ctx ends while
+// BeforeApply or Apply runs, Receive returns, that function runs to its end, and a later Receive
+// returns the result.
 //
 // Receive returns these errors:
 //

@@ -248,7 +248,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
    * returns that version.
    *
    * Versions of several models that are published as one are applied by one call, which returns the
-   * first; later calls return the others. Nobody reads these models meanwhile. `beforeApply` and
+   * first; later calls return the others. No reader has these models meanwhile. `beforeApply` and
    * then `apply` are called for all of them, one right after another, before any is reported. If one
    * version fails, so do the others.
    *

@@ -578,7 +578,7 @@ impl Worker {
     /// Returns an error if a version or this worker is rejected, or the worker is closed.
     ///
     /// Versions of several models that are published as one are applied in one call, which returns
-    /// the first; later calls return the others. Nobody reads a model meanwhile. The user's
+    /// the first; later calls return the others. No reader has a model meanwhile. The user's
     /// functions are called for all of them, one right after another, before any is reported. If
     /// one version is rejected, so are the others.
     pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
