@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Callable, Collection
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -39,7 +38,7 @@ from weightbus.bus.messages import (
     Staged,
     Welcome,
 )
-from weightbus.bus.protocol_limits import EPOCH_LEAP_MAX_MS, PUSH_CHUNKS, WHOLE_BYTES_MAX
+from weightbus.bus.protocol_limits import EPOCH_LEAP_MAX_MS, WHOLE_BYTES_MAX
 from weightbus.bus.publisher import absent, sessions
 from weightbus.bus.publisher.effects import (
     Broadcast,
@@ -324,22 +323,6 @@ def test_a_clock_that_was_set_after_the_start_counts_as_it_is_now() -> None:
     assert state.epoch > 1_795_000_000_000
 
 
-def test_workers_start_anew_ever_less_often_whatever_is_said() -> None:
-    bench = Bench("w0")
-    taken = list[float]()
-    answers = set[str]()
-    while bench.now < 1500.0:
-        epoch = bench.machine.state.epoch
-        effects = bench.say("old", stale(age=1e6, epoch=epoch + 1))
-        answers |= {m.code for m in sent(effects, Refuse)} or {"" if not effects else "in"}
-        if bench.machine.state.epoch != epoch:
-            taken.append(bench.now)
-        bench.now += 1.0
-    pauses = [after - before for before, after in pairwise(taken)]
-    assert pauses == [5, 10, 20, 40, 80, 160, 320, 320, 320], "times lost_after"
-    assert answers == {"in", "", "stale-epoch"}, "who waits long is told why"
-
-
 def test_a_refusal_is_told_once_and_says_who_why_and_what_to_do() -> None:
     bench = Bench()
     bench.publish()
@@ -378,22 +361,6 @@ def test_any_number_of_refused_names_is_a_bounded_number_of_warnings() -> None:
     bench.now = 60.0
     told = [e for i in range(200) for e in bench.say(f"{i}", stale(f"w{i}", age=1.0))]
     assert len(notices(told, "refused")) == ABSENT_MAX
-
-
-def test_open_calls_settle_in_the_new_epoch() -> None:
-    bench = Bench("w0", "w1")
-    version, _ = bench.publish(seconds=60)
-    before = report(Applied, version)
-    bench.say("w0", before)
-    bench.say("old", stale(age=30.0))
-    assert not bench.say("w1", before), "what runs is of the epoch before"
-    for name in ("w0", "w1"):
-        assert resolved(bench.say(name, hello(name))) is None
-    assert resolved(bench.say("w1", report(Applied, version))) is None, "w0 had it, by no such name"
-    answer = answered(bench.say("w0", report(Applied, version)))
-    assert answer.achieved
-    assert answer.receipt.epoch == bench.machine.state.epoch
-    assert answer.receipt.in_state("applied") == ["w0", "w1"]
 
 
 def test_a_call_that_is_overtaken_is_skipped_across_epochs() -> None:
@@ -647,51 +614,6 @@ def test_what_listeners_hear_is_how_things_stand() -> None:
 # What workers claim.
 
 
-@pytest.mark.parametrize(
-    ("kind", "known", "claim"),
-    [
-        (Applied, True, "f" * 64),
-        (Applied, False, "f" * 64),
-        (Applied, False, ""),
-        (Staged, True, "f" * 64),
-        (Staged, False, "f" * 64),
-    ],
-)
-def test_a_report_of_other_bytes_or_unhashed_ones_counts_for_nothing(
-    kind: Callable[..., Message], known: bool, claim: str
-) -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish(wait="staged")
-    if known:
-        hash_all(version)
-    effects = bench.say("w0", report(kind, version, digest=claim))
-    assert resolved(effects) is None
-    assert [e.kind for e in effects if isinstance(e, Notice)] == ["wrong-digest"]
-    answer = answered(bench.pass_time(10.0))
-    assert not answer.achieved
-    assert not answer.receipt.in_state("applied", "staged")
-
-
-def test_a_hello_that_claims_other_bytes_counts_for_nothing() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish()
-    claim = Running(version.epoch, version.version, "f" * 64)
-    effects = bench.say("w0", hello("w0", models={"a": claim}))
-    assert resolved(effects) is None
-    [status] = bench.machine.status(bench.now)
-    assert status.running == {}
-
-
-@pytest.mark.parametrize("kind", [Staged, Failed])
-def test_a_report_of_another_epoch_says_nothing_of_this_one(kind: Callable[..., Message]) -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish(wait="staged")
-    more = {"code": "apply", "text": "no room"} if kind is Failed else {}
-    effects = bench.say("w0", report(kind, version, epoch=EPOCH - 1, **more))
-    assert resolved(effects) is None
-    assert answered(bench.say("w0", report(Applied, version))).achieved
-
-
 def test_memory_is_not_kept_for_who_is_told_of_versions_and_says_nothing() -> None:
     """It may have been stopped. Until it is lost it is waited for, but holds no memory."""
     bench = Bench("w0", "mute")
@@ -721,23 +643,6 @@ def test_memory_is_not_kept_for_who_is_told_of_versions_and_says_nothing() -> No
     assert version.receivers == {"mute"}
 
 
-def test_memory_is_kept_for_who_was_heard_to_receive() -> None:
-    bench = Bench("w0", "slow")
-    version, _ = bench.publish()
-    bench.pass_time(0.2)
-    bench.say("slow", report(Progress, version, chunks=1))
-    newer, _ = bench.publish()
-    bench.pass_time(1.0)
-    assert version.receivers == {"slow"}
-    assert not version.gone
-    assert newer.receivers == set()
-    bench.say("slow", report(Progress, newer, chunks=1))
-    assert (version.receivers, newer.receivers) == (set(), {"slow"})
-    bench.say("slow", report(Applied, newer))
-    bench.say("slow", report(Progress, newer, chunks=1))
-    assert newer.receivers == set(), "it says nothing new"
-
-
 def test_a_small_version_does_not_go_whole_to_those_who_say_nothing() -> None:
     """It would wait at their connections. As a chunk it is pushed where there is room."""
     bench = Bench("mute")
@@ -751,15 +656,6 @@ def test_a_small_version_does_not_go_whole_to_those_who_say_nothing() -> None:
     assert bench.machine.ready == [data_topic("a")]
     assert sent(bench.push(), Chunk)
     assert answered(bench.say("mute", report(Applied, version))).achieved
-
-
-def test_the_latest_is_told_of_at_every_ping() -> None:
-    bench = Bench("w0")
-    bench.publish()
-    bench.publish()
-    for _ in range(3):
-        assert sent(bench.pass_time(1.0), Beacon) == [Beacon(model="a", epoch=EPOCH, version=2)]
-        assert not sent(bench.pass_time(0.1), Beacon)
 
 
 def test_a_failure_names_the_worker_and_why() -> None:
@@ -853,25 +749,6 @@ def test_nothing_is_kept_of_a_failure_with_models_that_a_worker_never_named() ->
     assert peer.torn == {"a"}
 
 
-def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish(CHUNK * 100)
-
-    def pushed() -> list[int]:
-        effects: list[Effect] = []
-        while bench.machine.ready:
-            effects += bench.push()
-        return [m.index for m in sent(effects, Chunk)]
-
-    assert pushed() == list(range(PUSH_CHUNKS))
-    bench.say("w0", report(Progress, version, chunks=10))
-    assert pushed() == list(range(PUSH_CHUNKS, PUSH_CHUNKS + 10))
-    assert pushed() == []
-    ended = sent(bench.pass_time(0.25) + bench.push(), End)
-    assert ended, "a push that nobody follows ends, so that workers fetch the rest"
-    assert not bench.machine.ready
-
-
 def test_no_more_is_pushed_at_a_time_than_may_wait_for_a_subscriber() -> None:
     bench = Bench("w0")
     bench.machine.state.queue = 3
@@ -925,12 +802,6 @@ def test_publishes_of_many_models_end_one_another_in_no_case() -> None:
         _, effects = bench.publish(expect=1)
         assert resolved(effects) is None
     assert len(bench.machine.state.calls) == CALLS_MAX + 1
-
-
-# Committing together.
-
-
-# Joining.
 
 
 def published(effects: list[Effect]) -> Broadcast:
@@ -1122,16 +993,6 @@ def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
     assert evicted(replaces_latest=True) == [versions[0]]
     assert evicted(replaces_latest=True) == [], "an undecided version is kept"
     assert bench.machine.make_room("b", among, replaces_latest=True) == []
-
-
-def test_a_version_for_some_is_kept_for_who_is_still_at_it_when_there_is_a_newer_one() -> None:
-    bench = Bench("w0")
-    some, _ = bench.publish(CHUNK * 100, workers=("w0",))
-    bench.say("w0", report(Progress, some, chunks=1))
-    bench.publish(CHUNK * 100)
-    fetch = Fetch(model="a", epoch=EPOCH, version=some.version, first=1, count=1)
-    assert sent(bench.say("w0", fetch), Chunk, "w0")
-    assert some.phase == "old"
 
 
 @pytest.mark.parametrize(("second", "kept"), [(True, False), (False, True)])
