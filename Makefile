@@ -197,9 +197,11 @@ $(CLIENTS:=-tested): $(STAMP)
 	$(MAKE) -j1 -C $(@:-tested=) fuzz SECONDS=5
 
 # Every client in every language: golden vectors, and live scenarios. Writes docs/CONFORMANCE.md.
-# With RELAY=1, only the scenarios, with a relay between publisher and worker.
+# With RELAY=1, only the scenarios, with a relay between publisher and worker. LANGUAGES=python,rust and
+# SCENARIOS='patched*,lost-chunks': only these.
 conformance: $(STAMP)
-	$(BIN)/python tests/conformance/run.py --keep-going $(if $(RELAY),--relay)
+	$(BIN)/python tests/conformance/run.py --keep-going $(if $(RELAY),--relay) \
+		$(if $(LANGUAGES),--languages $(LANGUAGES)) $(if $(SCENARIOS),--scenarios '$(SCENARIOS)')
 
 # The demo of docker-compose.yml, broken and mended; with an engine of its own if need be (root, Debian).
 compose-test: $(STAMP)
