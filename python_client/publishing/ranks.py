@@ -62,7 +62,7 @@ SILENT = (
     "rank 0 does not answer: the process that has the store of torch.distributed is stopped, or "
     "its host is not reached"
 )
-TOLD_BYTES = 4096  # of the first message of `Round.tell`, which is the only one of a short text
+FIRST_BYTES = 4096  # of the first message of `Round.tell`, which is the only one of a short text
 TEXTS_KEPT = 8  # texts that rounds may have in common
 
 KINDS: dict[str, type[WeightBusError]] = {
@@ -98,7 +98,7 @@ def own_host(master: str, port: int) -> str:
     return host
 
 
-class SilentError(RuntimeError):
+class StoreSilentError(RuntimeError):
     """The process that has the store does not answer."""
 
 
@@ -125,10 +125,10 @@ class _Caller:
         """Return what a call returns.
 
         Raises:
-            SilentError: There is no answer in time.
+            StoreSilentError: There is no answer in time.
         """
         if not self._free.acquire(timeout=0.0 if self._stuck else seconds):
-            raise SilentError(SILENT)
+            raise StoreSilentError(SILENT)
         done, free = Future[T](), self._free
 
         def answer() -> None:
@@ -143,7 +143,7 @@ class _Caller:
         finished, _ = wait([done], seconds)
         self._stuck = not finished
         if not finished:
-            raise SilentError(SILENT)
+            raise StoreSilentError(SILENT)
         return done.result()
 
 
@@ -180,7 +180,7 @@ def store_errors() -> Generator[None]:
     """Raise the errors of the store as errors of this package."""
     try:
         yield
-    except SilentError as error:
+    except StoreSilentError as error:
         raise DeadlineError(str(error)) from None
     except RuntimeError as error:  # stores raise several kinds
         raise WeightBusError(
@@ -567,18 +567,18 @@ class Round:
     def tell(self, other: int, data: bytes, what: str, left: float = math.inf) -> None:
         """Send bytes of any number to another rank, which calls `hear`."""
         framed = len(data).to_bytes(8, "little") + data
-        for part in (framed[:TOLD_BYTES].ljust(TOLD_BYTES, b"\0"), framed[TOLD_BYTES:]):
+        for part in (framed[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"), framed[FIRST_BYTES:]):
             if part:
                 flat = torch.frombuffer(bytearray(part), dtype=torch.uint8)
                 self._move("send", other, flat, what, min(left, self._until.left()))
 
     def hear(self, other: int, what: str, left: float = math.inf) -> bytes:
         """Receive bytes from another rank, which calls `tell`."""
-        flat = torch.empty(TOLD_BYTES, dtype=torch.uint8)
+        flat = torch.empty(FIRST_BYTES, dtype=torch.uint8)
         self._move("recv", other, flat, what, min(left, self._until.left()))
         first = flat.numpy().tobytes()
         size = 8 + int.from_bytes(first[:8], "little")
-        rest = torch.empty(max(0, size - TOLD_BYTES), dtype=torch.uint8)
+        rest = torch.empty(max(0, size - FIRST_BYTES), dtype=torch.uint8)
         if len(rest):
             self._move("recv", other, rest, what, min(left, self._until.left()))
         return (first + rest.numpy().tobytes())[8:size]

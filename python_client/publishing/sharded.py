@@ -206,7 +206,7 @@ class Sharded(PartedSource):
         ranks, publisher = self._ranks, self._publisher
         assert ranks is not None and publisher is not None  # noqa: PT018, S101 - `publish` set them
         parts = publisher.parts
-        placed = _Placed(self._entries, state, layout, chunk_bytes, ranks)
+        placed = _Places(self._entries, state, layout, chunk_bytes, ranks)
         plan = _plan(placed, model, self._metadata, ranks.share)
         seconds, self._met = min(self._timeout, deadline.left()), True
         with ranks.lead(plan, seconds) as round_, torch.no_grad():
@@ -249,7 +249,7 @@ class Sharded(PartedSource):
         try:
             state, layout = parts.describe(model, self, options.get("settings"))
             checked(self._metadata or {})
-            placed = _Placed(self._entries, state, layout, parts.chunk_bytes, ranks)
+            placed = _Places(self._entries, state, layout, parts.chunk_bytes, ranks)
         except Exception as error:  # the others are to hear of it at once
             fault = str(error) if isinstance(error, StateError) else repr(error)
 
@@ -293,7 +293,7 @@ class _Spread(NamedTuple):
     leader: int
 
 
-class _Placed:
+class _Places:
     """Where the tensors and chunks of a version are, as each rank finds by itself.
 
     Args:
@@ -365,7 +365,7 @@ class _Staged:
         lost: The values that do not fit the dtype, by name: the dtype, and how many.
     """
 
-    def __init__(self, placed: _Placed) -> None:
+    def __init__(self, placed: _Places) -> None:
         self.plan, self.placement = placed.plan, placed.placement
         self.memory = memory_of(placed.layout.nbytes)
         self.section = Section(placed.layout, self.memory)
@@ -396,7 +396,7 @@ class _Staged:
             self.crcs[index] = crc32c(self.memory[begin:end])
 
 
-def _staged(placed: _Placed, ranks: Ranks, round_: Round, left: Callable[[], float]) -> _Staged:
+def _staged(placed: _Places, ranks: Ranks, round_: Round, left: Callable[[], float]) -> _Staged:
     """Write this rank's shards into memory, and exchange bytes until it has its chunks whole."""
     me, staged, members = ranks.rank, _Staged(placed), ranks.members
     for entry, name in placed.unique:
@@ -518,7 +518,7 @@ def _offer(
     return VersionOffer.received(model, layout, chunks, key)
 
 
-def _plan(placed: _Placed, model: str, metadata: object, share: Callable[[str], str]) -> str:
+def _plan(placed: _Places, model: str, metadata: object, share: Callable[[str], str]) -> str:
     """Return what rank 0 publishes: names, form, and the ranks that have the parts of each tensor.
 
     The model may be on other ranks, too (data parallelism); then these send nothing of it.
@@ -560,7 +560,7 @@ def _another(plan: str, model: str, metadata: object) -> str:
     return ""
 
 
-def _unlike(plan: str, placed: _Placed, shared: Callable[[str], str]) -> str:
+def _unlike(plan: str, placed: _Places, shared: Callable[[str], str]) -> str:
     """Return how this rank's part of the version differs from rank 0's; empty: it does not.
 
     From then on the parts of each tensor are those of the ranks that rank 0 names.

@@ -3,8 +3,10 @@
 import gc
 import threading
 import time
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from weightbus.python_client.publishing import ranks
 from weightbus.tests.compose.waiting import wait_for
@@ -37,10 +39,10 @@ def test_a_call_that_is_not_answered_ends_and_so_does_each_one_after_it_until_th
     caller: ranks._Caller,  # pyright: ignore[reportPrivateUsage]
 ) -> None:
     answer = threading.Event()
-    with pytest.raises(ranks.SilentError, match="rank 0 does not answer"):
+    with pytest.raises(ranks.StoreSilentError, match="rank 0 does not answer"):
         caller(lambda: answer.wait(SECONDS), 0.05)
     begun = time.monotonic()
-    with pytest.raises(ranks.SilentError):
+    with pytest.raises(ranks.StoreSilentError):
         caller(lambda: 5, SECONDS)
     assert time.monotonic() - begun < SECONDS / 2
     answer.set()
@@ -50,7 +52,7 @@ def test_a_call_that_is_not_answered_ends_and_so_does_each_one_after_it_until_th
 def _answers(caller: ranks._Caller) -> bool:  # pyright: ignore[reportPrivateUsage]
     try:
         return caller(lambda: True, SECONDS)
-    except ranks.SilentError:
+    except ranks.StoreSilentError:
         return False
 
 
@@ -61,3 +63,16 @@ def test_the_thread_ends_with_what_it_calls_for() -> None:
     del caller
     gc.collect()
     wait_for(lambda: not thread.is_alive(), "the end of the thread", SECONDS)
+
+
+def test_the_first_verdict_of_a_round_stands() -> None:
+    stores: Any = dist
+    dist.init_process_group("gloo", store=stores.HashStore(), rank=0, world_size=1)
+    try:
+        alone = ranks.Ranks(None)
+        decide = vars(ranks.Ranks)["_decide"]
+        assert decide(alone, 7, "late rank 1") == "late rank 1"
+        assert decide(alone, 7, "go 0") == "late rank 1"
+        assert decide(alone, 8, "go 0") == "go 0"
+    finally:
+        dist.destroy_process_group()
