@@ -232,6 +232,8 @@ class SourceFetch:
 
 
 def indexes_of(source: Source, plan: ChunkPlan) -> list[int]:
-    """Return the chunks of a version that a source has, without those that the version lacks."""
-    pairs = zip(source.chunks[::2], source.chunks[1::2], strict=False)
-    return [i for first, count in pairs for i in range(first, min(first + count, plan.count))]
+    """Return the chunks of a version that a source has, each once, and none that is not there."""
+    has = np.zeros(plan.count, np.bool_)  # ranges may overlap
+    for first, count in zip(source.chunks[::2], source.chunks[1::2], strict=False):
+        has[first : first + count] = True
+    return np.flatnonzero(has).tolist()

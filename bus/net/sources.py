@@ -150,6 +150,7 @@ class _SourceSession:
         self._running, self._job, self._timing = running, running.job, timing
         self._missing = [*reversed(indexes)]  # to be requested; the next one last
         self._requested = set[int]()
+        self._moved_at = 0.0  # when a chunk came, or was requested while none was awaited
         self._hello, self._keyring = encode(hello), Keyring() if keyed else None
         self._inside = self._sends_parts = False
         self._damaged = 0
@@ -164,10 +165,12 @@ class _SourceSession:
         heard_at, hello_at, pinged_at = time.monotonic(), 0.0, time.monotonic()
         while self._missing or self._requested:
             if stopped() or not self._job.live:
-                return ""
+                break
             now = time.monotonic()
             if now - heard_at >= self._timing.lost_after:
                 return f"it has sent nothing for {self._timing.lost_after:g} s"
+            if self._requested and now - self._moved_at >= self._timing.lost_after:  # N3
+                return f"it has sent no chunk for {self._timing.lost_after:g} s"
             may_send = not self._inside and now - hello_at >= self._timing.hello_retry
             activity = sockets.poll(LOOK_SECONDS, writable=may_send)
             now = time.monotonic()
@@ -242,6 +245,7 @@ class _SourceSession:
         cut = None if job.cut is None else (job.cut, index)
         crc = put_chunk(job.buffer, job.plan.span(index), proof, data, cut)
         if crc is not None:
+            self._moved_at = time.monotonic()
             self._new.append((index, crc))
             return ""
         self._damaged += 1
@@ -252,6 +256,8 @@ class _SourceSession:
         """Request chunks, as far as the window allows."""  # W11
         if len(self._requested) > WINDOW_CHUNKS // 2:
             return
+        if not self._requested:
+            self._moved_at = time.monotonic()
         asked = list[tuple[int, int]]()
         while self._missing and len(self._requested) < WINDOW_CHUNKS:
             index = self._missing.pop()

@@ -22,6 +22,7 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Announce, Chunk, Hello, Welcome
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.bus.net.sources import _SourceSession  # pyright: ignore[reportPrivateUsage]
+from weightbus.bus.publisher import serving
 from weightbus.bus.staged import SourceFetch
 from weightbus.bus.trust.grants import Role
 from weightbus.bus.trust.keys import generate
@@ -205,6 +206,25 @@ def test_a_silent_source_is_given_up_and_the_version_with_it(scene: Callable[...
     assert bus.has("w", 1.0)
     bus.publish(3.0)
     assert bus.has("w", 3.0)
+
+
+def test_a_source_that_only_answers_pings_is_given_up(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = vars(serving)["_send_chunks"]
+
+    def send_unless_source(state: Any, peer: Any, chunked: Any, *about: Any) -> Any:
+        is_source = state.store[chunked.target.model].part is chunked
+        return [] if is_source else send(state, peer, chunked, *about)
+
+    monkeypatch.setattr(serving, "_send_chunks", send_unless_source)
+    bus = scene(2)
+    bus.worker("w")
+    bus.publishers[0].wait_for_workers(1, SECONDS)
+    begun = time.monotonic()
+    with pytest.raises(PublishError, match=r"chunks of rank 1 at .* are lacking"):
+        bus.publish(1.0)
+    assert time.monotonic() - begun < SECONDS / 2
 
 
 def test_a_damaged_chunk_of_a_source_is_requested_again(
