@@ -5,7 +5,8 @@ twice, or arrive after its caller has given up. So each call names its version: 
 version than the newest known version changes nothing, and a repeated call has no further effect.
 
 join      join the bus, and check with the model whether the published tensors can be loaded at all
-          (a version that cannot be loaded is rejected when it is announced, so no rank stages it)
+          (a version that cannot be loaded is rejected when it is announced, so no rank stages it).
+          If the model's loaders read only slices of them, the rank receives only these
 start     do nothing
 update    stage the version. While the server is paused, the trainer sends a second update, with
           `load`. That update marks the version, and the next finish loads the marked version. If
@@ -21,17 +22,24 @@ reported over the bus, and calls do not raise them.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...bus.errors import ApplyError
-from ...codecs.errors import WeightBusError
+from ...codecs.errors import LayoutError, WeightBusError
 from ...codecs.layout import Layout, Signature, difference, trimmed
+from ...codecs.parts import Box
 from ..applying.applier import Staged
 from ..applying.loading import FunctionTarget, Pairs
 from ..settings import Settings
 from ..subscriber import Subscriber
 
+if TYPE_CHECKING:
+    from .recorder import Tensors
+    from .recording import Recording
+
 log = logging.getLogger("weightbus.serving")
+
+PART_MAX = 0.9  # of the bytes of a version: a rank that needs more of them takes all
 
 HEARD_SECONDS = 1.0  # longest wait until the publisher has a version's result
 NO_TRAINER = (
@@ -50,12 +58,19 @@ class Loader(Protocol):
         """
         ...
 
+    def record(self, tensors: Mapping[str, Signature]) -> "Recording":
+        """Return which part of each of these tensors the model's loaders read.
+
+        Do not change the model. `rehearse` has accepted the tensors.
+        """
+        ...
+
     def make_ready(self, staged: Staged) -> None:
         """Prepare a version for `load`, before the server pauses. Do not change the model."""
         ...
 
-    def load(self, pairs: Pairs) -> None:
-        """Load a version.
+    def load(self, pairs: "Tensors") -> None:
+        """Load a version from (name, tensor) pairs.
 
         Raises:
             UnchangedError: The version cannot be loaded, and the model is unchanged.
@@ -109,9 +124,11 @@ class _RankTarget(FunctionTarget):
     def __init__(self, rank: "Rank") -> None:
         super().__init__(rank.load)
         self._rank = rank
+        if rank.takes_part:
+            self.take_part(rank.boxes)
 
     def fault(self, layout: Layout) -> str:
-        return self._rank.fault(layout)
+        return "" if self._rank.takes_part else self._rank.fault(layout)  # else `boxes` has asked
 
 
 class Rank:
@@ -127,6 +144,7 @@ class Rank:
         self._worker: Subscriber | None = None
         self._model = ""
         self._tensors: dict[str, Signature] = {}
+        self._recording: Recording | None = None  # None: all of each version is needed
         self._cannot = ""  # why the trainer's tensors cannot be loaded; empty: they can
         self._staged: Staged | None = None
         self._loads = False  # whether the next `finish` loads `_staged`
@@ -150,6 +168,7 @@ class Rank:
         self._model, self._newest = call.model, (0, 0)
         self._tensors = {n: (dtype, tuple(shape)) for n, (dtype, shape) in call.tensors.items()}
         self._cannot = self._loader.rehearse(self._tensors) if self._tensors else ""
+        self._recording = self._recorded() if self._tensors and not self._cannot else None
         self._worker = Subscriber(
             call.address,
             {call.model: _RankTarget(self)},
@@ -233,7 +252,30 @@ class Rank:
             self._worker.close()
             self._worker = None
 
+    def _recorded(self) -> "Recording | None":
+        """Return which part of the tensors this rank needs; None: all, or nearly all, of them."""
+        recording = self._loader.record(self._tensors)
+        needed, every = recording.bits
+        if recording.why_whole:
+            log.warning("%s is received whole: %s", self._model, recording.why_whole)
+        return recording if needed <= PART_MAX * every and not recording.why_whole else None
+
     # Called by the subscriber.
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank receives only the slices that its model's loaders read."""
+        return self._recording is not None
+
+    def boxes(self, layout: Layout) -> Mapping[str, Box | None]:
+        """Return the slices that this rank needs of a version with this layout.
+
+        Raises:
+            LayoutError: The version cannot be loaded.
+        """
+        if fault := self.fault(layout):
+            raise LayoutError(fault)
+        return {} if self._recording is None else {**self._recording.part}
 
     def fault(self, layout: Layout) -> str:
         """Return why a version with this layout cannot be loaded, or "" if it can."""
@@ -244,7 +286,7 @@ class Rank:
 
     def load(self, pairs: Pairs) -> None:
         """Load a version. The subscriber acknowledges the version afterwards."""
-        self._loader.load(pairs)
+        self._loader.load(pairs if self._recording is None else self._recording.pairs(pairs))
 
     def _runs(self, worker: Subscriber) -> tuple[int, int] | None:
         """Return (epoch, version) of this trainer's version that the model runs, or None."""

@@ -32,7 +32,7 @@ from ...codecs.dtypes import dtype_named, torch_dtype
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Signature
 from ..applying.applier import Staged
-from ..applying.loading import Pairs, UnchangedError
+from ..applying.loading import UnchangedError
 from .recorder import Tensors
 from .recording import Recording, record
 from .vllm_proof import prove
@@ -142,8 +142,8 @@ class LayerwiseLoader:
     def _quantised(self) -> bool:
         return getattr(self._model_config, "quantization", None) is not None
 
-    def load(self, pairs: Pairs) -> None:
-        """Load a version, and wait until the device has all of its values.
+    def load(self, pairs: Tensors) -> None:
+        """Load a version, as (name, tensor) pairs, and wait until the device has all values.
 
         Raises:
             UnchangedError: The version cannot be loaded, and the model is unchanged.
