@@ -804,11 +804,6 @@ def test_publishes_of_many_models_end_one_another_in_no_case() -> None:
     assert len(bench.machine.state.calls) == CALLS_MAX + 1
 
 
-def published(effects: list[Effect]) -> Broadcast:
-    [broadcast] = [e for e in effects if isinstance(e, Broadcast)]
-    return broadcast
-
-
 # Memory.
 
 
