@@ -141,6 +141,7 @@ def files() -> dict[str, bytes]:
     patched = message_cases.further_cases("note", page="patches")
     out.table("patching.json", headers=_of_feature(out, patched))
     texts = message_cases.further_cases("metadata", "cut_off_ms")
+    texts = (case for case in texts if case["direction"] == "from_publisher")
     out.table("metadata.json", messages=_of_feature(out, texts))
     sealed = _of_feature(out, message_cases.sealing_cases())
     out.table("sealing.json", **sealing_cases.cases(), headers=sealed)
