@@ -61,7 +61,6 @@ ARCHITECTURES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "llama-tied": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
     "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": False}),
     "qwen3": (transformers.Qwen3Config, {"tie_word_embeddings": False}),
-    "gemma2": (transformers.Gemma2Config, {"query_pre_attn_scalar": 32}),
     "gemma3": (transformers.Gemma3TextConfig, {"query_pre_attn_scalar": 32}),
     "phi3": (transformers.Phi3Config, {"tie_word_embeddings": False}),
 }
