@@ -265,7 +265,7 @@ def test_the_header_of_a_segment_is_that_of_the_code() -> None:
 
 def rules_of(page: str) -> dict[str, str]:
     """Return the rules of a page, with the tables within them."""
-    found = re.split(r"^- \*\*([WPLSEKDRC]\d+)\*\* ", PAGES[page], flags=re.MULTILINE)
+    found = re.split(r"^- \*\*([A-Z]\d+)\*\* ", PAGES[page], flags=re.MULTILINE)
     rules = dict(zip(found[1::2], found[2::2], strict=True))
     return {rule: re.split(r"\n(?=#|- )", text)[0] for rule, text in rules.items()}
 
@@ -408,13 +408,13 @@ def test_links_into_the_former_page_still_lead_somewhere() -> None:
 
 def test_rules_are_numbered_without_gaps_and_referred_to_rightly() -> None:
     known = set(levels.of_rules())  # which raises if one stands twice
-    for letter in "WPLSEKDRC":
+    for letter in "WPLSEKDRCNT":
         numbers = sorted(int(rule[1:]) for rule in known if rule[0] == letter)
         assert numbers == [*range(1, len(numbers) + 1)]
         assert numbers
-    starts = re.findall(r"^(?:- \*\*|\| )([WPLSEKDRC]\d+)\b", DOCUMENT, re.MULTILINE)
+    starts = re.findall(r"^(?:- \*\*|\| )([A-Z]\d+)\b", DOCUMENT, re.MULTILINE)
     assert once(starts) == known, "a rule without its level, or twice"
-    assert set(re.findall(r"\b[WPLSEKDRC]\d+\b", DOCUMENT)) - {"F4", "C64"} == known
+    assert set(re.findall(r"\b[A-Z]\d+\b", DOCUMENT)) - {"F4", "C64"} == known
 
 
 def test_a_worker_reads_little() -> None:

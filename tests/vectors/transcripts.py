@@ -43,6 +43,7 @@ from weightbus.bus.staged import StagedVersion
 from weightbus.bus.structs import Message
 from weightbus.bus.worker.events import Copied, Decoded, Examined, Report
 from weightbus.bus.worker.keyring import Keyring
+from weightbus.bus.worker.layouts import Boxes, Expected
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.delta.encoding import encode as encode_patch
@@ -285,12 +286,17 @@ class Pupil:
         sealed: bool = False,
         label: str = "",
         refuses: Callable[[Layout], str] = lambda _: "",
+        boxes: Boxes | None = None,
     ) -> None:
         self.scene, self.label, self.local = scene, f"{label} " if label else "", local
         identity = Hello(name=name, instance=f"{name[-1] * 32}", models={}, features=[*features])
         self.keyring = Keyring() if sealed else None
         self.machine = WorkerMachine(
-            identity, [MODEL], lambda _model, layout: refuses(layout), keyring=self.keyring
+            identity,
+            [MODEL],
+            lambda _model, layout: refuses(layout),
+            expected={MODEL: Expected(boxes=boxes)},
+            keyring=self.keyring,
         )
         self.topics: set[bytes] = set()
         self.trainer: Trainer | None = None
@@ -723,6 +729,18 @@ def patch() -> Scene:
     return scene
 
 
+def parting() -> Scene:
+    scene = Scene()
+    trainer = Trainer(scene)
+    slices = {"w": ((8, 20),)}
+    worker = Pupil(scene, "worker-1", features=("parts",), boxes=lambda _: slices)
+    worker.connect(trainer)
+    scene.run(0.1)
+    trainer.publish(flat(48), bytes_of(1, 48))
+    scene.run(0.2)
+    return scene
+
+
 SCENES: dict[str, Callable[[], Scene]] = {
     f.__name__: f
     for f in (
@@ -736,6 +754,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
         relaying,
         sealing,
         patch,
+        parting,
     )
 }
 
