@@ -230,7 +230,7 @@ class _Computed:
         self.recorder.remember(part)
 
     def run(self, func: Any, args: Any, named: Any, parts: list[StandIn]) -> object:
-        """Record the operation; see `Reader.run`."""
+        """Record the operation; see `ElementReader.run`."""
         if func is aten.copy_.default and isinstance(args[1], StandIn):
             return self.recorder.copies(args[0], args[1])
         return self.recorder.computes(func, args, named, parts)
@@ -244,7 +244,7 @@ class _Unread(_Computed):
         self.name, self.shape = name, shape
 
     def run(self, func: Any, args: Any, named: Any, parts: list[StandIn]) -> object:
-        """Record the operation; see `Reader.run`."""
+        """Record the operation; see `ElementReader.run`."""
         copied = parts[0].copied(func, args, named) if func in COPIES else None
         return super().run(func, args, named, parts) if copied is None else copied
 

@@ -26,7 +26,7 @@ from ...codecs.layout import Signature
 from . import regions
 from .recorder import Tensors, Write, run, torch_shape
 from .regions import Box
-from .stand_ins import PartError, Received, StandIn, bounds, elements
+from .stand_ins import PartError, ReceivedBox, StandIn, bounds, elements
 
 
 def record(
@@ -117,7 +117,7 @@ class Recording:
             if box == regions.whole(shape):
                 yield name, local
             else:
-                reader = Received(name, tuple(shape), box, local)
+                reader = ReceivedBox(name, tuple(shape), box, local)
                 yield name, StandIn.of(reader, shape, local.dtype)
 
     @torch.no_grad()

@@ -5,7 +5,7 @@
 
 A stand-in follows slices, transpositions, reshapes and copies: it is a view on the meta device, and
 the `Region` of a tensor that this view shows. Any other operation is its reader's: a reader of a
-`Received` box computes with the elements, if the box has them; that of a recording notes them.
+`ReceivedBox` box computes with the elements, if the box has them; that of a recording notes them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class PartError(WeightBusError):
     """A loader reads what its recording does not have, or a recording does not fit a model."""
 
 
-class Reader(Protocol):
+class ElementReader(Protocol):
     """What happens to the elements of a stand-in."""
 
     @property
@@ -59,13 +59,13 @@ class StandIn(torch.Tensor):
     """
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
-    reader: Reader
+    reader: ElementReader
     shown: torch.Tensor
     memory: Region | None
 
     @staticmethod
     def __new__(
-        cls: "type[StandIn]", reader: Reader, shown: torch.Tensor, memory: Region | None
+        cls: "type[StandIn]", reader: ElementReader, shown: torch.Tensor, memory: Region | None
     ) -> "StandIn":
         make: Callable[..., StandIn] = torch.Tensor._make_wrapper_subclass
         made = make(
@@ -82,7 +82,12 @@ class StandIn(torch.Tensor):
 
     @classmethod
     def of(
-        cls, reader: Reader, shape: Sequence[int], dtype: torch.dtype, *, followed: bool = True
+        cls,
+        reader: ElementReader,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        followed: bool = True,
     ) -> "StandIn":
         """Return the stand-in for a tensor.
 
@@ -96,7 +101,7 @@ class StandIn(torch.Tensor):
         return cls(reader, shown, Region(0, loops) if followed else None)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override] - torch disables its own
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         named = kwargs or {}
@@ -140,7 +145,7 @@ class StandIn(torch.Tensor):
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedBox:
     """The reader of a tensor of which a box is there.
 
     Args:
@@ -199,7 +204,7 @@ class Received:
 
 def _received(part: StandIn) -> torch.Tensor:
     reader = part.reader
-    if not isinstance(reader, Received):
+    if not isinstance(reader, ReceivedBox):
         raise PartError("a loader kept a tensor from when it was recorded: load whole tensors")
     return reader.elements(part)
 

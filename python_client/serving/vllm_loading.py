@@ -17,7 +17,7 @@ anything is published, and not when half of the model is loaded.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -78,7 +78,7 @@ class LayerwiseLoader:
         Raises:
             ReloadError: The model does not compute with them.
         """
-        prove(self._model, self._vllm_config, self._device, self._load)
+        prove(self._model, self._vllm_config, self._device, self.load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         """Return why tensors with these dtypes and shapes cannot be loaded, or "" if they can."""
@@ -143,16 +143,15 @@ class LayerwiseLoader:
         return getattr(self._model_config, "quantization", None) is not None
 
     def load(self, pairs: Tensors) -> None:
-        """Load a version, as (name, tensor) pairs, and wait until the device has all values.
+        """Load a version, and wait until the device has all of its values.
+
+        Args:
+            pairs: Name and tensor; of a recording's parts, what its `pairs` yields.
 
         Raises:
             UnchangedError: The version cannot be loaded, and the model is unchanged.
             LoadError: The version was partly loaded.
         """
-        self._load(pairs)
-
-    def _load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        # Load the tensors of a version; see `load`.
         at = _At()
         with set_current_vllm_config(self._vllm_config), reloading(self._model, self._device):
             in_place = self._in_place()

@@ -24,12 +24,12 @@ class StaleHead(CPUWorker):  # type: ignore[misc]
 
     def load_model(self, *given: Any, **named: Any) -> None:
         if self.rank == int(os.environ["STALE_RANK"]):
-            load = LayerwiseLoader._load  # noqa: SLF001
+            load = LayerwiseLoader.load
 
             def all_but_head(loader: LayerwiseLoader, pairs: Any) -> None:
                 load(loader, (pair for pair in pairs if pair[0] != "lm_head.weight"))
 
-            LayerwiseLoader._load = all_but_head  # type: ignore[assignment,method-assign]  # noqa: SLF001
+            LayerwiseLoader.load = all_but_head  # type: ignore[assignment,method-assign]
         super().load_model(*given, **named)
 
 

@@ -29,16 +29,16 @@ def _ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Needs]]:
                 ranks.append(subprocess.Popen(command, stdout=output, stderr=log))  # noqa: S603 - of ours
 
         def ended() -> bool:  # a rank that fails leaves the other one waiting
-            codes = [rank.poll() for rank in ranks]
+            codes = [started.poll() for started in ranks]
             assert not any(codes), "".join(log.read_text()[-3000:] for log in logs)
             return None not in codes
 
         wait_for(ended, "both ranks have recorded all models", SECONDS)
         yield [needs_in(output.read_text()) for output in outputs]
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait(SECONDS)
+        for started in ranks:
+            started.kill()
+            started.wait(SECONDS)
 
 
 def needs_in(output: str) -> Needs:
