@@ -4,8 +4,8 @@
 """Tensors of which only a box is there, or no element, for the loaders of a model.
 
 A stand-in follows slices, transpositions, reshapes and copies: it is a view on the meta device, and
-the `Region` of a tensor that this view shows. Any other operation is its reader's: a reader of a
-`ReceivedBox` box computes with the elements, if the box has them; that of a recording notes them.
+the `Region` of a tensor that this view shows. Any other operation is its reader's: a `ReceivedBox`
+computes with the elements, if it has them, and the reader of a recording notes them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
