@@ -248,9 +248,9 @@ def test_what_is_not_played_behind_a_relay_is_said_of_scenarios_that_there_are()
         assert fnmatch.filter(names, pattern), pattern
     left = [name for name in BY_NAME if relaying.lacking(name)]
     assert 0 < len(left) < len(BY_NAME)
-    cell = run.scenario_cell(BY_NAME["patched"], PYTHON, SEED, relayed=True)
+    cell = run.scenario_cell(BY_NAME["cast-target"], PYTHON, SEED, relayed=True)
     made = Matrix([PYTHON.title])
-    made.add("scenarios", "patched", PYTHON.title, cell)
+    made.add("scenarios", "cast-target", PYTHON.title, cell)
     made.add("scenarios", "late-join", PYTHON.title, Cell("right"))
     assert run.counts_of(made) == ["Python: 1 passed, 0 failed, 1 left out"]
 
