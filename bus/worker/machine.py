@@ -250,8 +250,8 @@ class WorkerMachine:
                 for each in self.followers.values():
                     each.planner.answered(message.token / 1000)
                 at = now - message.cut_off_ms / 1000 if message.cut_off_ms else None
-                told = [reports.cut_off(at, now)] if session.cut_off(at) else list[Effect]()
-                return told + self._hear_of(message.epoch, message.models, now)
+                notice = [reports.cut_off(at, now)] if session.cut_off(at) else list[Effect]()
+                return notice + self._hear_of(message.epoch, message.models, now)
 
     def _ignores(self, chunk: AnyChunk, *, pushed: bool) -> bool:
         """True if a chunk must not change any state, since it is not authenticated."""

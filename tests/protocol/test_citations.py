@@ -19,8 +19,8 @@ CLIENTS = {
     "rust_client/src": "*.rs",
 }
 A_LINE_MAX = 3  # what keeps more rules than that at once has too many duties
-RANGE = re.compile(r"\b([A-Z])(\d{1,2}) to \1(\d{1,2})\b")
-RULE = re.compile(r"\b(?!C64\b)[A-Z]\d{1,2}\b")
+RANGE = re.compile(r"\b([WPLSEKDRCNT])(\d{1,2}) to \1(\d{1,2})\b")
+RULE = re.compile(r"\b(?!C64\b)[WPLSEKDRCNT]\d{1,2}\b")
 
 
 def rules_in(text: str) -> set[str]:

@@ -113,17 +113,7 @@ def files() -> dict[str, bytes]:
     out.table("companions.json", sequences=at_once)
     prepared = message_cases.feature_cases("shared-memory")
     out.table("mapping.json", cases=[{**_message(out, c), "level": 4} for c in prepared])
-    checked = message_cases.feature_cases("observing")
-    out.table("checking.json", cases=_of_feature(out, checked))
-    seen = message_cases.feature_cases("observing", "observer")
-    out.table("observing.json", cases=_of_feature(out, seen))
-    below = message_cases.feature_cases("relays")
-    out.table("below.json", cases=_of_feature(out, below))
-    named = message_cases.further_cases(page="sources")
-    out.table("sources.json", cases=_of_feature(out, named))
-    of_parts = *message_cases.feature_cases("parts"), *message_cases.further_cases(page="parts")
-    pieces = piece_cases.cases()
-    out.table("parts.json", messages=_of_feature(out, of_parts), pieces=pieces)
+    _features(out)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
     applying = [_sequence(out, each) for each in in_applying]
@@ -154,6 +144,21 @@ def _message(out: Files, case: Json) -> Json:
         for number, frame in enumerate(case["frames"])
     ]
     return {**case, **levels.of_message(case), "frames": frames}
+
+
+def _features(out: Files) -> None:
+    """Write the messages of features that no level needs."""
+    checked = message_cases.feature_cases("observing")
+    out.table("checking.json", cases=_of_feature(out, checked))
+    seen = message_cases.feature_cases("observing", "observer")
+    out.table("observing.json", cases=_of_feature(out, seen))
+    below = message_cases.feature_cases("relays")
+    out.table("below.json", cases=_of_feature(out, below))
+    named = message_cases.further_cases(page="sources")
+    out.table("sources.json", cases=_of_feature(out, named))
+    of_parts = *message_cases.feature_cases("parts"), *message_cases.further_cases(page="parts")
+    pieces = piece_cases.cases()
+    out.table("parts.json", messages=_of_feature(out, of_parts), pieces=pieces)
 
 
 def _of_feature(out: Files, cases: Iterable[Json]) -> list[Json]:

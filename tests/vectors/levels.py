@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "protocol"
 # A rule, its level, and the vectors or tests that hold it: `- **W1** [1; sequences] ...`, and of
 # layouts a row of a table.
 RULE = re.compile(
-    r"^(?:- \*\*|\| )([A-Z]\d+)(?:\*\*)? \[(\d|-); ([\w/-]+(?:, [\w/-]+)*)\] ", re.MULTILINE
+    r"^(?:- \*\*|\| )([WPLSEKDRCNT]\d+)(?:\*\*)? \[(\d|-); ([\w/-]+(?:, [\w/-]+)*)\] ", re.MULTILINE
 )
 HIGHER = {
     **dict.fromkeys(("beacon", "progress"), 2),
