@@ -6,10 +6,12 @@ nothing behind. `gather` first collects the model on rank 0, which sends it to a
 `sharded` publishes each rank's part from that rank. What is measured is the time from the call to
 the receipt, which has every worker. A row that misses its bound ends it with status 1. The optimum
 is arithmetic: with N ranks, rank 0 takes in (N-1)/N of a model, then sends one to each of W
-workers; from N ranks the slowest link carries a model to a worker, or W/N of a model from a rank.
+workers; from N ranks the slowest link carries a model to a worker, or W/N of a model from a rank. A
+patch goes W times over the link of rank 0.
 
 The row `exchange` is about a model of many tensors: how long the ranks take to agree on a version,
-and to exchange checksums, without the time in which each of them goes through its tensors.
+and to exchange checksums, without the time in which each of them goes through its tensors. The row
+`parts` has two workers on one host, each of which takes half of each tensor, by rows or columns.
 """
 
 import argparse
@@ -37,6 +39,7 @@ from weightbus.benchmarks.process import Answer, Answers, Process
 from weightbus.benchmarks.scale import (
     CHUNK,
     FOREVER,
+    MIB,
     MODEL,
     NETWORK,
     PORT,
@@ -46,6 +49,7 @@ from weightbus.benchmarks.scale import (
     Rows,
     enter,
     hosts,
+    received,
     report,
 )
 from weightbus.bus.publisher.version import VersionOffer
@@ -61,6 +65,9 @@ FOUR = Bound("4 ranks, 4 workers: times faster than gathering first", 4.75, 3.8,
 TENSORS, EXCHANGES = 10_000, 5
 EXCHANGE = Bound("4 ranks, 10,000 tensors: ms to agree and exchange checksums", 0, 20, 5, False)
 COLUMNS = Bound("the same, cut by columns (each rank takes in 3/16 first)", 4.0, 3.0, 3.6, True)
+PARTS = Bound("4 ranks, 2 workers of a host with parts: bytes over a version", 1, 1.05, 1.01, False)
+PATCHED = Bound("4 ranks, 4 workers: a patch, times faster than all of it", 24, 2, 4, True)
+CHANGED = 50  # one in so many weights of 16 bits changes for a patch
 
 
 class Exchange:
@@ -138,17 +145,23 @@ def rank(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
     sources = {"gather": weightbus.gather(model), "sharded": weightbus.sharded(model)}
     source: Any = sources[about["way"]]
 
+    encoding = about["encoding"]
+    few = Settings(encoding=encoding, dtype="bf16") if encoding else None
+
     def publish() -> Answer:
         for tensor in model.values():
-            tensor.to_local().add_(1)
-        expect = about["expect"]
+            changed = tensor.to_local().view(-1)[:: CHANGED if encoding else 1]
+            changed.add_(2**-8 if encoding else 1)
+        options = {"expect": about["expect"], "timeout": PUBLISH_SECONDS, "settings": few}
         dist.barrier()
         begun = time.monotonic()
-        receipt = source.publish(publisher, MODEL, expect=expect, timeout=PUBLISH_SECONDS)
+        receipt = source.publish(publisher, MODEL, **options)
         seconds = time.monotonic() - begun
-        applied = len(receipt.in_state("applied")) if receipt else 0
         seconds = seconds if exchange is None else exchange.seconds
-        return {"seconds": seconds, "applied": applied}
+        if receipt is None:
+            return {"seconds": seconds, "applied": 0}
+        nbytes = sum(worker.nbytes for worker in receipt.workers.values())
+        return {"seconds": seconds, "applied": len(receipt.in_state("applied")), "nbytes": nbytes}
 
     questions.update(publish=publish)
 
@@ -156,12 +169,14 @@ def rank(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
 def worker(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
     """Apply versions."""
     settings = Settings(shared_memory=False, any_data_host=True)
-    target = {
+    target: object = {
         f"layers.{i}.weight": np.zeros((1024, 1024), np.float32) for i in range(about["mib"] // 4)
     }
+    if about["half"] is not None:
+        target = half_of(about["mib"] // 4, about["half"])
     at = f"tcp://{NETWORK}.1:{PORT}"
     made = undo.enter_context(
-        Subscriber(at, {MODEL: target}, name=about["name"], settings=settings)
+        Subscriber(at, {MODEL: target}, name=about["name"], cast=True, settings=settings)
     )
 
     def receive() -> None:
@@ -171,6 +186,17 @@ def worker(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None
 
     threading.Thread(target=receive, daemon=True).start()
     questions["joined"] = lambda: {"joined": made.wait_joined(START_SECONDS)}
+    questions["received"] = lambda: {"bytes": received()}
+
+
+def half_of(tensors: int, half: int) -> weightbus.Part:
+    """Return a target of half of each tensor: rows of every other one, columns of the rest."""
+    side = slice(512 * half, 512 * half + 512)
+    shapes = {f"layers.{i}.weight": (1024, 512) if i % 2 else (512, 1024) for i in range(tensors)}
+    target = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return weightbus.Part(
+        target, {name: (None, side) if i % 2 else side for i, name in enumerate(target)}
+    )
 
 
 ROLES = {"rank": rank, "worker": worker}
@@ -186,12 +212,29 @@ def serve(text: str) -> None:
     os._exit(0)  # the process group may hang at the end
 
 
-def seconds_of(
-    way: str, workers: int, mib: int, rounds: int, cut: str = "rows", tensors: int = 0
-) -> float:
-    """Return the least seconds of a publish, after one that is not counted.
+def measured(
+    way: str,
+    workers: int,
+    mib: int,
+    rounds: int,
+    cut: str = "rows",
+    encoding: str = "",
+    tensors: int = 0,
+    *,
+    parts: bool = False,
+) -> list[Answer]:
+    """Return what rank 0 saw of each publish but the first.
 
-    With `tensors`, of its exchanges; then there are no workers.
+    Args:
+        way: `gather` or `sharded`.
+        workers: How many workers there are, each on a host of its own.
+        mib: The size of the model.
+        rounds: How many versions are counted.
+        cut: How tensors are cut over the ranks.
+        encoding: If there are patches, in 16 bits, how.
+        tensors: If not 0, the number of small tensors; what is measured is the exchange.
+        parts: The workers are on one host, and each takes a part. The answers have the bytes that
+            came to that host.
     """
     with ExitStack() as undo:
 
@@ -199,21 +242,34 @@ def seconds_of(
             about = json.dumps({"role": role, "host": host, "mib": mib, **more})
             return undo.enter_context(Process(f"{role} on host {host}", "sharded", about))
 
-        how = {"way": way, "expect": workers or None, "cut": cut, "tensors": tensors}
+        how = {"way": way, "expect": workers or None, "cut": cut}
+        how |= {"encoding": encoding, "tensors": tensors}
         ranks = [start("rank", 1 + r, rank=r, **how) for r in range(RANKS)]
-        made = [start("worker", 1 + RANKS + w, name=f"w{w}") for w in range(workers)]
+        made = [
+            start(
+                "worker", 1 + RANKS + (0 if parts else w), name=f"w{w}", half=w if parts else None
+            )
+            for w in range(workers)
+        ]
         for each in made:
             if not each.ask("joined", START_SECONDS)["joined"]:
                 raise TimeoutError(f"{each.name} has not joined")
-        found = list[float]()
+        found = list[Answer]()
         for _ in range(1 + rounds):
+            before = made[0].ask("received", ANSWER_SECONDS)["bytes"] if parts else 0
             for each in ranks:
                 each.tell("publish")
             answers = [each.answer(PUBLISH_SECONDS + ANSWER_SECONDS) for each in ranks]
             if answers[0]["applied"] != workers:
                 raise RuntimeError(f"{answers[0]['applied']} of {workers} workers have it")
-            found.append(answers[0]["seconds"])
-        return min(found[1:])
+            came = made[0].ask("received", ANSWER_SECONDS)["bytes"] if parts else 0
+            found.append({**answers[0], "received": came - before})
+        return found[1:]
+
+
+def seconds_of(way: str, workers: int, mib: int, rounds: int, cut: str = "rows") -> float:
+    """Return the least seconds of a publish, after one that is not counted."""
+    return min(each["seconds"] for each in measured(way, workers, mib, rounds, cut))
 
 
 def main() -> None:
@@ -221,7 +277,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure sharded trainers over shaped links.")
     parser.add_argument("--mib", type=int, default=64, help="size of the model (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="versions of each way")
-    parser.add_argument("--only", help="names of rows, with commas: one, four, columns, exchange")
+    parser.add_argument(
+        "--only", help="names of rows, with commas: one, four, columns, patched, parts, exchange"
+    )
     asked = parser.parse_args()
 
     def faster(workers: int, cut: str = "rows") -> Callable[[], float]:
@@ -234,12 +292,28 @@ def main() -> None:
         return ratio
 
     def exchange() -> float:
-        return 1000 * seconds_of("sharded", 0, 0, EXCHANGES, tensors=TENSORS)
+        answers = measured("sharded", 0, 0, EXCHANGES, tensors=TENSORS)
+        return 1000 * min(each["seconds"] for each in answers)
+
+    def parts() -> float:
+        answers = measured("sharded", 2, asked.mib, asked.rounds, parts=True)
+        return min(each["received"] for each in answers) / (asked.mib * MIB)
+
+    def patched() -> float:
+        found = list[tuple[float, int]]()
+        for encoding in ("raw", "delta"):
+            each = measured("sharded", 4, asked.mib, asked.rounds, encoding=encoding)
+            found.append(min((one["seconds"], one["nbytes"]) for one in each))
+        (whole, all_bytes), (patch, nbytes) = found
+        print(f"{whole:.2f} s over {patch:.2f} s, {all_bytes} bytes over {nbytes}")
+        return whole / patch
 
     rows: Rows = {
         "one": (ONE, faster(1)),
         "four": (FOUR, faster(4)),
         "columns": (COLUMNS, faster(4, "columns")),
+        "patched": (PATCHED, patched),
+        "parts": (PARTS, parts),
         "exchange": (EXCHANGE, exchange),
     }
     with hosts(RANKS + 4, both_ways=True):

@@ -161,6 +161,7 @@ class Publisher(InOneProcess):
         self.parts = Parts(
             *(self._loop, keys, chosen.timing, chosen.chunk_bytes, self._describe),
             keeps=self._folder is not None,
+            check=chosen.check_patches,
         )
         self.shown = HttpEndpoints(self, self._loop)
         self.shown.serve(dashboard, metrics, self.close)
@@ -484,6 +485,8 @@ class Publisher(InOneProcess):
                 hashed=hashed,
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
+                encoding=asked.encoding,
+                candidates=partial(self._candidates, asked, model, shared=False),
             )
             if asked.metadata is not None:
                 offer.metadata = asked.metadata
@@ -509,7 +512,7 @@ class Publisher(InOneProcess):
         """Submit copied weights to the publisher's thread, with patches if requested."""
         if offer.count_lost is not None:
             kept.check_overflow(offer)
-        if asked.encoding != "raw" or kept.bases.kept:
+        if offer.key is None and (asked.encoding != "raw" or kept.bases.kept):
             self._offer_patches(asked, kept, offer, until)
         self._loop.submit(offer, asked.terms, started, future)
 
@@ -517,13 +520,13 @@ class Publisher(InOneProcess):
         self, asked: Request, kept: PublishedModel, offer: VersionOffer, until: Deadline
     ) -> None:
         """Add patches to copied weights, if requested."""
-        shared, workers = offer.shared is not None, asked.terms.workers
+        candidates = partial(self._candidates, asked, kept.name, shared=offer.shared is not None)
+        kept.offer(offer, asked.encoding, candidates, until, to_all=not asked.terms.workers)
 
-        def patch_candidates() -> list[PatchCandidate]:
-            asks = self._loop.patch_candidates(kept.name, workers, shared=shared)
-            return result_of(asks, ANSWER_SECONDS)
-
-        kept.offer(offer, asked.encoding, patch_candidates, until, to_all=not workers)
+    def _candidates(self, asked: Request, model: str, *, shared: bool) -> list[PatchCandidate]:
+        """Return the workers that may receive a patch."""
+        asks = self._loop.patch_candidates(model, asked.terms.workers, shared=shared)
+        return result_of(asks, ANSWER_SECONDS)
 
     def wait_for_commit(
         self, publishing: "Future[Receipt]", timeout: float

@@ -94,7 +94,8 @@ class Settings:
             beyond that are dropped, and the worker then fetches their chunks.
         rekey: For a publisher with keys: seconds between two changes of the group key.
         bases: For a publisher: how many versions are kept in memory as bases of patches: the
-            version that workers run, and older ones for workers that missed a version.
+            version that workers run, and older ones for workers that missed a version. Of a model
+            that is `sharded`, only the last version.
         check_patches: For a publisher: decode and compare each patch before offering it.
         device_copy: For a publisher: keep a second copy of weights that are all on one CUDA device,
             in that device's memory (once the model's size, or up to three times while workers still

@@ -75,6 +75,29 @@ def section_bytes(layout: Layout, data: Memory) -> Bytes:
     return flat
 
 
+def encode_block(
+    block: fmt.Block, before: Bytes, after: Bytes, table: fmt.Table | None
+) -> tuple[int, bytes]:
+    """Return mode and body of a block, in the mode with the fewest bytes.
+
+    Args:
+        block: The block.
+        before, after: Its bytes in the base, and in the target.
+        table: The codes of its steps, with room for all counts (`parts.py`); None: it has no steps.
+    """
+    body = None
+    if table is not None:
+        kind = block.kind if len(table) > 1 else fmt.INTEGER
+        counts, gaps, steps = kernels.compare(before, after, kind)
+        if not steps.size:
+            return fmt.UNCHANGED, b""
+        body = kernels.write(counts, gaps, steps, table, block.nbytes - 1)
+        if body is not None and len(body) <= _overwrite_least(steps.size, block.width):
+            return fmt.STEPS, body
+    without = _overwritten(block, before, after)
+    return without if body is None or len(without[1]) < len(body) else (fmt.STEPS, body)
+
+
 def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -> list[bytes]:
     """Return the bytes of a group of blocks, in parts, in the coding with the fewest bytes."""
     pairs = [(old[b.begin : b.end], new[b.begin : b.end]) for b in blocks]

@@ -10,7 +10,7 @@ Values for patches without and with classes are pairs in this order, so that `cl
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..dtypes import DTYPES
 from ..layout import Layout
 from ..numpy_tensors import Bytes
-from .format import HEADER, PLAIN, groups
+from .format import HEADER, PLAIN, Block, groups
 
 SAMPLES: Final = 64  # least number of sampled blocks, if there are as many
 SAMPLE_BYTES: Final = 2**18  # bytes of all samples together
@@ -79,6 +79,15 @@ def may_pay(rate: float, encode: Pair, decode: Pair) -> bool:
 def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
     """Estimate the cost of patches from one data section to another."""
     blocks = [block for each in groups(layout) for block in each]
+    return estimated(layout.nbytes, [sums(blocks, base, target)])
+
+
+def sums(blocks: Sequence[Block], base: Bytes, target: Bytes) -> list[float]:
+    """Return what `estimated` needs of some blocks of two data sections.
+
+    Five sums over a sample: bits of the changes without classes, and with classes; changed
+    elements; all elements; bytes.
+    """
     step = max(1, len(blocks) // SAMPLES)
     blocks = blocks[step // 2 :: step]
     places = defaultdict[tuple[int, int], list[slice]](list)
@@ -88,18 +97,25 @@ def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
         end = min(begin + elements * block.width, block.end)
         places[block.width, block.kind].append(slice(begin, end))
     found = [_found(*of, some, base, target) for of, some in places.items()]
-    flat, classes, changed, elements, seen = np.sum(found or [np.zeros(5)], axis=0).tolist()
-    sizes = [HEADER.size + math.ceil(b / 8 / max(1, seen) * layout.nbytes) for b in (flat, classes)]
+    return [float(each) for each in np.sum(found or [np.zeros(5)], axis=0)]
+
+
+def estimated(nbytes: int, found: Iterable[Sequence[float]]) -> Estimate:
+    """Return the cost of patches to a version of `nbytes` bytes, from `sums` of its parts."""
+    flat, classes, changed, elements, seen = map(sum, zip(*found, strict=True))
+    sizes = [HEADER.size + math.ceil(b / 8 / max(1, seen) * nbytes) for b in (flat, classes)]
     return Estimate(sizes, 1.0 + CHANGED * changed / max(1, elements))
 
 
-def sample(layout: Layout) -> tuple[Layout, slice]:
+def sample(layout: Layout, among: Iterable[Sequence[Block]] | None = None) -> tuple[Layout, slice]:
     """Return a layout of some blocks of the largest group, and their slice of the data section.
 
     The time to encode a patch of this sample predicts the time for the whole version. All blocks
-    are of one group, since a group shares a table.
+    are of one group, since a group shares a table. `among`: only these, adjacent blocks of a group
+    each.
     """
-    group = max(groups(layout), key=lambda blocks: blocks[-1].end - blocks[0].begin)
+    found = groups(layout) if among is None else among
+    group = max(found, key=lambda blocks: blocks[-1].end - blocks[0].begin)
     group = group[:SAMPLE_BLOCKS]
     begin, end = group[0].begin, group[-1].end
     dtype = next(spec.dtype for spec in layout.tensors if spec.begin <= begin < spec.end)
@@ -113,12 +129,7 @@ def sample(layout: Layout) -> tuple[Layout, slice]:
 def _found(
     width: int, kind: int, places: list[slice], old: Bytes, new: Bytes
 ) -> NDArray[np.float64]:
-    """Estimate the changes in some places of one dtype.
-
-    Returns:
-        Five numbers: bits of the changes without classes, and with classes; changed elements; all
-        elements; bytes.
-    """
+    """Return the five numbers of `sums` for some places of one dtype."""
     before, after = (
         np.concatenate([data[each] for each in places]).view(f"<u{width}") for data in (old, new)
     )

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,8 +25,9 @@ from ...bus.publisher.roster import PatchCandidate
 from ...bus.publisher.version import OfferedPatch, Snapshot, VersionOffer
 from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ...codecs.delta.encoding import encode
+from ...codecs.delta.format import Block
 from ...codecs.delta.patch import Delta
-from ...codecs.delta.worth import Way, chosen, estimate, may_pay, sample
+from ...codecs.delta.worth import Estimate, Way, chosen, estimate, estimated, may_pay, sample
 from ...codecs.errors import PatchError, StateError
 from ...codecs.layout import Layout
 from ...codecs.native import crc32c
@@ -40,6 +41,7 @@ from ..applying.overflow_log import OverflowLog
 from ..files.state_folder import Saved, StateFolder, StateFolderError, StoredVersion
 from ..settings import BASES, Dtype, Encoding
 from .parts import PartedSource
+from .shard_patches import PatchTerms
 
 if TYPE_CHECKING:
     from ...codecs.device_copies import Arriving
@@ -102,11 +104,12 @@ class Bases:
             deadline: The deadline of the publish; patches may take a part of the time left.
             to_all: Whether the version is for all workers: without patches, all bases are dropped.
         """
-        if encoding == "raw" or _is_small(offer) or not patch_candidates:
+        form = offer.layout.id, offer.chunks.plan.chunk_bytes
+        if encoding == "raw" or _is_small(offer.layout, form[1]) or not patch_candidates:
             if to_all:
                 self.forget()
             return
-        form, snapshot = (offer.layout.id, offer.chunks.plan.chunk_bytes), offer.snapshot
+        snapshot = offer.snapshot
         data = snapshot.keep()
         if data is None:
             return
@@ -208,17 +211,57 @@ class Bases:
         assumed of all workers: otherwise a worker's old rate for a kind of patch that it no longer
         receives would never be corrected.
         """
+        measure = partial(self._measure, layout, old, new)
+        return self._soonest(
+            layout.nbytes, patch_candidates, measure, partial(estimate, layout, old, new)
+        )
+
+    def chosen_in_parts(
+        self,
+        layout: Layout,
+        old: Bytes,
+        new: Bytes,
+        patch_candidates: Collection[PatchCandidate],
+        blocks: Sequence[Block],
+        sums: Sequence[Sequence[float]],
+    ) -> Way | None:
+        """Return the same as `chosen`, for a patch that several processes encode, side by side.
+
+        Args:
+            layout: The layout of both data sections.
+            old, new: The data sections, with only some of the blocks.
+            patch_candidates: The workers that run the base.
+            blocks: The blocks that are here.
+            sums: What `worth.sums` returns in each process.
+        """
+
+        def measure() -> None:
+            if blocks:
+                self._measure(layout, old, new, [[block] for block in blocks])
+
+        would = partial(estimated, layout.nbytes, sums)
+        return self._soonest(layout.nbytes, patch_candidates, measure, would, len(sums))
+
+    def _soonest(
+        self,
+        nbytes: int,
+        patch_candidates: Collection[PatchCandidate],
+        measure: Callable[[], None],
+        would_cost: Callable[[], Estimate],
+        encoders: int = 1,
+    ) -> Way | None:
         slow = sorted((t for t in patch_candidates if not math.isinf(t.rate)), key=lambda t: t.rate)
         if not slow:
             return None
         anew = self._decisions % PACE_EVERY == 0
         if anew:
-            self._measure(layout, old, new)
+            measure()
         self._decisions += 1
+        encode = [pace / encoders for pace in self._encode]
         links = [
             (
                 taker.rate,
-                self._encode,
+                encode,
                 self._decode if anew else [taker.decode.get(c, self._decode[c]) for c in BOTH],
             )
             for taker in slow
@@ -226,13 +269,19 @@ class Bases:
         links = [link for link in links if may_pay(*link)]
         if not links:
             return None
-        would = estimate(layout, old, new)
-        ways = (chosen(layout.nbytes, would, *link) for link in links)
+        would = would_cost()
+        ways = (chosen(nbytes, would, *link) for link in links)
         return next((way for way in ways if way is not None), None)
 
-    def _measure(self, layout: Layout, old: Bytes, new: Bytes) -> None:
+    def _measure(
+        self,
+        layout: Layout,
+        old: Bytes,
+        new: Bytes,
+        among: Sequence[Sequence[Block]] | None = None,
+    ) -> None:
         """Measure encoding and decoding on a sample: perhaps no patches are made at present."""
-        some, where = sample(layout)
+        some, where = sample(layout, among)
         before, after = old[where], new[where]
         work = estimate(some, before, after).work * some.nbytes
         first, last = (digest_of(some.id, d, CHUNK_BYTES_DEFAULT) for d in (before, after))
@@ -251,9 +300,9 @@ class Bases:
             self._decode[classes] = (time.perf_counter() - encoded) / work
 
 
-def _is_small(offer: VersionOffer) -> bool:
+def _is_small(layout: Layout, chunk_bytes: int) -> bool:
     """Return whether a version is sent inside its announcement. No patch is faster then."""
-    return offer.chunks.plan.count <= 1 and offer.layout.nbytes <= WHOLE_BYTES_MAX
+    return layout.nbytes <= min(chunk_bytes, WHOLE_BYTES_MAX)
 
 
 def _part_of(deadline: Deadline) -> Deadline:
@@ -328,7 +377,8 @@ class PublishedModel:
     ) -> None:
         """Add patches to a version: see `Bases.offer`. If this raises, release the snapshot."""
         try:
-            some = () if encoding == "raw" or _is_small(offer) else patch_candidates()
+            small = _is_small(offer.layout, offer.chunks.plan.chunk_bytes)
+            some = () if encoding == "raw" or small else patch_candidates()
             before = len(self.bases.kept)
             self.bases.offer(offer, encoding, some, deadline, to_all=to_all)
             if before and not self.bases.kept:
@@ -413,6 +463,8 @@ class PublishedModel:
         hashed: Callable[[], bool] = lambda: False,
         make_room: MakeRoom = no_room,
         deadline: Deadline = NEVER,
+        encoding: Encoding = "raw",
+        candidates: Callable[[], Collection[PatchCandidate]] = tuple,
     ) -> tuple[VersionOffer, "Arriving | None"]:
         """Copy weights into memory to be published, or read them from disk.
 
@@ -424,6 +476,7 @@ class PublishedModel:
             hashed: Returns whether to hash while copying; sends and digests need hashes.
             make_room: A function that frees memory; called when all of it is in use.
             deadline: The time by which the copy must be complete.
+            encoding, candidates: For a version in parts: see `_patch_terms`.
 
         Returns:
             The offer; and, for weights on a device, the copy in progress, else None.
@@ -435,17 +488,10 @@ class PublishedModel:
             WeightBusError: All memory stayed in use.
             DeadlineError: The copy was not complete in time.
         """
-        if isinstance(weights, Saved):
-            if precision is not None or renaming is not None:
-                raise ValueError(ROLLBACK)
-            saved, state = weights, None
-            layout, chunk_bytes = saved.layout, saved.stored.chunk_bytes
-            _check_chunks(layout.nbytes, chunk_bytes)
-        else:
-            saved, chunk_bytes = None, self._chunk_bytes
-            state, layout = self.describe(weights, precision, renaming)
+        saved, state, layout, chunk_bytes = self._source_of(weights, precision, renaming)
         if state is not None and isinstance(weights, PartedSource):
-            return weights.offer(self.name, state, layout, chunk_bytes, deadline), None
+            terms = self._patch_terms(layout, encoding, candidates)
+            return weights.offer(self.name, state, layout, chunk_bytes, deadline, terms), None
         # A disk may be slow, and a file damaged: keep the latest version until the new one is read.
         over = replaces_latest and saved is None
         snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)
@@ -473,6 +519,37 @@ class PublishedModel:
             offer.chunks.fill(saved.stored.digest)
             offer.names, offer.metadata = frozenset(saved.stored.names), saved.stored.metadata
         return offer, None
+
+    def _source_of(
+        self, weights: object, precision: Precision | None, renaming: Renaming | None
+    ) -> tuple[Saved | None, State | None, Layout, int]:
+        """Return weights as a saved version or as a state, with layout and chunk size."""
+        if not isinstance(weights, Saved):
+            state, layout = self.describe(weights, precision, renaming)
+            return None, state, layout, self._chunk_bytes
+        if precision is not None or renaming is not None:
+            raise ValueError(ROLLBACK)
+        _check_chunks(weights.layout.nbytes, weights.stored.chunk_bytes)
+        return weights, None, weights.layout, weights.stored.chunk_bytes
+
+    def _patch_terms(
+        self,
+        layout: Layout,
+        encoding: Encoding,
+        candidates: Callable[[], Collection[PatchCandidate]],
+    ) -> PatchTerms:
+        """Return what is known of the workers that may receive a patch to a version in parts.
+
+        Args:
+            layout: The layout of the version.
+            encoding: How it is sent to workers that take patches.
+            candidates: Returns these workers.
+        """
+        if self.bases.kept:  # the next patches build on what the ranks keep
+            self.bases.forget()
+            self.pool.shrink()
+        whole = encoding == "raw" or _is_small(layout, self._chunk_bytes)
+        return PatchTerms(() if whole else candidates(), encoding, self.bases)
 
 
 def restore(

@@ -25,6 +25,7 @@ from ...bus.worker.events import SourceFetched
 from ...codecs.layout import Layout
 from ...codecs.state import State, Streamed
 from ..settings import Settings
+from .shard_patches import PartBase, PatchTerms
 
 RANK = "publisher"  # the name with which rank 0 takes chunks from the other ranks
 
@@ -33,7 +34,13 @@ class PartedSource(Streamed):
     """The base class of sources of which each rank publishes a part."""
 
     def offer(
-        self, model: str, state: State, layout: Layout, chunk_bytes: int, deadline: Deadline
+        self,
+        model: str,
+        state: State,
+        layout: Layout,
+        chunk_bytes: int,
+        deadline: Deadline,
+        patches: PatchTerms,
     ) -> VersionOffer:
         """Return the offer of rank 0, once the other ranks keep their parts.
 
@@ -43,6 +50,7 @@ class PartedSource(Streamed):
             layout: The layout of that form.
             chunk_bytes: Bytes of a chunk.
             deadline: The deadline of the publish.
+            patches: What rank 0 knows of the workers that may receive a patch.
         """
         raise NotImplementedError
 
@@ -60,10 +68,12 @@ class Parts:
         chunk_bytes: Bytes of a chunk.
         describe: The publisher's method that returns state and layout of weights.
         keeps: Whether the publisher stores versions in a folder.
+        check: Whether each part of a patch is decoded, and compared, before it is offered.
 
     Attributes:
         address: The address at which this publisher gives its chunks to workers.
-        chunk_bytes, keeps: As given.
+        bases: By model, the part of the last version, if patches may build on it.
+        chunk_bytes, keeps, check: As given.
     """
 
     def __init__(
@@ -75,8 +85,11 @@ class Parts:
         describe: Describe,
         *,
         keeps: bool,
+        check: bool,
     ) -> None:
-        self.address, self.chunk_bytes, self.keeps = loop.address, chunk_bytes, keeps
+        self.address, self.chunk_bytes = loop.address, chunk_bytes
+        self.keeps, self.check = keeps, check
+        self.bases: dict[str, PartBase] = {}
         self._describe = WeakMethod(describe)  # the publisher is dropped when its user drops it
         self._loop, self._timing = loop, timing
         self._keys: WorkerKeys | None = None
@@ -107,6 +120,12 @@ class Parts:
             ValueError: This publisher has published the model by itself.
         """
         result_of(self._loop.keep_part(offer), deadline.left())
+
+    def keep_base(self, model: str, base: PartBase | None) -> None:
+        """Keep the part of a version that the next patch may build on; None: none may."""
+        self.bases.pop(model, None)
+        if base is not None:
+            self.bases[model] = base
 
     def obtaining(
         self, offer: VersionOffer, memory: Memory, names: Mapping[str, str]

@@ -3,6 +3,9 @@
 Each byte of the data section is on one rank, which follows from how the tensors are sharded. A
 chunk is sent by one rank: the one that has most of its bytes. The others give it theirs
 (`Foreign`). So workers see only whole chunks, each with its checksum.
+
+A patch has *blocks* (docs/DELTA.md), which other bytes than chunks make up. Each is encoded by one
+rank in the same way: by the one that sends most of its bytes.
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from ...bus.protocol_limits import SOURCE_RANGES_MAX
 from .ranks import hash_of
 
 Integers = NDArray[np.int64]
+Intervals = Sequence[tuple[int, int, int]]  # begin, end and index of the rank of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,10 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the chunks of a version are.
+    """Where the chunks of a version are, or the blocks of a patch.
 
     Attributes:
-        owners: For each chunk, the index of the rank that sends it.
+        owners: For each chunk, the index of the rank that sends it; or of the one that encodes it.
         foreign: The bytes that change ranks before that.
     """
 
@@ -64,7 +68,7 @@ class Placement:
         return hash_of(b"".join(part.tobytes() for part in parts))
 
     def of(self, rank: int) -> list[int]:
-        """Return the chunks that a rank sends."""
+        """Return the chunks (or blocks) of a rank."""
         return np.flatnonzero(self.owners == rank).tolist()
 
     def ranges(self, rank: int) -> list[int]:
@@ -74,7 +78,7 @@ class Placement:
         return np.stack((first, last - first), 1).ravel().tolist()
 
 
-def uncovered(intervals: Sequence[tuple[int, int, int]], begin: int, end: int) -> str:
+def uncovered(intervals: Intervals, begin: int, end: int) -> str:
     """Return what is wrong with the intervals of a tensor, from `begin` to `end`; empty: nothing.
 
     Args:
@@ -94,10 +98,7 @@ def uncovered(intervals: Sequence[tuple[int, int, int]], begin: int, end: int) -
 
 
 def placement_of(
-    intervals: Sequence[tuple[int, int, int]],
-    plan: ChunkPlan,
-    ranks: int,
-    ranges_max: int = SOURCE_RANGES_MAX // 2,
+    intervals: Intervals, plan: ChunkPlan, ranks: int, ranges_max: int = SOURCE_RANGES_MAX // 2
 ) -> Placement:
     """Return the placement of a version's chunks.
 
@@ -109,26 +110,50 @@ def placement_of(
         ranges_max: The most ranges of chunks that all ranks have together. If there are more,
             neighbours are sent by one rank.
     """
+    begins = np.arange(plan.count, dtype=np.int64) * plan.chunk_bytes
+    return _placement(intervals, begins, plan.nbytes, ranks, ranges_max)
+
+
+def placement_of_blocks(
+    chunks: Placement, plan: ChunkPlan, begins: Sequence[int], ranks: int
+) -> Placement:
+    """Return the placement of a patch's blocks, once each rank has the chunks that it sends.
+
+    Args:
+        chunks: The placement of the chunks.
+        plan: The chunks.
+        begins: The first byte of each block; blocks lie side by side, the first at byte 0.
+        ranks: How many ranks there are.
+    """
+    spans = map(plan.span, range(plan.count))
+    owners = chunks.owners.tolist()
+    sent = [(begin, end, rank) for (begin, end), rank in zip(spans, owners, strict=True)]
+    return _placement(sent, np.array(begins, np.int64), plan.nbytes, ranks, len(begins) + 1)
+
+
+def _placement(
+    intervals: Intervals, starts: Integers, nbytes: int, ranks: int, ranges_max: int
+) -> Placement:
+    """Return the placement of the units (chunks, blocks) that start at these bytes."""
     table = np.array(sorted(i for i in intervals if i[0] < i[1]), np.int64).reshape(-1, 3)
     begins, ends, has = table.T
-    # Cut the intervals where chunks begin.
-    size = plan.chunk_bytes
-    first = begins // size
-    counts = (ends - 1) // size - first + 1
+    # Cut the intervals where units begin.
+    first = np.searchsorted(starts, begins, "right") - 1
+    counts = np.searchsorted(starts, ends - 1, "right") - first
     which = np.repeat(np.arange(len(table)), counts)
-    chunk = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begins = np.maximum(begins[which], chunk * size)
-    ends = np.minimum(ends[which], (chunk + 1) * size)
+    unit = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.maximum(begins[which], starts[unit])
+    ends = np.minimum(ends[which], np.append(starts[1:], nbytes)[unit])
     has = has[which]
-    covered = np.zeros((plan.count, ranks), np.int64)
-    np.add.at(covered, (chunk, has), ends - begins)
-    unit, owners = 1, np.zeros(0, np.int64)
-    while plan.count:
-        most = np.add.reduceat(covered, np.arange(0, plan.count, unit)).argmax(1)
-        owners = np.repeat(most, unit)[: plan.count]
+    covered = np.zeros((len(starts), ranks), np.int64)
+    np.add.at(covered, (unit, has), ends - begins)
+    step, owners = 1, np.zeros(0, np.int64)
+    while len(starts):
+        most = np.add.reduceat(covered, np.arange(0, len(starts), step)).argmax(1)
+        owners = np.repeat(most, step)[: len(starts)]
         if np.count_nonzero(np.diff(owners)) < ranges_max:
             break
-        unit *= 2
-    sends = owners[chunk]
+        step *= 2
+    sends = owners[unit]
     moves = has != sends
     return Placement(owners, Foreign(begins[moves], ends[moves], has[moves], sends[moves]))

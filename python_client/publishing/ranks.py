@@ -504,6 +504,10 @@ class Round:
             with contextlib.suppress(RuntimeError):  # gloo leaves its addresses in the store
                 self._ranks.store.delete_key(f"{self._number}/addresses/0/{self._ranks.rank}")
 
+    def left(self) -> float:
+        """Return the seconds that are left for the round."""
+        return self._until.left()
+
     def send(self, data: torch.Tensor, what: str) -> None:
         """Send the bytes of a tensor to rank 0."""
         self._move("send", 0, data, what, self._until.left())

@@ -3,7 +3,8 @@
 No rank has the whole model. Each writes its shards into memory for the version, gives other ranks
 the bytes of chunks that these send (`placement.py`), and computes the checksums of its chunks. Rank
 0 collects the checksums, announces the version, and names the other ranks as its sources. Workers
-then fetch from all ranks at once.
+then fetch from all ranks at once. A worker that takes patches may get one from rank 0 instead, of
+which each rank has encoded its blocks (`shard_patches.py`).
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -39,8 +41,9 @@ from .. import checks
 from .gathering import Gathered, difference, state_of_entries, tensors_of
 from .options import TIMEOUT, PublishOptions
 from .parts import PartedSource
-from .placement import placement_of, uncovered
+from .placement import Foreign, placement_of, uncovered
 from .ranks import MARGIN_SECONDS, Ranks, Round, hash_of, own_host
+from .shard_patches import PartBase, PartReport, PatchParts, PatchTerms, Wanted
 from .shards import Entry, PlacedShards, Shards, entries
 
 if TYPE_CHECKING:
@@ -66,7 +69,9 @@ def sharded(
     Workers connect to rank 0, and take each chunk from the rank that has it, over as many links as
     there are ranks. A worker that does not do that gets the version from rank 0, which then takes
     the other ranks' chunks. In contrast to `gather`, no rank needs memory for the whole model,
-    beyond its own part of the version.
+    beyond its own part of the version. With `Settings(encoding="delta")` or `"auto"`, on every
+    rank, workers that take patches get one on the version before, of which each rank has encoded
+    its own part.
 
     Args:
         model: As in `gather`: a module that is sharded by `fully_shard`,
@@ -87,6 +92,31 @@ def sharded(
     is_there = dist.is_available() and dist.is_initialized()
     ranks = Ranks(group) if is_there and dist.get_world_size(group) != 1 else None
     return Sharded(model, ranks, seconds, advertise)
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """What rank 0 gets to know of another rank's part.
+
+    Attributes:
+        address: Where workers fetch its chunks.
+        crcs: The CRC-32C of each of these.
+        lost: The values that do not fit the dtype, by name: the dtype, and how many.
+        patch: What it has for a patch; None: there will be none.
+    """
+
+    address: str
+    crcs: list[int]
+    lost: dict[str, tuple[str, int]]
+    patch: PartReport | None
+
+
+class _Name(msgspec.Struct, frozen=True):
+    """What the other ranks get to know of the version: its name, and the patch to be encoded."""
+
+    epoch: int
+    version: int
+    digest: str
+    patch: Wanted | None
 
 
 class Sharded(PartedSource):
@@ -194,7 +224,13 @@ class Sharded(PartedSource):
         return id(leaf) in self._parameters
 
     def offer(
-        self, model: str, state: State, layout: Layout, chunk_bytes: int, deadline: Deadline
+        self,
+        model: str,
+        state: State,
+        layout: Layout,
+        chunk_bytes: int,
+        deadline: Deadline,
+        patches: PatchTerms,
     ) -> VersionOffer:
         """Stage this rank's chunks, and return the offer that names those of the other ranks.
 
@@ -205,28 +241,34 @@ class Sharded(PartedSource):
         """
         ranks, publisher = self._ranks, self._publisher
         assert ranks is not None and publisher is not None  # noqa: PT018, S101 - `publish` set them
-        parts = publisher.parts
+        parts, left, others = publisher.parts, deadline.left, range(1, len(ranks.members))
         placed = _Places(self._entries, state, layout, chunk_bytes, ranks)
-        plan = _plan(placed, model, self._metadata, ranks.share)
-        seconds, self._met = min(self._timeout, deadline.left()), True
+        plan = _plan(placed, model, self._metadata, ranks.share, patches=patches.wanted)
+        seconds, self._met = min(self._timeout, left()), True
         with ranks.lead(plan, seconds) as round_, torch.no_grad():
             self._round = round_.number
-            staged = _staged(placed, ranks, round_, deadline.left)
+            staged = _staged(placed, ranks, round_, left, patches=patches.wanted)
             crcs, sources, names = list[int | None](staged.crcs), list[Source](), dict[str, str]()
-            for rank in range(1, len(ranks.members)):
-                report = json.loads(round_.hear(rank, "the checksums", deadline.left()))
+            reports = [staged.build_on(parts.bases.get(model))]
+            for rank in others:
+                told = round_.hear(rank, "the checksums", left())
+                report = msgspec.json.decode(told, type=_Report)
                 indexes = staged.placement.of(rank)
-                for index, crc in zip(indexes, report["crcs"], strict=True):
+                for index, crc in zip(indexes, report.crcs, strict=True):
                     crcs[index] = crc
-                staged.add_lost(report["lost"])
+                staged.add_lost(report.lost)
+                reports.append(report.patch)
                 if indexes:
                     ranges = staged.placement.ranges(rank)
-                    sources.append(Source(address=report["address"], chunks=ranges))
-                    names[report["address"]] = f"rank {rank}"
+                    sources.append(Source(address=report.address, chunks=ranges))
+                    names[report.address] = f"rank {rank}"
             whole = digest(layout.id, chunk_bytes, cast("list[int]", crcs))
-            key = parts.next_key(model, deadline)
-            for rank in range(1, len(ranks.members)):
-                round_.tell(rank, json.dumps([*key, whole]).encode(), "the name", deadline.left())
+            key, patch, wanted = parts.next_key(model, deadline), staged.patch, None
+            if patch is not None:
+                wanted = patch.wanted(reports, patches, min(left(), round_.left()))
+            name = msgspec.json.encode(_Name(*key, whole, wanted))
+            for rank in others:
+                round_.tell(rank, name, "the name", left())
             offer = _offer(model, layout, staged, whole, key)
             offer.chunks.know(cast("list[int]", crcs))
             offer.sources = tuple(sources)
@@ -234,7 +276,12 @@ class Sharded(PartedSource):
                 offer.obtain = parts.obtaining(offer, staged.memory, names)
             if staged.lost:
                 offer.count_lost = staged.lost.copy
-            round_.end("the end", deadline.left())
+            offer.keep = patch is not None
+            if patch is not None and wanted is not None:
+                to = model, wanted, whole, patches.candidates
+                offer.patches = patch.offered(*to, round_, left, check=parts.check)
+            round_.end("the end", left())
+        parts.keep_base(model, None if patch is None else patch.as_base(whole))
         return offer
 
     # On the other ranks.
@@ -263,18 +310,23 @@ class Sharded(PartedSource):
 
         with ranks.follow(answer, self._timeout) as round_, torch.no_grad():
             assert placed is not None  # noqa: S101 - otherwise there is no round
-            staged = _staged(placed, ranks, round_, deadline.left)
-            mine = staged.placement.of(ranks.rank)
-            report = {
-                "address": self._advertise or for_other_hosts(parts.address, _own_host),
-                "crcs": [staged.crcs[index] for index in mine],
-                "lost": staged.lost,
-            }
-            round_.tell(0, json.dumps(report).encode(), "the checksums")
-            epoch, number, whole = json.loads(round_.hear(0, "the name"))
-            key = epoch, number
-            parts.keep(_offer(model, placed.layout, staged, whole, key), deadline)
+            patches = json.loads(round_.plan)["patches"]
+            staged = _staged(placed, ranks, round_, deadline.left, patches=patches)
+            report = _Report(
+                self._advertise or for_other_hosts(parts.address, _own_host),
+                [crc for crc in staged.crcs if crc is not None],
+                staged.lost,
+                staged.build_on(parts.bases.get(model)),
+            )
+            round_.tell(0, msgspec.json.encode(report), "the checksums")
+            name = msgspec.json.decode(round_.hear(0, "the name"), type=_Name)
+            key = name.epoch, name.version
+            parts.keep(_offer(model, placed.layout, staged, name.digest, key), deadline)
+            patch = staged.patch
+            if patch is not None and name.patch is not None:
+                patch.send(model, name.patch, round_, check=parts.check)
             round_.end("the end")
+        parts.keep_base(model, None if patch is None else patch.as_base(name.digest))
         ranks.outcome(round_.number, deadline)
 
 
@@ -362,6 +414,7 @@ class _Staged:
         section: The tensors in it.
         crcs: The CRC-32C of each chunk that this rank sends; None: another rank sends it.
         plan, placement: Those of `placed`.
+        patch: This rank's part in the patch; None: the version has none.
         lost: The values that do not fit the dtype, by name: the dtype, and how many.
     """
 
@@ -371,6 +424,11 @@ class _Staged:
         self.section = Section(placed.layout, self.memory)
         self.crcs: list[int | None] = [None] * self.plan.count
         self.lost: dict[str, tuple[str, int]] = {}
+        self.patch: PatchParts | None = None
+
+    def build_on(self, base: PartBase | None) -> PartReport | None:
+        """Let the patch build on this rank's part of the last version; return the report on it."""
+        return None if self.patch is None else self.patch.build_on(base)
 
     def put(self, name: str, part: torch.Tensor, values: torch.Tensor) -> None:
         """Write values of a tensor, in the dtype of the version."""
@@ -396,8 +454,13 @@ class _Staged:
             self.crcs[index] = crc32c(self.memory[begin:end])
 
 
-def _staged(placed: _Places, ranks: Ranks, round_: Round, left: Callable[[], float]) -> _Staged:
-    """Write this rank's shards into memory, and exchange bytes until it has its chunks whole."""
+def _staged(
+    placed: _Places, ranks: Ranks, round_: Round, left: Callable[[], float], *, patches: bool
+) -> _Staged:
+    """Write this rank's shards into memory, and exchange bytes until it has its chunks whole.
+
+    `patches`: it is to have the blocks of a patch whole, too.
+    """
     me, staged, members = ranks.rank, _Staged(placed), ranks.members
     for entry, name in placed.unique:
         held, whole = entry.held, staged.section.tensors[name]
@@ -410,10 +473,24 @@ def _staged(placed: _Places, ranks: Ranks, round_: Round, left: Callable[[], flo
                     staged.put(name, part, held.mine())
     for batch in _batches(placed.spread, placed.layout):
         _gather(batch, staged, ranks, round_, left)
-    for some in staged.placement.foreign.batches(BATCH_BYTES):
-        into, data = dict[int, torch.Tensor](), torch.as_tensor(staged.memory)
-        give = {r: some.between(me, r) for r in range(len(members)) if r != me}
-        take = {r: some.between(r, me) for r in range(len(members)) if r != me}
+    _exchange(staged.placement.foreign, staged, ranks, round_, left)
+    staged.hash(me)
+    if patches:
+        about = staged.placement, staged.memory, me, len(members)
+        staged.patch = PatchParts(placed.layout, staged.plan, *about)
+        _exchange(staged.patch.placement.foreign, staged, ranks, round_, left)
+    return staged
+
+
+def _exchange(
+    foreign: Foreign, staged: _Staged, ranks: Ranks, round_: Round, left: Callable[[], float]
+) -> None:
+    """Exchange bytes of the data section with the other ranks."""
+    me, others = ranks.rank, [r for r in range(len(ranks.members)) if r != ranks.rank]
+    data = torch.as_tensor(staged.memory)
+    for some in foreign.batches(BATCH_BYTES):
+        give = {r: some.between(me, r) for r in others}
+        take = {r: some.between(r, me) for r in others}
         out = {r: torch.cat([data[b:e] for b, e in spans]) for r, spans in give.items() if spans}
         into = {r: _empty(sum(e - b for b, e in s)) for r, s in take.items() if s}
         round_.exchange(out, into, "the chunks of several ranks", left())
@@ -422,8 +499,6 @@ def _staged(placed: _Places, ranks: Ranks, round_: Round, left: Callable[[], flo
             for begin, end in take[rank]:
                 data[begin:end] = came[at : at + end - begin]
                 at += end - begin
-    staged.hash(me)
-    return staged
 
 
 def _intervals(
@@ -518,8 +593,12 @@ def _offer(
     return VersionOffer.received(model, layout, chunks, key)
 
 
-def _plan(placed: _Places, model: str, metadata: object, share: Callable[[str], str]) -> str:
+def _plan(
+    placed: _Places, model: str, metadata: object, share: Callable[[str], str], *, patches: bool
+) -> str:
     """Return what rank 0 publishes: names, form, and the ranks that have the parts of each tensor.
+
+    `patches`: whether workers take patches to it, or to the next version.
 
     The model may be on other ranks, too (data parallelism); then these send nothing of it.
     What changes from call to call is short; `share` returns the hash of a text that does not.
@@ -527,7 +606,7 @@ def _plan(placed: _Places, model: str, metadata: object, share: Callable[[str], 
     form = {"layout": placed.layout.id, "chunk_bytes": placed.plan.chunk_bytes}
     shared = {"tensors": share(placed.tensors), "ranks": share(placed.owners)}
     about = {"model": model, "metadata": metadata, "placement": placed.placement.hash()}
-    return json.dumps(form | shared | about)
+    return json.dumps(form | shared | about | {"patches": patches})
 
 
 def _tensors(found: Sequence[Entry]) -> str:

@@ -1,4 +1,5 @@
-"""Each chunk of a sharded version is sent by one rank, which gets the bytes that it lacks."""
+"""Each chunk of a sharded version is sent by one rank, which gets the bytes that it lacks; so is
+each block of a patch encoded."""
 
 import random
 from itertools import pairwise
@@ -8,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightbus.bus.chunks import ChunkPlan
-from weightbus.python_client.publishing.placement import placement_of, uncovered
+from weightbus.python_client.publishing.placement import (
+    placement_of,
+    placement_of_blocks,
+    uncovered,
+)
 
 SEEDS = st.integers(0, 2**32)
 
@@ -86,3 +91,26 @@ def test_a_version_without_bytes_has_no_chunks() -> None:
     placement = placement_of([], ChunkPlan(0, 8), 3)
     assert [placement.of(rank) for rank in range(3)] == [[], [], []]
     assert placement.foreign.batches(8) == []
+
+
+@given(SEEDS)
+def test_after_another_exchange_each_rank_has_the_blocks_that_it_encodes(seed: int) -> None:
+    rng = random.Random(seed)
+    nbytes, ranks = rng.randint(1, 400), rng.randint(1, 5)
+    plan = ChunkPlan(nbytes, rng.randint(1, 60))
+    chunks = placement_of([(0, nbytes, 0)], plan, ranks)
+    chunks.owners[:] = [rng.randrange(ranks) for _ in range(plan.count)]
+    begins = sorted({0, *(rng.randrange(nbytes) for _ in range(rng.randint(0, 20)))})
+    blocks = placement_of_blocks(chunks, plan, begins, ranks)
+    has = np.repeat(chunks.owners, plan.chunk_bytes)[:nbytes]
+    encodes = has.copy()
+    for part in blocks.foreign.batches(rng.randint(1, 50)):
+        for old in range(ranks):
+            for new in range(ranks):
+                for begin, end in part.between(old, new):
+                    assert (has[begin:end] == old).all()
+                    encodes[begin:end] = new
+    for owner, begin, end in zip(blocks.owners, begins, [*begins[1:], nbytes], strict=True):
+        assert (encodes[begin:end] == owner).all()
+        counts = np.bincount(has[begin:end], minlength=ranks)
+        assert counts[owner] == counts.max(), "fewer bytes would have to change ranks"

@@ -17,6 +17,7 @@ from weightbus.codecs.leaves import Leaf
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import State, state_of
 from weightbus.python_client.publishing.parts import PartedSource
+from weightbus.python_client.publishing.shard_patches import PatchTerms
 
 
 class Split(PartedSource):
@@ -47,8 +48,15 @@ class Split(PartedSource):
         return any(leaf is array for array in self.weights.values())
 
     def offer(
-        self, model: str, state: State, layout: Layout, chunk_bytes: int, deadline: Deadline
+        self,
+        model: str,
+        state: State,
+        layout: Layout,
+        chunk_bytes: int,
+        deadline: Deadline,
+        patches: PatchTerms,
     ) -> VersionOffer:
+        assert not patches.wanted
         assert state.signatures.keys() == self.weights.keys()
         count = len(self.publishers)
         plan = plan_of(layout.nbytes, chunk_bytes)
