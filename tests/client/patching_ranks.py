@@ -85,6 +85,14 @@ def other_numbers(tensors: Tensors) -> None:
         tensor.copy_(torch.randn(tensor.shape, generator=made))
 
 
+def a_quarter(tensors: Tensors) -> None:
+    """Change so much that the parts of two ranks are too large together, and neither is alone."""
+    made = torch.Generator().manual_seed(3)
+    for tensor in tensors.values():
+        some = tensor.view(-1)[::4]
+        some.copy_(torch.randn(some.shape, generator=made))
+
+
 def clear(tensors: Tensors) -> None:
     """Leave almost only zeros: a base of zeros would lead to a small patch, too."""
     for tensor in tensors.values():
@@ -220,6 +228,8 @@ def patches(me: PatchRank) -> None:
     me.publish("after raw")
     me.publish("all is other", other_numbers)
     me.publish("after other")
+    me.publish("a quarter is other", a_quarter)
+    me.publish("after a quarter")
     with failing("encode_part", no_memory, here=me.rank == me.size - 1):
         me.publish("no memory")
     with failing("OFFER_SHARE", 0.0, here=me.rank == 0):

@@ -17,11 +17,13 @@ SHARE_MAX = 0.05  # of the version's bytes; one element in fifty changes
 PATCHED = {
     *("second", "third", "fourth", "other shards again", "first shards again"),
     *("other layout again", "after that", "after raw", "after other", "after failures"),
+    "after a quarter",
     *("auto, slow", "auto, slow again", "converted again"),
 }
 # Where there is nothing to build on, no rank may build on something else.
 WHOLE = {
     *("first", "other shards", "first shards", "other layout", "a rank begins again", "raw"),
+    "a quarter is other",
     *("nothing to build on", "all is other", "no memory", "no time", "auto, fast", "converted"),
 }
 
