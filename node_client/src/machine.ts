@@ -536,6 +536,9 @@ function speak(
       return follower.renamed(message, now);
     case "beacon":
       return follower.planner.hearOf(message, now);
+    case "piece":
+    case "checksums":
+      return []; // this worker does not name the feature `parts`
   }
 }
 

@@ -29,7 +29,7 @@ pub type Answer = Option<Value>;
 /// All cases: file, name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
-    let tables: [(&'static str, &[(&str, Answers)]); 16] = [
+    let tables: [(&'static str, &[(&str, Answers)]); 17] = [
         ("messages.json", &[("cases", message)]),
         ("sources.json", &[("cases", message)]),
         ("layouts.json", &[("cases", layout)]),

@@ -742,6 +742,9 @@ fn epoch_of(message: &FromPublisher) -> Option<u64> {
         FromPublisher::Rekey(rekey) => Some(rekey.epoch),
         FromPublisher::Prepare(prepare) => Some(prepare.epoch),
         FromPublisher::Check(check) => Some(check.epoch),
+        // This worker does not name the feature `parts`.
+        FromPublisher::Piece(piece) => Some(piece.epoch),
+        FromPublisher::Checksums(sums) => Some(sums.epoch),
         FromPublisher::Welcome(_)
         | FromPublisher::Refuse(_)
         | FromPublisher::Ping(_)
