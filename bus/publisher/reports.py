@@ -2,7 +2,7 @@
 
 from ...codecs.words import printable
 from ..effects import Notice, Send
-from ..messages import Applied, Failed, Progress, Running, Staged
+from ..messages import RELAY, Applied, Failed, Progress, Running, Staged
 from ..protocol_limits import TEXT_MAX
 from . import calls, publishing, serving
 from .effects import Effect
@@ -92,7 +92,8 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     versions.left(peer.name, older_than=message.version + 1)
     note = printable(message.note, TEXT_MAX) if message.note else ""
     effects = calls.arrived(state, peer, model, key, now, note)
-    return effects + (serving.owed(state, peer, model, now) if peer.relay else [])
+    is_relay = RELAY in peer.hello.features
+    return effects + serving.owed(state, peer, model, now) if is_relay else effects
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:

@@ -57,9 +57,8 @@ class ObserverRecord:
         default_factory=dict[tuple[str, int, int], None]
     )
 
-    def arrived(self, model: str, took: float, patch: PatchId | None) -> None:
-        """Record how a version arrived: the seconds that it took (0: unknown), and the patch."""
-        self.took[model] = took
+    def arrived_by(self, model: str, patch: PatchId | None) -> None:
+        """Record the patch by which a version arrived; None: it arrived whole, or is unknown."""
         self.patches.pop(model, None)
         if patch is not None:
             self.patches[model] = patch
@@ -197,7 +196,8 @@ class Peer:
         self.forget()
         for model in {*self.running, *running}:
             if self.running.get(model) != running.get(model):
-                self.seen.arrived(model, 0.0, None)
+                self.seen.took[model] = 0.0
+                self.seen.arrived_by(model, None)
         self.running = running
 
     def heard(self, now: float) -> bool:
@@ -339,7 +339,9 @@ class Peer:
             current: Whether the version is of the current epoch.
         """
         self.running[model] = running
-        self.seen.arrived(model, took, patch)
+        self.seen.took[model] = took
+        if patch is not None or self.seen.patches:
+            self.seen.arrived_by(model, patch)
         if self.seen.failed.get(model, (running.version + 1, ""))[0] <= running.version:
             del self.seen.failed[model]
         incoming = self.incoming.get(model) if current else None

@@ -488,7 +488,11 @@ class PublishedModel:
             WeightBusError: All memory stayed in use.
             DeadlineError: The copy was not complete in time.
         """
-        saved, state, layout, chunk_bytes = self._source_of(weights, precision, renaming)
+        saved, state, chunk_bytes = None, None, self._chunk_bytes
+        if isinstance(weights, Saved):
+            saved, (layout, chunk_bytes) = weights, _form_of(weights, precision, renaming)
+        else:
+            state, layout = self.describe(weights, precision, renaming)
         if state is not None and isinstance(weights, PartedSource):
             terms = self._patch_terms(layout, encoding, candidates)
             return weights.offer(self.name, state, layout, chunk_bytes, deadline, terms), None
@@ -519,18 +523,6 @@ class PublishedModel:
             offer.chunks.fill(saved.stored.digest)
             offer.names, offer.metadata = frozenset(saved.stored.names), saved.stored.metadata
         return offer, None
-
-    def _source_of(
-        self, weights: object, precision: Precision | None, renaming: Renaming | None
-    ) -> tuple[Saved | None, State | None, Layout, int]:
-        """Return weights as a saved version or as a state, with layout and chunk size."""
-        if not isinstance(weights, Saved):
-            state, layout = self.describe(weights, precision, renaming)
-            return None, state, layout, self._chunk_bytes
-        if precision is not None or renaming is not None:
-            raise ValueError(ROLLBACK)
-        _check_chunks(weights.layout.nbytes, weights.stored.chunk_bytes)
-        return weights, None, weights.layout, weights.stored.chunk_bytes
 
     def _patch_terms(
         self,
@@ -596,6 +588,16 @@ def _stream(
         crcs.append(crc32c(data[begin : begin + chunk_bytes]))
         deadline.check()
     return crcs, lost.copy if lost else None
+
+
+def _form_of(
+    saved: Saved, precision: Precision | None, renaming: Renaming | None
+) -> tuple[Layout, int]:
+    """Return layout and chunk size of a saved version, which keeps them."""
+    if precision is not None or renaming is not None:
+        raise ValueError(ROLLBACK)
+    _check_chunks(saved.layout.nbytes, saved.stored.chunk_bytes)
+    return saved.layout, saved.stored.chunk_bytes
 
 
 def _check_chunks(nbytes: int, chunk_bytes: int) -> None:

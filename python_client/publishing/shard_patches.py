@@ -7,7 +7,7 @@ own. For each version of which workers take patches, the ranks
 1. also exchange the bytes of the patch's blocks that several of them have (`placement.py`), a
    fraction of a block wherever another rank's chunks begin
 2. report to rank 0 which base they have, and propose tables for the codes of steps (`PartReport`)
-3. are told by rank 0 to encode (`Wanted`), if a worker runs the base and every rank has it. A rank
+3. get an order from rank 0 (`PatchOrder`), if a worker runs the base and every rank has it. A rank
    that has been started again does not have it; nor has any once the layout, or the place of a
    block, has changed
 4. encode their blocks, side by side, and tell rank 0 the size of what they made. If a rank has
@@ -108,7 +108,7 @@ class PartReport(msgspec.Struct, frozen=True):
     sums: list[float] = []
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class PatchOrder(msgspec.Struct, frozen=True):
     """The patch that all ranks are to encode.
 
     Attributes:
@@ -172,7 +172,7 @@ class PatchParts:
 
     def wanted(
         self, reports: Sequence[PartReport | None], terms: PatchTerms, seconds: float
-    ) -> Wanted | None:
+    ) -> PatchOrder | None:
         """Return the patch that all ranks are to encode, on rank 0; None: there is none.
 
         The patch goes over the link of rank 0 to each worker, the version over the links of all
@@ -195,14 +195,14 @@ class PatchParts:
             return None
         rows = agreed(report.tables[way.classes] for report in have)
         most = nbytes // max(SHARE_MAX, min(self._ranks, len(takers)))
-        return Wanted(rows, way.classes, way.work * nbytes, most, OFFER_SHARE * seconds)
+        return PatchOrder(rows, way.classes, way.work * nbytes, most, OFFER_SHARE * seconds)
 
     def _takers(self, candidates: Collection[PatchCandidate]) -> list[PatchCandidate]:
         """Return the workers that run the base."""
         digest = "" if self._base is None else self._base.digest
         return [c for c in candidates if c.running is not None and c.running.digest == digest]
 
-    def _made(self, model: str, wanted: Wanted, check: bool) -> bytes | None:
+    def _made(self, model: str, wanted: PatchOrder, check: bool) -> bytes | None:
         """Return this rank's part; None if it is too large, or encoding fails, which is logged."""
         assert self._base is not None  # noqa: S101 - otherwise no patch is wanted
         text = f"this rank has not made its part in {wanted.seconds:.3g} s, half of the time left"
@@ -221,7 +221,7 @@ class PatchParts:
             log.warning("%s: no patch from the ranks: %r", model, error)
             return None
 
-    def send(self, model: str, wanted: Wanted, round_: Round, *, check: bool) -> None:
+    def send(self, model: str, wanted: PatchOrder, round_: Round, *, check: bool) -> None:
         """Encode this rank's part, and send it to rank 0, if that takes it."""
         part = self._made(model, wanted, check)
         round_.tell(0, str(-1 if part is None else len(part)).encode(), SIZE)
@@ -231,7 +231,7 @@ class PatchParts:
     def offered(
         self,
         model: str,
-        wanted: Wanted,
+        wanted: PatchOrder,
         digest: str,
         candidates: Collection[PatchCandidate],
         round_: Round,

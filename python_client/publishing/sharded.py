@@ -43,7 +43,7 @@ from .options import TIMEOUT, PublishOptions
 from .parts import PartedSource
 from .placement import Foreign, placement_of, uncovered
 from .ranks import MARGIN_SECONDS, Ranks, Round, hash_of, own_host
-from .shard_patches import PartBase, PartReport, PatchParts, PatchTerms, Wanted
+from .shard_patches import PartBase, PartReport, PatchOrder, PatchParts, PatchTerms
 from .shards import Entry, PlacedShards, Shards, entries
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class _Name(msgspec.Struct, frozen=True):
     epoch: int
     version: int
     digest: str
-    patch: Wanted | None
+    patch: PatchOrder | None
 
 
 class Sharded(PartedSource):
@@ -234,7 +234,7 @@ class Sharded(PartedSource):
     ) -> VersionOffer:
         """Stage this rank's chunks, and return the offer that names those of the other ranks.
 
-        See `PartedSource.offer`.
+        Arguments are those of `PartedSource.offer`.
 
         Raises:
             StateError, DeadlineError, WeightBusError: As in `publish`.
@@ -251,8 +251,8 @@ class Sharded(PartedSource):
             crcs, sources, names = list[int | None](staged.crcs), list[Source](), dict[str, str]()
             reports = [staged.build_on(parts.bases.get(model))]
             for rank in others:
-                told = round_.hear(rank, "the checksums", left())
-                report = msgspec.json.decode(told, type=_Report)
+                text = round_.hear(rank, "the checksums", left())
+                report = msgspec.json.decode(text, type=_Report)
                 indexes = staged.placement.of(rank)
                 for index, crc in zip(indexes, report.crcs, strict=True):
                     crcs[index] = crc
