@@ -8,6 +8,7 @@ A patch has *blocks* (docs/DELTA.md), which other bytes than chunks make up. Eac
 rank in the same way: by the one that sends most of its bytes.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,14 @@ from numpy.typing import NDArray
 
 from ...bus.chunks import ChunkPlan
 from ...bus.protocol_limits import SOURCE_RANGES_MAX
-from .ranks import hash_of
 
 Integers = NDArray[np.int64]
 Intervals = Sequence[tuple[int, int, int]]  # begin, end and index of the rank of each
+
+
+def hash_of(text: str | bytes) -> str:
+    """Return the hash by which ranks compare what they have."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

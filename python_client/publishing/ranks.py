@@ -49,6 +49,7 @@ from ...bus.deadline import Deadline
 from ...bus.errors import AddressError, DeadlineError
 from ...bus.net.endpoints import is_loopback
 from ...codecs.errors import StateError, WeightBusError
+from .placement import hash_of
 
 T = TypeVar("T")
 
@@ -111,11 +112,15 @@ class _Caller:
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._free = threading.Lock()  # held by a call until its answer comes
-        self._stuck = False
+        self._stuck = False  # whether the last call had no answer in time
         threading.Thread(
             target=_make, args=(self._calls,), name="weightbus-store", daemon=True
         ).start()
         weakref.finalize(self, self._calls.put, None)
+
+    def try_again(self) -> None:
+        """Wait for an earlier call, which had no answer in time: the process may be back."""
+        self._stuck = False
 
     def later(self, call: Callable[[], object]) -> None:
         """Make a call before the next one; an error has no effect."""
@@ -280,6 +285,7 @@ class Ranks:
         """
         until, kept = _deadline(timeout), self.kept
         self._until = until
+        kept.caller.try_again()
         others, own = range(1, len(self.members)), self.own_store
 
         def opens() -> int:
@@ -322,6 +328,7 @@ class Ranks:
             StateError, DeadlineError: As in `lead`.
         """
         until = self._until = _deadline(timeout)
+        self.kept.caller.try_again()
         number, plan = self._opened(until)
         if plan is None:
             raise DeadlineError(self._late([0], timeout).partition(" ")[2])
@@ -434,11 +441,6 @@ class Ranks:
         """Give rank 0 time to write why it has closed its connections; it may be gone."""
         with contextlib.suppress(RuntimeError):
             self.store.wait([f"{number}/end"], timedelta(seconds=MARGIN_SECONDS))
-
-
-def hash_of(text: str | bytes) -> str:
-    """Return the hash by which ranks compare what they have."""
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
 
 
 class Round:

@@ -47,10 +47,10 @@ from ...codecs.errors import PatchError
 from ...codecs.layout import Layout
 from ..settings import Encoding
 from .placement import Placement, placement_of_blocks
-from .ranks import Round
 
 if TYPE_CHECKING:
     from .models import Bases
+    from .ranks import Round
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -221,7 +221,7 @@ class PatchParts:
             log.warning("%s: no patch from the ranks: %r", model, error)
             return None
 
-    def send(self, model: str, wanted: PatchOrder, round_: Round, *, check: bool) -> None:
+    def send(self, model: str, wanted: PatchOrder, round_: "Round", *, check: bool) -> None:
         """Encode this rank's part, and send it to rank 0, if that takes it."""
         part = self._made(model, wanted, check)
         round_.tell(0, str(-1 if part is None else len(part)).encode(), SIZE)
@@ -234,7 +234,7 @@ class PatchParts:
         wanted: PatchOrder,
         digest: str,
         candidates: Collection[PatchCandidate],
-        round_: Round,
+        round_: "Round",
         left: Callable[[], float],
         *,
         check: bool,

@@ -41,8 +41,8 @@ from .. import checks
 from .gathering import Gathered, difference, state_of_entries, tensors_of
 from .options import TIMEOUT, PublishOptions
 from .parts import PartedSource
-from .placement import Foreign, placement_of, uncovered
-from .ranks import MARGIN_SECONDS, Ranks, Round, hash_of, own_host
+from .placement import Foreign, hash_of, placement_of, uncovered
+from .ranks import MARGIN_SECONDS, Ranks, Round, own_host
 from .shard_patches import PartBase, PartReport, PatchOrder, PatchParts, PatchTerms
 from .shards import Entry, PlacedShards, Shards, entries
 

@@ -49,6 +49,19 @@ def test_a_call_that_is_not_answered_ends_and_so_does_each_one_after_it_until_th
     wait_for(lambda: _answers(caller), "an answer", SECONDS)
 
 
+def test_the_next_round_waits_for_the_answer_to_an_earlier_call(
+    caller: ranks._Caller,  # pyright: ignore[reportPrivateUsage]
+) -> None:
+    answer = threading.Event()
+    with pytest.raises(ranks.StoreSilentError):
+        caller(lambda: answer.wait(SECONDS), 0.05)
+    caller.try_again()
+    later = threading.Timer(0.2, answer.set)
+    later.start()
+    assert caller(lambda: 5, SECONDS) == 5
+    later.join()
+
+
 def _answers(caller: ranks._Caller) -> bool:  # pyright: ignore[reportPrivateUsage]
     try:
         return caller(lambda: True, SECONDS)
