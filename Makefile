@@ -22,7 +22,7 @@ TRL := .venv-trl/installed
 DEMO := .venv/demo-installed
 INSTALLED := pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 
-.PHONY: demo demo-llm recording test benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol protocol-transcripts version release packages wheel bench targets must performance floods first-bytes scale sharded sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test ranks benchmark-test twins sanitize aarch64 training serving serving-short serving-vllm serving-real operators pictures examples check site protocol protocol-transcripts version release packages wheel bench targets must performance floods first-bytes scale sharded sim fuzz explore chaos soak build $(CLIENTS) clients $(CLIENTS:=-tested) conformance compose-test bench-clients clean
 
 demo: $(DEMO)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -38,7 +38,11 @@ recording: $(STAMP)
 
 # Four at a time on two cores: many wait for processes of their own, or for a deadline.
 test: $(STAMP)
-	$(BIN)/pytest --numprocesses 4 --dist worksteal
+	$(BIN)/pytest --numprocesses 4 --dist worksteal -m 'not ranks'
+
+# What several ranks of a trainer do together, each test with processes of its own.
+ranks: $(STAMP)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m ranks tests
 
 # That benchmarks measure what they say, each with all of its processes: minutes.
 benchmark-test: $(STAMP)

@@ -46,6 +46,7 @@ RANK_0 = {
 }
 
 
+@pytest.mark.ranks
 # One test for each number of ranks, since each worker of a run in parallel would start its own.
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)

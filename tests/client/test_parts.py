@@ -260,6 +260,7 @@ def test_a_worker_of_a_part_cannot_be_verified_from_outside() -> None:
     assert answer.code == "unsupported"
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RANK_SECONDS)
 def test_a_target_of_dtensors_takes_its_own_slices_from_all_ranks_of_a_trainer(

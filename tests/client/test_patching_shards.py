@@ -28,6 +28,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.ranks
 # One test, since each worker of a run in parallel would start ranks of its own.
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)

@@ -24,6 +24,7 @@ def seen(folder: Path) -> dict[str, Any]:
     return saw
 
 
+@pytest.mark.ranks
 # One test, since each worker of a run in parallel would start ranks of its own.
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
