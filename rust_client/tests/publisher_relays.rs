@@ -222,6 +222,10 @@ impl World {
         if self.workers[worker].at == DIRECT {
             self.sessions[2 + worker].instance = self.workers[worker].instance;
             self.cut(2 + worker, false);
+        } else {
+            // A relay reports a worker that says hello, even if the worker has not changed.
+            let relay = usize::from(self.workers[worker].at > 0);
+            self.sessions[relay].sent.remove(&name(worker));
         }
     }
 
