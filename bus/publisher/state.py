@@ -306,7 +306,13 @@ class PublisherState:
         self.view_outdated = True
 
     def contest(self, relay: str, row: WorkerRow, now: float) -> None:
-        """Keep a relay's row that has no effect as long as its worker is elsewhere."""
+        """Keep a relay's row that has no effect as long as its worker is elsewhere.
+
+        Of two relays' rows about a worker, that of the relay which heard it last is kept.
+        """
+        by, kept, at = self.contested.get(row.name, (relay, row, now))
+        if by != relay and at - kept.heard_ms / 1000 > now - row.heard_ms / 1000:
+            return
         if row.name in self.contested or len(self.contested) < WORKERS_MAX:
             self.contested[row.name] = relay, row, now
 

@@ -642,3 +642,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn of_two_relays_rows_about_a_worker_that_of_the_one_that_heard_it_last_is_kept() {
+    let mut world = World::new(7650168117963695133);
+    let now = || How::Applied(None);
+    for (deed, steps) in [
+        (Deed::Publish { how: now(), timeout: 1 }, 20),
+        (Deed::Kill(1, 3), 0),
+        (Deed::Reconnect(0, 64), 55),
+        (Deed::Publish { how: now(), timeout: 1 }, 8),
+        (Deed::Kill(1, 1), 19),
+    ] {
+        world.act(deed);
+        for _ in 0..steps {
+            world.advance();
+        }
+    }
+    world.well = true;
+    (0..3).for_each(|at| world.notice(at));
+    for _ in 0..200 {
+        world.advance();
+    }
+    let status = world.machine.status(world.now());
+    assert_eq!(status[&name(1)].through, PLACES[world.workers[1].at]);
+}

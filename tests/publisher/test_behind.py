@@ -587,6 +587,24 @@ def test_a_row_that_had_no_effect_is_dropped_with_its_worker(leaves: str) -> Non
     assert not origin.machine.state.contested
 
 
+def test_of_two_relays_rows_without_effect_that_of_the_one_that_heard_last_is_kept() -> None:
+    origin, relay, link = tree("x")
+    before, after = Node("t"), Node("s")
+    before.joins("x", of="one before")
+    for node in (before, after):
+        node.now = origin.now
+    before.now += 0.5
+    late, soon = Link(origin, before), Link(origin, after)
+    soon.opens()
+    after.joins("x", of="the last one")
+    soon.passes(REPORT_SECONDS)
+    late.opens()  # whose relay has not noticed yet that its worker is gone
+    relay.perform(relay.machine.unreachable(b"x", relay.now, "killed"))
+    link.passes(REPORT_SECONDS)
+    origin.perform(origin.machine.tick(origin.now))
+    assert origin.rows()["x"] == (False, ("s",), (0, 0))
+
+
 def test_the_workers_of_a_relay_that_moves_behind_another_are_lost_until_it_reports_them() -> None:
     origin, relay, _link = tree("x", "y")
     other = Node("s")

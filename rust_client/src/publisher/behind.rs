@@ -20,7 +20,14 @@ use std::time::Duration;
 pub struct Contests(BTreeMap<String, (String, WorkerRow, Time)>);
 
 impl Contests {
+    /// Keeps a row; of two relays' rows about a worker, that of the relay which heard it last.
     fn keep(&mut self, relay: &str, row: &WorkerRow, now: Time) {
+        let heard = |row: &WorkerRow, at: Time| at.saturating_sub(Duration::from_millis(row.heard_ms));
+        if let Some((by, kept, at)) = self.0.get(&row.name) {
+            if by != relay && heard(kept, *at) > heard(row, now) {
+                return;
+            }
+        }
         if self.0.len() < WORKERS_MAX || self.0.contains_key(&row.name) {
             self.0.insert(row.name.clone(), (relay.to_owned(), row.clone(), now));
         }
