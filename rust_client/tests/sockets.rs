@@ -527,17 +527,19 @@ fn a_late_function_is_reported_before_the_version_after_it() {
 fn readers_wait_for_the_function_and_close_does_not() {
     let server = Running::start(1, "tcp://127.0.0.1:*");
     let model = bytes_model(10);
-    let (go, hold) = held();
-    let (worker, _events) = deciding(&server, |b| b.model(MODEL, &model).apply(hold).apply_timeout(LONG));
+    let ((go, hold), (begun, begins)) = (held(), channel());
+    let begun = Mutex::new(begun);
+    let apply = move |offer: &weightbus::Offer| {
+        let _ = begun.lock().unwrap().send(offer.version);
+        hold(offer)
+    };
+    let (worker, _events) = deciding(&server, |b| b.model(MODEL, &model).apply(apply).apply_timeout(LONG));
     server.publish(Version::of_bytes(1, vec![1; 10], 4));
     update(&worker);
     server.publish(Version::of_bytes(2, vec![2; 10], 4));
     thread::scope(|scope| {
         let applying = scope.spawn(|| worker.receive(LONG));
-        let end = Instant::now() + LONG;
-        while worker.state().models[MODEL].ready != Some((1, 2)) {
-            assert!(Instant::now() < end);
-        }
+        while begins.recv_timeout(LONG).unwrap() != 2 {}
         worker.close();
         let reading = scope.spawn(|| model.read().version());
         go.send(()).unwrap();
