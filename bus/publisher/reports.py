@@ -92,6 +92,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     versions.left(peer.name, older_than=message.version + 1)
     note = printable(message.note, TEXT_MAX) if message.note else ""
     effects = calls.arrived(state, peer, model, key, now, note)
+    # Not `peer.relay`: each report takes this way.
     is_relay = RELAY in peer.hello.features
     return effects + serving.owed(state, peer, model, now) if is_relay else effects
 

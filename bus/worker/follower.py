@@ -101,6 +101,7 @@ class Follower:
         self.model = model
         self.timing = timing
         self.shared = False  # versions are read from shared memory: nothing is pushed
+        self.cuts = expected.boxes is not None  # this worker takes a part of each version
         self.pieces = False  # the publisher sends parts to this worker: nothing is pushed
         self._cut: tuple[tuple[str, int], Cut] | None = None  # the last one, by layout and chunks
         self.versions = versions or VersionStore()

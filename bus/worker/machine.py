@@ -181,7 +181,8 @@ class WorkerMachine:
             return None
         if isinstance(message, Chunk | SealedChunk):
             return follower.place(message, size)
-        if keyring is None and message.whole is not None and size == message.nbytes:
+        fits = message.whole is not None and size == message.nbytes and not follower.cuts
+        if keyring is None and fits:
             leased = follower.versions.lend(message) if size <= WHOLE_BYTES_MAX else None
             if leased is not None:
                 return leased

@@ -350,10 +350,12 @@ class Transfer:
 
         What is lacking then is fetched like any other chunk. (N3)
         """
+        self._elsewhere.difference_update(index for index, _ in chunks)
         for index, crc in chunks:
             if self._sums is None or crc == self._sums[index]:
                 self.chunks.put(index, crc)
-        self._elsewhere.difference_update(index for index, _ in chunks)
+            else:
+                self._reject(index)
         if chunks:
             self.tries, self._heard_at = 0, now
         job = self._source_fetch

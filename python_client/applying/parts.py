@@ -33,7 +33,8 @@ class Part:
             or mapping, tensors without an entry are taken whole; a function or a file gets the
             named tensors only.
 
-    A worker that takes a part gets no patches, and cannot be verified from outside (`weightbus
+    `Settings(resident=True)` has no effect on a part: it is copied. A worker that takes a part gets
+    no patches, and cannot be verified from outside (`weightbus
     verify`). Its acknowledgement has the digest of the whole version.
     """
 

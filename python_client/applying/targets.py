@@ -275,10 +275,11 @@ def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
     target = targets[model]
     try:
         if target.boxes is not None:
-            layout = PartLayout(layout, target.boxes(layout)).layout
+            try:
+                layout = PartLayout(layout, target.boxes(layout)).layout
+            except LayoutError as error:
+                return str(error)
         return target.fault(layout)
-    except (LayoutError, StateError) as error:
-        return str(error)
     except Exception as error:
         return f"the target could not be examined: {error!r}"
 

@@ -137,10 +137,12 @@ class Rank:
     Args:
         loader: Loads versions into the rank's model.
         last: Whether this is the server's last rank, whose answers vLLM reads last.
+        parts: Whether to receive only the slices that the model's loaders read, of a server with
+            several ranks. Finding them takes seconds for a model of thousands of tensors.
     """
 
-    def __init__(self, loader: Loader, *, last: bool = True) -> None:
-        self._loader, self._last = loader, last
+    def __init__(self, loader: Loader, *, last: bool = True, parts: bool = False) -> None:
+        self._loader, self._last, self._parts = loader, last, parts
         self._worker: Subscriber | None = None
         self._model = ""
         self._tensors: dict[str, Signature] = {}
@@ -168,7 +170,8 @@ class Rank:
         self._model, self._newest = call.model, (0, 0)
         self._tensors = {n: (dtype, tuple(shape)) for n, (dtype, shape) in call.tensors.items()}
         self._cannot = self._loader.rehearse(self._tensors) if self._tensors else ""
-        self._recording = self._recorded() if self._tensors and not self._cannot else None
+        slices = self._parts and self._tensors and not self._cannot
+        self._recording = self._recorded() if slices else None
         self._worker = Subscriber(
             call.address,
             {call.model: _RankTarget(self)},

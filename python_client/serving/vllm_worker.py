@@ -56,7 +56,7 @@ class WeightbusEngine(WeightTransferEngine):
         loader = LayerwiseLoader(model, vllm_config.model_config, vllm_config, device)
         loader.prove()  # before the first request
         last = self.parallel_config.rank == self.parallel_config.world_size - 1
-        self._rank = Rank(loader, last=last)
+        self._rank = Rank(loader, last=last, parts=self.parallel_config.world_size > 1)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Join a trainer. vLLM calls this again if the trainer changes or was restarted."""

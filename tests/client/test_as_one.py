@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ from weightbus import (
     UnknownWorkerError,
 )
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.types import Offer, Pairs, Receipts, Update
 
 WORKER = """
@@ -174,12 +174,8 @@ def undecided(bus: Bus) -> Iterator[tuple[Publisher, "Future[Receipts]"]]:
     bus.subscriber(publisher, None, models=models, name="first").start()
     with ThreadPoolExecutor(1) as pool:
         as_one = pool.submit(publisher.publish_many, pair(1), expect=2, timeout=SECONDS)
-        until = time.monotonic() + SECONDS
-        while (p := publisher.workers()["first"].phase) != dict.fromkeys(
-            pair(0), "staged version 2"
-        ):
-            assert time.monotonic() < until, p
-            time.sleep(0.01)  # a ping says that the versions are staged
+        staged = dict.fromkeys(pair(0), "staged version 2")
+        wait_for(lambda: publisher.workers()["first"].phase == staged, "both staged", SECONDS)
         assert not as_one.done()
         yield publisher, as_one
 

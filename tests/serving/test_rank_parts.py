@@ -72,7 +72,7 @@ def published() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_receives_what_its_loaders_read(rank: int, *, whole: bool) -> None:
     model, full = Half(rank), published()
-    member = Rank(Loader(model, whole=whole))
+    member = Rank(Loader(model, whole=whole), parts=True)
     with Publisher("tcp://127.0.0.1:0") as publisher:
         member.join(Join(publisher.address, tensors=TENSORS), "dp0-rank0")
         try:
@@ -96,7 +96,7 @@ def test_a_rank_receives_what_its_loaders_read(rank: int, *, whole: bool) -> Non
 
 def test_a_version_of_other_tensors_is_refused_by_name() -> None:
     model, full = Half(0), published()
-    member = Rank(Loader(model))
+    member = Rank(Loader(model), parts=True)
     with Publisher("tcp://127.0.0.1:0") as publisher:
         member.join(Join(publisher.address, tensors=TENSORS), "dp0-rank0")
         try:
