@@ -91,21 +91,18 @@ def _crc_of_zeros(nbytes: int) -> int:
     return crc32c(bytes(nbytes))
 
 
-def piece_of(chunk: Buffer, begin: int, numbers: Sequence[int]) -> tuple[Memory, int, int] | None:
+def piece_of(chunk: Buffer, begin: int, ranges: Sequence[Range]) -> tuple[Memory, int, int] | None:
     """Return the bytes of a chunk that a worker needs, their CRC-32C, and that of the rest.
 
     Args:
         chunk: The bytes of the chunk.
         begin: The position of the chunk in the data section.
-        numbers: The `ranges` of a fetch.
+        ranges: The bytes that the worker needs.
 
     Returns:
         (piece, CRC-32C of the piece, CRC-32C of the chunk with zeros in place of the piece); None
         if the whole chunk is to be sent.
     """  # T2
-    ranges = _ranges(numbers)
-    if ranges is None:
-        return None
     here = [*clipped(ranges, begin, begin + len(chunk))]
     size = size_of(here)
     if not 0 < size < len(chunk) or sum(each.times for each in here) > INTERVALS_MAX:
@@ -117,10 +114,10 @@ def piece_of(chunk: Buffer, begin: int, numbers: Sequence[int]) -> tuple[Memory,
     return piece, crc32c(piece.data), crc32c(rest.data)
 
 
-def _ranges(numbers: Sequence[int]) -> list[Range] | None:
-    """Return the ranges of a fetch; None if it names none, or they are not valid."""
-    if not numbers or len(numbers) % NUMBERS:
-        return None
+def ranges_of(numbers: Sequence[int]) -> Sequence[Range]:
+    """Return the `ranges` of a fetch; none if they are not valid."""  # T2
+    if len(numbers) % NUMBERS:
+        return ()
     ranges = [Range(*numbers[at : at + NUMBERS]) for at in range(0, len(numbers), NUMBERS)]
     valid = all(each.length >= 1 and each.times >= 1 for each in ranges)
-    return ranges if valid and all(each.stride >= each.length for each in ranges) else None
+    return ranges if valid and all(each.stride >= each.length for each in ranges) else ()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from ...codecs.parts import Range
 from ..effects import Notice, Send
 from ..headers import Buffer
 from ..messages import Announce
@@ -36,7 +37,7 @@ class SendChunk(msgspec.Struct, frozen=True):
     version: Chunked
     index: int
     to: bytes
-    ranges: Sequence[int] = ()  # the bytes that the worker needs; empty: all
+    ranges: Sequence[Range] = ()  # the bytes that the worker needs; empty: all
 
 
 class BroadcastChunk(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from ..cut import ranges_of
 from ..effects import Notice, Send
 from ..headers import patch_topic
 from ..messages import Announce, Fetch, Refuse
@@ -101,14 +102,15 @@ def _send_chunks(
         peer.fetches(version.model, version.version, chunked.patch, now)
     state.store[version.model].left(peer.name, older_than=version.version)
     indexes: Iterable[int] = range(fetch.first, fetch.first + fetch.count)
+    # Few workers take parts: no call for the others.
+    ranges = ranges_of(fetch.ranges) if fetch.ranges and chunked is version else ()
     effects = list[Effect]()
     if not chunked.chunks.whole:
         missing = [index for index in indexes if not chunked.chunks.has(index)]
         indexes = [index for index in indexes if chunked.chunks.has(index)]
-        chunked.await_chunks(peer.name, missing, now + state.timing.patience_max, fetch.ranges)
+        chunked.await_chunks(peer.name, missing, now + state.timing.patience_max, ranges)
         if missing and version.obtain is not None and chunked is version:
             effects.append(Obtain(version))
-    ranges = fetch.ranges if chunked is version else ()
     return [*effects, *(SendChunk(chunked, index, peer.identity, ranges) for index in indexes)]
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
 from ...codecs.overflow import LostValues
+from ...codecs.parts import Range
 from ..chunks import ChunkPlan, Chunks, Memory, plan_of
 from ..headers import Buffer
 from ..limits import EPOCHS_KEPT
@@ -317,7 +318,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         self.companions = companions
 
 
-Wait = tuple[float, Sequence[int]]  # until when, and the ranges of bytes
+Wait = tuple[float, Sequence[Range]]  # until when, and the ranges of bytes
 
 
 class Chunked:
@@ -352,7 +353,7 @@ class Chunked:
         raise NotImplementedError
 
     def await_chunks(
-        self, worker: str, indexes: Collection[int], until: float, ranges: Sequence[int] = ()
+        self, worker: str, indexes: Collection[int], until: float, ranges: Sequence[Range] = ()
     ) -> None:
         """Record that a worker waits until then for chunks that have not arrived yet.
 
@@ -363,7 +364,7 @@ class Chunked:
         while len(waits) > FETCH_CHUNKS_MAX:  # more than one fetch: the oldest fetches are outdated
             del waits[next(iter(waits))]
 
-    def end_waits(self) -> list[tuple[str, int, float, Sequence[int]]]:
+    def end_waits(self) -> list[tuple[str, int, float, Sequence[Range]]]:
         """End the waits for chunks that have arrived; return worker, chunk, `until`, `ranges`."""
         return [
             (worker, index, *waits.pop(index))

@@ -54,7 +54,7 @@ from . import reports
 from .companions import Companions
 from .events import Copied, Decoded, Granted, OfModel, Opened, Report, SourceFetched, Waits, Wanted
 from .fetch_planner import FetchPlanner
-from .layouts import Acceptance, Accepts, Expected, about
+from .layouts import Acceptance, Accepts, Boxes, Expected, about
 from .patches import Patches
 from .phases import AT_ONCE
 from .tables import MODES, TRANSIENT, TRANSITIONS, Event, ModeEvent
@@ -119,13 +119,11 @@ class Follower:
         self._recheck_at = math.inf  # when to check whether `_misfit` fits now
         self._window = 0  # bytes of a window, for the largest version begun in this session
 
-    def _cut_of(self, announce: Announce, layout: Layout) -> Cut | None:
-        """Return how a version's chunks are cut; None: the worker takes all of it."""
-        if self._expected.boxes is None:
-            return None
+    def _cut_of(self, announce: Announce, layout: Layout, boxes: Boxes) -> Cut:
+        """Return how a version's chunks are cut to these slices."""
         key = layout.id, announce.chunk_bytes
         if self._cut is None or self._cut[0] != key:
-            part = PartLayout(layout, self._expected.boxes(layout))
+            part = PartLayout(layout, boxes(layout))
             self._cut = key, Cut(part, plan_of(announce.nbytes, announce.chunk_bytes))
         return self._cut[1]
 
@@ -185,14 +183,11 @@ class Follower:
         same result.
         """
         at, layout = self.versions.in_phase, self._acceptance.usual.get(about(announce))
-        if (
-            self._expected.boxes is not None
-            or layout is None
-            or self.versions.mode != "following"
-            or self.failed is not None
-        ):
+        if layout is None or self.versions.mode != "following" or self.failed is not None:
             return None
         if at["announced"] is not None or at["arriving"] is not None or at["staged"] is not None:
+            return None
+        if self.cuts:
             return None
         if announce.commit != "auto" or announce.acknowledge != "applied" or announce.companions:
             return None
@@ -237,7 +232,8 @@ class Follower:
             layout = self._acceptance.layout(announce)
         if layout is None:
             return self.planner.layout(entry.key, now)
-        cut = self._cut_of(announce, layout) if self._expected.boxes is not None else None
+        boxes = self._expected.boxes
+        cut = None if boxes is None else self._cut_of(announce, layout, boxes)
         if cut is not None:
             layout, most = cut.layout, self._acceptance.bytes_max
             if cut.nbytes > most:

@@ -291,13 +291,11 @@ class WorkerMachine:
         if follower is None:
             return []
         match message:
-            case Chunk() | SealedChunk():
+            case Chunk() | SealedChunk() | Piece():
                 return follower.chunk(message, payload or b"", now, pushed=pushed)
-            case Piece():
-                return [] if pushed else follower.chunk(message, payload or b"", now, pushed=False)
             case Checksums():
                 data = payload.payload if isinstance(payload, Lease) else payload
-                return [] if pushed else follower.checksums(message, data or b"", now)
+                return follower.checksums(message, data or b"", now)
             case Announce():
                 if message.workers and RELAY not in self.identity.features:
                     message = replace(message, workers=[])  # they concern relays

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.cut import Cut, piece_of
+from weightbus.bus.cut import ranges_of as wire
 from weightbus.bus.protocol_limits import RANGES_MAX
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
@@ -86,7 +87,7 @@ def test_a_part_has_the_bytes_of_its_slices(
             cut.put(memory, index, chunk)
             continue
         ((_, _, numbers),) = cut.requests(index, 1)
-        found = piece_of(chunk.tobytes(), index * chunk_bytes, numbers)
+        found = piece_of(chunk.tobytes(), index * chunk_bytes, wire(numbers))
         if found is None:
             cut.put(memory, index, chunk)
         else:
@@ -205,11 +206,11 @@ def test_more_ranges_than_a_message_holds_are_fetched_whole() -> None:
     ],
 )
 def test_a_request_that_names_no_piece_gets_the_chunk(numbers: list[int]) -> None:
-    assert piece_of(bytes(10), 0, numbers) is None
+    assert piece_of(bytes(10), 0, wire(numbers)) is None
 
 
 def test_a_huge_range_costs_no_more_than_the_chunk() -> None:
-    found = piece_of(bytes(range(100)), 2**50, [1, 1, 2, 2**53 - 1])
+    found = piece_of(bytes(range(100)), 2**50, wire([1, 1, 2, 2**53 - 1]))
     assert found is not None
     assert found[0].tolist() == [*range(1, 100, 2)]
 
@@ -251,7 +252,7 @@ def test_a_slice_within_a_byte_is_refused() -> None:
 @pytest.mark.parametrize("case", PIECES, ids=[case["name"] for case in PIECES])
 def test_pieces_are_those_of_the_vectors(case: dict[str, Any]) -> None:
     chunk, numbers, begin = bytes.fromhex(case["chunk"]), case["ranges"], case["begin"]
-    found = piece_of(chunk, begin, numbers)
+    found = piece_of(chunk, begin, wire(numbers))
     expected = case["ok"]
     if expected is None:
         assert found is None
