@@ -212,10 +212,8 @@ def test_observers_read_a_relay_as_a_publisher() -> None:
         assert "all 1 run the newest versions" in [found["text"] for found in findings]
         publisher.close()
 
-        def cut_off() -> bool:
-            return run("status", relay.address).exit_code == 1
-
-        wait_for(cut_off, "it says that it is cut off", DEADLINE)
+        wait_for(lambda: relay.status().cut_off_s is not None, "it is cut off", DEADLINE)
+        assert run("status", relay.address).exit_code == 1
         text = f"relay r has no publisher: {publisher.address} does not answer"
         for words in (("status",), ("top", "--once"), ("doctor",)):
             assert text in " ".join(run(words[0], relay.address, *words[1:]).stdout.split())

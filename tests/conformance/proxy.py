@@ -115,7 +115,7 @@ class Proxy:
         reachable: The channels on which new connections are taken.
         spoils: What becomes of new connections: each takes the first of its channel.
         answers: What answers new control connections in the publisher's place, each once.
-        knocks: Connections that were asked for, with or without success.
+        connections: Connections that were asked for, with or without success.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Proxy:
         self.spoils: list[Spoil] = []
         self.answers: list[bytes] = []
         self._seen: list[Passing] = []
-        self.knocks = 0
+        self.connections = 0
         self._changed = changed or threading.Condition()
         self._targets: dict[Channel, tuple[str, int]] = {}
         self._links: set[Link] = set()
@@ -212,15 +212,16 @@ class Proxy:
                     f"{count} messages of type {kind} did not pass within {self._patience:.0f} s"
                 )
 
-    def wait_knocks(self, count: int) -> None:
+    def wait_connections(self, count: int) -> None:
         """Wait until so many connections were asked for.
 
         Raises:
             Fault: They were not.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self.knocks >= count, self._patience):
-                raise Fault(f"{self.knocks} of {count} connections within {self._patience:.0f} s")
+            if not self._changed.wait_for(lambda: self.connections >= count, self._patience):
+                seconds = f"{self._patience:.0f} s"
+                raise Fault(f"{self.connections} of {count} connections within {seconds}")
 
     def story(self) -> str:
         """Say what came, for a fault."""
@@ -257,13 +258,15 @@ class Proxy:
         """Cut everything and end the thread."""
 
         async def end() -> None:
-            self.reachable = set()  # whoever was just taken in is sent away again
-            for server in self._servers:
-                server.close()
+            self.reachable = set()  # a connection that is accepted from now on is closed
+            # A server that closes while it accepts a connection does not close the connection
+            # (CPython's `Server._attach` fails): so close when there is no other task.
             while others := asyncio.all_tasks() - {asyncio.current_task()}:
                 for link in self._links:
                     link.cut()
                 await asyncio.wait(others, timeout=LOOK_SECONDS)
+            for server in self._servers:
+                server.close()
             for _ in range(TURNS):
                 await asyncio.sleep(0)
 
@@ -298,7 +301,7 @@ class Proxy:
         self.spoils = [spoil for spoil in self.spoils if spoil not in spoils]
         answer = self.answers.pop(0) if channel == "control" and self.answers else None
         with self._changed:
-            self.knocks += 1
+            self.connections += 1
             self._changed.notify_all()
         if channel not in self.reachable or channel not in self._targets:
             return

@@ -94,7 +94,7 @@ def before_the_publisher(stage: Stage) -> None:
     worker = stage.worker(join=False)
     with closing(Proxy()) as nobody:
         other = stage.worker("other", address=nobody.address, join=False)
-        nobody.wait_knocks(3)
+        nobody.wait_connections(3)
         other.stop()  # outside a session, too
     stage.open()
     worker.wait_event("joined", epoch=stage.publisher.epoch)

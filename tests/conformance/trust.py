@@ -35,7 +35,7 @@ def allowed(stage: Stage, name: str) -> Path:
 
 def check_outside(stage: Stage, worker: Driver) -> None:
     """See that a worker keeps on dialling, and is not let in."""
-    stage.proxy.wait_knocks(stage.proxy.knocks + TRIES)
+    stage.proxy.wait_connections(stage.proxy.connections + TRIES)
     expect(not worker.those("joined"), f"{worker.name} was let in")
 
 

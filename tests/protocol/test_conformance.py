@@ -1,10 +1,13 @@
 """The conformance suite examines the Python client, and finds out whoever lies to it."""
 
+import contextlib
 import copy
 import fnmatch
+import gc
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +25,7 @@ from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.languages import CORE_LACKS, LANGUAGES, Language, chosen
 from weightbus.tests.conformance.liar import BROKEN, LIES
 from weightbus.tests.conformance.matrix import Cell, Matrix
+from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.python_vectors import results
 from weightbus.tests.conformance.rules import Passing, Which
 from weightbus.tests.conformance.scenarios import SCENARIOS, Scenario, play
@@ -240,6 +244,29 @@ def test_the_python_client_passes_behind_a_relay(name: str) -> None:
 @pytest.mark.parametrize("lie", ["blind", "obedient"])
 def test_a_liar_behind_a_relay_is_found_out(lie: str) -> None:
     assert play(BY_NAME[CAUGHT_IN[lie]], liar(lie), SEED, PATIENCE, relayed=True)
+
+
+def test_a_proxy_leaves_no_connection_open_that_comes_while_it_closes() -> None:
+    closed = threading.Event()
+
+    def connect(port: int) -> None:
+        while not closed.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+
+    for _ in range(5):
+        proxy = Proxy()
+        closed.clear()
+        threads = [threading.Thread(target=connect, args=(proxy.data_port,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        proxy.wait_connections(2)
+        proxy.close()
+        closed.set()
+        for thread in threads:
+            thread.join()
+    del proxy
+    gc.collect()  # pytest reports each open connection that is collected
 
 
 def test_what_is_not_played_behind_a_relay_is_said_of_scenarios_that_there_are() -> None:

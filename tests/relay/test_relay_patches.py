@@ -20,6 +20,7 @@ from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.sealing import GroupKey
 from weightbus.python_client.relay import Relay
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.net.ports import lasting_address
 from weightbus.tests.net.tunnel import Tunnel
 from weightbus.types import Receipt
 
@@ -277,15 +278,22 @@ def test_named_workers_behind_a_relay_get_a_patch(stack: ExitStack) -> None:
 def test_a_relay_that_restarts_receives_the_whole_version_and_then_patches(
     stack: ExitStack,
 ) -> None:
-    tree = Tree(stack)
-    relay = tree.relay()
+    tree, address = Tree(stack), lasting_address()
+    relay = tree.relay(address=address)
     worker = tree.worker("r1")
     tree.publish(worker)
     receipt = tree.publish(worker)
     assert patched(worker, receipt)
     relay.close()
-    again = tree.relay(address=relay.address)
+    again = tree.relay(address=address)
     assert not patched(again, receipt)
+    runs = {"m": (receipt.epoch, receipt.version)}
+
+    def known() -> bool:
+        workers = tree.publisher.workers()
+        return {name: workers[name].running for name in workers} == {"r1": runs, "w": runs}
+
+    wait_for(known, "the publisher knows the base of the next patch", SECONDS)
     receipt = tree.publish(worker)
     assert (patched(again, receipt), patched(worker, receipt)) == (True, True)
 
