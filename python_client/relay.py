@@ -501,6 +501,7 @@ class _PassesOn:
         if self._machine.in_session and terms.epoch > self._epoch:
             self._epoch = terms.epoch
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
+        self._note_session(self._clock())
         for model, follower in self._machine.followers.items():
             for named in (False, True):
                 self._pass_on((model, named), follower.versions)
@@ -513,7 +514,6 @@ class _PassesOn:
             else:
                 base = staged.private_bytes  # for patches that follow
                 self._tell(Report(staged.model, staged.key, "applied", bytes=base))
-        self._note_session(self._clock())
         return []
 
     def status(self) -> RelayStatus:
@@ -522,6 +522,7 @@ class _PassesOn:
         Raises:
             ClosedError: The relay is closed.
         """
+        versions = result_of(self._below.held(), ANSWER_SECONDS)  # first: each came in a session
         lost_at = self._lost_at
         return RelayStatus(
             upstream=self._upstream(),
@@ -529,7 +530,7 @@ class _PassesOn:
             lost_s=None if lost_at is None else self._clock() - lost_at,
             cut_off_s=None if self._alone_at is None else self._clock() - self._alone_at,
             epoch=self._machine.session.terms.epoch,
-            versions=result_of(self._below.held(), ANSWER_SECONDS),
+            versions=versions,
             received=dict(self._received),
         )
 

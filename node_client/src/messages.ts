@@ -239,7 +239,7 @@ export interface Announce {
   readonly metadata: ReadonlyMap<string, string>;
   /** To a relay: the version is only for these workers behind it (R8). Empty: for all. */
   readonly workers: readonly string[];
-  /** Where else chunks of the version are (N1). */
+  /** The sources of the version, and the chunks that each has (N1). */
   readonly sources: readonly Source[];
   /** The numbers of the versions of other models that are published as one with this version. */
   readonly companions: ReadonlyMap<string, number>;

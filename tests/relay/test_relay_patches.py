@@ -131,6 +131,16 @@ class Tree:
             assert (self.targets[worker.name]["w"] == weights["w"]).all()
         return receipt
 
+    def wait_known(self, receipt: Receipt, *names: str) -> None:
+        """Wait until the publisher knows that these run a version: the base of the next patch."""
+        runs = {"m": (receipt.epoch, receipt.version)}
+
+        def known() -> bool:
+            workers = self.publisher.workers()
+            return all(name in workers and workers[name].running == runs for name in names)
+
+        wait_for(known, f"the publisher knows the version of {names}", SECONDS)
+
 
 @pytest.fixture
 def stack() -> Generator[ExitStack]:
@@ -287,13 +297,7 @@ def test_a_relay_that_restarts_receives_the_whole_version_and_then_patches(
     relay.close()
     again = tree.relay(address=address)
     assert not patched(again, receipt)
-    runs = {"m": (receipt.epoch, receipt.version)}
-
-    def known() -> bool:
-        workers = tree.publisher.workers()
-        return {name: workers[name].running for name in workers} == {"r1": runs, "w": runs}
-
-    wait_for(known, "the publisher knows the base of the next patch", SECONDS)
+    tree.wait_known(receipt, "r1", "w")
     receipt = tree.publish(worker)
     assert (patched(again, receipt), patched(worker, receipt)) == (True, True)
 
@@ -302,7 +306,7 @@ def test_a_worker_that_goes_to_another_relay_gets_its_patch_there(stack: ExitSta
     tree = Tree(stack)
     first, second = tree.relay("r1"), tree.relay("r2")
     worker = tree.worker("r1", "r2")
-    tree.publish(worker)
+    tree.wait_known(tree.publish(worker), "r1", "r2", "w")
     first.close()
     receipt = tree.publish(worker)
     assert (patched(second, receipt), patched(worker, receipt)) == (True, True)

@@ -127,9 +127,15 @@ def segments(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def latest(relay: Relay) -> Version:
-    found = relay._below._machine.state.store["m"].latest  # noqa: SLF001 # pyright: ignore
-    assert found is not None
-    return found
+    """Return the latest version that a relay offers, once it offers one."""
+
+    def found() -> Version | None:
+        versions = relay._below._machine.state.store.get("m")  # noqa: SLF001 # pyright: ignore
+        return None if versions is None else versions.latest
+
+    version = wait_for(found, "the relay offers a version", SECONDS)
+    assert version is not None
+    return version
 
 
 def receive(worker: Subscriber, version: int) -> Update:

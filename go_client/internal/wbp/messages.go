@@ -134,7 +134,7 @@ type Announce struct {
 	Patches     []PatchOffer      `json:"patches,omitempty"`  // the patches that lead to this version
 	Metadata    map[string]string `json:"metadata,omitempty"` // texts about the version
 	Workers     []string          `json:"workers,omitempty"`
-	Sources     []Source          `json:"sources,omitempty"` // where else chunks of the version are
+	Sources     []Source          `json:"sources,omitempty"`
 	Companions  map[string]int64  `json:"companions,omitempty"`
 }
 

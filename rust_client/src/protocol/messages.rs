@@ -589,7 +589,7 @@ pub struct Announce {
     /// To a relay: the version is only for these workers behind it (R8). Empty: for all.
     #[serde(skip_serializing_if = "is_default")]
     pub workers: Vec<String>,
-    /// Where else chunks of the version are (N1).
+    /// The sources of the version, and the chunks that each has (N1).
     #[serde(skip_serializing_if = "is_default")]
     pub sources: Vec<Source>,
     /// The numbers of the versions of other models that are published as one with this version.
