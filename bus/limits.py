@@ -59,7 +59,7 @@ TENSORS_UNKNOWN_MAX = 2**18
 EPOCHS_KEPT = 8  # epochs for which a worker remembers the publisher's age
 ABSENT_MAX = 64  # remembered workers that left or are refused: as many as a person reads
 ABSENT_SECONDS = 60.0  # between two log lines about the same refused worker
-OBSERVER_SECONDS = 2.0  # seconds without a request, until an observer no longer counts
+OBSERVER_SECONDS = 3.0  # seconds without a request, until an observer no longer counts
 LOOKED_SECONDS = 60.0  # seconds without a request, until changes are no longer recorded
 # Rows sent to all observers: a burst with all workers, then less than a twentieth of a core.
 ROWS = Rate(16_384, 4096)

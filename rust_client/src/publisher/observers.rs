@@ -22,7 +22,7 @@ use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-const OBSERVER_LIFE: Duration = Duration::from_secs(2); // maximum silence of an observer
+const OBSERVER_LIFE: Duration = Duration::from_secs(3); // maximum silence of an observer
 const PAGES_MAX: u64 = 2; // pages per request: some ten milliseconds of work at most
 const ROWS: Rate = Rate(16_384.0, 4096.0); // rows for all observers together
 const EVENTS_OF_WORKER: usize = 16; // above this, a new event replaces the worker's oldest event
