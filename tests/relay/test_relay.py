@@ -91,7 +91,7 @@ def test_a_version_keeps_name_bytes_and_metadata_behind_relays(
     assert all(worker.wait_joined(SECONDS) for worker in workers)
     for value in (1, 2, 3):
         metadata = {"step": str(value)}
-        coming = publisher.publish_async("m", arrays(value, size), metadata=metadata)
+        coming = publisher.publish_async("m", arrays(value, size), metadata=metadata, expect=2)
         updates = [tree.receives(worker, (publisher.epoch, value)) for worker in workers]
         receipt = coming.result(SECONDS)
         for worker, update in zip(workers, updates, strict=True):

@@ -46,10 +46,11 @@ def test_a_worker_behind_a_relay(language: Language, shared: bool, tmp_path: Pat
         driver.wait_event("joined")
         for value in (1, 2, 3):
             weights = {"w": np.full(SIZE, value, np.float32)}
-            receipt = publisher.publish("m", weights, settings=Settings(wait="none"))
+            publishing = publisher.publish_async("m", weights, expect=2, timeout=SECONDS)
+            assert near.receive(SECONDS) is not None
+            receipt = publishing.result(SECONDS)
             digest = "" if shared else receipt.digest
             driver.wait_event("applied", version=receipt.version, digest=digest)
-            assert near.receive(SECONDS) is not None
 
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.key)
