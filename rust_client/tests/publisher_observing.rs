@@ -44,9 +44,9 @@ impl Bench {
 
     /// Does what a publisher's thread does with events; returns those.
     fn note(&mut self, effects: Vec<Effect>) -> Vec<WorkerEvent> {
-        let event = |effect| if let Effect::Tell(event) = effect { Some(event) } else { None };
+        let event = |effect| if let Effect::Notify(event) = effect { Some(event) } else { None };
         let events: Vec<_> = effects.into_iter().filter_map(event).collect();
-        events.iter().for_each(|event| self.machine.happened(event, self.now));
+        events.iter().for_each(|event| self.machine.record_event(event, self.now));
         events
     }
 

@@ -160,7 +160,7 @@ impl Player {
     /// Notes effects, and pushes all that may be pushed.
     fn perform(&mut self, effects: Vec<Effect>) {
         self.note(effects);
-        while self.machine.comparing() {
+        while self.machine.is_comparing() {
             let effects = self.machine.compare();
             self.note(effects);
         }
@@ -208,7 +208,7 @@ impl Player {
                     }
                     self.ends.push(end);
                 }
-                Effect::Tell(event) if event.kind != WorkerEventKind::Notice => {
+                Effect::Notify(event) if event.kind != WorkerEventKind::Notice => {
                     self.told.push(format!("{} {}", event.kind.as_str(), event.worker));
                 }
                 _ => {}

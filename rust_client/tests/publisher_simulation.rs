@@ -203,7 +203,7 @@ impl World {
     fn rekey(&mut self) {
         if let Some(sealer) = &mut self.sealer {
             sealer.rekey(self.now);
-            let effects = self.publisher.rekeyed(sealer.key());
+            let effects = self.publisher.set_group_key(sealer.key());
             self.perform(effects);
         }
     }
@@ -376,11 +376,11 @@ impl World {
                         self.give(at, &topic, said.clone()); // whoever is revoked may listen in
                     }
                 }
-                Effect::Screen => self.rekey(),
+                Effect::CloseRevoked => self.rekey(),
                 Effect::Withdraw { .. } | Effect::Answer { .. } => {}
-                Effect::HangUp | Effect::GiveMemoryBack | Effect::Settled { .. } => {}
+                Effect::HangUp | Effect::GiveMemoryBack | Effect::Store { .. } => {}
                 Effect::Resolve { id, receipt, achieved, .. } => self.resolved(id, receipt, achieved),
-                Effect::Tell(event) => {
+                Effect::Notify(event) => {
                     let wrong = event.kind == weightbus::WorkerEventKind::WrongDigest;
                     assert!(!wrong, "{}", event.text);
                 }
@@ -770,7 +770,7 @@ fn who_reports_other_bytes_never_counts() {
         let said = Applied { model, epoch, version: 1, digest, ..Default::default() };
         let applied = FromWorker::Applied(said);
         let told = publisher.receive(b"w", &encode(&applied), 0, now);
-        let wrong = |effect: &Effect| matches!(effect, Effect::Tell(e) if e.kind == weightbus::WorkerEventKind::WrongDigest);
+        let wrong = |effect: &Effect| matches!(effect, Effect::Notify(e) if e.kind == weightbus::WorkerEventKind::WrongDigest);
         let resolved = |effect: &Effect| matches!(effect, Effect::Resolve { achieved: true, .. });
         (told.iter().any(wrong), told.iter().any(resolved))
     };
@@ -935,7 +935,7 @@ fn the_same_instance_with_another_key_is_another_worker() {
     assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["pong"]);
     by_key.remove("w");
     let revoked = publisher.grant(by_key, NOW);
-    assert!(matches!(revoked[0], Effect::Screen), "before anything else is said");
+    assert!(matches!(revoked[0], Effect::CloseRevoked), "before anything else is said");
     assert_eq!(said(&revoked, b"1"), ["revoked"]);
     assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["revoked"]);
     assert_eq!(said(&publisher.receive_of(b"2", "v", &hello(0, 0), 0, NOW), b"2"), ["welcome"]);
@@ -949,11 +949,11 @@ fn grant_of(name: &str) -> Grant {
 fn another_group_key_is_told_to_who_says_something_with_its_own_key() {
     let mut publisher = keyed();
     publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
-    assert_eq!(said(&publisher.rekeyed("34".repeat(32)), b"1"), ["ping"], "nobody is told it unasked");
+    assert_eq!(said(&publisher.set_group_key("34".repeat(32)), b"1"), ["ping"], "nobody is told it unasked");
     assert!(matches!(publisher.receive_of(b"1", "gpu-", &ping(), 0, NOW)[..], [Effect::HangUp]));
     assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["rekey 34", "pong"]);
     assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["pong"], "once");
-    publisher.rekeyed("56".repeat(32));
+    publisher.set_group_key("56".repeat(32));
     let effects = publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
     let keys = effects.iter().find_map(|effect| match effect {
         Effect::Send { message: FromPublisher::Welcome(welcome), .. } => Some(welcome.keys.clone()),

@@ -82,7 +82,7 @@ impl Bench {
     /// What an observer is told once everything is compared, and in how many slices.
     fn compared(&mut self) -> (Value, usize) {
         for slices in 1.. {
-            assert!(self.machine.comparing());
+            assert!(self.machine.is_comparing());
             if let Some((to, answer)) = told(self.machine.compare()).pop() {
                 assert_eq!(to, "eye");
                 return (answer, slices);
@@ -169,7 +169,7 @@ fn a_version_that_goes_while_it_is_compared_is_told() {
     bench.publish(&[("w", &bytes)], &["w"]);
     let (verified, _) = bench.compared();
     assert_eq!((&verified["code"], verified.get("count")), (&json!("gone"), None));
-    assert!(!bench.machine.comparing());
+    assert!(!bench.machine.is_comparing());
 }
 
 #[test]
@@ -184,11 +184,11 @@ fn what_nobody_asked_for_has_no_effect() {
         "w",
         json!({"type": "checked", "model": MODEL, "epoch": EPOCH, "version": 1, "first": 1, "sums": []}),
     );
-    assert!(!bench.machine.comparing());
+    assert!(!bench.machine.is_comparing());
     bench.checked("w", 1, json!([1]));
     bench.checked("w", 1, json!([1]));
     bench.compared();
-    assert!(!bench.machine.comparing(), "it was asked once");
+    assert!(!bench.machine.is_comparing(), "it was asked once");
     let stranger = bench.checked("stranger", 1, json!([]));
     assert_eq!(stranger, [("stranger".to_owned(), json!({"code": "unknown-worker"}))]);
 }

@@ -16,11 +16,11 @@ use std::time::Duration;
 
 const ABSENT_MAX: usize = 64; // recorded workers that left or were refused: more are not read
 const ABSENT_AGAIN: Duration = Duration::from_secs(60); // pause between two reports of a refusal
-const HINT: Duration = Duration::from_secs(3); // how long a mistake lasts before it is reported
-const LOOKS: u32 = 6; // checks in that time
-const LIKE: f64 = 0.8; // least likeness of similar names: `polcy` has 0.91, `policy_old` 0.75
-const NAMES_MAX: usize = 16; // names compared in one check: workers can request any number
-const NAMED: usize = 3; // names listed in one message
+const HINT_AFTER: Duration = Duration::from_secs(3); // how long a mistake lasts before it is reported
+const HINT_CHECKS: u32 = 6; // checks in that time
+const MIN_SIMILARITY: f64 = 0.8; // least similarity of similar names: `polcy` has 0.91, `policy_old` 0.75
+const NAMES_COMPARED: usize = 16; // names compared in one check: workers can request any number
+const NAMES_LISTED: usize = 3; // names listed in one message
 const REPORTED_MAX: usize = 64; // models reported for each condition: more are not read
 
 struct Absence {
@@ -61,7 +61,7 @@ impl Absent {
     }
 
     /// Forgets the absence of a worker that has joined.
-    pub(super) fn joined(&mut self, name: &str) {
+    pub(super) fn remove(&mut self, name: &str) {
         self.0.remove(name);
     }
 
@@ -72,7 +72,7 @@ impl Absent {
 
     /// Returns, for each absent worker that subscribed to the model, a text with the reason of its
     /// absence.
-    pub fn of(&self, model: &str) -> impl Iterator<Item = String> + '_ {
+    pub fn reasons(&self, model: &str) -> impl Iterator<Item = String> + '_ {
         let model = model.to_owned();
         self.0.values().filter(move |absence| absence.models.contains(&model)).map(|a| a.text.clone())
     }
@@ -91,20 +91,20 @@ type WorkersByModel = BTreeMap<String, Vec<String>>;
 
 impl PublisherMachine {
     /// If a check is due, reports likely mistakes that have lasted too long.
-    pub(super) fn overlooked(&mut self, now: Time) {
+    pub(super) fn report_oversights(&mut self, now: Time) {
         if now < self.oversights.due {
             return;
         }
-        let patience = HINT.min(self.timing.lost_after * 3 / 5);
-        self.oversights.due = now + patience / LOOKS;
-        self.who_misspells(patience, now);
-        self.who_takes_nothing(patience, now);
+        let patience = HINT_AFTER.min(self.timing.lost_after * 3 / 5);
+        self.oversights.due = now + patience / HINT_CHECKS;
+        self.report_likely_typos(patience, now);
+        self.report_never_applied(patience, now);
     }
 
     /// Reports each model that workers subscribe to and that was never published, if the name of a
     /// published model is similar.
-    fn who_misspells(&mut self, patience: Duration, now: Time) {
-        let had = self.store.models.iter().filter(|(_, versions)| versions.any());
+    fn report_likely_typos(&mut self, patience: Duration, now: Time) {
+        let had = self.store.models.iter().filter(|(_, versions)| versions.any_published());
         let published: Vec<&str> = had.map(|(model, _)| model.as_str()).collect();
         if published.is_empty() {
             return;
@@ -112,24 +112,25 @@ impl PublisherMachine {
         let unknown = |peer: &Peer| {
             peer.hello.models.keys().filter(|model| !published.contains(&model.as_str())).cloned().collect()
         };
-        let mut alike = found(&self.roster, unknown);
+        let mut alike = live_workers_by_model(&self.roster, unknown);
         let mut meant = BTreeMap::new();
-        for model in self.oversights.suspected_typos.unreported(alike.keys(), NAMES_MAX) {
-            meant.insert(model.clone(), meant_by(&model, published.iter().copied()).map(str::to_owned));
+        for model in self.oversights.suspected_typos.unreported(alike.keys(), NAMES_COMPARED) {
+            meant.insert(model.clone(), likely_meant(&model, published.iter().copied()).map(str::to_owned));
         }
         alike.retain(|model, _| matches!(meant.get(model), Some(Some(_))));
         for (model, names) in self.oversights.suspected_typos.held_since(alike, patience, now) {
             let meant = meant.remove(&model).flatten().unwrap_or_default();
-            let apart = |name: &String| self.roster.get(name).map_or(false, |peer| peer.wants(&meant));
+            let apart =
+                |name: &String| self.roster.get(name).map_or(false, |peer| peer.subscribes_to(&meant));
             let others: Vec<String> = names.into_iter().filter(|name| !apart(name)).collect();
             if others.is_empty() {
                 continue; // a worker that subscribes to both models has misspelt neither
             }
-            let who = named(&others, "wants", "want");
+            let who = names_text(&others, "wants", "want");
             let text = format!("{} '{}', of which nothing is published: is '{}' meant?", who, model, meant);
             if !self.calls.is_unreached(&meant) {
                 // Otherwise the notice that `meant` reached no worker has already named the model.
-                self.tell(WorkerEventKind::Notice, &others[0], text.clone());
+                self.notify(WorkerEventKind::Notice, &others[0], text.clone());
             }
             let refuse = Refuse {
                 code: "no-model".to_owned(), // P25
@@ -138,46 +139,46 @@ impl PublisherMachine {
                 ..Default::default()
             };
             for name in others {
-                self.say(&name, FromPublisher::Refuse(refuse.clone()));
+                self.send_header(&name, FromPublisher::Refuse(refuse.clone()));
             }
         }
     }
 
     /// Reports workers that have received a version but never applied one.
-    fn who_takes_nothing(&mut self, patience: Duration, now: Time) {
+    fn report_never_applied(&mut self, patience: Duration, now: Time) {
         let waiting = |peer: &Peer| {
-            let models = peer.incoming.keys().filter(|model| self.waits_for_its_user(peer, model));
+            let models = peer.incoming.keys().filter(|model| self.awaits_user(peer, model));
             models.cloned().collect()
         };
-        let never_applied = found(&self.roster, waiting);
+        let never_applied = live_workers_by_model(&self.roster, waiting);
         for (model, names) in self.oversights.never_applied.held_since(never_applied, patience, now) {
             let first = self.roster.get(&names[0]).and_then(|peer| peer.incoming.get(&model));
             let text = format!(
                 "{} version {} of {}, and nothing there applies it: is start() called, or receive() where weights \
                  may change?",
-                named(&names, "has", "have"),
+                names_text(&names, "has", "have"),
                 first.map_or(0, |incoming| incoming.version),
                 model
             );
-            self.tell(WorkerEventKind::Notice, &names[0], text);
+            self.notify(WorkerEventKind::Notice, &names[0], text);
         }
     }
 
     /// True if a worker has staged its first version, and its user has not applied the version yet.
-    fn waits_for_its_user(&self, peer: &Peer, model: &str) -> bool {
+    fn awaits_user(&self, peer: &Peer, model: &str) -> bool {
         let pending = self.store.models.get(model).and_then(|versions| versions.pending());
         peer.incoming.get(model).map_or(false, |incoming| {
             let for_its_commit = pending == Some(incoming.version);
-            incoming.phase == ProgressPhase::Staged && !for_its_commit && peer.runs(model) == (0, 0)
+            incoming.phase == ProgressPhase::Staged && !for_its_commit && peer.running_key(model) == (0, 0)
         })
     }
 }
 
 /// Returns, by model, the names of the live workers with sessions here for which `models` returns
 /// that model.
-fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByModel {
+fn live_workers_by_model(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByModel {
     let mut found = WorkersByModel::new();
-    for peer in roster.iter().filter(|peer| !peer.lost() && peer.in_session()) {
+    for peer in roster.iter().filter(|peer| !peer.is_lost() && peer.in_session()) {
         for model in models(peer) {
             found.entry(model).or_default().push(peer.hello.name.clone());
         }
@@ -188,14 +189,14 @@ fn found(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByMod
 /// Returns the text with the reason that a model reaches no worker: none has joined, or all
 /// subscribe to other models.
 pub fn why_no_recipient(model: &str, roster: &Roster) -> String {
-    let live = roster.iter().filter(|peer| !peer.lost() && !peer.is_relay());
+    let live = roster.iter().filter(|peer| !peer.is_lost() && !peer.is_relay());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
     if wanted.is_empty() {
         return "no worker has joined".to_owned();
     }
-    let shown: Vec<String> = wanted.iter().take(NAMED).map(|name| format!("'{}'", name)).collect();
-    let more = if wanted.len() > NAMED { ", ..." } else { "" };
-    let meant = meant_by(model, wanted.iter().copied());
+    let shown: Vec<String> = wanted.iter().take(NAMES_LISTED).map(|name| format!("'{}'", name)).collect();
+    let more = if wanted.len() > NAMES_LISTED { ", ..." } else { "" };
+    let meant = likely_meant(model, wanted.iter().copied());
     let question = meant.map_or_else(String::new, |meant| format!(" (is '{}' meant?)", meant));
     let shown = shown.join(", ") + more + &question;
     format!("no worker wants '{}', and those that are there want {}", model, shown)
@@ -226,12 +227,12 @@ impl PersistentCondition {
         patience: Duration,
         now: Time,
     ) -> Vec<(String, Vec<String>)> {
-        let mut kept = std::mem::take(&mut self.since);
+        let mut previous = std::mem::take(&mut self.since);
         let mut reported = Vec::new();
         for model in self.unreported(found.keys(), REPORTED_MAX) {
             let mut names = found.remove(&model).unwrap_or_default();
             let mut began = now; // also if no worker of the previous check is left
-            if let Some((since, before)) = kept.remove(&model) {
+            if let Some((since, before)) = previous.remove(&model) {
                 if names.iter().any(|name| before.contains(name)) {
                     began = since;
                     names.retain(|name| before.contains(name));
@@ -247,25 +248,25 @@ impl PersistentCondition {
     }
 }
 
-fn named(names: &[String], one: &str, many: &str) -> String {
+fn names_text(names: &[String], one: &str, many: &str) -> String {
     if names.len() == 1 {
         return format!("worker {} {}", names[0], one);
     }
-    let shown = names[..names.len().min(NAMED)].join(", ");
-    let more = if names.len() > NAMED { ", ..." } else { "" };
+    let shown = names[..names.len().min(NAMES_LISTED)].join(", ");
+    let more = if names.len() > NAMES_LISTED { ", ..." } else { "" };
     format!("{} workers ({}{}) {}", names.len(), shown, more, many)
 }
 
 /// Returns the most similar of `names` to `name`, which is probably misspelt; `None` if no name is
 /// similar.
-fn meant_by<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn likely_meant<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = without_counts(name);
     let first = |name: &str| name.bytes().next().map(|byte| byte.to_ascii_lowercase());
     names
         .filter(|other| without_counts(other) != plain)
         .filter(|other| first(other) == first(name)) // typos rarely change the first letter
-        .map(|other| (likeness(other.as_bytes(), name.as_bytes()), other))
-        .filter(|&(likeness, _)| likeness >= LIKE)
+        .map(|other| (similarity(other.as_bytes(), name.as_bytes()), other))
+        .filter(|&(similarity, _)| similarity >= MIN_SIMILARITY)
         .max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal).then(a.1.cmp(b.1)))
         .map(|(_, other)| other)
 }
@@ -298,13 +299,13 @@ fn without_counts(name: &str) -> String {
 
 /// Returns how similar two names are, from 0 to 1: twice the total length of their common pieces,
 /// divided by the sum of their lengths (Ratcliff and Obershelp, as in Python's `difflib`).
-fn likeness(a: &[u8], b: &[u8]) -> f64 {
-    2.0 * in_common(a, b) as f64 / (a.len() + b.len()).max(1) as f64
+fn similarity(a: &[u8], b: &[u8]) -> f64 {
+    2.0 * common_length(a, b) as f64 / (a.len() + b.len()).max(1) as f64
 }
 
 /// Returns the total length of the longest common piece and of the common pieces before and behind
 /// it.
-fn in_common(a: &[u8], b: &[u8]) -> usize {
+fn common_length(a: &[u8], b: &[u8]) -> usize {
     let (mut at, mut its, mut longest) = (0, 0, 0);
     for (i, rest) in (0..a.len()).map(|i| (i, &a[i..])) {
         for j in 0..b.len() {
@@ -317,7 +318,7 @@ fn in_common(a: &[u8], b: &[u8]) -> usize {
     if longest == 0 {
         return 0;
     }
-    in_common(&a[..at], &b[..its]) + longest + in_common(&a[at + longest..], &b[its + longest..])
+    common_length(&a[..at], &b[..its]) + longest + common_length(&a[at + longest..], &b[its + longest..])
 }
 
 #[cfg(test)]
@@ -338,7 +339,7 @@ mod tests {
             ("actor-b", &["actor-a"], None),
             ("m", &["n"], None),
         ] {
-            assert_eq!(meant_by(name, names.iter().copied()), meant, "{}", name);
+            assert_eq!(likely_meant(name, names.iter().copied()), meant, "{}", name);
         }
     }
 
@@ -355,8 +356,8 @@ mod tests {
         let (mut absent, first) = (Absent::default(), Duration::from_secs(100));
         assert!(absent.note(&hello("a"), "limit", "it is full", first));
         assert!(!absent.note(&hello("b"), "limit", "it is full of others", first + ABSENT_AGAIN / 2));
-        assert_eq!(absent.of("a").count(), 0);
-        assert_eq!(absent.of("b").collect::<Vec<_>>(), ["it is full of others"]);
+        assert_eq!(absent.reasons("a").count(), 0);
+        assert_eq!(absent.reasons("b").collect::<Vec<_>>(), ["it is full of others"]);
         assert!(absent.note(&hello("b"), "limit", "it is full", first + ABSENT_AGAIN));
     }
 

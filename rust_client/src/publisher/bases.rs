@@ -97,7 +97,7 @@ impl Bases {
             return content.into();
         }
         if to_all {
-            self.kept.retain(|base| alike(base, &content));
+            self.kept.retain(|base| can_patch(base, &content));
         }
         let mut offer = Offer { keep: true, ..content.clone().into() };
         let now = Instant::now();
@@ -105,8 +105,10 @@ impl Bases {
         for (running, base) in self.bases_of(&content, patch_candidates) {
             let way = match encoding {
                 Encoding::Auto => {
-                    let on = patch_candidates.iter().filter(|taker| taker.running.as_ref() == Some(&running));
-                    self.chosen(&base, &content, on, deadline)
+                    let candidates = patch_candidates
+                        .iter()
+                        .filter(|candidate| candidate.running.as_ref() == Some(&running));
+                    self.choose_way(&base, &content, candidates, deadline)
                 }
                 _ => Some(Way { classes: encoding == Encoding::Delta, work: 0.0 }),
             };
@@ -114,10 +116,10 @@ impl Bases {
                 Some(way) => way,
                 None => continue,
             };
-            let begun = Instant::now();
-            match made(&base, &running.digest, &content, way.classes, deadline) {
+            let started = Instant::now();
+            match make_patch(&base, &running.digest, &content, way.classes, deadline) {
                 Ok(bytes) => {
-                    self.took(way, nbytes, begun.elapsed());
+                    self.record_encode_time(way, nbytes, started.elapsed());
                     if (bytes.len() as u64) < nbytes {
                         offer.add_patch(VersionPatch::new(running, &content, bytes, way));
                     }
@@ -135,7 +137,7 @@ impl Bases {
     }
 
     /// Records how long it `took` to make a patch whose result is a version of `nbytes` bytes.
-    fn took(&mut self, way: Way, nbytes: u64, took: Duration) {
+    fn record_encode_time(&mut self, way: Way, nbytes: u64, took: Duration) {
         let work = way.work * nbytes as f64;
         if work > 0.0 {
             let known = &mut self.encode[usize::from(way.classes)];
@@ -152,7 +154,7 @@ impl Bases {
     /// yet is assumed to decode as fast as this process. After a new measurement, all workers are
     /// assumed to decode that fast: otherwise one slow decode would count forever, if no patch were
     /// sent to that worker again.
-    fn chosen<'a>(
+    fn choose_way<'a>(
         &mut self,
         base: &Content,
         content: &Content,
@@ -160,21 +162,21 @@ impl Bases {
         deadline: Instant,
     ) -> Option<Way> {
         let mut slow: Vec<&PatchCandidate> =
-            patch_candidates.filter(|taker| taker.rate.is_finite()).collect();
+            patch_candidates.filter(|candidate| candidate.rate.is_finite()).collect();
         slow.sort_by(|one, other| one.rate.total_cmp(&other.rate));
         if slow.is_empty() {
             return None;
         }
-        let anew = self.decisions % PACE_EVERY == 0;
-        if anew {
+        let measured_now = self.decisions % PACE_EVERY == 0;
+        if measured_now {
             let _ = self.measure(base, content, deadline); // on failure the old values remain
         }
         self.decisions += 1;
-        let decode = |taker: &PatchCandidate| match anew {
+        let decode = |candidate: &PatchCandidate| match measured_now {
             true => self.decode,
-            false => [0, 1].map(|classes| taker.decode[classes].unwrap_or(self.decode[classes])),
+            false => [0, 1].map(|classes| candidate.decode[classes].unwrap_or(self.decode[classes])),
         };
-        let links = slow.into_iter().map(|taker| (taker.rate, decode(taker)));
+        let links = slow.into_iter().map(|candidate| (candidate.rate, decode(candidate)));
         let links: Vec<(f64, Pair)> =
             links.filter(|&(rate, decode)| may_pay(rate, self.encode, decode)).collect();
         if links.is_empty() {
@@ -199,13 +201,13 @@ impl Bases {
         let layout = &after.header.layout;
         let work = estimate(layout, before.bytes(), after.bytes()).work * layout.nbytes as f64;
         for classes in [false, true] {
-            let begun = Instant::now();
+            let started = Instant::now();
             let text = |PatchError(text)| text;
-            let patch = made(&before, &before.digest, &after, classes, deadline).map_err(text)?;
+            let patch = make_patch(&before, &before.digest, &after, classes, deadline).map_err(text)?;
             let encoded = Instant::now();
             let mut data = before.bytes().to_vec();
             Patch::parse(layout, &patch).and_then(|its| its.apply(&mut data, None)).map_err(text)?;
-            self.encode[usize::from(classes)] = (encoded - begun).as_secs_f64() / work;
+            self.encode[usize::from(classes)] = (encoded - started).as_secs_f64() / work;
             self.decode[usize::from(classes)] = encoded.elapsed().as_secs_f64() / work;
         }
         Ok(())
@@ -223,7 +225,7 @@ impl Bases {
         patch_candidates: &[PatchCandidate],
     ) -> Vec<(Running, Arc<Content>)> {
         let mut runs: Vec<(&Running, usize)> = Vec::new();
-        for running in patch_candidates.iter().filter_map(|taker| taker.running.as_ref()) {
+        for running in patch_candidates.iter().filter_map(|candidate| candidate.running.as_ref()) {
             match runs.iter_mut().find(|(known, _)| *known == running) {
                 Some((_, count)) => *count += 1,
                 None => runs.push((running, 1)),
@@ -231,7 +233,7 @@ impl Bases {
         }
         runs.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
         let base = |running: &Running| {
-            self.kept.iter().find(|base| base.digest == running.digest && alike(base, content)).cloned()
+            self.kept.iter().find(|base| base.digest == running.digest && can_patch(base, content)).cloned()
         };
         let mut found: Vec<(Running, Arc<Content>)> = Vec::new();
         for (running, _) in runs {
@@ -249,13 +251,13 @@ impl Bases {
 }
 
 /// True if a patch between two versions is possible: both must have the same layout and chunk size.
-fn alike(one: &Content, other: &Content) -> bool {
+fn can_patch(one: &Content, other: &Content) -> bool {
     one.header.layout.id == other.header.layout.id && one.plan.chunk_bytes == other.plan.chunk_bytes
 }
 
 /// Returns the patch from `base` to `target`, after a check that it decodes to `target`. `digest`
 /// is the digest of the base.
-fn made(
+fn make_patch(
     base: &Content,
     digest: &str,
     target: &Content,
@@ -392,7 +394,7 @@ mod tests {
         let slow = |rate: f64, decode: f64| PatchCandidate { rate, decode: [Some(decode); 2], ..new() };
         let (busy, link) = (slow(2e5, 1e-2), slow(1e6, 1e-10)); // `busy` decodes too slowly to gain
         let mut way = |patch_candidates: &[&PatchCandidate]| {
-            bases.chosen(&first, &second, patch_candidates.iter().copied(), soon())
+            bases.choose_way(&first, &second, patch_candidates.iter().copied(), soon())
         };
         assert!(way(&[&link]).is_some(), "and it has measured");
         assert!(way(&[&busy]).is_none());
@@ -400,7 +402,7 @@ mod tests {
         bases.encode = [1.0; 2];
         let mut made: Vec<bool> = Vec::new();
         for _ in 0..PACE_EVERY {
-            made.push(bases.chosen(&first, &second, [&link].into_iter(), soon()).is_some());
+            made.push(bases.choose_way(&first, &second, [&link].into_iter(), soon()).is_some());
         }
         assert!(!made[0] && made.contains(&true));
     }

@@ -17,11 +17,11 @@ use std::time::Duration;
 /// Rows without effect, since their workers are elsewhere: by worker, with the relay and the time
 /// of the report.
 #[derive(Default)]
-pub struct Contests(BTreeMap<String, (String, WorkerRow, Time)>);
+pub struct ContestedRows(BTreeMap<String, (String, WorkerRow, Time)>);
 
-impl Contests {
+impl ContestedRows {
     /// Keeps a row; of two relays' rows about a worker, that of the relay which heard it last.
-    fn keep(&mut self, relay: &str, row: &WorkerRow, now: Time) {
+    fn insert(&mut self, relay: &str, row: &WorkerRow, now: Time) {
         let heard = |row: &WorkerRow, at: Time| at.saturating_sub(Duration::from_millis(row.heard_ms));
         if let Some((by, kept, at)) = self.0.get(&row.name) {
             if by != relay && heard(kept, *at) > heard(row, now) {
@@ -34,14 +34,14 @@ impl Contests {
     }
 
     /// Drops the row of a relay about this worker.
-    fn end(&mut self, relay: &str, name: &str) {
+    fn remove(&mut self, relay: &str, name: &str) {
         if self.0.get(name).map_or(false, |(by, ..)| by == relay) {
             self.0.remove(name);
         }
     }
 
     /// Drops all rows of a relay.
-    fn end_all(&mut self, relay: &str) {
+    fn remove_all(&mut self, relay: &str) {
         self.0.retain(|_, (by, ..)| by != relay);
     }
 }
@@ -53,28 +53,28 @@ impl PublisherMachine {
             return;
         }
         if report.first {
-            self.contests.end_all(relay);
+            self.contested_rows.remove_all(relay);
         }
         for name in &report.left {
-            self.contests.end(relay, name);
+            self.contested_rows.remove(relay, name);
             let last = self.roster.get(name).filter(|peer| peer.is_behind(relay));
             if let Some(last) = last.and_then(|peer| peer.through.last().cloned()) {
                 self.leave(name, &format!("as relay {} reports", last), now);
             }
         }
-        let behind = if report.first { self.roster.behind(relay) } else { Vec::new() };
+        let behind = if report.first { self.roster.names_behind(relay) } else { Vec::new() };
         if let Some(peer) = self.roster.get_mut(relay) {
             if report.first {
                 peer.expect_rows(behind);
             }
-            report.rows.iter().for_each(|row| peer.expect_no_more(&row.name));
+            report.rows.iter().for_each(|row| peer.note_row(&row.name));
         }
         for row in &report.rows {
-            self.row(relay, row, now);
+            self.handle_row(relay, row, now);
         }
-        let unnamed = self.roster.get_mut(relay).filter(|_| !report.more).map(|peer| peer.unnamed());
+        let unnamed = self.roster.get_mut(relay).filter(|_| !report.more).map(|peer| peer.take_unreported());
         for name in unnamed.into_iter().flatten() {
-            if self.roster.get(&name).map_or(false, |peer| peer.is_behind(relay) && !peer.lost()) {
+            if self.roster.get(&name).map_or(false, |peer| peer.is_behind(relay) && !peer.is_lost()) {
                 self.lose(&name, PeerEvent::Silent, &format!("relay {} lacks it", relay), now);
             }
         }
@@ -82,32 +82,33 @@ impl PublisherMachine {
 
     /// Handles rows of workers that were elsewhere, and are no longer: a relay does not repeat them
     /// (R6).
-    pub(super) fn handle_contests(&mut self, now: Time) {
-        let free = |name: &str| self.roster.get(name).map_or(true, |peer| peer.lost());
+    pub(super) fn handle_contested_rows(&mut self, now: Time) {
+        let free = |name: &str| self.roster.get(name).map_or(true, |peer| peer.is_lost());
         let over = |(name, (relay, ..)): &(&String, &(String, WorkerRow, Time))| free(relay) || free(name);
-        let over: Vec<String> = self.contests.0.iter().filter(over).map(|(name, _)| name.clone()).collect();
+        let over: Vec<String> =
+            self.contested_rows.0.iter().filter(over).map(|(name, _)| name.clone()).collect();
         for name in over {
-            if let Some((relay, mut row, at)) = self.contests.0.remove(&name) {
-                if self.roster.get(&relay).map_or(false, |peer| !peer.lost()) {
+            if let Some((relay, mut row, at)) = self.contested_rows.0.remove(&name) {
+                if self.roster.get(&relay).map_or(false, |peer| !peer.is_lost()) {
                     row.heard_ms = row.heard_ms.saturating_add(now.saturating_sub(at).as_millis() as u64);
-                    self.row(&relay, &row, now);
+                    self.handle_row(&relay, &row, now);
                 }
             }
         }
     }
 
-    fn row(&mut self, relay: &str, row: &WorkerRow, now: Time) {
+    fn handle_row(&mut self, relay: &str, row: &WorkerRow, now: Time) {
         let name = &row.name;
         let through: Vec<String> =
             Some(relay).into_iter().map(str::to_owned).chain(row.through.iter().cloned()).collect();
         let heard_at = now.saturating_sub(Duration::from_millis(row.heard_ms));
-        self.contests.end(relay, name);
+        self.contested_rows.remove(relay, name);
         if through.len() > RELAYS_MAX || through.contains(name) {
             let text = format!("relay {} is in a loop: {} > {}", relay, through.join(" > "), name);
-            return self.tell_of_relay(relay, relay, text, now);
+            return self.notify_of_relay(relay, relay, text, now);
         }
         let known = self.roster.get(name);
-        if let Some(known) = known.filter(|known| !known.is_behind(relay) && !known.lost()) {
+        if let Some(known) = known.filter(|known| !known.is_behind(relay) && !known.is_lost()) {
             if row.state == WorkerRowState::Lost {
                 return; // it has changed its relay
             }
@@ -116,49 +117,49 @@ impl PublisherMachine {
                 let text = format!(
                     "worker {} is {} and {}, in two processes: give one another name",
                     name,
-                    place(&known.through),
-                    place(&through)
+                    location(&known.through),
+                    location(&through)
                 );
-                self.contests.keep(relay, row, now);
+                self.contested_rows.insert(relay, row, now);
                 if !same {
-                    self.tell_of_relay(relay, name, text, now);
+                    self.notify_of_relay(relay, name, text, now);
                 }
                 return;
             }
         }
         let hello = hello_of(row);
-        match known.map(|known| (known.through == through && known.hello == hello, known.lost())) {
+        match known.map(|known| (known.through == through && known.hello == hello, known.is_lost())) {
             Some((true, lost)) => {
                 if lost && row.state != WorkerRowState::Lost {
                     self.answers_again(name);
-                    self.returned(name, now); // what is to be staged comes from the relay
+                    self.rejoin_calls(name, now); // what is to be staged comes from the relay
                 }
             }
             _ => {
-                if !self.place(relay, &hello, through, now) {
+                if !self.add_behind(relay, &hello, through, now) {
                     return;
                 }
             }
         }
         if let Some(peer) = self.roster.get_mut(name) {
             let (subscribed, shared) = (row.road == WorkerRowRoad::Pushed, row.road == WorkerRowRoad::Shared);
-            peer.heard_through_relay(heard_at, subscribed, shared);
+            peer.note_heard_by_relay(heard_at, subscribed, shared);
         }
         for (model, doing) in &row.models {
-            self.reported(name, model, doing, now);
+            self.update_model(name, model, doing, now);
         }
-        let live = self.roster.get(name).filter(|peer| !peer.lost());
+        let live = self.roster.get(name).filter(|peer| !peer.is_lost());
         if let Some(last) = live.and_then(|peer| peer.through.last().cloned()) {
             if row.state == WorkerRowState::Lost {
                 self.lose(name, PeerEvent::Silent, &format!("as relay {} reports", last), now);
             }
         }
-        self.tell_reported(name, row.models.keys(), now);
+        self.note_rows_for_observers(name, row.models.keys(), now);
     }
 
     /// Puts a worker behind relays on the roster, instead of one with its name. Returns false if
     /// there is no room.
-    fn place(&mut self, relay: &str, hello: &Hello, through: Vec<String>, now: Time) -> bool {
+    fn add_behind(&mut self, relay: &str, hello: &Hello, through: Vec<String>, now: Time) -> bool {
         let name = &hello.name;
         let before = self.roster.get(name).map(|peer| peer.is_relay() && peer.in_session());
         if before.is_some() {
@@ -167,40 +168,40 @@ impl PublisherMachine {
         if before == Some(true) {
             self.lose_behind(name, now); // these workers come through this relay, too
         }
-        let text = format!("worker {} is {}", name, place(&through));
-        if !self.roster.place(hello, through, now) {
+        let text = format!("worker {} is {}", name, location(&through));
+        if !self.roster.add_behind(hello, through, now) {
             let text = format!("the roster is full: worker {} behind relay {} is left out", name, relay);
-            self.tell_of_relay(relay, relay, text, now);
+            self.notify_of_relay(relay, relay, text, now);
             return false;
         }
-        self.absent.joined(name);
-        self.tell(WorkerEventKind::Joined, name, text);
-        self.returned(name, now);
+        self.absent.remove(name);
+        self.notify(WorkerEventKind::Joined, name, text);
+        self.rejoin_calls(name, now);
         true
     }
 
     /// Handles the state of a model at a worker behind a relay.
-    fn reported(&mut self, name: &str, model: &str, doing: &Doing, now: Time) {
+    fn update_model(&mut self, name: &str, model: &str, doing: &Doing, now: Time) {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
             Some(peer) => peer,
             None => return,
         };
-        let (before, runs) = (peer.runs(model), (doing.epoch, doing.version));
+        let (before, runs) = (peer.running_key(model), (doing.epoch, doing.version));
         let newer = doing.version > 0 && runs > before;
         if doing.version == 0 {
-            peer.runs_nothing(model);
+            peer.clear_running(model);
         } else if newer {
             let running = Running { epoch: doing.epoch, version: doing.version, ..Default::default() };
             peer.applied(model, running, epoch);
         }
-        peer.receives(model, doing, now);
+        peer.note_relayed_delivery(model, doing, now);
         let shared = peer.shared_memory;
         if newer {
             if doing.took_us > 0 && !shared {
                 self.record_transport(name, (model, runs), doing.patch.as_ref(), None, now);
             }
-            self.arrived(name, model, "", now);
+            self.note_running(name, model, "", now);
         }
         let key = self.store.key(doing.incoming);
         let staged = doing.phase == Some(ProgressPhase::Staged) && self.offers(model, key);
@@ -208,11 +209,12 @@ impl PublisherMachine {
             self.record_transport(name, (model, key), doing.incoming_patch.as_ref(), None, now);
         }
         let awaited = self.calls.undecided(model, key);
-        if staged && awaited.map_or(false, |call| call.together() || call.terms.wait == Wait::Staged) {
-            self.calls_take(name, TargetEvent::Staged, Some((model, key)), now);
+        if staged && awaited.map_or(false, |call| call.commits_together() || call.terms.wait == Wait::Staged)
+        {
+            self.apply_to_calls(name, TargetEvent::Staged, Some((model, key)), now);
         }
         let peer = self.roster.get_mut(name).filter(|_| doing.failed > 0);
-        if peer.map_or(false, |peer| peer.seen.note_failure(model, doing.failed, &doing.error)) {
+        if peer.map_or(false, |peer| peer.observed.note_failure(model, doing.failed, &doing.error)) {
             let (code, text) = doing.error.split_once(": ").unwrap_or((&doing.error, ""));
             let failed = Failed {
                 model: model.to_owned(),
@@ -223,15 +225,15 @@ impl PublisherMachine {
                 intact: doing.version > 0 || before == (0, 0),
                 ..Default::default()
             };
-            self.calls_failed(name, &failed, now);
+            self.fail_in_calls(name, &failed, now);
         }
     }
 
     /// Reports an event that the rows of a relay can cause any number of times.
-    fn tell_of_relay(&mut self, relay: &str, worker: &str, text: String, now: Time) {
+    fn notify_of_relay(&mut self, relay: &str, worker: &str, text: String, now: Time) {
         let key = self.roster.get(relay).map_or_else(String::new, |peer| peer.key.clone());
         let source = if key.is_empty() { relay } else { &key };
-        self.tell_of(WorkerEventKind::Notice, worker, source, text, now);
+        self.notify_limited(WorkerEventKind::Notice, worker, source, text, now);
     }
 }
 
@@ -249,7 +251,7 @@ fn hello_of(row: &WorkerRow) -> Hello {
     }
 }
 
-fn place(through: &[String]) -> String {
+fn location(through: &[String]) -> String {
     match through {
         [] => "connected to this publisher".to_owned(),
         relays => format!("behind relay {}", relays.join(" > ")),

@@ -204,7 +204,7 @@ impl PublisherBuilder {
         let shared = Arc::new(Shared::new().map_err(broken("no descriptors for a publisher"))?);
         let (mut sealer, mut watch) = (None, None);
         if let Some(keys) = keys {
-            data.ask_for_tickets();
+            data.require_tickets();
             let new = Sealer::new(
                 drawing_keys().map_err(broken("no random numbers"))?,
                 Some(self.rekey),

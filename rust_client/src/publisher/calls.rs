@@ -23,7 +23,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    pub(super) fn open(&mut self, call: Publication) {
+    pub(super) fn add(&mut self, call: Publication) {
         self.open.insert(call.id, call);
     }
 
@@ -57,13 +57,13 @@ impl Calls {
     }
 
     /// Returns the start times of the open calls of a version.
-    pub(super) fn started<'a>(&'a self, model: &'a str, key: Key) -> impl Iterator<Item = Time> + 'a {
+    pub(super) fn start_times<'a>(&'a self, model: &'a str, key: Key) -> impl Iterator<Item = Time> + 'a {
         self.open.values().filter(move |call| call.key == key && call.model == model).map(|call| call.started)
     }
 
-    pub(super) fn end_at(&mut self, now: Time) {
+    pub(super) fn expire(&mut self, now: Time) {
         for call in self.open.values_mut() {
-            call.end_at(now);
+            call.expire(now);
         }
     }
 }
@@ -72,7 +72,7 @@ impl PublisherMachine {
     // Events.
 
     /// Ends the call of version `pending`, which waits for its commit; `why` is the reason.
-    pub(super) fn give_up(&mut self, model: &str, pending: u64, why: &str, now: Time) {
+    pub(super) fn end_pending_call(&mut self, model: &str, pending: u64, why: &str, now: Time) {
         let key = self.store.key(pending);
         for id in self.calls.ids() {
             if let Some(call) = self.calls.open.get_mut(&id).filter(|c| c.key == key && c.model == model) {
@@ -84,7 +84,7 @@ impl PublisherMachine {
 
     /// Ends the oldest open call of a model that has more than `CALLS_MAX`: workers that apply
     /// nothing keep calls open.
-    pub(super) fn bound_calls(&mut self, model: &str, now: Time) {
+    pub(super) fn limit_calls(&mut self, model: &str, now: Time) {
         if self.calls.open.len() <= CALLS_MAX {
             return;
         }
@@ -99,7 +99,7 @@ impl PublisherMachine {
     }
 
     /// Moves the calls whose versions are still offered from the epoch `before` to `epoch`.
-    pub(super) fn calls_renewed(&mut self, before: u64, epoch: u64) {
+    pub(super) fn renew_calls(&mut self, before: u64, epoch: u64) {
         for call in self.calls.open.values_mut().filter(|call| call.key.0 == before) {
             let versions = self.store.models.get(&call.model);
             if versions.map_or(false, |versions| versions.get(call.key.1).is_some()) {
@@ -112,7 +112,7 @@ impl PublisherMachine {
     /// be announced to the worker, which has to stage them.
     ///
     /// A relay is no target of a call, but the workers behind it have to stage (R5).
-    pub(super) fn returned(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
+    pub(super) fn rejoin_calls(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
         let hello = match self.roster.get(name) {
             Some(peer) if peer.is_relay() => return self.undecided_of_relay(name, peer),
             Some(peer) => &peer.hello,
@@ -124,10 +124,10 @@ impl PublisherMachine {
         }
         for call in self.calls.open.values_mut() {
             if call.terms.workers.is_none() && hello.models.contains_key(&call.model) {
-                call.welcome(name);
+                call.add_joined(name);
             }
-            call.take(name, TargetEvent::Returned, now, "");
-            let open = call.together() && call.decision.is(Decision::Open);
+            call.apply_event(name, TargetEvent::Returned, now, "");
+            let open = call.commits_together() && call.decision.is(Decision::Open);
             if open && call.outcome(name) == Some(Outcome::Behind) {
                 waiting.push((call.model.clone(), call.key.1));
             }
@@ -136,15 +136,15 @@ impl PublisherMachine {
     }
 
     fn undecided_of_relay(&self, name: &str, relay: &Peer) -> Vec<(String, u64)> {
-        let open = |call: &&Publication| call.together() && call.decision.is(Decision::Open);
+        let open = |call: &&Publication| call.commits_together() && call.decision.is(Decision::Open);
         let calls = self.calls.open.values().filter(open);
         let its = calls.filter(|call| {
-            relay.wants(&call.model) && self.roster.is_for(name, call.terms.workers.as_deref())
+            relay.subscribes_to(&call.model) && self.roster.is_recipient(name, call.terms.workers.as_deref())
         });
         its.map(|call| (call.model.clone(), call.key.1)).collect()
     }
 
-    pub(super) fn calls_lost(&mut self, name: &str, detail: &str, gone: bool, now: Time) {
+    pub(super) fn lose_in_calls(&mut self, name: &str, detail: &str, gone: bool, now: Time) {
         for id in self.calls.ids() {
             if let Some(call) = self.calls.open.get_mut(&id) {
                 call.lose(name, now, detail, gone);
@@ -155,17 +155,23 @@ impl PublisherMachine {
 
     /// Applies an event of a worker to the calls of the version `of`, or to all calls if `of` is
     /// `None`.
-    pub(super) fn calls_take(&mut self, name: &str, event: TargetEvent, of: Option<(&str, Key)>, now: Time) {
+    pub(super) fn apply_to_calls(
+        &mut self,
+        name: &str,
+        event: TargetEvent,
+        of: Option<(&str, Key)>,
+        now: Time,
+    ) {
         for id in self.calls.ids() {
             let its = |call: &&mut Publication| of.map_or(true, |of| of == (&call.model, call.key));
             if let Some(call) = self.calls.open.get_mut(&id).filter(its) {
-                call.take(name, event, now, "");
+                call.apply_event(name, event, now, "");
                 self.settle(id, now);
             }
         }
     }
 
-    pub(super) fn calls_failed(&mut self, name: &str, report: &Failed, now: Time) {
+    pub(super) fn fail_in_calls(&mut self, name: &str, report: &Failed, now: Time) {
         let mut detail = format!("{}: {}", escaped(&report.code), escaped(&report.text));
         if !report.intact {
             detail += "; it runs no version now, until one is applied";
@@ -176,10 +182,10 @@ impl PublisherMachine {
                 Some(call) if call.key == key && call.model == report.model => call,
                 _ => continue,
             };
-            if call.take(name, TargetEvent::Failed, now, &detail) {
+            if call.apply_event(name, TargetEvent::Failed, now, &detail) {
                 let (model, version) = (&report.model, report.version);
                 let text = format!("worker {} failed version {} of {}: {}", name, version, model, detail);
-                self.tell(WorkerEventKind::Failed, name, text);
+                self.notify(WorkerEventKind::Failed, name, text);
             }
             self.settle(id, now);
         }
@@ -187,17 +193,17 @@ impl PublisherMachine {
 
     /// Handles a worker that runs a version, with its `note`: updates the calls of that version and
     /// of older ones.
-    pub(super) fn arrived(&mut self, name: &str, model: &str, note: &str, now: Time) {
-        let runs = self.roster.get(name).map_or((0, 0), |peer| peer.runs(model));
+    pub(super) fn note_running(&mut self, name: &str, model: &str, note: &str, now: Time) {
+        let runs = self.roster.get(name).map_or((0, 0), |peer| peer.running_key(model));
         for id in self.calls.ids() {
             let call = match self.calls.open.get_mut(&id) {
                 Some(call) if call.model == model && call.key <= runs => call,
                 _ => continue,
             };
             if call.key == runs {
-                call.take(name, TargetEvent::Applied, now, note);
+                call.apply_event(name, TargetEvent::Applied, now, note);
             } else {
-                call.take(name, TargetEvent::Skipped, now, &format!("it runs version {}", runs.1));
+                call.apply_event(name, TargetEvent::Skipped, now, &format!("it runs version {}", runs.1));
             }
             self.settle(id, now);
         }
@@ -219,53 +225,53 @@ impl PublisherMachine {
             None => return,
         };
         if call.decide(now) {
-            self.decided(&call);
+            self.carry_out_decision(&call);
         }
         if let Some(achieved) = call.verdict(now).filter(|_| !call.resolved) {
             call.resolve();
             self.explain(&mut call, now);
             call.set_relays(|name| Some(self.roster.get(name)?.through.clone()));
-            let missing = if achieved { String::new() } else { self.missing(&call) };
+            let missing = if achieved { String::new() } else { self.shortfall_reason(&call) };
             self.perform(Effect::Resolve { id, receipt: call.receipt(now), achieved, missing });
             if achieved && call.has_no_recipient() {
                 self.warn_of_no_recipient(&call);
             }
         }
-        if !(call.resolved && (!call.together() || !call.decision.is(Decision::Open))) {
-            self.calls.open(call);
+        if !(call.resolved && (!call.commits_together() || !call.decision.is(Decision::Open))) {
+            self.calls.add(call);
         }
     }
 
-    fn decided(&mut self, call: &Publication) {
+    fn carry_out_decision(&mut self, call: &Publication) {
         let (model, number) = (&call.model, call.key.1);
-        let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost());
-        let there: Vec<String> = call.names().filter(live).cloned().collect();
-        let mut relays = self.roster.relaying(model);
+        let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.is_lost());
+        let there: Vec<String> = call.recipient_names().filter(live).cloned().collect();
+        let mut relays = self.roster.relays_of(model);
         relays.retain(|name| call.outcome(name).is_none());
         let versions = self.store.versions(model);
         if call.decision.is(Decision::Commit) {
-            versions.settle(number, call.terms.workers.as_deref());
+            versions.commit(number, call.terms.workers.as_deref());
             let content = match versions.get(number) {
                 Some(version) => version.content.clone(),
                 None => return,
             };
             if call.terms.workers.is_none() {
-                self.settled(model, number);
+                self.store_latest(model, number);
             }
             let commit = self.commit(model, number, &content);
             for name in there.iter().filter(|name| call.outcome(name) == Some(Outcome::Staged)) {
-                self.say(name, FromPublisher::Commit(commit.clone()));
+                self.send_header(name, FromPublisher::Commit(commit.clone()));
             }
             let staged =
                 |name: &&String| self.roster.get(name).map_or(false, |peer| peer.has_staged(model, number));
             let relays: Vec<&String> = relays.iter().filter(staged).collect();
             for name in relays {
-                self.say(name, FromPublisher::Commit(commit.clone()));
+                self.send_header(name, FromPublisher::Commit(commit.clone()));
             }
             return;
         }
-        versions.take(number, VersionEvent::Aborted);
-        let text = if call.ended.is_empty() { "not enough staged" } else { &call.ended };
+        versions.apply_event(number, VersionEvent::Aborted);
+        let text = if call.end_reason.is_empty() { "not enough staged" } else { &call.end_reason };
         let abort = Abort {
             model: model.clone(),
             epoch: call.key.0,
@@ -274,7 +280,7 @@ impl PublisherMachine {
             ..Default::default()
         };
         for name in there.iter().chain(&relays) {
-            self.say(name, FromPublisher::Abort(abort.clone()));
+            self.send_header(name, FromPublisher::Abort(abort.clone()));
         }
     }
 
@@ -291,21 +297,21 @@ impl PublisherMachine {
 
     /// Returns, for each absent worker that subscribes to the model and is not a target, a text with
     /// the reason of its absence.
-    fn away(&self, call: &Publication) -> Vec<String> {
-        let lost = self.roster.iter().filter(|peer| peer.lost() && peer.wants(&call.model));
+    fn absence_reasons(&self, call: &Publication) -> Vec<String> {
+        let lost = self.roster.iter().filter(|peer| peer.is_lost() && peer.subscribes_to(&call.model));
         let lost = lost.filter(|peer| call.outcome(&peer.hello.name).is_none());
-        let lost = lost.map(|peer| format!("worker {} is lost: {}", peer.hello.name, peer.why));
-        lost.chain(self.absent.of(&call.model)).collect()
+        let lost = lost.map(|peer| format!("worker {} is lost: {}", peer.hello.name, peer.lost_why));
+        lost.chain(self.absent.reasons(&call.model)).collect()
     }
 
     /// Returns a text on the number of missing expected workers, and the reasons; empty if none is
     /// missing.
-    fn missing(&self, call: &Publication) -> String {
-        let missing = call.missing();
+    fn shortfall_reason(&self, call: &Publication) -> String {
+        let missing = call.missing_count();
         if missing == 0 {
             return String::new();
         }
-        let away = self.away(call).join("; ");
+        let away = self.absence_reasons(call).join("; ");
         let (what, away) = match away.as_str() {
             "" => ("never came", "no worker was refused, is lost or has left"),
             away => ("are missing", away),
@@ -319,7 +325,7 @@ impl PublisherMachine {
         if !self.calls.unreached_models.insert(call.model.clone()) {
             return;
         }
-        let mut why = self.away(call).join("; ");
+        let mut why = self.absence_reasons(call).join("; ");
         if why.is_empty() {
             why = why_no_recipient(&call.model, &self.roster);
         }
@@ -330,6 +336,6 @@ impl PublisherMachine {
         if !self.address.is_empty() {
             text += &format!("; they connect to {}", self.address);
         }
-        self.tell(WorkerEventKind::Notice, "", text);
+        self.notify(WorkerEventKind::Notice, "", text);
     }
 }

@@ -82,13 +82,13 @@ impl fmt::Debug for Content {
 }
 
 /// A tensor's name, dtype and shape.
-type Look = (String, Dtype, Vec<u64>);
+type TensorSpec = (String, Dtype, Vec<u64>);
 
 /// Copies the tensors of one model. Keeps the last layout, and memory for the next copies.
 #[derive(Default)]
 pub struct Copier {
     buffers: Buffers,
-    last: Option<(Vec<Look>, Arc<Header>, Vec<usize>)>, // with the tensors' order
+    last: Option<(Vec<TensorSpec>, Arc<Header>, Vec<usize>)>, // with the tensors' order
 }
 
 impl Copier {
@@ -146,7 +146,7 @@ impl Copier {
                 header.len() as u64 + plan.nbytes
             ));
         }
-        let mut block = self.block(plan)?;
+        let mut block = self.new_block(plan)?;
         file.read_exact(&mut block).map_err(short)?;
         let crcs: Vec<u32> = block.chunks(chunk_bytes as usize).map(crc32c).collect();
         let digest = digest(&layout.id, chunk_bytes, &crcs);
@@ -168,7 +168,7 @@ impl Copier {
         Ok(plan)
     }
 
-    fn block(&self, plan: ChunkPlan) -> Result<Buffer, String> {
+    fn new_block(&self, plan: ChunkPlan) -> Result<Buffer, String> {
         let none = |error| format!("there is no memory for {} bytes: {}", plan.nbytes, error);
         self.buffers.take_for_copy(plan.nbytes).map_err(none)
     }
@@ -177,25 +177,25 @@ impl Copier {
     /// If names, dtypes and shapes are equal to those of the previous call, returns the previous
     /// result.
     fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
-        if let Some((looks, header, order)) = &self.last {
-            let same = |(look, tensor): (&Look, &TensorView)| {
-                look.0 == tensor.name && look.1 == tensor.dtype && look.2 == tensor.shape
+        if let Some((specs, header, order)) = &self.last {
+            let same = |(spec, tensor): (&TensorSpec, &TensorView)| {
+                spec.0 == tensor.name && spec.1 == tensor.dtype && spec.2 == tensor.shape
             };
-            if looks.len() == tensors.len() && looks.iter().zip(tensors).all(same) {
+            if specs.len() == tensors.len() && specs.iter().zip(tensors).all(same) {
                 return Ok((header.clone(), order.clone()));
             }
         }
         let (header, order) = lay_out(tensors)?;
-        let look = |tensor: &TensorView| (tensor.name.to_owned(), tensor.dtype, tensor.shape.to_vec());
+        let spec = |tensor: &TensorView| (tensor.name.to_owned(), tensor.dtype, tensor.shape.to_vec());
         let header = Arc::new(header);
-        self.last = Some((tensors.iter().map(look).collect(), header.clone(), order.clone()));
+        self.last = Some((tensors.iter().map(spec).collect(), header.clone(), order.clone()));
         Ok((header, order))
     }
 
     /// Copies the parts one after another into new content, and hashes the bytes meanwhile.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
         let plan = self.plan(header.layout.nbytes, chunk_bytes)?;
-        let mut block = self.block(plan)?;
+        let mut block = self.new_block(plan)?;
         let mut parts = parts.iter().copied().filter(|part| !part.is_empty());
         let mut part: &[u8] = &[];
         let mut crcs = Vec::with_capacity(plan.count() as usize);
@@ -275,12 +275,12 @@ fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
 /// given in the order of the file, or if a tensor's name equals the text: then `ORDER` would be
 /// read as an alias of that tensor.
 fn order_text(tensors: &[TensorView], order: &[usize]) -> Option<String> {
-    let mut places = vec![0; order.len()];
-    for (place, &at) in order.iter().enumerate() {
-        places[at] = place;
+    let mut positions = vec![0; order.len()];
+    for (position, &at) in order.iter().enumerate() {
+        positions[at] = position;
     }
-    let in_order = places.iter().enumerate().all(|(at, &place)| at == place);
-    let text = places.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let in_order = positions.iter().enumerate().all(|(at, &place)| at == place);
+    let text = positions.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     Some(text).filter(|text| !in_order && tensors.iter().all(|tensor| tensor.name != text))
 }
 

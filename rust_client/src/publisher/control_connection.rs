@@ -11,7 +11,7 @@
 
 use super::curve::{Answer, Curve};
 use super::effects::Payload;
-use super::pipe::{Held, Pipe, Sending, Tail};
+use super::pipe::{HasPipe, Pipe, Sending, Tail};
 use super::rate_limits::{Rate, TokenBucket};
 use crate::curve::FRAME_BYTES;
 use crate::framing::{
@@ -32,10 +32,10 @@ const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
 const COMMAND_BYTES_MAX: usize = 1024; // of a handshake command; the longest, INITIATE, has 300
 const FRAMES_MAX: usize = 8; // per message; workers send one, later protocols may add payloads
 const READ_BYTES: usize = 8192; // read from one connection before the next is served
-const QUEUE: usize = 80; // messages for a worker, which may request 64 chunks at once
+const QUEUE_MAX: usize = 80; // messages for a worker, which may request 64 chunks at once
 const HEADERS_BYTES_MAX: usize = 1 << 20; // of headers queued for one worker: a few of the longest
-const KEPT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a single one may be more
-const COMMANDS: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
+const QUEUED_LAYOUT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a single one may be more
+const COMMAND_RATE: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
 
 /// Returns true if the owner of a public key may connect.
 pub type Admits<'a> = &'a dyn Fn(&str) -> bool;
@@ -52,18 +52,18 @@ pub struct Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Progress {
     /// The peer is refused: the reason is sent, then the connection is closed.
-    TurnedAway,
+    Refused,
     Silent,
     Greeted,
     /// The peer has proved that it knows the publisher's public key.
-    Knows,
+    KnowsKey,
     /// The handshake is complete.
     Open,
     /// The peer has sent a message.
-    Speaks,
+    SentMessage,
 }
 
-struct Waiting {
+struct QueuedMessage {
     header: Vec<u8>,
     tail: Tail,
 }
@@ -79,18 +79,18 @@ pub struct ControlConnection {
     received: Vec<u8>,
     message: Option<Message>, // not complete yet
     message_bytes: usize,
-    unsent: Vec<u8>,          // bytes of greeting and handshake
+    handshake_bytes: Vec<u8>, // bytes of greeting and handshake
     pongs: VecDeque<Vec<u8>>, // answers to pings, sent only between messages
     pong_bytes: usize,
-    queue: VecDeque<Waiting>,
+    queue: VecDeque<QueuedMessage>,
     header_bytes: usize, // of the queued headers
-    kept_bytes: usize,
+    layout_bytes: usize,
     /// True if a payload waits because there is no room for an encrypted copy.
     pub starved: bool,
-    commands: TokenBucket,
+    command_bucket: TokenBucket,
 }
 
-impl Held for ControlConnection {
+impl HasPipe for ControlConnection {
     fn pipe(&mut self) -> &mut Pipe {
         &mut self.pipe
     }
@@ -107,34 +107,34 @@ impl ControlConnection {
             received: Vec::new(),
             message: None,
             message_bytes: 0,
-            unsent: greeting(keys.is_some(), true),
+            handshake_bytes: greeting(keys.is_some(), true),
             curve: keys.map(|keys| (Curve::new(), keys)),
             pongs: VecDeque::new(),
             pong_bytes: 0,
             queue: VecDeque::new(),
             header_bytes: 0,
-            kept_bytes: 0,
+            layout_bytes: 0,
             starved: false,
-            commands: TokenBucket::new(now),
+            command_bucket: TokenBucket::new(now),
         }
     }
 
     /// True if there is something to send now, which does not wait for room for a copy.
-    pub fn unsent(&self) -> bool {
+    pub fn has_unsent(&self) -> bool {
         !self.pipe.is_idle()
-            || !self.unsent.is_empty()
+            || !self.handshake_bytes.is_empty()
             || !self.pongs.is_empty()
             || (!self.queue.is_empty() && !self.starved)
     }
 
     /// Returns the number of bytes in memory of an incomplete message.
-    pub fn partial(&self) -> usize {
+    pub fn partial_bytes(&self) -> usize {
         self.received.len() + self.message.as_ref().map_or(0, |message| message.header.len())
     }
 
     /// Returns the number of queued bytes in memory for this connection alone.
-    pub fn waiting(&self) -> usize {
-        self.pong_bytes + self.header_bytes + self.kept_bytes
+    pub fn queued_bytes(&self) -> usize {
+        self.pong_bytes + self.header_bytes + self.layout_bytes
     }
 
     // Sending.
@@ -147,17 +147,17 @@ impl ControlConnection {
             return Ok(());
         }
         let tail = Tail::of(payload);
-        let kept = tail.kept();
-        let fits = self.queue.len() < QUEUE
+        let kept = tail.owned_bytes();
+        let fits = self.queue.len() < QUEUE_MAX
             && self.header_bytes + header.len() <= HEADERS_BYTES_MAX
-            && (self.kept_bytes == 0 || self.kept_bytes + kept <= KEPT_BYTES_MAX);
+            && (self.layout_bytes == 0 || self.layout_bytes + kept <= QUEUED_LAYOUT_BYTES_MAX);
         if !fits {
             return Ok(());
         }
-        let idle = !self.unsent();
+        let idle = !self.has_unsent();
         self.header_bytes += header.len();
-        self.kept_bytes += kept;
-        self.queue.push_back(Waiting { header: header.to_vec(), tail });
+        self.layout_bytes += kept;
+        self.queue.push_back(QueuedMessage { header: header.to_vec(), tail });
         if idle {
             self.write(room, now)
         } else {
@@ -169,47 +169,47 @@ impl ControlConnection {
     /// the number of bytes that may still be used for encrypted copies of payloads.
     pub fn write(&mut self, room: usize, now: Time) -> io::Result<()> {
         self.starved = false;
-        let ControlConnection { pipe, curve, unsent, pongs, queue, starved, .. } = self;
-        let (pong_bytes, header_bytes, kept_bytes) =
-            (&mut self.pong_bytes, &mut self.header_bytes, &mut self.kept_bytes);
+        let ControlConnection { pipe, curve, handshake_bytes, pongs, queue, starved, .. } = self;
+        let (pong_bytes, header_bytes, layout_bytes) =
+            (&mut self.pong_bytes, &mut self.header_bytes, &mut self.layout_bytes);
         pipe.write(now, || {
-            if !unsent.is_empty() {
-                return Sending::Own(std::mem::take(unsent));
+            if !handshake_bytes.is_empty() {
+                return Sending::Owned(std::mem::take(handshake_bytes));
             }
             if !pongs.is_empty() {
                 *pong_bytes = 0;
                 let mut frames = Vec::new();
-                pongs.drain(..).for_each(|pong| say(curve, COMMAND, &[&pong], &mut frames));
-                return Sending::Own(frames);
+                pongs.drain(..).for_each(|pong| append_frame(curve, COMMAND, &[&pong], &mut frames));
+                return Sending::Owned(frames);
             }
-            while let Some(Waiting { header, tail }) = queue.pop_front() {
-                let gone = |kept: &mut usize, headers: &mut usize| {
-                    *kept -= tail.kept();
+            while let Some(QueuedMessage { header, tail }) = queue.pop_front() {
+                let uncount = |kept: &mut usize, headers: &mut usize| {
+                    *kept -= tail.owned_bytes();
                     *headers -= header.len();
                 };
                 let piece = match tail.piece() {
                     Some(piece) => piece,
                     None => {
-                        gone(kept_bytes, header_bytes); // the version was released
+                        uncount(layout_bytes, header_bytes); // the version was released
                         continue;
                     }
                 };
                 let bytes = piece.as_ref().map_or(&[][..], |(piece, index)| piece.piece(*index));
                 if curve.is_some() && bytes.len() > room {
                     *starved = true;
-                    queue.push_front(Waiting { header, tail });
+                    queue.push_front(QueuedMessage { header, tail });
                     return Sending::Nothing;
                 }
-                gone(kept_bytes, header_bytes);
+                uncount(layout_bytes, header_bytes);
                 let more = if piece.is_some() { MORE } else { 0 };
                 let mut heads = Vec::with_capacity(header.len() + 64);
-                say(curve, more, &[&header], &mut heads);
+                append_frame(curve, more, &[&header], &mut heads);
                 return match piece {
-                    None => Sending::Own(heads),
+                    None => Sending::Owned(heads),
                     Some(_) if curve.is_some() => {
                         heads.reserve(bytes.len() + FRAME_BYTES + 9);
-                        say(curve, 0, &[bytes], &mut heads);
-                        Sending::Own(heads)
+                        append_frame(curve, 0, &[bytes], &mut heads);
+                        Sending::Owned(heads)
                     }
                     Some((piece, index)) => {
                         frame_head(&mut heads, 0, piece.piece(index).len());
@@ -219,7 +219,7 @@ impl ControlConnection {
             }
             Sending::Nothing
         })?;
-        if self.progress == Progress::TurnedAway && !self.unsent() {
+        if self.progress == Progress::Refused && !self.has_unsent() {
             let _ = self.pipe.connection.shutdown(Shutdown::Write); // fails if the peer is gone
         }
         Ok(())
@@ -240,7 +240,7 @@ impl ControlConnection {
         };
         self.pipe.alive_at = now;
         let mut messages = Vec::new();
-        if self.progress == Progress::TurnedAway {
+        if self.progress == Progress::Refused {
             // Do not close: a close with unread bytes resets the connection, and the reason is
             // lost.
             return Ok(messages);
@@ -253,7 +253,7 @@ impl ControlConnection {
                 size => at += size,
             }
         }
-        if at == self.received.len() || self.progress == Progress::TurnedAway {
+        if at == self.received.len() || self.progress == Progress::Refused {
             self.received = Vec::new(); // so that thousands of idle connections keep no buffers
         } else {
             self.received.drain(..at);
@@ -271,8 +271,8 @@ impl ControlConnection {
         now: Time,
     ) -> io::Result<usize> {
         match self.progress {
-            Progress::TurnedAway => return Ok(0),
-            Progress::Silent => return self.greet(at),
+            Progress::Refused => return Ok(0),
+            Progress::Silent => return self.parse_greeting(at),
             _ => {}
         }
         let open = self.progress >= Progress::Open;
@@ -296,7 +296,7 @@ impl ControlConnection {
                 return fault("a message before the handshake was over");
             }
             let command = body.to_vec();
-            self.shake_hands(&command, admits)?;
+            self.handle_handshake_command(&command, admits)?;
             return Ok(end);
         }
         let (flags, body) = match &mut self.curve {
@@ -305,65 +305,65 @@ impl ControlConnection {
             Some((curve, _)) => curve.session().carried(body).map(|(flags, body)| (flags, body.to_vec()))?,
         };
         if flags & COMMAND != 0 {
-            self.command(&body, now)?;
+            self.handle_command(&body, now)?;
         } else {
-            self.take(flags, body, messages)?;
+            self.add_frame(flags, body, messages)?;
         }
         Ok(end)
     }
 
     /// Parses the greeting at offset `at`. Returns its size, or 0 if it is incomplete. Fails at the
     /// first byte that ZMTP 3 does not allow there.
-    fn greet(&mut self, at: usize) -> io::Result<usize> {
+    fn parse_greeting(&mut self, at: usize) -> io::Result<usize> {
         let its = match greeted(&self.received[at..])? {
             Some(its) => its,
             None => return Ok(0),
         };
         if its != mechanism(self.curve.is_some()) {
-            self.progress = Progress::TurnedAway; // the peer sees the reason in our greeting
+            self.progress = Progress::Refused; // the peer sees the reason in our greeting
             return Ok(GREETING_BYTES);
         }
         self.progress = Progress::Greeted;
         if self.curve.is_none() {
             let ready = [b"\x05READY", METADATA].concat();
-            frame(&mut self.unsent, COMMAND, &ready);
+            frame(&mut self.handshake_bytes, COMMAND, &ready);
         }
         Ok(GREETING_BYTES)
     }
 
-    fn shake_hands(&mut self, command: &[u8], admits: Admits) -> io::Result<()> {
+    fn handle_handshake_command(&mut self, command: &[u8], admits: Admits) -> io::Result<()> {
         let (curve, own) = match &mut self.curve {
             Some((curve, own)) => (curve, own.clone()),
             None => {
                 return match command.strip_prefix(b"\x05READY") {
-                    Some(metadata) => self.open(metadata),
+                    Some(metadata) => self.finish_handshake(metadata),
                     None => fault("a command that has no place in a handshake"),
                 };
             }
         };
-        match curve.take(&own, command)? {
+        match curve.handle(&own, command)? {
             Answer::Command(answer) => {
-                self.progress = Progress::Knows;
-                frame(&mut self.unsent, COMMAND, &answer);
+                self.progress = Progress::KnowsKey;
+                frame(&mut self.handshake_bytes, COMMAND, &answer);
                 Ok(())
             }
-            Answer::Came(key, metadata) => self.came(&key, &metadata, admits),
+            Answer::Initiated(key, metadata) => self.admit_owner(&key, &metadata, admits),
         }
     }
 
     /// Admits or refuses the owner of a key.
-    fn came(&mut self, key: &Key, metadata: &[u8], admits: Admits) -> io::Result<()> {
+    fn admit_owner(&mut self, key: &Key, metadata: &[u8], admits: Admits) -> io::Result<()> {
         let key = zmq::z85_encode(key).ok().filter(|key| admits(key));
         match (key, &mut self.curve) {
             (Some(key), Some((curve, _))) => {
                 let ready = curve.ready(METADATA);
-                frame(&mut self.unsent, COMMAND, &ready);
+                frame(&mut self.handshake_bytes, COMMAND, &ready);
                 self.key = key;
-                self.open(metadata)
+                self.finish_handshake(metadata)
             }
             _ => {
-                frame(&mut self.unsent, COMMAND, Curve::denied());
-                self.progress = Progress::TurnedAway; // K2
+                frame(&mut self.handshake_bytes, COMMAND, Curve::denied());
+                self.progress = Progress::Refused; // K2
                 Ok(())
             }
         }
@@ -371,7 +371,7 @@ impl ControlConnection {
 
     /// Completes the handshake. The identity that the peer chose is ignored: the publisher numbers
     /// its connections, so that no peer can claim the identity of another.
-    fn open(&mut self, metadata: &[u8]) -> io::Result<()> {
+    fn finish_handshake(&mut self, metadata: &[u8]) -> io::Result<()> {
         match socket_type(metadata) {
             Some(b"DEALER" | b"REQ" | b"ROUTER") => {
                 self.progress = Progress::Open;
@@ -381,8 +381,8 @@ impl ControlConnection {
         }
     }
 
-    fn command(&mut self, body: &[u8], now: Time) -> io::Result<()> {
-        if !self.commands.take(1.0, COMMANDS, now) {
+    fn handle_command(&mut self, body: &[u8], now: Time) -> io::Result<()> {
+        if !self.command_bucket.take(1.0, COMMAND_RATE, now) {
             return fault("more ZMTP commands than the rate limit allows");
         }
         if body.starts_with(b"\x05ERROR") {
@@ -399,7 +399,7 @@ impl ControlConnection {
     }
 
     /// Handles a frame of a message. Appends the message to `messages` when it is complete.
-    fn take(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<Message>) -> io::Result<()> {
+    fn add_frame(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<Message>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > CONTROL_BYTES_MAX {
             return fault(&format!("a message of more than {} bytes", CONTROL_BYTES_MAX));
@@ -412,7 +412,7 @@ impl ControlConnection {
         if flags & MORE == 0 {
             messages.extend(self.message.take());
             self.message_bytes = 0;
-            self.progress = Progress::Speaks;
+            self.progress = Progress::SentMessage;
         }
         Ok(())
     }
@@ -433,7 +433,7 @@ impl DerefMut for ControlConnection {
 }
 
 /// Appends a frame to `to`, encrypted if the connection has keys.
-fn say(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &mut Vec<u8>) {
+fn append_frame(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &mut Vec<u8>) {
     let size = body.iter().map(|part| part.len()).sum::<usize>();
     match curve {
         None => {
@@ -450,7 +450,7 @@ fn say(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &m
 #[cfg(test)]
 mod tests {
     use super::super::content::{Content, Copier, TensorView};
-    use super::super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
+    use super::super::pipe::{release_versions, COPIES_BYTES_MAX, HOLD};
     use super::*;
     use crate::dtype::Dtype;
     use crate::limits::HEADER_BYTES_MAX;
@@ -518,7 +518,7 @@ mod tests {
         let mut bytes = [0; 15];
         theirs.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"\0\x03{1}\x01\x03{2}\0\x03\x05\x05\x05");
-        assert!(!connection.unsent() && connection.waiting() == 0);
+        assert!(!connection.has_unsent() && connection.queued_bytes() == 0);
     }
 
     #[test]
@@ -548,7 +548,7 @@ mod tests {
             connection.write(0, NOW).unwrap();
             let mut all = Vec::new();
             theirs.read_to_end(&mut all).unwrap(); // then the connection ends
-            assert_eq!((all.len(), connection.progress), (GREETING_BYTES, Progress::TurnedAway));
+            assert_eq!((all.len(), connection.progress), (GREETING_BYTES, Progress::Refused));
         }
     }
 
@@ -607,7 +607,7 @@ mod tests {
     fn who_reads_nothing_holds_no_version_and_little_else() {
         let (mut connection, _theirs) = met();
         let mut versions = Vec::new();
-        for _ in 0..3 * QUEUE {
+        for _ in 0..3 * QUEUE_MAX {
             let version = content(1 << 20);
             versions.push(Arc::downgrade(&version));
             connection.put(b"{}", &Payload::Chunk(version, 0), COPIES_BYTES_MAX, NOW).unwrap();
@@ -617,13 +617,15 @@ mod tests {
             1,
             "half of it is sent"
         );
-        assert!(let_go(std::iter::once((7, &mut connection)), COPIES_BYTES_MAX, NOW + HOLD).is_empty());
+        assert!(
+            release_versions(std::iter::once((7, &mut connection)), COPIES_BYTES_MAX, NOW + HOLD).is_empty()
+        );
         assert!(versions.iter().all(|version| version.upgrade().is_none()));
-        assert!(connection.queue.len() <= QUEUE && connection.copied() <= 1 << 20);
-        for _ in 0..QUEUE {
+        assert!(connection.queue.len() <= QUEUE_MAX && connection.copy_bytes() <= 1 << 20);
+        for _ in 0..QUEUE_MAX {
             connection.put(&[b' '; HEADER_BYTES_MAX], &Payload::None, 0, NOW).unwrap();
         }
-        assert!(connection.waiting() <= HEADERS_BYTES_MAX);
+        assert!(connection.queued_bytes() <= HEADERS_BYTES_MAX);
     }
 
     #[cfg(feature = "keys")]
@@ -668,7 +670,7 @@ mod tests {
             theirs.write_all(&greets(b"CURVE")).unwrap();
             theirs.write_all(&command(&client.hello().unwrap())).unwrap();
             assert_eq!(heard(&mut connection).unwrap(), []);
-            assert_eq!(connection.progress, Progress::Knows);
+            assert_eq!(connection.progress, Progress::KnowsKey);
             connection.write(0, NOW).unwrap();
             theirs.read_exact(&mut [0; GREETING_BYTES]).unwrap();
             let welcome = next(&mut theirs);
@@ -698,7 +700,7 @@ mod tests {
             assert_eq!(opened(&mut client, &next(&mut theirs)), (COMMAND, b"\x04PONGctx".to_vec()));
             let content = content(3);
             connection.put(b"{1}", &Payload::Chunk(content.clone(), 0), 2, NOW).unwrap();
-            assert!(connection.starved && !connection.unsent(), "there is no room for a copy");
+            assert!(connection.starved && !connection.has_unsent(), "there is no room for a copy");
             connection.write(3, NOW).unwrap();
             assert_eq!(opened(&mut client, &next(&mut theirs)), (MORE, b"{1}".to_vec()));
             assert_eq!(opened(&mut client, &next(&mut theirs)), (0, vec![5; 3]));

@@ -37,7 +37,7 @@ pub enum Answer {
     /// Send this command, and wait for the client's next command.
     Command(Vec<u8>),
     /// The client owns this key and sent this metadata: admit or refuse it.
-    Came(Key, Vec<u8>),
+    Initiated(Key, Vec<u8>),
 }
 
 /// The server's side of one connection.
@@ -52,11 +52,11 @@ impl Curve {
     }
 
     /// Handles a command of the handshake; `own` is the publisher's key pair.
-    pub fn take(&mut self, own: &Pair, command: &[u8]) -> io::Result<Answer> {
+    pub fn handle(&mut self, own: &Pair, command: &[u8]) -> io::Result<Answer> {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Nothing if command.starts_with(HELLO) => self.welcome(own, command).map(Answer::Command),
             Step::Hello(client, cookie_key) if command.starts_with(INITIATE) => {
-                self.initiated(own, &client, &cookie_key, &command[INITIATE.len()..])
+                self.initiate(own, &client, &cookie_key, &command[INITIATE.len()..])
             }
             _ => fault("a command that has no place in a handshake"),
         }
@@ -84,13 +84,7 @@ impl Curve {
         Ok(welcome)
     }
 
-    fn initiated(
-        &mut self,
-        own: &Pair,
-        client: &Key,
-        cookie_key: &Key,
-        message: &[u8],
-    ) -> io::Result<Answer> {
+    fn initiate(&mut self, own: &Pair, client: &Key, cookie_key: &Key, message: &[u8]) -> io::Result<Answer> {
         if message.len() < COOKIE_BYTES + COUNT_BYTES + PROOF_BYTES + 32 + VOUCH_BYTES {
             return fault("an INITIATE that is none");
         }
@@ -111,7 +105,7 @@ impl Curve {
             Some(vouched) if vouched[..] == [client, &own.public].map(|key| &key[..]).concat() => {}
             _ => return fault("an INITIATE of a peer that does not own the key that it shows"),
         }
-        Ok(Answer::Came(key, metadata.to_vec()))
+        Ok(Answer::Initiated(key, metadata.to_vec()))
     }
 
     /// Returns the READY command with this metadata, which admits the client.
@@ -163,10 +157,10 @@ mod tests {
     fn met() -> (Curve, Client) {
         let own = sodium::pair();
         let (mut curve, mut client) = (Curve::new(), client(&own.public));
-        let welcome = said(curve.take(&own, &client.hello().unwrap()));
+        let welcome = said(curve.handle(&own, &client.hello().unwrap()));
         let initiate = client.initiate(&welcome[8..], METADATA).unwrap();
-        match curve.take(&own, &initiate) {
-            Ok(Answer::Came(key, metadata)) => {
+        match curve.handle(&own, &initiate) {
+            Ok(Answer::Initiated(key, metadata)) => {
                 assert_eq!((key, &metadata[..]), (client.public(), METADATA));
             }
             other => panic!("{:?}", other),
@@ -211,9 +205,9 @@ mod tests {
         let other = sodium::pair();
         let tried = |by: &dyn Fn(&mut Client, &[u8]) -> Vec<u8>| {
             let (mut curve, mut client) = (Curve::new(), client(&own.public));
-            let welcome = said(curve.take(&own, &client.hello().unwrap()));
+            let welcome = said(curve.handle(&own, &client.hello().unwrap()));
             let initiate = by(&mut client, &welcome);
-            curve.take(&own, &initiate).is_ok()
+            curve.handle(&own, &initiate).is_ok()
         };
         type Vouched = (Key, [Key; 2]); // the secret key that vouches, and the vouched keys
         let tried = |vouch: &dyn Fn(Vouched) -> Vouched| {
@@ -230,13 +224,13 @@ mod tests {
         let own = sodium::pair();
         let (mut curve, mut client) = (Curve::new(), client(&own.public));
         let hello = client.hello().unwrap();
-        let welcome = said(curve.take(&own, &hello));
+        let welcome = said(curve.handle(&own, &hello));
         let initiate = client.initiate(&welcome[8..], METADATA).unwrap();
-        assert!(curve.take(&own, &initiate).is_ok());
-        assert!(curve.take(&own, &initiate).is_err() && curve.take(&own, &hello).is_err());
+        assert!(curve.handle(&own, &initiate).is_ok());
+        assert!(curve.handle(&own, &initiate).is_err() && curve.handle(&own, &hello).is_err());
         let mut again = Curve::new();
-        said(again.take(&own, &hello));
-        assert!(again.take(&own, &initiate).is_err(), "the cookie is another connection's");
+        said(again.handle(&own, &hello));
+        assert!(again.handle(&own, &initiate).is_err(), "the cookie is another connection's");
     }
 
     #[test]
@@ -246,12 +240,12 @@ mod tests {
             let mut hello = client(&own.public).hello().unwrap();
             hello[altered] ^= 1;
             let padding = (8..80).contains(&altered);
-            assert_eq!(Curve::new().take(&own, &hello).is_ok(), padding, "byte {}", altered);
+            assert_eq!(Curve::new().handle(&own, &hello).is_ok(), padding, "byte {}", altered);
         }
         let mut zeros = client(&own.public).hello().unwrap();
         zeros[80..112].fill(0); // a key whose shared secret is always the same
-        assert!(Curve::new().take(&own, &zeros).is_err());
-        assert!(Curve::new().take(&own, &client(&sodium::pair().public).hello().unwrap()).is_err());
-        assert!(Curve::new().take(&own, &client(&own.public).hello().unwrap()[..199]).is_err());
+        assert!(Curve::new().handle(&own, &zeros).is_err());
+        assert!(Curve::new().handle(&own, &client(&sodium::pair().public).hello().unwrap()).is_err());
+        assert!(Curve::new().handle(&own, &client(&own.public).hello().unwrap()[..199]).is_err());
     }
 }

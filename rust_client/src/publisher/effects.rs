@@ -97,16 +97,16 @@ pub enum Effect {
     Withdraw { model: String },
     /// Store a version, with its earlier (epoch, version) pairs: it is now the latest for all
     /// workers.
-    Settled { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
+    Store { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
     /// End a call of publish. `missing` is a text on the expected workers that never joined; empty
     /// if none.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
     /// Close the data connections of workers without permission, and rotate the group key.
-    Screen,
+    CloseRevoked,
     /// Close the connection whose message is being handled.
     HangUp,
     /// Return memory to the system after a flood.
     GiveMemoryBack,
     /// Report an event to the listener.
-    Tell(WorkerEvent),
+    Notify(WorkerEvent),
 }

@@ -17,7 +17,7 @@ pub enum ListenAddress {
 
 impl ListenAddress {
     pub fn parse(address: &str) -> Result<ListenAddress, Error> {
-        let odd = || {
+        let invalid = || {
             Error::Address {
             address: address.chars().take(200).collect(),
             text:
@@ -27,9 +27,10 @@ impl ListenAddress {
         };
         if let Some(path) = address.strip_prefix("ipc://") {
             let plain = !path.is_empty() && !path.contains(char::is_whitespace);
-            return if plain { Ok(ListenAddress::Ipc(PathBuf::from(path))) } else { Err(odd()) };
+            return if plain { Ok(ListenAddress::Ipc(PathBuf::from(path))) } else { Err(invalid()) };
         }
-        let (host, port) = address.strip_prefix("tcp://").and_then(|a| a.rsplit_once(':')).ok_or_else(odd)?;
+        let (host, port) =
+            address.strip_prefix("tcp://").and_then(|a| a.rsplit_once(':')).ok_or_else(invalid)?;
         let bracketed = host.starts_with('[') && host.ends_with(']');
         let plain = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c == '/');
         let digits = !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
@@ -38,7 +39,7 @@ impl ListenAddress {
             Some(port) if plain && (bracketed || !host.contains(':')) => {
                 Ok(ListenAddress::Tcp { host: host.to_owned(), port })
             }
-            _ => Err(odd()),
+            _ => Err(invalid()),
         }
     }
 
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(ListenAddress::parse("tcp://*:0").unwrap(), tcp("*", 0));
         assert_eq!(ListenAddress::parse("tcp://[::1]:*").unwrap(), tcp("[::1]", 0));
         assert_eq!(ListenAddress::parse("ipc:///a/b").unwrap(), ListenAddress::Ipc("/a/b".into()));
-        let odd = [
+        let invalid = [
             "",
             "tcp://",
             "tcp://a",
@@ -127,7 +128,7 @@ mod tests {
             "tcp://a b:1",
             "tcp://::1:1",
         ];
-        for text in odd.iter().chain(&["ipc://", "ipc://a b", "udp://a:1"]) {
+        for text in invalid.iter().chain(&["ipc://", "ipc://a b", "udp://a:1"]) {
             assert!(ListenAddress::parse(text).is_err(), "{:?}", text);
         }
     }

@@ -19,26 +19,26 @@ const DRIFT: f64 = 1.001;
 impl PublisherMachine {
     /// Handles a hello (P3).
     pub(super) fn hello(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
-        if let Some((code, text)) = self.misfit(key, hello) {
-            return self.turn_away((from, key), hello, code, &text, now);
+        if let Some((code, text)) = self.key_refusal(key, hello) {
+            return self.refuse_hello((from, key), hello, code, &text, now);
         }
         if let Some(text) = contradiction(hello) {
             self.malformed += 1;
-            return self.turn_away((from, key), hello, "malformed", &text, now);
+            return self.refuse_hello((from, key), hello, "malformed", &text, now);
         }
         if self.runs_unpublished(hello) {
-            let text = self.stale(hello);
-            return self.turn_away((from, key), hello, "stale-epoch", &text, now);
+            let text = self.stale_epoch_text(hello);
+            return self.refuse_hello((from, key), hello, "stale-epoch", &text, now);
         }
         if hello.epoch > self.epoch() {
             // R10: a relay may name an epoch of workers behind it, and is welcome itself.
             let own = self.epoch();
             if is_relay(hello) && hello.models.values().flatten().all(|runs| runs.epoch <= own) {
-                return self.outbid_for(from, key, hello, now);
+                return self.renew_for_relay(from, key, hello, now);
             }
             let epoch = match self.epoch_above(hello) {
                 Ok(epoch) => epoch,
-                Err(text) => return self.turn_away((from, key), hello, "stale-epoch", &text, now),
+                Err(text) => return self.refuse_hello((from, key), hello, "stale-epoch", &text, now),
             };
             match self.renewed_at.map(|at| now.saturating_sub(at)) {
                 // Ignore the hello, which the worker repeats: each change of the epoch makes all
@@ -51,7 +51,7 @@ impl PublisherMachine {
                         ago.as_secs(),
                         self.renewal_pause.as_secs()
                     );
-                    return self.turn_away((from, key), hello, "stale-epoch", &text, now);
+                    return self.refuse_hello((from, key), hello, "stale-epoch", &text, now);
                 }
                 _ => self.renew(epoch, hello, now),
             }
@@ -65,7 +65,7 @@ impl PublisherMachine {
 
     /// Takes an epoch later than the one that a relay names for workers behind it, if it can, and
     /// admits the relay in any case (R10).
-    fn outbid_for(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
+    fn renew_for_relay(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         let paused = self.renewed_at.map_or(false, |at| {
             let ago = now.saturating_sub(at);
             ago < self.timing.lost_after || ago < self.renewal_pause
@@ -91,29 +91,29 @@ impl PublisherMachine {
                 self.lose(&hello.name, PeerEvent::Contested, "its connection is closed", now);
                 self.admit(from, key, hello, now);
             }
-            Admission::Contested => self.say(&hello.name, FromPublisher::Ping(Ping::default())),
+            Admission::Contested => self.send_header(&hello.name, FromPublisher::Ping(Ping::default())),
             Admission::Taken => {
-                let text = self.name_taken(&hello.name);
-                self.turn_away((from, key), hello, "name-taken", &text, now);
+                let text = self.name_taken_text(&hello.name);
+                self.refuse_hello((from, key), hello, "name-taken", &text, now);
             }
             Admission::Full => {
                 let text = "the roster is full: stop some workers, or start another publisher";
-                self.turn_away((from, key), hello, "limit", text, now);
+                self.refuse_hello((from, key), hello, "limit", text, now);
             }
         }
     }
 
     /// Refuses a worker with this code and text. Reports the refusal to the user once, although the
     /// worker repeats its hello.
-    fn turn_away(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
+    fn refuse_hello(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
         self.refuse(from, code, text, None);
         let refusal = format!("worker {} is refused ({}): {}", hello.name, code, text);
         if self.absent.note(hello, code, &refusal, now) {
-            self.tell_of(WorkerEventKind::Refused, &hello.name, key, refusal, now);
+            self.notify_limited(WorkerEventKind::Refused, &hello.name, key, refusal, now);
         }
     }
 
-    fn name_taken(&self, name: &str) -> String {
+    fn name_taken_text(&self, name: &str) -> String {
         let peer = self.roster.get(name);
         let last = peer.and_then(|peer| peer.through.last());
         let place = last.map_or_else(String::new, |relay| format!(" behind relay {}", relay));
@@ -131,9 +131,9 @@ impl PublisherMachine {
     }
 
     fn welcome(&mut self, name: &str, admission: Admission, now: Time) {
-        self.absent.joined(name);
+        self.absent.remove(name);
         if admission == Admission::New {
-            self.tell(WorkerEventKind::Joined, name, format!("worker {} joined", name));
+            self.notify(WorkerEventKind::Joined, name, format!("worker {} joined", name));
         }
         let hello = match self.roster.get(name) {
             Some(peer) => peer.hello.clone(),
@@ -148,7 +148,7 @@ impl PublisherMachine {
         let runs: Vec<_> =
             running.iter().map(|(model, its)| (model.clone(), its.epoch, its.version)).collect();
         if let Some(peer) = self.roster.get_mut(name) {
-            peer.welcomed(running);
+            peer.begin_session(running);
         }
         let mut features = Vec::new();
         if is_relay(&hello) {
@@ -164,26 +164,26 @@ impl PublisherMachine {
             data: self.data_endpoint.clone(),
             ping_ms: millis(self.timing.ping),
             lost_ms: millis(self.timing.lost_after).max(2),
-            models: self.store.latest(name, hello.models.keys()),
+            models: self.store.latest_by_model(name, hello.models.keys()),
             age_ms: self.age.as_ref().map_or(0, |age| (age().as_millis() as u64).min(INTEGER_MAX)), // P1
             features,
             keys: self.group_keys(),
             ..Default::default()
         };
-        self.say(name, FromPublisher::Welcome(welcome));
-        self.rename(name);
-        self.back(name, now);
+        self.send_header(name, FromPublisher::Welcome(welcome));
+        self.send_renames(name);
+        self.resume_worker(name, now);
         for (model, epoch, version) in runs {
-            if let Some(versions) = self.store.of(&model, epoch) {
-                versions.left(name, version + 1);
+            if let Some(versions) = self.store.in_epoch(&model, epoch) {
+                versions.end_receiving(name, version + 1);
             }
-            self.arrived(name, &model, "", now);
+            self.note_running(name, &model, "", now);
         }
     }
 
     /// Sends the worker a `rename` for each running version whose bytes equal those of the latest
     /// version (P21).
-    fn rename(&mut self, name: &str) {
+    fn send_renames(&mut self, name: &str) {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == RENAMING) => peer,
             _ => return,
@@ -207,7 +207,7 @@ impl PublisherMachine {
             }
         }
         for rename in renamed {
-            self.say(name, FromPublisher::Rename(rename));
+            self.send_header(name, FromPublisher::Rename(rename));
         }
     }
 
@@ -224,7 +224,7 @@ impl PublisherMachine {
                 Some(drawn) => drawn,
                 None => return Vec::new(),
             };
-            self.roster.assign_token(name, token.clone());
+            self.roster.set_token(name, token.clone());
         }
         vec![format!("{}.{}", UPSTREAM, token)]
     }
@@ -233,7 +233,8 @@ impl PublisherMachine {
 
     /// True if a worker runs a version of the current epoch that this publisher never published.
     fn runs_unpublished(&self, hello: &Hello) -> bool {
-        let had = |model: &str, number| self.store.models.get(model).map_or(false, |its| its.had(number));
+        let had =
+            |model: &str, number| self.store.models.get(model).map_or(false, |its| its.was_published(number));
         hello.models.iter().any(|(model, running)| {
             running.as_ref().map_or(false, |its| its.epoch == self.epoch() && !had(model, its.version))
         })
@@ -249,12 +250,12 @@ impl PublisherMachine {
     fn epoch_above(&self, hello: &Hello) -> Result<u64, String> {
         let age = match &self.age {
             Some(age) => age(),
-            None => return Err(self.stale(hello)),
+            None => return Err(self.stale_epoch_text(hello)),
         };
         let mine = (age.as_secs_f64() * DRIFT * 1000.0).ceil() as u64;
         let later_by = match hello.age_ms.checked_sub(mine).filter(|&later_by| later_by > 0) {
             Some(later_by) => later_by,
-            None => return Err(self.stale(hello)),
+            None => return Err(self.stale_epoch_text(hello)),
         };
         let latest = match self.time_ms() {
             Some(now) => {
@@ -274,7 +275,7 @@ impl PublisherMachine {
         ))
     }
 
-    fn stale(&self, hello: &Hello) -> String {
+    fn stale_epoch_text(&self, hello: &Hello) -> String {
         let chosen = match self.age {
             None => "its epoch was chosen, and stays",
             Some(_) => "it did not start after that",
@@ -300,12 +301,12 @@ impl PublisherMachine {
             hello.name,
             hello.epoch
         );
-        self.tell(WorkerEventKind::Notice, "", text);
+        self.notify(WorkerEventKind::Notice, "", text);
         let models: Vec<String> = self.store.models.keys().cloned().collect();
         for model in &models {
             let pending = self.store.models.get(model).and_then(|versions| versions.pending());
             if let Some(pending) = pending {
-                self.give_up(model, pending, "its publisher takes a new epoch", now);
+                self.end_pending_call(model, pending, "its publisher takes a new epoch", now);
             }
             self.perform(Effect::Withdraw { model: model.clone() });
             self.end_pushes(model);
@@ -314,18 +315,18 @@ impl PublisherMachine {
         if self.renewed_at.replace(now).is_some() {
             self.renewal_pause = (2 * self.renewal_pause).min(RENEWAL_PAUSES * self.timing.lost_after);
         }
-        self.calls_renewed(before, epoch);
+        self.renew_calls(before, epoch);
         for model in &models {
             let latest = self.store.models.get(model).and_then(|versions| versions.latest());
             if let Some(latest) = latest {
-                self.settled(model, latest);
+                self.store_latest(model, latest);
             }
         }
         let mut recipients = Vec::new();
         for peer in self.roster.iter_mut() {
-            peer.forget();
-            peer.seen.forget_failures(); // their versions are numbered anew
-            recipients.extend(Some(peer.identity.clone()).filter(|_| !peer.lost() && peer.in_session()));
+            peer.forget_deliveries();
+            peer.observed.forget_failures(); // their versions are numbered anew
+            recipients.extend(Some(peer.identity.clone()).filter(|_| !peer.is_lost() && peer.in_session()));
         }
         for to in recipients {
             // A pong of another epoch ends the session.

@@ -22,10 +22,10 @@
 //! is no relay.
 
 use super::absent::{Absent, Oversights};
-use super::behind::Contests;
+use super::behind::ContestedRows;
 use super::calls::Calls;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
-use super::observers::{News, Observers};
+use super::observers::{Observers, PossibleChange};
 use super::phases::{PeerEvent, PeerPhase};
 use super::push::Push;
 use super::rate_limits::{cost_of, Notices, RateLimits};
@@ -64,7 +64,7 @@ pub struct PublisherMachine {
     // that version.
     pub(super) pushes: BTreeMap<String, Push>,
     pub(super) absent: Absent,
-    pub(super) contests: Contests,
+    pub(super) contested_rows: ContestedRows,
     pub(super) renewed_at: Option<Time>,
     pub(super) renewal_pause: Duration, // least time between two changes of the epoch
     pub(super) trust: Option<Trust>,    // None without keys
@@ -76,8 +76,8 @@ pub struct PublisherMachine {
     pub address: String,
     limits: RateLimits,
     notices: Notices,
-    beacon_at: Time,
-    out: Vec<Effect>,
+    next_beacon_at: Time,
+    effects: Vec<Effect>,
 }
 
 impl PublisherMachine {
@@ -100,7 +100,7 @@ impl PublisherMachine {
             calls: Calls::default(),
             pushes: BTreeMap::new(),
             absent: Absent::default(),
-            contests: Contests::default(),
+            contested_rows: ContestedRows::default(),
             renewed_at: None,
             renewal_pause: timing.lost_after,
             trust: None,
@@ -111,8 +111,8 @@ impl PublisherMachine {
             limits: RateLimits::new(timing.ping),
             notices: Notices::default(),
             timing,
-            beacon_at: Time::ZERO,
-            out: Vec::new(),
+            next_beacon_at: Time::ZERO,
+            effects: Vec::new(),
         }
     }
 
@@ -124,13 +124,13 @@ impl PublisherMachine {
     // Sending.
 
     /// Reports an event to the user.
-    pub(super) fn tell(&mut self, kind: WorkerEventKind, worker: &str, text: String) {
-        self.out.push(Effect::Tell(WorkerEvent { kind, worker: worker.to_owned(), text }));
+    pub(super) fn notify(&mut self, kind: WorkerEventKind, worker: &str, text: String) {
+        self.effects.push(Effect::Notify(WorkerEvent { kind, worker: worker.to_owned(), text }));
     }
 
     /// Reports an event that a worker can cause any number of times. Each worker, or each key if
     /// there are keys, has its own rate limit, so that no peer's events suppress those of others.
-    pub(super) fn tell_of(
+    pub(super) fn notify_limited(
         &mut self,
         kind: WorkerEventKind,
         worker: &str,
@@ -143,23 +143,23 @@ impl PublisherMachine {
             if unreported > 0 {
                 text += &format!(" (and {} more that were not reported)", unreported);
             }
-            self.tell(kind, worker, text);
+            self.notify(kind, worker, text);
         }
     }
 
     pub(super) fn perform(&mut self, effect: Effect) {
-        self.out.push(effect);
+        self.effects.push(effect);
     }
 
     /// Sends a message to a worker, if the worker is on the roster and has a connection here.
     pub(super) fn send(&mut self, name: &str, message: FromPublisher, payload: Payload) {
         if let Some(peer) = self.roster.get(name).filter(|peer| !peer.identity.is_empty()) {
             let to = peer.identity.clone();
-            self.out.push(Effect::Send { to, message, payload });
+            self.effects.push(Effect::Send { to, message, payload });
         }
     }
 
-    pub(super) fn say(&mut self, name: &str, message: FromPublisher) {
+    pub(super) fn send_header(&mut self, name: &str, message: FromPublisher) {
         self.send(name, message, Payload::None);
     }
 
@@ -180,7 +180,7 @@ impl PublisherMachine {
             ..Default::default()
         };
         let message = FromPublisher::Refuse(refuse);
-        self.out.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
+        self.effects.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
     }
 
     /// Drops unneeded versions, then returns the effects. The order matters: a caller whose publish
@@ -191,7 +191,7 @@ impl PublisherMachine {
         self.pushes.retain(|_, push| {
             store.models.get(&push.model).map_or(false, |versions| versions.get(push.number).is_some())
         });
-        std::mem::take(&mut self.out)
+        std::mem::take(&mut self.effects)
     }
 
     // Receiving.
@@ -213,7 +213,7 @@ impl PublisherMachine {
         now: Time,
     ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
-        if self.is_of_another(name.as_deref(), key) {
+        if self.belongs_to_other_key(name.as_deref(), key) {
             return vec![Effect::HangUp]; // K10: the identity is chosen by the peer, and belongs to another key
         }
         let unparsed_cost = cost_of(None, false);
@@ -239,7 +239,7 @@ impl PublisherMachine {
                 self.refuse(from, error.code(), &error.to_string(), None);
             }
             (Ok(ToPublisher::Observer(FromObserver::Observe(asked))), _) => {
-                self.observed(from, key, &asked, now)
+                self.answer_observer(from, key, &asked, now)
             }
             (Ok(ToPublisher::Observer(FromObserver::Verify(asked))), _) => self.verify(from, key, asked, now),
             (Ok(ToPublisher::Worker(FromWorker::Hello(hello))), _) => self.hello(from, key, &hello, now),
@@ -262,21 +262,21 @@ impl PublisherMachine {
         if self.roster.get(name).map_or(false, away) {
             return self.drop_session(name, "this relay was away", now); // R5: its reports may be lost
         }
-        self.heard(name, now);
-        self.tell_keys(name);
-        let news = News::of(&message);
-        self.heed(name, message, now);
-        self.tell_observers(name, news, now);
+        self.note_message(name, now);
+        self.send_group_key(name);
+        let change = PossibleChange::of(&message);
+        self.dispatch(name, message, now);
+        self.note_for_observers(name, change, now);
     }
 
-    fn heed(&mut self, name: &str, message: FromWorker, now: Time) {
+    fn dispatch(&mut self, name: &str, message: FromWorker, now: Time) {
         match message {
             FromWorker::Fetch(fetch) => self.fetch(name, &fetch, now),
             FromWorker::Progress(report) => self.progress(name, &report, now),
             FromWorker::Staged(report) => self.staged(name, &report, now),
             FromWorker::Applied(report) => {
                 if let Some(peer) = self.roster.get_mut(name) {
-                    peer.tore(&report.model, false);
+                    peer.set_torn(&report.model, false);
                 }
                 self.applied(name, report, now);
             }
@@ -300,11 +300,11 @@ impl PublisherMachine {
             _ => return None,
         };
         let peer = self.roster.get_mut(&name)?;
-        if !peer.lost() && !peer.torn.contains(&report.model) {
-            let news = News::Of(report.model.clone());
-            peer.heard(now);
+        if !peer.is_lost() && !peer.torn.contains(&report.model) {
+            let change = PossibleChange::Model(report.model.clone());
+            peer.note_message(now);
             self.applied(&name, report, now);
-            self.tell_observers(&name, news, now);
+            self.note_for_observers(&name, change, now);
         }
         Some(self.finish())
     }
@@ -316,7 +316,7 @@ impl PublisherMachine {
     pub fn unreachable(&mut self, identity: &[u8], now: Time) -> Vec<Effect> {
         if let Some(name) = self.roster.by_identity(identity).map(str::to_owned) {
             if let Some(peer) = self.roster.get_mut(&name).filter(|peer| peer.phase.is(PeerPhase::Here)) {
-                peer.closed(now);
+                peer.note_closed(now);
                 if peer.contested_at.is_some() {
                     self.lose(&name, PeerEvent::Contested, "its connection is closed", now);
                 }
@@ -351,11 +351,11 @@ impl PublisherMachine {
         if self.limits.recovered(now) {
             self.perform(Effect::GiveMemoryBack);
         }
-        self.handle_contests(now);
-        self.look_after(now);
-        self.overlooked(now);
-        if now >= self.beacon_at {
-            self.beacon_at = now + self.timing.ping;
+        self.handle_contested_rows(now);
+        self.check_workers(now);
+        self.report_oversights(now);
+        if now >= self.next_beacon_at {
+            self.next_beacon_at = now + self.timing.ping;
             let settled = self.store.models.iter().filter(|(_, versions)| versions.latest().is_some());
             let beacons: Vec<_> =
                 settled.map(|(model, _)| (control_topic(model), self.beacon(model))).collect();
@@ -374,7 +374,7 @@ impl PublisherMachine {
 
     /// Ends every open publish with its results so far (P20).
     pub fn close(&mut self, now: Time) -> Vec<Effect> {
-        self.calls.end_at(now);
+        self.calls.expire(now);
         self.settle_all(now);
         self.finish()
     }

@@ -22,9 +22,9 @@ use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-const OBSERVER_LIFE: Duration = Duration::from_secs(3); // maximum silence of an observer
+const OBSERVER_SILENCE_MAX: Duration = Duration::from_secs(3); // maximum silence of an observer
 const PAGES_MAX: u64 = 2; // pages per request: some ten milliseconds of work at most
-const ROWS: Rate = Rate(16_384.0, 4096.0); // rows for all observers together
+const ROW_RATE: Rate = Rate(16_384.0, 4096.0); // rows for all observers together
 const EVENTS_OF_WORKER: usize = 16; // above this, a new event replaces the worker's oldest event
 const VERSIONS_TIMED: usize = 4096; // versions of a model whose time of publish is kept
 pub const NO_OBSERVER: &str =
@@ -34,7 +34,7 @@ pub const NO_OBSERVER: &str =
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
 /// The last recorded state of a model at a worker: the running, arriving and failed versions.
-type Reported = (Key, Option<(u64, ProgressPhase, u64)>, Option<(u64, String)>);
+type ReportedState = (Key, Option<(u64, ProgressPhase, u64)>, Option<(u64, String)>);
 
 /// Data about a worker that only observers receive, by model.
 #[derive(Default)]
@@ -44,12 +44,12 @@ pub struct ObserverRecord {
     /// The version that the worker failed to apply, and the error text.
     pub failed: BTreeMap<String, (u64, String)>,
     subscribed: Option<bool>,
-    reported: BTreeMap<String, Reported>,
+    reported: BTreeMap<String, ReportedState>,
 }
 
 /// The facts about a model that are sent to observers.
 #[derive(Default)]
-pub struct ModelSeen {
+pub struct ObservedModel {
     pub latest: Key,
     pub nbytes: u64,
     pub metadata: Metadata,
@@ -62,9 +62,9 @@ pub struct ModelSeen {
 /// The observers of a publisher, and the data that only observers receive.
 pub struct Observers {
     clock: Option<Clock>, // `None`: time_ms is 0
-    asked: HashMap<Identity, Time>,
+    last_requests: HashMap<Identity, Time>,
     rows: TokenBucket,
-    models: BTreeMap<String, ModelSeen>,
+    models: BTreeMap<String, ObservedModel>,
     events: VecDeque<(u64, Time, WorkerEvent)>,
 }
 
@@ -72,7 +72,7 @@ impl Default for Observers {
     fn default() -> Observers {
         Observers {
             clock: None,
-            asked: HashMap::new(),
+            last_requests: HashMap::new(),
             rows: TokenBucket::new(Time::ZERO),
             models: BTreeMap::new(),
             events: VecDeque::new(),
@@ -102,36 +102,36 @@ impl Observers {
 
     /// Returns true, and records the observer's request, unless there are too many observers.
     fn admit(&mut self, from: &[u8], now: Time) -> bool {
-        self.asked.retain(|_, at| now.saturating_sub(*at) < OBSERVER_LIFE);
-        let room = self.asked.len() < OBSERVERS_MAX || self.asked.contains_key(from);
+        self.last_requests.retain(|_, at| now.saturating_sub(*at) < OBSERVER_SILENCE_MAX);
+        let room = self.last_requests.len() < OBSERVERS_MAX || self.last_requests.contains_key(from);
         if room {
-            self.asked.insert(from.to_vec(), now);
+            self.last_requests.insert(from.to_vec(), now);
         }
         room
     }
 }
 
 /// What a worker's message may change for observers.
-pub(super) enum News {
-    Nothing,
+pub(super) enum PossibleChange {
+    None,
     Transport,
-    Of(String),
+    Model(String),
     Failed { model: String, version: u64, error: String },
 }
 
-impl News {
-    pub fn of(message: &FromWorker) -> News {
+impl PossibleChange {
+    pub fn of(message: &FromWorker) -> PossibleChange {
         match message {
-            FromWorker::Ping(_) => News::Transport,
-            FromWorker::Progress(report) => News::Of(report.model.clone()),
-            FromWorker::Staged(report) => News::Of(report.model.clone()),
-            FromWorker::Applied(report) => News::Of(report.model.clone()),
+            FromWorker::Ping(_) => PossibleChange::Transport,
+            FromWorker::Progress(report) => PossibleChange::Model(report.model.clone()),
+            FromWorker::Staged(report) => PossibleChange::Model(report.model.clone()),
+            FromWorker::Applied(report) => PossibleChange::Model(report.model.clone()),
             FromWorker::Failed(report) => {
                 let text = printable(&report.text, ERROR_MAX - report.code.len() - 2);
                 let error = format!("{}: {}", report.code, text);
-                News::Failed { model: report.model.clone(), version: report.version, error }
+                PossibleChange::Failed { model: report.model.clone(), version: report.version, error }
             }
-            _ => News::Nothing,
+            _ => PossibleChange::None,
         }
     }
 }
@@ -166,24 +166,26 @@ impl PublisherMachine {
 
     /// Records that a worker has changed, if its message has changed something that observers are
     /// sent. Must be called after the message was handled.
-    pub(super) fn tell_observers(&mut self, name: &str, news: News, now: Time) {
+    pub(super) fn note_for_observers(&mut self, name: &str, change: PossibleChange, now: Time) {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
             Some(peer) => peer,
             None => return,
         };
-        let changed = match news {
-            News::Nothing => false,
-            News::Transport => peer.seen.subscribed.replace(peer.subscribed) != Some(peer.subscribed),
-            News::Of(model) if peer.wants(&model) => {
-                settled(peer, &model, epoch, self.observers.models.get(&model), now);
-                is_news(peer, &model)
+        let changed = match change {
+            PossibleChange::None => false,
+            PossibleChange::Transport => {
+                peer.observed.subscribed.replace(peer.subscribed) != Some(peer.subscribed)
             }
-            News::Failed { model, version, error } if peer.wants(&model) => {
-                peer.seen.note_failure(&model, version, &error);
-                is_news(peer, &model)
+            PossibleChange::Model(model) if peer.subscribes_to(&model) => {
+                record_outcome(peer, &model, epoch, self.observers.models.get(&model), now);
+                record_if_changed(peer, &model)
             }
-            News::Of(_) | News::Failed { .. } => false,
+            PossibleChange::Failed { model, version, error } if peer.subscribes_to(&model) => {
+                peer.observed.note_failure(&model, version, &error);
+                record_if_changed(peer, &model)
+            }
+            PossibleChange::Model(_) | PossibleChange::Failed { .. } => false,
         };
         if changed {
             self.roster.touch(name);
@@ -191,7 +193,7 @@ impl PublisherMachine {
     }
 
     /// Records that a relay has reported a worker behind it, and what it does with these models.
-    pub(super) fn tell_reported<'a>(
+    pub(super) fn note_rows_for_observers<'a>(
         &mut self,
         name: &str,
         models: impl Iterator<Item = &'a String>,
@@ -200,18 +202,18 @@ impl PublisherMachine {
         let epoch = self.epoch();
         if let Some(peer) = self.roster.get_mut(name) {
             for model in models {
-                settled(peer, model, epoch, self.observers.models.get(model), now);
+                record_outcome(peer, model, epoch, self.observers.models.get(model), now);
             }
         }
         self.roster.touch(name);
     }
 
     /// Records an event for observers when it is reported to the listener.
-    pub fn happened(&mut self, event: &WorkerEvent, now: Time) {
+    pub fn record_event(&mut self, event: &WorkerEvent, now: Time) {
         if event.worker.is_empty() {
             return;
         }
-        let revision = self.roster.revise();
+        let revision = self.roster.next_revision();
         self.observers.events.push_back((revision, now, event.clone()));
         if self.observers.events.len() > EVENTS_LISTED {
             self.observers.drop_event(&event.worker);
@@ -223,8 +225,8 @@ impl PublisherMachine {
 
     /// Answers a request of an observer, or refuses the request if the peer's key does not permit
     /// it (K4).
-    pub(super) fn observed(&mut self, from: &[u8], key: &str, asked: &Observe, now: Time) {
-        if !self.may_look_on(key) {
+    pub(super) fn answer_observer(&mut self, from: &[u8], key: &str, asked: &Observe, now: Time) {
+        if !self.may_observe(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
         }
         if !self.observers.admit(from, now) {
@@ -240,19 +242,19 @@ impl PublisherMachine {
     /// Returns the headers of the pages that answer a request: as many changes since its revision
     /// as fit.
     fn pages(&mut self, asked: &Observe, now: Time) -> Vec<Vec<u8>> {
-        self.look_at_models();
+        self.update_models();
         let (epoch, latest) = (self.epoch(), self.roster.revision());
         let since = if asked.epoch == epoch && asked.since <= latest { asked.since } else { 0 };
         let Observers { rows, models, events, .. } = &mut self.observers;
         let (mut pages, mut page, mut more) = (Vec::new(), Page::new(since), false);
-        for (at, what) in changed(models, events, &self.roster, since) {
-            more = !rows.take(1.0, ROWS, now);
-            if !more && !page.takes(at, &what, &self.store, &self.timing, now) {
+        for (at, what) in changes_since(models, events, &self.roster, since) {
+            more = !rows.take(1.0, ROW_RATE, now);
+            if !more && !page.try_add(at, &what, &self.store, &self.timing, now) {
                 more = pages.len() + 1 >= asked.pages.min(PAGES_MAX) as usize;
                 if !more {
                     let next = Page::new(page.revision);
                     pages.push(std::mem::replace(&mut page, next));
-                    page.takes(at, &what, &self.store, &self.timing, now);
+                    page.try_add(at, &what, &self.store, &self.timing, now);
                 }
             }
             if more {
@@ -269,13 +271,13 @@ impl PublisherMachine {
 
     /// Records new latest versions of models, and touches the workers whose newest version,
     /// published to them by name, has changed.
-    fn look_at_models(&mut self) {
+    fn update_models(&mut self) {
         for (name, versions) in &self.store.models {
             let model = self.observers.models.entry(name.clone()).or_default();
             let latest = versions.latest().and_then(|number| versions.get(number));
             if let Some(latest) = latest.filter(|latest| self.store.key(latest.number) != model.latest) {
                 model.latest = self.store.key(latest.number);
-                (model.revision, model.nbytes) = (self.roster.revise(), latest.content.plan.nbytes);
+                (model.revision, model.nbytes) = (self.roster.next_revision(), latest.content.plan.nbytes);
                 model.metadata = latest.content.metadata.clone();
             }
             let (before, targeted) = (&model.targeted, versions.targeted());
@@ -292,8 +294,8 @@ impl PublisherMachine {
 
 /// Returns the changes after the revision `since`, oldest first, each with its unique revision: as
 /// many as fit the pages of an answer.
-fn changed<'a>(
-    models: &'a BTreeMap<String, ModelSeen>,
+fn changes_since<'a>(
+    models: &'a BTreeMap<String, ObservedModel>,
     events: &'a VecDeque<(u64, Time, WorkerEvent)>,
     roster: &'a Roster,
     since: u64,
@@ -311,26 +313,26 @@ fn changed<'a>(
 
 /// Records the time from publish to report of the version that a worker runs. Removes the record of
 /// a failure that this version resolves.
-fn settled(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ModelSeen>, now: Time) {
-    let (of, version) = peer.runs(model);
-    let new = of == epoch && peer.seen.took.get(model).map(|(number, _)| *number) != Some(version);
+fn record_outcome(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ObservedModel>, now: Time) {
+    let (of, version) = peer.running_key(model);
+    let new = of == epoch && peer.observed.took.get(model).map(|(number, _)| *number) != Some(version);
     if let Some(published) = seen.and_then(|seen| seen.times.get(&version)).filter(|_| new) {
         let took = (now.saturating_sub(*published).as_micros() as u64).max(1);
-        peer.seen.took.insert(model.to_owned(), (version, took));
+        peer.observed.took.insert(model.to_owned(), (version, took));
     }
-    if peer.seen.failed.get(model).map_or(false, |(failed, _)| *failed <= version) {
-        peer.seen.failed.remove(model);
+    if peer.observed.failed.get(model).map_or(false, |(failed, _)| *failed <= version) {
+        peer.observed.failed.remove(model);
     }
 }
 
 /// Returns true, and records the new state, if the state of a model at a worker differs from the
 /// state recorded for observers.
-fn is_news(peer: &mut Peer, model: &str) -> bool {
+fn record_if_changed(peer: &mut Peer, model: &str) -> bool {
     let at = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
-    let now = (peer.runs(model), at, peer.seen.failed.get(model).cloned());
-    let changed = peer.seen.reported.get(model) != Some(&now);
+    let now = (peer.running_key(model), at, peer.observed.failed.get(model).cloned());
+    let changed = peer.observed.reported.get(model) != Some(&now);
     if changed {
-        peer.seen.reported.insert(model.to_owned(), now);
+        peer.observed.reported.insert(model.to_owned(), now);
     }
     changed
 }
@@ -345,7 +347,7 @@ mod tests {
         let mut happens = |worker: &str| {
             let kind = crate::publisher::effects::WorkerEventKind::Joined;
             let event = WorkerEvent { kind, worker: worker.to_owned(), text: String::new() };
-            machine.happened(&event, Time::ZERO);
+            machine.record_event(&event, Time::ZERO);
         };
         happens("good");
         (0..1000).for_each(|_| happens("noisy"));

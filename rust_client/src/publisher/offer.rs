@@ -42,11 +42,11 @@ impl VersionPatch {
     /// True if a worker accepts patches, and its running version of the model is the base of this
     /// patch.
     pub fn is_for(&self, peer: &Peer, model: &str) -> bool {
-        takes_patches(peer) && peer.running.get(model) == Some(&self.base)
+        accepts_patches(peer) && peer.running.get(model) == Some(&self.base)
     }
 }
 
-pub fn takes_patches(peer: &Peer) -> bool {
+pub fn accepts_patches(peer: &Peer) -> bool {
     peer.hello.features.iter().any(|feature| feature == DELTA)
 }
 

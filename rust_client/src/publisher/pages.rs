@@ -1,9 +1,9 @@
 //! Pages of the roster for observers: messages whose JSON header has as many rows as fit.
 
 use super::effects::WorkerEvent;
-use super::observers::ModelSeen;
+use super::observers::ObservedModel;
 use super::roster::Peer;
-use super::status::{count_of, state_of};
+use super::status::{chunk_count, state_of};
 use super::store::Store;
 use crate::limits::{Timing, ERROR_MAX, HEADER_BYTES_MAX, LABEL_MAX, PAGE_ROWS_MAX, VERSIONS_LISTED};
 use crate::messages::{
@@ -15,11 +15,11 @@ use serde::Serialize;
 use std::time::Duration;
 
 pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // for rows; the other fields take the rest
-const SHORT: usize = 64; // characters of each error of a worker whose row is too long for a page
+const SHORT_ERROR: usize = 64; // characters of each error of a worker whose row is too long for a page
 
 /// A change to send to observers.
 pub enum Changed<'a> {
-    Model(&'a str, &'a ModelSeen),
+    Model(&'a str, &'a ObservedModel),
     Worker(&'a Peer),
     Event(Time, &'a WorkerEvent),
 }
@@ -32,23 +32,23 @@ pub struct Page {
     models: Vec<ModelRow>,
     rows: Vec<WorkerRow>,
     events: Vec<Happened>,
-    room: usize,
-    count: usize,
+    bytes_left: usize,
+    row_count: usize,
 }
 
 impl Page {
     pub fn new(since: u64) -> Page {
         let (models, rows, events) = (Vec::new(), Vec::new(), Vec::new());
-        Page { revision: since, since, models, rows, events, room: PAGE_BYTES, count: 0 }
+        Page { revision: since, since, models, rows, events, bytes_left: PAGE_BYTES, row_count: 0 }
     }
 
     /// Adds a change with the revision `at`. Returns false if the page has no room for the change;
     /// an empty page has room for any.
-    pub fn takes(&mut self, at: u64, what: &Changed, store: &Store, timing: &Timing, now: Time) -> bool {
+    pub fn try_add(&mut self, at: u64, what: &Changed, store: &Store, timing: &Timing, now: Time) -> bool {
         match what {
             Changed::Model(name, model) => {
                 let row = model_row(name, model, now);
-                self.fits(at, &row).then(|| self.models.push(row)).is_some()
+                self.reserve(at, &row).then(|| self.models.push(row)).is_some()
             }
             Changed::Event(time, event) => {
                 let row = Happened {
@@ -58,24 +58,25 @@ impl Page {
                     age_ms: millis(now, *time),
                     ..Default::default()
                 };
-                self.fits(at, &row).then(|| self.events.push(row)).is_some()
+                self.reserve(at, &row).then(|| self.events.push(row)).is_some()
             }
             Changed::Worker(peer) => {
                 let row = worker_row(peer, ERROR_MAX, store, timing, now);
                 let short = nbytes(&row) > PAGE_BYTES;
-                let row = if short { worker_row(peer, SHORT, store, timing, now) } else { row };
-                self.fits(at, &row).then(|| self.rows.push(row)).is_some()
+                let row = if short { worker_row(peer, SHORT_ERROR, store, timing, now) } else { row };
+                self.reserve(at, &row).then(|| self.rows.push(row)).is_some()
             }
         }
     }
 
     /// True if a row with the revision `at` fits; the page then has its bytes.
-    fn fits(&mut self, at: u64, row: &impl Serialize) -> bool {
+    fn reserve(&mut self, at: u64, row: &impl Serialize) -> bool {
         let nbytes = nbytes(row);
-        if self.count > 0 && (nbytes > self.room || self.count >= PAGE_ROWS_MAX) {
+        if self.row_count > 0 && (nbytes > self.bytes_left || self.row_count >= PAGE_ROWS_MAX) {
             return false;
         }
-        (self.room, self.count, self.revision) = (self.room.saturating_sub(nbytes), self.count + 1, at);
+        (self.bytes_left, self.row_count, self.revision) =
+            (self.bytes_left.saturating_sub(nbytes), self.row_count + 1, at);
         true
     }
 
@@ -112,7 +113,7 @@ fn nbytes(row: &impl Serialize) -> usize {
 }
 
 /// Returns the row of a model, with the ages of its latest version and of some earlier ones.
-fn model_row(name: &str, model: &ModelSeen, now: Time) -> ModelRow {
+fn model_row(name: &str, model: &ObservedModel, now: Time) -> ModelRow {
     let version = model.latest.1;
     let (mut published, mut step) = (Vec::new(), 0u64);
     for back in 0..VERSIONS_LISTED {
@@ -130,7 +131,7 @@ fn model_row(name: &str, model: &ModelSeen, now: Time) -> ModelRow {
 
 /// Returns the row of a worker, with at most `error_max` characters of each error.
 fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now: Time) -> WorkerRow {
-    let standing = |model: &String| (model.clone(), standing_of(peer, model, error_max, store, now));
+    let doing = |model: &String| (model.clone(), doing_of(peer, model, error_max, store, now));
     WorkerRow {
         name: peer.hello.name.clone(),
         state: state_of(peer, timing, now),
@@ -140,7 +141,7 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
             (false, false) => WorkerRowRoad::Pulled,
         },
         heard_ms: millis(now, peer.heard_at),
-        models: peer.hello.models.keys().map(standing).collect(),
+        models: peer.hello.models.keys().map(doing).collect(),
         client: printable(&peer.hello.client, LABEL_MAX),
         host: printable(&peer.hello.host, LABEL_MAX),
         pid: peer.hello.pid,
@@ -150,25 +151,25 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
     }
 }
 
-fn standing_of(peer: &Peer, model: &str, error_max: usize, store: &Store, now: Time) -> Doing {
-    let (epoch, version) = peer.runs(model);
-    let took = peer.seen.took.get(model).filter(|(number, _)| *number == version);
-    let mut standing = Doing {
+fn doing_of(peer: &Peer, model: &str, error_max: usize, store: &Store, now: Time) -> Doing {
+    let (epoch, version) = peer.running_key(model);
+    let took = peer.observed.took.get(model).filter(|(number, _)| *number == version);
+    let mut doing = Doing {
         epoch,
         version,
         newest: store.models.get(model).and_then(|its| its.latest_for(&peer.hello.name)).unwrap_or(0),
         took_us: took.map_or(0, |(_, micros)| *micros),
         ..Default::default()
     };
-    if let Some((failed, error)) = peer.seen.failed.get(model) {
-        (standing.failed, standing.error) = (*failed, error.chars().take(error_max).collect());
+    if let Some((failed, error)) = peer.observed.failed.get(model) {
+        (doing.failed, doing.error) = (*failed, error.chars().take(error_max).collect());
     }
     if let Some(incoming) = peer.incoming.get(model) {
-        (standing.incoming, standing.phase) = (incoming.version, Some(incoming.phase));
-        (standing.chunks, standing.count) = (incoming.chunks, count_of(model, incoming, store));
-        standing.idle_ms = millis(now, incoming.since);
+        (doing.incoming, doing.phase) = (incoming.version, Some(incoming.phase));
+        (doing.chunks, doing.count) = (incoming.chunks, chunk_count(model, incoming, store));
+        doing.idle_ms = millis(now, incoming.since);
     }
-    standing
+    doing
 }
 
 /// Returns the milliseconds from `at` to `now`.

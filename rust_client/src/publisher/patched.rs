@@ -3,18 +3,18 @@
 
 use super::bases::PatchCandidate;
 use super::machine::PublisherMachine;
-use super::offer::{takes_patches, VersionPatch};
+use super::offer::{accepts_patches, VersionPatch};
 use super::roster::Peer;
 use crate::messages::*;
 use crate::transfer::{Key, Time};
 
 /// Whether subscribers of a model need the whole version, or can use its first patch (D6).
 #[derive(Default)]
-pub(super) struct Listeners {
+pub(super) struct SubscriberNeeds {
     /// True if a subscriber needs the whole version.
     pub whole: bool,
     /// True if a subscriber runs the base of the first patch.
-    pub first: bool,
+    pub first_patch: bool,
 }
 
 impl PublisherMachine {
@@ -22,22 +22,22 @@ impl PublisherMachine {
     /// with these names, or of all workers if `None`.
     pub fn patch_candidates(&self, model: &str, workers: Option<&[String]>) -> Vec<PatchCandidate> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
-        let here = self.roster.iter().filter(|peer| !peer.lost() && peer.in_session());
-        let live = here.filter(|peer| peer.wants(model) && takes_patches(peer));
-        let taker = |peer: &Peer| {
+        let here = self.roster.iter().filter(|peer| !peer.is_lost() && peer.in_session());
+        let live = here.filter(|peer| peer.subscribes_to(model) && accepts_patches(peer));
+        let candidate = |peer: &Peer| {
             let (rate, decode) = (peer.link.rate(), peer.link.decode());
             PatchCandidate { running: peer.running.get(model).cloned(), rate, decode }
         };
-        live.filter(|peer| named(&peer.hello.name)).map(taker).collect()
+        live.filter(|peer| named(&peer.hello.name)).map(candidate).collect()
     }
 
-    pub(super) fn listeners(&self, model: &str, patches: &[VersionPatch]) -> Listeners {
-        let mut found = Listeners::default();
-        let here = self.roster.iter().filter(|peer| !peer.lost() && peer.in_session());
-        for peer in here.filter(|peer| peer.subscribed && peer.wants(model)) {
+    pub(super) fn subscriber_needs(&self, model: &str, patches: &[VersionPatch]) -> SubscriberNeeds {
+        let mut found = SubscriberNeeds::default();
+        let here = self.roster.iter().filter(|peer| !peer.is_lost() && peer.in_session());
+        for peer in here.filter(|peer| peer.subscribed && peer.subscribes_to(model)) {
             let patch = patches.iter().position(|patch| patch.is_for(peer, model));
             found.whole |= patch.is_none();
-            found.first |= patch == Some(0);
+            found.first_patch |= patch == Some(0);
         }
         found
     }
@@ -52,7 +52,7 @@ impl PublisherMachine {
         decode_us: Option<u64>,
         now: Time,
     ) {
-        let version = self.store.of(model, key.0).and_then(|versions| versions.get(key.1));
+        let version = self.store.in_epoch(model, key.0).and_then(|versions| versions.get(key.1));
         let version = match version {
             Some(version) => version,
             None => return,
@@ -69,11 +69,11 @@ impl PublisherMachine {
             _ => return,
         };
         if let Some((work, classes)) = decoded {
-            peer.link.decoded(decode_us, work, classes);
+            peer.link.record_decode(decode_us, work, classes);
         } else if plan.count() > 1 {
             // The time of a version of one chunk depends little on the rate of the link, so it is
             // not recorded.
-            for started in self.calls.started(model, key) {
+            for started in self.calls.start_times(model, key) {
                 peer.link.observe_rate(plan.nbytes, now.saturating_sub(started));
             }
         }

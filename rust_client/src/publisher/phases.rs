@@ -6,14 +6,14 @@ pub use crate::protocol::phases::*;
 
 /// The current phase in a table.
 #[derive(Clone, Copy)]
-pub struct At<S: 'static, E: 'static>(S, &'static [(S, E, S)]);
+pub struct StateMachine<S: 'static, E: 'static>(S, &'static [(S, E, S)]);
 
-impl<S: Copy + Default + PartialEq, E: Copy + PartialEq> At<S, E> {
-    pub fn first(table: &'static [(S, E, S)]) -> At<S, E> {
-        At(S::default(), table)
+impl<S: Copy + Default + PartialEq, E: Copy + PartialEq> StateMachine<S, E> {
+    pub fn new(table: &'static [(S, E, S)]) -> StateMachine<S, E> {
+        StateMachine(S::default(), table)
     }
 
-    pub fn now(&self) -> S {
+    pub fn state(&self) -> S {
         self.0
     }
 
@@ -22,7 +22,7 @@ impl<S: Copy + Default + PartialEq, E: Copy + PartialEq> At<S, E> {
     }
 
     /// Applies an event. Returns true if the table has this transition.
-    pub fn take(&mut self, event: E) -> bool {
+    pub fn apply_event(&mut self, event: E) -> bool {
         next(self.1, self.0, event).map(|state| self.0 = state).is_some()
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next is served
 pub const HOLD: Duration = Duration::from_millis(100); // how long a stalled message holds a version
 pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same if no copy fits or if outdated
-const COPY_MAX: Duration = Duration::from_secs(30); // for a copy if others wait: 64 MiB at 2 MB/s
+const COPY_TIME_MAX: Duration = Duration::from_secs(30); // for a copy if others wait: 64 MiB at 2 MB/s
 /// The most bytes of the copies for all connections of one socket: the size of the largest chunk,
 /// so that one copy always fits.
 pub const COPIES_BYTES_MAX: usize = 1 << 26;
@@ -51,7 +51,7 @@ impl Piece for Sealed {
 /// The last frame of a queued message.
 pub enum Tail {
     None,
-    Kept(Arc<dyn Piece>),
+    Owned(Arc<dyn Piece>),
     Version(Weak<dyn Piece>, u64),
 }
 
@@ -63,9 +63,9 @@ impl Tail {
         }
         match payload {
             Payload::None => Tail::None,
-            Payload::Layout(content) => Tail::Kept(content.header.clone()),
+            Payload::Layout(content) => Tail::Owned(content.header.clone()),
             Payload::Chunk(content, index) => Tail::Version(weak(content), *index),
-            Payload::SealedLayout(sealed) => Tail::Kept(sealed.clone()),
+            Payload::SealedLayout(sealed) => Tail::Owned(sealed.clone()),
             Payload::Sealed(sealed) => Tail::Version(weak(sealed), 0),
         }
     }
@@ -75,15 +75,15 @@ impl Tail {
     pub fn piece(&self) -> Option<Option<(Arc<dyn Piece>, u64)>> {
         match self {
             Tail::None => Some(None),
-            Tail::Kept(piece) => Some(Some((piece.clone(), 0))),
+            Tail::Owned(piece) => Some(Some((piece.clone(), 0))),
             Tail::Version(piece, index) => piece.upgrade().map(|piece| Some((piece, *index))),
         }
     }
 
     /// Returns the number of bytes that the message keeps in memory while it is queued.
-    pub fn kept(&self) -> usize {
+    pub fn owned_bytes(&self) -> usize {
         match self {
-            Tail::Kept(piece) => piece.piece(0).len(),
+            Tail::Owned(piece) => piece.piece(0).len(),
             _ => 0,
         }
     }
@@ -94,7 +94,7 @@ pub enum Sending {
     Nothing,
     /// Owned bytes: commands, a message encrypted for this peer alone, or the copied rest of a
     /// message.
-    Own(Vec<u8>),
+    Owned(Vec<u8>),
     /// All frames but the last, with the head of the last frame; then the owner of the last frame's
     /// bytes, with the index of the piece.
     Message(Arc<Vec<u8>>, Option<(Arc<dyn Piece>, u64)>),
@@ -104,7 +104,7 @@ impl Sending {
     fn parts(&self) -> (&[u8], &[u8]) {
         match self {
             Sending::Nothing => (&[], &[]),
-            Sending::Own(bytes) => (bytes, &[]),
+            Sending::Owned(bytes) => (bytes, &[]),
             Sending::Message(heads, None) => (heads, &[]),
             Sending::Message(heads, Some((piece, index))) => (heads, piece.piece(*index)),
         }
@@ -118,8 +118,8 @@ pub struct Pipe {
     sending: Sending,
     sent: usize,
     blocked: bool,
-    begun_at: Time,
-    moved_at: Time,            // when the kernel last accepted bytes
+    started_at: Time,
+    progress_at: Time,         // when the kernel last accepted bytes
     outdated_at: Option<Time>, // since when the version being sent is outdated
 }
 
@@ -131,8 +131,8 @@ impl Pipe {
             sending: Sending::Nothing,
             sent: 0,
             blocked: false,
-            begun_at: now,
-            moved_at: now,
+            started_at: now,
+            progress_at: now,
             outdated_at: None,
         }
     }
@@ -143,26 +143,26 @@ impl Pipe {
     }
 
     /// Returns the size in bytes of the copy that is being sent; 0 if there is none.
-    pub fn copied(&self) -> usize {
+    pub fn copy_bytes(&self) -> usize {
         match &self.sending {
-            Sending::Own(bytes) => bytes.len(),
+            Sending::Owned(bytes) => bytes.len(),
             _ => 0,
         }
     }
 
     /// True if the peer has accepted no bytes of the partly sent message for `patience`.
-    pub fn stands_still(&self, now: Time, patience: Duration) -> bool {
-        !self.is_idle() && now.saturating_sub(self.moved_at) >= patience
+    pub fn is_stalled(&self, now: Time, patience: Duration) -> bool {
+        !self.is_idle() && now.saturating_sub(self.progress_at) >= patience
     }
 
     /// True if sending a copy makes no progress, or takes so long that other connections need the
     /// room.
-    pub fn hogs(&self, now: Time) -> bool {
-        self.stands_still(now, HOLD_MAX) || now.saturating_sub(self.begun_at) >= COPY_MAX
+    pub fn blocks_others(&self, now: Time) -> bool {
+        self.is_stalled(now, HOLD_MAX) || now.saturating_sub(self.started_at) >= COPY_TIME_MAX
     }
 
     /// Returns the number of unsent bytes of a message that holds a version.
-    fn held(&self) -> usize {
+    fn held_bytes(&self) -> usize {
         match &self.sending {
             Sending::Message(_, Some(_)) => {
                 let (heads, tail) = self.sending.parts();
@@ -173,19 +173,19 @@ impl Pipe {
     }
 
     /// Records that the version being sent is outdated.
-    pub fn outdate(&mut self, now: Time) {
-        if self.held() > 0 {
+    pub fn mark_outdated(&mut self, now: Time) {
+        if self.held_bytes() > 0 {
             self.outdated_at = self.outdated_at.or(Some(now));
         }
     }
 
     /// Copies the rest of the partly sent message, to release its version.
-    fn let_go(&mut self) {
+    fn copy_rest(&mut self) {
         if let Sending::Message(_, Some(_)) = self.sending {
             let (heads, tail) = self.sending.parts();
             let skipped = self.sent.saturating_sub(heads.len());
             let rest = [&heads[self.sent.min(heads.len())..], &tail[skipped..]].concat();
-            (self.sending, self.sent) = (Sending::Own(rest), 0);
+            (self.sending, self.sent) = (Sending::Owned(rest), 0);
         }
     }
 
@@ -196,7 +196,7 @@ impl Pipe {
             if self.is_idle() {
                 self.sending = next();
                 // Count the time without progress from now, since there was nothing to send before.
-                (self.begun_at, self.moved_at) = (now, now);
+                (self.started_at, self.progress_at) = (now, now);
             }
             if self.is_idle() {
                 break;
@@ -215,7 +215,7 @@ impl Pipe {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            self.moved_at = now;
+            self.progress_at = now;
             if std::mem::take(&mut self.blocked) {
                 self.alive_at = now; // the peer accepts data again, so it is alive
             }
@@ -229,15 +229,15 @@ impl Pipe {
     }
 }
 
-/// A connection with a pipe, for `let_go`.
-pub trait Held {
+/// A connection with a pipe, for `release_versions`.
+pub trait HasPipe {
     fn pipe(&mut self) -> &mut Pipe;
 }
 
 /// Releases the versions of connections without progress: copies the rest of their partly sent
 /// messages, at most `room` bytes. Returns the ids of the connections whose messages did not fit in
 /// time. The caller must close these, because each may hold another version.
-pub fn let_go<'a, H: Held + 'a>(
+pub fn release_versions<'a, H: HasPipe + 'a>(
     pipes: impl Iterator<Item = (u64, &'a mut H)>,
     room: usize,
     now: Time,
@@ -247,15 +247,15 @@ pub fn let_go<'a, H: Held + 'a>(
     for (id, held) in pipes {
         let pipe = held.pipe();
         let outdated = pipe.outdated_at.map_or(false, |at| now.saturating_sub(at) >= HOLD_MAX);
-        if !outdated && !pipe.stands_still(now, HOLD) {
+        if !outdated && !pipe.is_stalled(now, HOLD) {
             continue;
         }
-        match room.checked_sub(pipe.held()) {
+        match room.checked_sub(pipe.held_bytes()) {
             Some(left) => {
                 room = left;
-                pipe.let_go();
+                pipe.copy_rest();
             }
-            None if outdated || pipe.stands_still(now, HOLD_MAX) => over.push(id),
+            None if outdated || pipe.is_stalled(now, HOLD_MAX) => over.push(id),
             None => {}
         }
     }

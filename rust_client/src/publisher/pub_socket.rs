@@ -7,7 +7,7 @@
 
 use super::endpoints::ListenAddress;
 use super::listening::{unbindable, LimitedListener, Listener};
-use super::pipe::{let_go, COPIES_BYTES_MAX, HOLD};
+use super::pipe::{release_versions, COPIES_BYTES_MAX, HOLD};
 use super::rate_limits::Rate;
 use super::subscriber::{Queued, SubscriberConnection, SubscriberInput};
 use super::trust::Owner;
@@ -23,22 +23,22 @@ use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-const PING: Duration = Duration::from_secs(5); // between two pings, to detect dead peers
-const SILENCE: Duration = Duration::from_secs(30); // of a peer that sends and accepts nothing
+const PING_INTERVAL: Duration = Duration::from_secs(5); // between two pings, to detect dead peers
+const SILENCE_MAX: Duration = Duration::from_secs(30); // of a peer that sends and accepts nothing
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // beyond the rate, or with few descriptors left
 const ACCEPTS: Rate = Rate(512.0, 200.0); // connections; a worker fetches until it is connected
-const STRANGER: Duration = Duration::from_millis(1500); // for a connection to show its ticket
+const TICKET_WAIT_MAX: Duration = Duration::from_millis(1500); // for a connection to show its ticket
 const LOCAL_SEND_BUFFER: libc::c_int = 1 << 20; // on this host: more would leave the cache unread
 
 /// A bound socket and its subscribers.
 pub struct PubSocket {
     listener: LimitedListener,
-    ticketed: bool,
+    requires_ticket: bool,
     ready: Arc<Ready>,
     connections: BTreeMap<u64, Watched<SubscriberConnection>>,
-    next: u64,
-    ping_at: Time,
-    hold_at: Time,
+    next_id: u64,
+    next_ping_at: Time,
+    next_hold_at: Time,
 }
 
 impl PubSocket {
@@ -49,23 +49,23 @@ impl PubSocket {
         let ready = Ready::new().map_err(|error| unbindable(&listen_at.endpoint(), error))?;
         let pub_socket = PubSocket {
             listener: LimitedListener::new(listener, ACCEPTS, ACCEPT_PAUSE),
-            ticketed: false,
+            requires_ticket: false,
             ready: Arc::new(ready),
             connections: BTreeMap::new(),
-            next: 0,
-            ping_at: Time::ZERO,
-            hold_at: Time::ZERO,
+            next_id: 0,
+            next_ping_at: Time::ZERO,
+            next_hold_at: Time::ZERO,
         };
         Ok((pub_socket, listen_at))
     }
 
     /// Makes the socket serve only connections that send a ticket.
-    pub fn ask_for_tickets(&mut self) {
-        self.ticketed = true;
+    pub fn require_tickets(&mut self) {
+        self.requires_ticket = true;
     }
 
     /// Returns the descriptor to poll for new connections; `None` while accepting is paused.
-    pub fn listening(&self, now: Time) -> Option<RawFd> {
+    pub fn listener_descriptor(&self, now: Time) -> Option<RawFd> {
         self.listener.descriptor(now)
     }
 
@@ -78,11 +78,11 @@ impl PubSocket {
     pub fn accept(&mut self, now: Time) {
         if let Some(connection) = self.listener.accept(now) {
             // An error means that the peer is gone, which the first read shows.
-            let _ = tune(&connection);
-            let subscriber = SubscriberConnection::new(connection, self.ticketed, now);
-            let subscriber = Watched::new(self.next, subscriber, self.ready.clone());
-            self.connections.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
-            self.next += 1;
+            let _ = set_options(&connection);
+            let subscriber = SubscriberConnection::new(connection, self.requires_ticket, now);
+            let subscriber = Watched::new(self.next_id, subscriber, self.ready.clone());
+            self.connections.extend(subscriber.ok().map(|subscriber| (self.next_id, subscriber)));
+            self.next_id += 1;
         }
     }
 
@@ -93,12 +93,12 @@ impl PubSocket {
             Some(subscriber) => subscriber,
             None => return SubscriberInput::default(),
         };
-        let heard = subscriber.serve(|subscriber| {
-            let heard = if readable { subscriber.read(now)? } else { SubscriberInput::default() };
-            subscriber.write(now).map(|()| heard)
+        let input = subscriber.serve(|subscriber| {
+            let input = if readable { subscriber.read(now)? } else { SubscriberInput::default() };
+            subscriber.write(now).map(|()| input)
         });
-        match heard {
-            Ok(heard) => heard,
+        match input {
+            Ok(input) => input,
             Err(_) => {
                 self.connections.remove(&id);
                 SubscriberInput::default()
@@ -122,12 +122,12 @@ impl PubSocket {
     }
 
     /// Closes the connections whose owners have no permission any more (K8).
-    pub fn screen(&mut self, may_read: impl Fn(&Owner) -> bool) {
+    pub fn close_revoked(&mut self, may_read: impl Fn(&Owner) -> bool) {
         self.connections.retain(|_, subscriber| subscriber.owner.as_ref().map_or(true, &may_read));
     }
 
     /// Records an invalid report of a connection, and closes the connection after too many.
-    pub fn invalid_frames(&mut self, id: u64, now: Time) {
+    pub fn note_invalid_report(&mut self, id: u64, now: Time) {
         if self.connections.get_mut(&id).map_or(false, |subscriber| subscriber.spend(now).is_err()) {
             self.connections.remove(&id);
         }
@@ -137,7 +137,7 @@ impl PubSocket {
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {
-            !subscriber.wants(&message.topic)
+            !subscriber.subscribes_to(&message.topic)
                 || subscriber.serve(|subscriber| subscriber.put(&message, now)).is_ok()
         });
     }
@@ -155,9 +155,10 @@ impl PubSocket {
     }
 
     /// True if some subscriber of the topic has room in its queue, or the topic has no subscriber.
-    pub fn keeps_up(&self, topic: &str) -> bool {
-        let mut wanting = self.connections.values().filter(|subscriber| subscriber.wants(topic)).peekable();
-        wanting.peek().is_none() || wanting.any(|subscriber| subscriber.keeps_up())
+    pub fn has_room(&self, topic: &str) -> bool {
+        let mut wanting =
+            self.connections.values().filter(|subscriber| subscriber.subscribes_to(topic)).peekable();
+        wanting.peek().is_none() || wanting.any(|subscriber| subscriber.is_queue_empty())
     }
 
     /// Drops the queued messages of these topics, which newer messages replace.
@@ -168,20 +169,22 @@ impl PubSocket {
     /// Closes connections that are dead or lack a ticket, and sends pings. Called a few times a
     /// second.
     pub fn tick(&mut self, now: Time) {
-        if now >= self.hold_at {
-            self.hold_at = now + HOLD;
-            self.connections.retain(|_, subscriber| !subscriber.is_stranger(now, STRANGER));
-            let copied: usize = self.connections.values().map(|subscriber| subscriber.copied()).sum();
+        if now >= self.next_hold_at {
+            self.next_hold_at = now + HOLD;
+            self.connections.retain(|_, subscriber| !subscriber.lacks_ticket(now, TICKET_WAIT_MAX));
+            let copied: usize = self.connections.values().map(|subscriber| subscriber.copy_bytes()).sum();
             let room = COPIES_BYTES_MAX.saturating_sub(copied);
-            for over in
-                let_go(self.connections.iter_mut().map(|(&id, subscriber)| (id, subscriber)), room, now)
-            {
+            for over in release_versions(
+                self.connections.iter_mut().map(|(&id, subscriber)| (id, subscriber)),
+                room,
+                now,
+            ) {
                 self.connections.remove(&over);
             }
         }
-        if now >= self.ping_at {
-            self.ping_at = now + PING;
-            self.connections.retain(|_, subscriber| now.saturating_sub(subscriber.alive_at) < SILENCE);
+        if now >= self.next_ping_at {
+            self.next_ping_at = now + PING_INTERVAL;
+            self.connections.retain(|_, subscriber| now.saturating_sub(subscriber.alive_at) < SILENCE_MAX);
             self.connections.retain(|_, subscriber| {
                 subscriber.ping();
                 subscriber.serve(|subscriber| subscriber.write(now)).is_ok()
@@ -190,12 +193,12 @@ impl PubSocket {
     }
 
     /// True if anything waits to be sent.
-    pub fn unsent(&self) -> bool {
-        self.connections.values().any(|subscriber| subscriber.unsent())
+    pub fn has_unsent(&self) -> bool {
+        self.connections.values().any(|subscriber| subscriber.has_unsent())
     }
 }
 
-fn tune(connection: &TcpStream) -> io::Result<()> {
+fn set_options(connection: &TcpStream) -> io::Result<()> {
     let same_host = match (connection.local_addr(), connection.peer_addr()) {
         (Ok(ours), Ok(theirs)) => {
             connection.set_nodelay(true)?;

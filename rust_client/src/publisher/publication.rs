@@ -1,11 +1,11 @@
-//! One call of publish: its target workers, what each has done, and when the call is over.
+//! One call of publish: its recipient workers, what each has done, and when the call is over.
 //!
-//! Each target has one outcome, which only changes by the transitions in `phases.rs`. A target is a
-//! worker that the version is published to. The call waits for a lost target to return, during a
-//! grace period. A target that left with a `bye` no longer counts. If a number of workers is
-//! expected, workers that join become targets until that number is reached.
+//! Each recipient has one outcome, which only changes by the transitions in `phases.rs`. A recipient is a
+//! worker that the version is published to. The call waits for a lost recipient to return, during a
+//! grace period. A recipient that left with a `bye` no longer counts. If a number of workers is
+//! expected, workers that join become recipients until that number is reached.
 
-use super::phases::{At, Decision, DecisionEvent, Outcome, TargetEvent, DECISIONS, TARGETS};
+use super::phases::{Decision, DecisionEvent, Outcome, StateMachine, TargetEvent, DECISIONS, TARGETS};
 use super::receipt::{Receipt, WorkerReceipt};
 use crate::messages::{AnnounceCommit, Metadata};
 use crate::transfer::{Key, Time};
@@ -15,9 +15,9 @@ use std::time::Duration;
 /// How many workers must reach the state in `Wait`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Require {
-    /// All targets.
+    /// All recipients.
     All,
-    /// At least this many targets; with 0, no target is required.
+    /// At least this many recipients; with 0, no recipient is required.
     AtLeast(usize),
 }
 
@@ -65,10 +65,10 @@ impl Default for PublishTerms {
     }
 }
 
-/// A target, with what it has done; `at` is the time of its outcome.
+/// A recipient, with what it has done; `at` is the time of its outcome.
 struct Recipient {
-    outcome: At<Outcome, TargetEvent>,
-    at: Option<Time>,
+    outcome: StateMachine<Outcome, TargetEvent>,
+    decided_at: Option<Time>,
     detail: String,
     away_until: Option<Time>, // end of the grace period of a lost worker
     encoding: &'static str,   // how the version arrived
@@ -78,9 +78,9 @@ struct Recipient {
 
 impl Recipient {
     fn new() -> Recipient {
-        let (outcome, detail) = (At::first(TARGETS), String::new());
+        let (outcome, detail) = (StateMachine::new(TARGETS), String::new());
         let through = Vec::new();
-        Recipient { outcome, at: None, detail, away_until: None, encoding: "", nbytes: 0, through }
+        Recipient { outcome, decided_at: None, detail, away_until: None, encoding: "", nbytes: 0, through }
     }
 }
 
@@ -90,17 +90,17 @@ pub(crate) struct Publication {
     pub model: String,
     pub key: Key,
     pub terms: PublishTerms,
-    pub decision: At<Decision, DecisionEvent>,
+    pub decision: StateMachine<Decision, DecisionEvent>,
     pub resolved: bool,
     /// Why the call was ended early; empty if it was not.
-    pub ended: String,
+    pub end_reason: String,
     nbytes: u64,
     digest: String,
     metadata: Metadata,
     pub started: Time,
     deadline: Time,
-    targets: BTreeMap<String, Recipient>,
-    counts: [usize; 7], // number of targets by outcome, since every report reads them
+    recipients: BTreeMap<String, Recipient>,
+    outcome_counts: [usize; 7], // number of recipients by outcome, since every report reads them
 }
 
 impl Publication {
@@ -116,23 +116,23 @@ impl Publication {
             id,
             model: model.to_owned(),
             key,
-            decision: At::first(DECISIONS),
+            decision: StateMachine::new(DECISIONS),
             resolved: false,
-            ended: String::new(),
+            end_reason: String::new(),
             nbytes,
             digest: digest.to_owned(),
             metadata: metadata.clone(),
             started,
             deadline: started.saturating_add(terms.timeout),
             terms,
-            targets: BTreeMap::new(),
-            counts: [0; 7],
+            recipients: BTreeMap::new(),
+            outcome_counts: [0; 7],
         }
     }
 
     /// Marks the `publish` call as ended early; `why` is the reason.
     pub fn end(&mut self, why: &str) {
-        self.ended = why.to_owned();
+        self.end_reason = why.to_owned();
     }
 
     /// Records that the call's result is known.
@@ -140,99 +140,99 @@ impl Publication {
         self.resolved = true;
     }
 
-    pub fn together(&self) -> bool {
+    pub fn commits_together(&self) -> bool {
         self.terms.commit == AnnounceCommit::Together
     }
 
-    pub fn names(&self) -> impl Iterator<Item = &String> {
-        self.targets.keys()
+    pub fn recipient_names(&self) -> impl Iterator<Item = &String> {
+        self.recipients.keys()
     }
 
     pub fn outcome(&self, name: &str) -> Option<Outcome> {
-        self.targets.get(name).map(|target| target.outcome.now())
+        self.recipients.get(name).map(|recipient| recipient.outcome.state())
     }
 
-    /// Adds a worker to the targets.
-    pub fn aim(&mut self, name: &str) {
-        if !self.targets.contains_key(name) {
-            self.targets.insert(name.to_owned(), Recipient::new());
-            self.counts[Outcome::Behind as usize] += 1;
+    /// Adds a worker to the recipients.
+    pub fn add_recipient(&mut self, name: &str) {
+        if !self.recipients.contains_key(name) {
+            self.recipients.insert(name.to_owned(), Recipient::new());
+            self.outcome_counts[Outcome::Behind as usize] += 1;
         }
     }
 
-    /// Makes a worker that joined a target, if there are fewer targets than expected workers.
-    pub fn welcome(&mut self, name: &str) {
-        if self.missing() > 0 {
-            self.aim(name);
+    /// Makes a worker that joined a recipient, if there are fewer recipients than expected workers.
+    pub fn add_joined(&mut self, name: &str) {
+        if self.missing_count() > 0 {
+            self.add_recipient(name);
         }
     }
 
-    /// Moves the version to a later epoch. Targets that are neither lost nor left are behind again,
+    /// Moves the version to a later epoch. Recipients that are neither lost nor left are behind again,
     /// because none has the version under that epoch.
     pub fn renew(&mut self, epoch: u64) {
         self.key.0 = epoch;
-        for target in self.targets.values_mut() {
-            let outcome = target.outcome.now();
+        for recipient in self.recipients.values_mut() {
+            let outcome = recipient.outcome.state();
             if !matches!(outcome, Outcome::Lost | Outcome::Left) {
-                self.counts[outcome as usize] -= 1;
-                self.counts[Outcome::Behind as usize] += 1;
-                *target = Recipient::new();
+                self.outcome_counts[outcome as usize] -= 1;
+                self.outcome_counts[Outcome::Behind as usize] += 1;
+                *recipient = Recipient::new();
             }
         }
     }
 
-    /// Applies an event to the target `name`. Returns true if the table has this transition; false
-    /// also for a worker that is not a target.
-    pub fn take(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
-        let target = match self.targets.get_mut(name) {
-            Some(target) => target,
+    /// Applies an event to the recipient `name`. Returns true if the table has this transition; false
+    /// also for a worker that is not a recipient.
+    pub fn apply_event(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
+        let recipient = match self.recipients.get_mut(name) {
+            Some(recipient) => recipient,
             None => return false,
         };
-        let before = target.outcome.now();
-        if !target.outcome.take(event) {
+        let before = recipient.outcome.state();
+        if !recipient.outcome.apply_event(event) {
             return false;
         }
-        self.counts[before as usize] -= 1;
-        self.counts[target.outcome.now() as usize] += 1;
-        target.at = Some(now).filter(|_| !target.outcome.is(Outcome::Behind));
-        (target.detail, target.away_until) = (detail.to_owned(), None);
+        self.outcome_counts[before as usize] -= 1;
+        self.outcome_counts[recipient.outcome.state() as usize] += 1;
+        recipient.decided_at = Some(now).filter(|_| !recipient.outcome.is(Outcome::Behind));
+        (recipient.detail, recipient.away_until) = (detail.to_owned(), None);
         true
     }
 
-    /// Marks a target as lost, and begins its grace period. `gone` is true if the target has no
+    /// Marks a recipient as lost, and begins its grace period. `gone` is true if the recipient has no
     /// connection.
     pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
         let grace = if gone { self.terms.grace_of_gone } else { self.terms.grace };
-        let lost = self.take(name, TargetEvent::Lost, now, why);
-        if let Some(target) = self.targets.get_mut(name).filter(|_| lost) {
-            target.away_until = Some(now.saturating_add(grace));
+        let lost = self.apply_event(name, TargetEvent::Lost, now, why);
+        if let Some(recipient) = self.recipients.get_mut(name).filter(|_| lost) {
+            recipient.away_until = Some(now.saturating_add(grace));
         }
     }
 
     /// Records how the version arrived at a worker: its encoding, and the number of bytes.
     pub fn record_transport(&mut self, name: &str, encoding: &'static str, nbytes: u64) {
-        if let Some(target) = self.targets.get_mut(name) {
-            (target.encoding, target.nbytes) = (encoding, nbytes);
+        if let Some(recipient) = self.recipients.get_mut(name) {
+            (recipient.encoding, recipient.nbytes) = (encoding, nbytes);
         }
     }
 
-    /// Sets the detail of each target that has not reached `wait` to the text that `doing` returns
+    /// Sets the detail of each recipient that has not reached `wait` to the text that `doing` returns
     /// for the worker's name.
     pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
         let done_outcomes = self.done_outcomes();
-        for (name, target) in &mut self.targets {
-            if target.detail.is_empty() && !done_outcomes.contains(&target.outcome.now()) {
-                target.detail = doing(name).unwrap_or_default();
+        for (name, recipient) in &mut self.recipients {
+            if recipient.detail.is_empty() && !done_outcomes.contains(&recipient.outcome.state()) {
+                recipient.detail = doing(name).unwrap_or_default();
             }
         }
     }
 
-    /// Sets the relays before each target to those that `through` returns for the worker's name;
+    /// Sets the relays before each recipient to those that `through` returns for the worker's name;
     /// `None`: unchanged.
     pub fn set_relays(&mut self, through: impl Fn(&str) -> Option<Vec<String>>) {
-        for (name, target) in &mut self.targets {
+        for (name, recipient) in &mut self.recipients {
             if let Some(through) = through(name) {
-                target.through = through;
+                recipient.through = through;
             }
         }
     }
@@ -245,53 +245,53 @@ impl Publication {
     }
 
     fn count(&self, outcomes: &[Outcome]) -> usize {
-        outcomes.iter().map(|&outcome| self.counts[outcome as usize]).sum()
+        outcomes.iter().map(|&outcome| self.outcome_counts[outcome as usize]).sum()
     }
 
-    fn left(&self) -> usize {
+    fn left_count(&self) -> usize {
         self.count(&[Outcome::Left])
     }
 
-    /// Returns the number of expected workers that are not targets yet.
-    pub fn missing(&self) -> usize {
+    /// Returns the number of expected workers that are not recipients yet.
+    pub fn missing_count(&self) -> usize {
         match self.terms.require {
-            Require::All => (self.terms.expect + self.left()).saturating_sub(self.targets.len()),
+            Require::All => (self.terms.expect + self.left_count()).saturating_sub(self.recipients.len()),
             Require::AtLeast(_) => 0,
         }
     }
 
     /// True if the call requires all workers, and there are none.
     pub fn has_no_recipient(&self) -> bool {
-        self.terms.require == Require::All && self.targets.len() == self.left()
+        self.terms.require == Require::All && self.recipients.len() == self.left_count()
     }
 
-    fn needed(&self) -> usize {
+    fn needed_count(&self) -> usize {
         match self.terms.require {
-            Require::All => self.targets.len() - self.left() + self.missing(),
+            Require::All => self.recipients.len() - self.left_count() + self.missing_count(),
             Require::AtLeast(count) => count,
         }
     }
 
     /// Returns the number of absent workers that the call waits for: missing expected workers, and
-    /// lost targets in their grace period.
+    /// lost recipients in their grace period.
     fn possible_returns(&self, now: Time) -> usize {
-        let waited = |target: &&Recipient| target.away_until.map_or(false, |until| until > now);
-        let lost = self.counts[Outcome::Lost as usize] > 0;
-        self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
+        let waited = |recipient: &&Recipient| recipient.away_until.map_or(false, |until| until > now);
+        let lost = self.outcome_counts[Outcome::Lost as usize] > 0;
+        self.missing_count() + if lost { self.recipients.values().filter(waited).count() } else { 0 }
     }
 
     /// Commits or aborts a version that workers apply together, if the decision is due. Returns true
     /// only from the call that makes the decision (P10).
     pub fn decide(&mut self, now: Time) -> bool {
-        if !self.together() {
+        if !self.commits_together() {
             return false;
         }
         let staged = self.count(&[Outcome::Applied, Outcome::Skipped, Outcome::Staged]);
         let possible = staged + self.count(&[Outcome::Behind]) + self.possible_returns(now);
-        if staged >= self.needed() {
-            self.decision.take(DecisionEvent::Enough)
-        } else if !self.ended.is_empty() || possible < self.needed() || now >= self.deadline {
-            self.decision.take(DecisionEvent::TooFew)
+        if staged >= self.needed_count() {
+            self.decision.apply_event(DecisionEvent::Enough)
+        } else if !self.end_reason.is_empty() || possible < self.needed_count() || now >= self.deadline {
+            self.decision.apply_event(DecisionEvent::TooFew)
         } else {
             false
         }
@@ -300,7 +300,7 @@ impl Publication {
     /// Returns true if the publish achieved what it required, false if it failed, `None` while that
     /// is open.
     pub fn verdict(&self, now: Time) -> Option<bool> {
-        if self.together() && self.decision.is(Decision::Abort) {
+        if self.commits_together() && self.decision.is(Decision::Abort) {
             return Some(false);
         }
         if self.terms.wait == Wait::Nobody {
@@ -311,10 +311,10 @@ impl Publication {
         let staged =
             if done_outcomes.contains(&Outcome::Staged) { 0 } else { self.count(&[Outcome::Staged]) };
         let open = self.count(&[Outcome::Behind]) + staged + self.possible_returns(now);
-        let over = open == 0 || now >= self.deadline || !self.ended.is_empty();
+        let over = open == 0 || now >= self.deadline || !self.end_reason.is_empty();
         match self.terms.require {
             // When one worker has failed, still wait for the others.
-            Require::All if done == self.needed() => Some(true),
+            Require::All if done == self.needed_count() => Some(true),
             Require::All => Some(false).filter(|_| over),
             Require::AtLeast(0) => Some(true).filter(|_| over),
             Require::AtLeast(count) if done >= count => Some(true),
@@ -323,19 +323,19 @@ impl Publication {
     }
 
     /// Moves the deadline to `now`.
-    pub fn end_at(&mut self, now: Time) {
+    pub fn expire(&mut self, now: Time) {
         self.deadline = now;
     }
 
     /// Returns the receipt, with the outcomes so far.
     pub fn receipt(&self, now: Time) -> Receipt {
-        let of = |target: &Recipient| WorkerReceipt {
-            outcome: target.outcome.now(),
-            after: target.at.map(|at| at.saturating_sub(self.started)),
-            detail: target.detail.clone(),
-            encoding: target.encoding,
-            nbytes: target.nbytes,
-            through: target.through.clone(),
+        let of = |recipient: &Recipient| WorkerReceipt {
+            outcome: recipient.outcome.state(),
+            after: recipient.decided_at.map(|at| at.saturating_sub(self.started)),
+            detail: recipient.detail.clone(),
+            encoding: recipient.encoding,
+            nbytes: recipient.nbytes,
+            through: recipient.through.clone(),
         };
         Receipt {
             model: self.model.clone(),
@@ -345,7 +345,7 @@ impl Publication {
             digest: self.digest.clone(),
             metadata: self.metadata.clone(),
             took: now.saturating_sub(self.started),
-            workers: self.targets.iter().map(|(name, target)| (name.clone(), of(target))).collect(),
+            workers: self.recipients.iter().map(|(name, recipient)| (name.clone(), of(recipient))).collect(),
         }
     }
 }

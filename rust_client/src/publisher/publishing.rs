@@ -36,26 +36,26 @@ impl PublisherMachine {
         let names = self.targets(model, &asked)?;
         let offer = offer.into();
         for fault in &offer.faults {
-            self.tell(WorkerEventKind::Notice, "", format!("{}: {}", model, fault));
+            self.notify(WorkerEventKind::Notice, "", format!("{}: {}", model, fault));
         }
         let content = offer.content.clone();
         let versions = self.store.versions(model);
         let pending = versions.pending();
-        let number = versions.number(offer);
+        let number = versions.add(offer);
         self.observers.published(model, number, now);
         if let Some(pending) = pending {
-            self.give_up(model, pending, "superseded by a newer publish", now);
+            self.end_pending_call(model, pending, "superseded by a newer publish", now);
         }
         let about = (content.plan.nbytes, &content.digest[..], &content.metadata);
         let mut call = Publication::new(id, model, self.store.key(number), about, asked, started);
         for name in &names {
-            call.aim(name);
+            call.add_recipient(name);
             match self.roster.get(name) {
                 None => {
-                    call.take(name, TargetEvent::Left, now, "it left before the publish");
+                    call.apply_event(name, TargetEvent::Left, now, "it left before the publish");
                 }
-                Some(peer) if peer.lost() => {
-                    call.take(name, TargetEvent::Lost, now, "it was lost before the publish");
+                Some(peer) if peer.is_lost() => {
+                    call.apply_event(name, TargetEvent::Lost, now, "it was lost before the publish");
                 }
                 Some(_) => {}
             }
@@ -65,15 +65,15 @@ impl PublisherMachine {
         let receiving = if relays { self.receiving(model, &call.terms) } else { names };
         self.begin_receiving(model, number, &call.terms, &receiving, now);
         let versions = self.store.versions(model);
-        if !call.together() {
-            versions.settle(number, call.terms.workers.as_deref());
+        if !call.commits_together() {
+            versions.commit(number, call.terms.workers.as_deref());
             if call.terms.workers.is_none() {
-                self.settled(model, number);
+                self.store_latest(model, number);
             }
         }
         self.announce(&call, number, &receiving, now);
-        self.calls.open(call);
-        self.bound_calls(model, now);
+        self.calls.add(call);
+        self.limit_calls(model, now);
         self.settle(id, now);
         Ok(self.finish())
     }
@@ -83,28 +83,28 @@ impl PublisherMachine {
     pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
         let versions = self.store.versions(model);
         let number = versions.restore(content, names);
-        versions.settle(number, None);
+        versions.commit(number, None);
     }
 
     /// Reports that a version is the latest for all workers.
-    pub(super) fn settled(&mut self, model: &str, number: u64) {
+    pub(super) fn store_latest(&mut self, model: &str, number: u64) {
         let key = self.store.key(number);
         let version = self.store.models.get(model).and_then(|versions| versions.get(number));
         if let Some((content, names)) = version.map(|its| (its.content.clone(), its.names.clone())) {
-            self.perform(Effect::Settled { model: model.to_owned(), key, content, names });
+            self.perform(Effect::Store { model: model.to_owned(), key, content, names });
         }
     }
 
     /// Returns the names of the workers that a publish is for, relays not included.
     fn targets(&self, model: &str, asked: &PublishTerms) -> Result<Vec<String>, Error> {
         let workers = match &asked.workers {
-            None => return Ok(self.roster.wanting(model)),
+            None => return Ok(self.roster.subscribers(model)),
             Some(workers) => workers,
         };
         let known = |name: &String| self.roster.get(name).is_some() || self.absent.has_left(name);
         let unknown: Vec<&str> = workers.iter().filter(|name| !known(name)).map(String::as_str).collect();
         if unknown.is_empty() {
-            for relay in self.roster.before(workers) {
+            for relay in self.roster.relays_before(workers) {
                 let count = self.roster.named_behind(&relay, workers).len();
                 if count > NAMED_MAX {
                     return Err(Error::Setup(format!(
@@ -127,12 +127,12 @@ impl PublisherMachine {
     /// relays are left out, since they get it from a relay.
     fn receiving(&self, model: &str, terms: &PublishTerms) -> Vec<String> {
         let workers = match &terms.workers {
-            None => return self.roster.receiving(model),
+            None => return self.roster.receivers(model),
             Some(workers) => workers,
         };
         let here = |name: &&String| self.roster.get(name).map_or(false, Peer::in_session);
         let mut found: Vec<String> = workers.iter().filter(here).cloned().collect();
-        let relays = self.roster.before(workers);
+        let relays = self.roster.relays_before(workers);
         found.extend(relays.into_iter().filter(|relay| !workers.contains(relay)));
         found
     }
@@ -155,10 +155,10 @@ impl PublisherMachine {
             version.restrict(workers);
         }
         for name in names {
-            if let Some(peer) = self.roster.get_mut(name).filter(|peer| !peer.lost()) {
+            if let Some(peer) = self.roster.get_mut(name).filter(|peer| !peer.is_lost()) {
                 peer.expect_answer(now);
-                if !peer.unresponsive(now, quiet) {
-                    version.read_by(name);
+                if !peer.is_unresponsive(now, quiet) {
+                    version.add_receiver(name);
                 }
             }
         }
@@ -177,7 +177,7 @@ impl PublisherMachine {
             self.broadcast(model, number, announce.clone(), now);
         }
         for name in names {
-            let hears = |peer: &Peer| peer.lost() || (all && peer.subscribed);
+            let hears = |peer: &Peer| peer.is_lost() || (all && peer.subscribed);
             let alone = self.roster.get(name).map_or(false, |peer| !hears(peer));
             // R8: the others get it after older ones
             let later = !all
@@ -186,8 +186,8 @@ impl PublisherMachine {
             if alone && !later {
                 let version = self.store.models.get(model).and_then(|versions| versions.get(number));
                 if let Some(version) = version {
-                    let announce = self.addressed(name, announce.clone(), version);
-                    self.say(name, FromPublisher::Announce(announce));
+                    let announce = self.with_named_workers(name, announce.clone(), version);
+                    self.send_header(name, FromPublisher::Announce(announce));
                 }
             }
         }
@@ -204,18 +204,18 @@ impl PublisherMachine {
             None => return,
         };
         let layout_id = &content.header.layout.id;
-        let known = versions.announces(layout_id);
-        let listeners = self.listeners(model, &patches);
+        let known = versions.note_announced_layout(layout_id);
+        let needs = self.subscriber_needs(model, &patches);
         let small = content.plan.count() == 1 && content.plan.nbytes <= WHOLE_BYTES_MAX;
         let mut payload = if known { Payload::None } else { Payload::Layout(content.clone()) };
-        if listeners.whole && known && small {
+        if needs.whole && known && small {
             announce.whole =
                 Some(Whole { crc: content.crcs[0], digest: content.digest.clone(), ..Default::default() });
             payload = Payload::Chunk(content.clone(), 0);
-        } else if listeners.whole {
+        } else if needs.whole {
             self.begin_push(Push::new(model, number, content.clone(), None, now));
         }
-        if let Some(first) = patches.first().filter(|_| listeners.first) {
+        if let Some(first) = patches.first().filter(|_| needs.first_patch) {
             self.begin_push(Push::new(model, number, first.content.clone(), Some(first.id.clone()), now));
         }
         let topic = control_topic(model);
@@ -236,7 +236,7 @@ impl PublisherMachine {
         call: Option<&Publication>,
     ) -> Announce {
         let content = &version.content;
-        let together = call.map_or(false, Publication::together);
+        let together = call.map_or(false, Publication::commits_together);
         let staged = together || call.map_or(false, |call| call.terms.wait == Wait::Staged);
         Announce {
             model: model.to_owned(),
@@ -304,7 +304,7 @@ impl PublisherMachine {
 
     /// Returns the topics on which `push` has something to send now.
     pub fn pushing(&self) -> impl Iterator<Item = &String> {
-        self.pushes.iter().filter(|(_, push)| push.ready()).map(|(topic, _)| topic)
+        self.pushes.iter().filter(|(_, push)| push.is_ready()).map(|(topic, _)| topic)
     }
 
     /// Returns the next chunks of a topic.

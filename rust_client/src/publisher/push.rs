@@ -36,14 +36,14 @@ pub struct Push {
     pub patch: Option<PatchId>,
     next: u64,
     reported: u64,
-    moved_at: Time,
+    progress_at: Time,
     stalled: bool, // no worker reports progress
 }
 
 impl Push {
     pub fn new(model: &str, number: u64, content: Arc<Content>, patch: Option<PatchId>, now: Time) -> Push {
         let model = model.to_owned();
-        Push { model, number, content, patch, next: 0, reported: 0, moved_at: now, stalled: false }
+        Push { model, number, content, patch, next: 0, reported: 0, progress_at: now, stalled: false }
     }
 
     /// Returns the topic on which the chunks are sent (D6).
@@ -54,11 +54,11 @@ impl Push {
     /// Records that some worker has reported this number of chunks.
     pub fn report(&mut self, chunks: u64, now: Time) {
         if chunks > self.reported {
-            (self.reported, self.moved_at) = (chunks, now);
+            (self.reported, self.progress_at) = (chunks, now);
         }
     }
 
-    fn ending(&self) -> bool {
+    fn is_ending(&self) -> bool {
         self.stalled || self.next == self.content.plan.count()
     }
 
@@ -67,24 +67,24 @@ impl Push {
     }
 
     /// True if a chunk, or the end, may be sent now.
-    pub fn ready(&self) -> bool {
-        self.ending() || self.next < self.limit()
+    pub fn is_ready(&self) -> bool {
+        self.is_ending() || self.next < self.limit()
     }
 
     /// Returns what to send now: the next chunks, or the end. The end follows the last chunk, or
     /// `patience` without a progress report.
     pub fn step(&mut self, now: Time, patience: Duration) -> Step {
-        if self.ending() {
+        if self.is_ending() {
             return Step::End;
         }
-        self.stalled = now.saturating_sub(self.moved_at) >= patience;
+        self.stalled = now.saturating_sub(self.progress_at) >= patience;
         let burst = (BURST_BYTES / self.content.plan.chunk_bytes).max(1);
         let first = self.next;
         self.next = self.limit().min(first + burst);
         if self.next == first {
             return Step::Nothing;
         }
-        self.moved_at = now;
+        self.progress_at = now;
         Step::Chunks(first..self.next)
     }
 }

@@ -26,20 +26,20 @@ const QUIET: Duration = Duration::from_secs(3); // after a flood, before memory 
 
 /// A token bucket: the units that one peer may use now. A new bucket is full.
 pub struct TokenBucket {
-    at: Time,
+    updated_at: Time,
     spent: f64,
 }
 
 impl TokenBucket {
     pub fn new(now: Time) -> TokenBucket {
-        TokenBucket { at: now, spent: 0.0 }
+        TokenBucket { updated_at: now, spent: 0.0 }
     }
 
     /// Takes `count` units. Returns false, and takes none, if the bucket has fewer.
     pub fn take(&mut self, count: f64, Rate(burst, per_second): Rate, now: Time) -> bool {
-        let refilled = now.saturating_sub(self.at).as_secs_f64() * per_second;
+        let refilled = now.saturating_sub(self.updated_at).as_secs_f64() * per_second;
         self.spent = (self.spent - refilled).max(0.0);
-        self.at = now;
+        self.updated_at = now;
         let enough = self.spent + count <= burst;
         self.spent += if enough { count } else { 0.0 };
         enough
@@ -47,7 +47,7 @@ impl TokenBucket {
 
     /// True if the bucket equals a new one, so that it can be dropped.
     pub fn is_full(&self, Rate(_, per_second): Rate, now: Time) -> bool {
-        now.saturating_sub(self.at).as_secs_f64() * per_second >= self.spent
+        now.saturating_sub(self.updated_at).as_secs_f64() * per_second >= self.spent
     }
 }
 
@@ -75,7 +75,7 @@ impl RateLimits {
     /// True if one more message of a connection without a known worker may be parsed.
     pub fn allow_unknown(&mut self, now: Time) -> bool {
         let allowed = self.unknown.take(1.0, UNKNOWN_PEER_RATE, now);
-        self.noted(allowed, now)
+        self.note_result(allowed, now)
     }
 
     /// Charges a connection for a message of this cost and of `nbytes` bytes. Returns false if the
@@ -87,10 +87,10 @@ impl RateLimits {
         let cost = cost * (1 + nbytes / BYTES_PER_COST) as f64;
         let fresh = || TokenBucket::new(now);
         let allowed = self.buckets.entry(from.to_vec()).or_insert_with(fresh).take(cost, self.control, now);
-        self.noted(allowed, now)
+        self.note_result(allowed, now)
     }
 
-    fn noted(&mut self, allowed: bool, now: Time) -> bool {
+    fn note_result(&mut self, allowed: bool, now: Time) -> bool {
         self.refused_at = if allowed { self.refused_at } else { Some(now) };
         allowed
     }

@@ -9,13 +9,16 @@ use crate::transfer::{Key, Time};
 impl PublisherMachine {
     /// Handles a `progress` report (P14).
     pub(super) fn progress(&mut self, name: &str, report: &Progress, now: Time) {
-        if !self.store.of(&report.model, report.epoch).map_or(false, |versions| versions.had(report.version))
+        if !self
+            .store
+            .in_epoch(&report.model, report.epoch)
+            .map_or(false, |versions| versions.was_published(report.version))
         {
             return;
         }
         self.report_push(report, now);
         let peer = match self.roster.get_mut(name) {
-            Some(peer) if peer.runs(&report.model) < (report.epoch, report.version) => peer, // P19
+            Some(peer) if peer.running_key(&report.model) < (report.epoch, report.version) => peer, // P19
             _ => return,
         };
         let receiving = report.phase == ProgressPhase::Receiving;
@@ -29,18 +32,18 @@ impl PublisherMachine {
         }
         let coming = versions.get(report.version).filter(|_| receiving);
         if let Some(plan) = coming.and_then(|version| version.plan_of(report.patch.as_ref())) {
-            peer.learn(report, plan, now);
+            peer.update_link_rate(report, plan, now);
         }
         peer.note_progress(report, now);
-        versions.left(name, report.version + u64::from(!receiving));
+        versions.end_receiving(name, report.version + u64::from(!receiving));
         if let Some(version) = versions.get_mut(report.version).filter(|_| receiving) {
-            version.read_by(name);
+            version.add_receiver(name);
         }
     }
 
     /// Handles a `staged` report (P11).
     pub(super) fn staged(&mut self, name: &str, report: &Staged, now: Time) {
-        let versions = match self.store.of(&report.model, report.epoch) {
+        let versions = match self.store.in_epoch(&report.model, report.epoch) {
             Some(versions) => versions,
             None => return,
         };
@@ -55,25 +58,25 @@ impl PublisherMachine {
                     text,
                     ..Default::default()
                 };
-                return self.say(name, FromPublisher::Abort(abort));
+                return self.send_header(name, FromPublisher::Abort(abort));
             }
         };
         let key = (report.epoch, report.version);
         if content.digest != report.digest {
             return self.wrong_digest(name, &report.model, key, &report.digest, now);
         }
-        versions.left(name, report.version + 1);
+        versions.end_receiving(name, report.version + 1);
         if let Some(peer) = self.roster.get_mut(name) {
-            if peer.runs(&report.model) < key {
-                peer.note(&report.model, report.version, ProgressPhase::Staged, None, now);
+            if peer.running_key(&report.model) < key {
+                peer.note_delivery(&report.model, report.version, ProgressPhase::Staged, None, now);
             }
         }
         self.record_transport(name, (&report.model, key), report.patch.as_ref(), None, now);
-        self.calls_take(name, TargetEvent::Staged, Some((&report.model, key)), now);
+        self.apply_to_calls(name, TargetEvent::Staged, Some((&report.model, key)), now);
         let version = self.store.models.get(&report.model).and_then(|versions| versions.get(report.version));
         if version.map_or(false, |version| !version.phase.is(VersionPhase::Pending)) {
             let commit = self.commit(&report.model, report.version, &content);
-            self.say(name, FromPublisher::Commit(commit));
+            self.send_header(name, FromPublisher::Commit(commit));
         }
     }
 
@@ -83,46 +86,46 @@ impl PublisherMachine {
         let (epoch, version, digest) = (report.epoch, report.version, report.digest.clone());
         let running = Running { epoch, version, digest, ..Default::default() };
         match self.roster.get(name) {
-            Some(peer) if peer.wants(&report.model) => {}
+            Some(peer) if peer.subscribes_to(&report.model) => {}
             _ => return,
         }
         // P15
         if !self.plausible(&report.model, &running) {
             return self.wrong_digest(name, &report.model, key, &report.digest, now);
         }
-        if self.roster.get(name).map_or(false, |peer| peer.runs(&report.model) < key) {
+        if self.roster.get(name).map_or(false, |peer| peer.running_key(&report.model) < key) {
             let (patch, decode_us) = (report.patch.as_ref(), Some(report.decode_us));
             self.record_transport(name, (&report.model, key), patch, decode_us, now);
         }
-        if let Some(versions) = self.store.of(&report.model, report.epoch) {
-            versions.left(name, report.version + 1);
+        if let Some(versions) = self.store.in_epoch(&report.model, report.epoch) {
+            versions.end_receiving(name, report.version + 1);
         }
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
-            Some(peer) if peer.runs(&report.model) < key => peer,
+            Some(peer) if peer.running_key(&report.model) < key => peer,
             _ => return, // a repeated report
         };
         peer.applied(&report.model, running, epoch);
-        self.arrived(name, &report.model, &report.note, now);
-        self.describe_owed(name, &report.model, now); // to a relay
+        self.note_running(name, &report.model, &report.note, now);
+        self.announce_owed(name, &report.model, now); // to a relay
     }
 
     /// Handles a `failed` report (P13).
     pub(super) fn failed(&mut self, name: &str, report: &Failed, now: Time) {
         let peer = match self.roster.get_mut(name) {
-            Some(peer) if peer.wants(&report.model) => peer,
+            Some(peer) if peer.subscribes_to(&report.model) => peer,
             _ => return,
         };
         if !report.intact {
-            peer.tore(&report.model, true);
+            peer.set_torn(&report.model, true);
         }
-        let versions = match self.store.of(&report.model, report.epoch) {
+        let versions = match self.store.in_epoch(&report.model, report.epoch) {
             Some(versions) => versions,
             None => return,
         };
-        versions.left(name, report.version + 1);
-        peer.drops(&report.model, report.version);
-        self.calls_failed(name, report, now);
+        versions.end_receiving(name, report.version + 1);
+        peer.end_delivery(&report.model, report.version);
+        self.fail_in_calls(name, report, now);
     }
 
     /// True if a worker may run the version that it reports: the version is of an older epoch, its
@@ -146,12 +149,12 @@ impl PublisherMachine {
     /// not count as done. The user gets one report for a version, although the worker repeats its
     /// own with every ping.
     fn wrong_digest(&mut self, name: &str, model: &str, of: Key, digest: &str, now: Time) {
-        let news = self.roster.get_mut(name).filter(|peer| peer.wants(model));
-        let key = match news.and_then(|peer| peer.differs(model, of).then(|| peer.key.clone())) {
+        let news = self.roster.get_mut(name).filter(|peer| peer.subscribes_to(model));
+        let key = match news.and_then(|peer| peer.note_wrong_digest(model, of).then(|| peer.key.clone())) {
             Some(key) => key,
             None => return,
         };
-        let versions = self.store.of(model, of.0);
+        let versions = self.store.in_epoch(model, of.0);
         let published = versions.and_then(|versions| versions.known_digest(of.1)).map(str::to_owned);
         let text = format!(
             "worker {} reports digest {:?} for version {} of {}; published was {}",
@@ -161,6 +164,6 @@ impl PublisherMachine {
             model,
             published.as_deref().unwrap_or("no such version")
         );
-        self.tell_of(WorkerEventKind::WrongDigest, name, &key, text, now);
+        self.notify_limited(WorkerEventKind::WrongDigest, name, &key, text, now);
     }
 }

@@ -10,7 +10,7 @@
 use super::effects::Identity;
 use super::link::Link;
 use super::observers::ObserverRecord;
-use super::phases::{At, PeerEvent, PeerPhase, WORKERS};
+use super::phases::{PeerEvent, PeerPhase, StateMachine, WORKERS};
 use crate::messages::{Doing, Hello, PatchId, Progress, ProgressPhase, Running, RELAY};
 use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -43,16 +43,16 @@ pub struct Peer {
     pub subscribed: bool,
     /// True if the worker reads the shared memory of a relay's host.
     pub shared_memory: bool,
-    pub phase: At<PeerPhase, PeerEvent>,
+    pub phase: StateMachine<PeerPhase, PeerEvent>,
     /// Why the worker was lost, and what it was doing.
-    pub why: String,
+    pub lost_why: String,
     /// When the worker's connection was closed, if the phase is `Away`.
     pub closed_at: Time,
     /// True if the worker was reported as stuck.
     pub stuck: bool,
     /// When the first version was announced to the worker after its last message; `None` if there
     /// was none.
-    pub asked_at: Option<Time>,
+    pub unanswered_since: Option<Time>,
     /// When another instance claimed the worker's name.
     pub contested_at: Option<Time>,
     /// Models of which the worker reported that no version runs.
@@ -62,16 +62,16 @@ pub struct Peer {
     /// The public key of the worker's connections; empty without keys.
     pub key: String,
     /// True if the current group key must still be sent to the worker.
-    pub rekeyed: bool,
+    pub key_due: bool,
     pub link: Link,
     /// Data about the worker that only observers receive.
-    pub seen: ObserverRecord,
+    pub observed: ObserverRecord,
     /// The relays before the worker, the nearest to here first.
     pub through: Vec<String>,
     // Of a relay: the workers that its first report, which goes on, has not named yet.
     unreported: BTreeSet<String>,
     // By model, the last version of which the worker reported a wrong digest.
-    different: BTreeMap<String, Key>,
+    wrong_digests: BTreeMap<String, Key>,
     // The roster's revision at the last change of this worker that observers must receive.
     revision: u64,
     ticket: (String, Time), // the unredeemed ticket, and when it was made
@@ -82,12 +82,12 @@ impl Peer {
         Peer {
             identity: identity.to_vec(),
             key: key.to_owned(),
-            rekeyed: false,
+            key_due: false,
             link: Link::default(),
-            seen: ObserverRecord::default(),
+            observed: ObserverRecord::default(),
             through: Vec::new(),
             unreported: BTreeSet::new(),
-            different: BTreeMap::new(),
+            wrong_digests: BTreeMap::new(),
             revision: 0,
             ticket: (String::new(), now),
             hello: hello.clone(),
@@ -96,18 +96,18 @@ impl Peer {
             incoming: BTreeMap::new(),
             subscribed: false,
             shared_memory: false,
-            phase: At::first(WORKERS),
-            why: String::new(),
+            phase: StateMachine::new(WORKERS),
+            lost_why: String::new(),
             closed_at: now,
             stuck: false,
-            asked_at: None,
+            unanswered_since: None,
             contested_at: None,
             torn: BTreeSet::new(),
             token: String::new(),
         }
     }
 
-    pub fn lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.phase.is(PeerPhase::Lost)
     }
 
@@ -132,18 +132,18 @@ impl Peer {
         self.incoming.get(model).map_or(false, staged)
     }
 
-    pub fn wants(&self, model: &str) -> bool {
+    pub fn subscribes_to(&self, model: &str) -> bool {
         self.hello.models.contains_key(model)
     }
 
     /// Returns the (epoch, number) of the version that the worker runs of a model; (0, 0) if none.
-    pub fn runs(&self, model: &str) -> Key {
+    pub fn running_key(&self, model: &str) -> Key {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
     }
 
     /// Records that the worker reported a wrong digest of a version; true if that is new.
-    pub fn differs(&mut self, model: &str, key: Key) -> bool {
-        self.different.insert(model.to_owned(), key) != Some(key)
+    pub fn note_wrong_digest(&mut self, model: &str, key: Key) -> bool {
+        self.wrong_digests.insert(model.to_owned(), key) != Some(key)
     }
 
     /// Removes the known running versions that are not newer than those in the latest hello.
@@ -161,28 +161,28 @@ impl Peer {
     }
 
     /// Begins a session. `running` are the versions in the hello that the worker can run.
-    pub fn welcomed(&mut self, running: BTreeMap<String, Running>) {
-        self.forget();
+    pub fn begin_session(&mut self, running: BTreeMap<String, Running>) {
+        self.forget_deliveries();
         self.keep_newer_than_hello();
         for (model, named) in running {
             self.running.entry(model).or_insert(named);
         }
-        (self.contested_at, self.asked_at, self.rekeyed) = (None, None, false);
+        (self.contested_at, self.unanswered_since, self.key_due) = (None, None, false);
     }
 
     /// Forgets the worker's deliveries, and that broadcasts reach the worker.
-    pub fn forget(&mut self) {
+    pub fn forget_deliveries(&mut self) {
         self.subscribed = false;
         self.incoming.clear();
     }
 
     /// Records that the worker sent a message.
-    pub fn heard(&mut self, now: Time) {
-        (self.heard_at, self.asked_at) = (now, None);
+    pub fn note_message(&mut self, now: Time) {
+        (self.heard_at, self.unanswered_since) = (now, None);
     }
 
     /// Records whether broadcasts reach the worker.
-    pub fn hears(&mut self, subscribed: bool) {
+    pub fn set_subscribed(&mut self, subscribed: bool) {
         self.subscribed = subscribed;
     }
 
@@ -194,32 +194,32 @@ impl Peer {
     }
 
     /// Records that the relay's first report names this worker.
-    pub fn expect_no_more(&mut self, name: &str) {
+    pub fn note_row(&mut self, name: &str) {
         self.unreported.remove(name);
     }
 
     /// Ends a relay's first report. Returns the workers that it should have named.
-    pub fn unnamed(&mut self) -> BTreeSet<String> {
+    pub fn take_unreported(&mut self) -> BTreeSet<String> {
         std::mem::take(&mut self.unreported)
     }
 
     /// Records when a relay heard the worker, and how versions reach it there.
-    pub fn heard_through_relay(&mut self, at: Time, subscribed: bool, shared_memory: bool) {
+    pub fn note_heard_by_relay(&mut self, at: Time, subscribed: bool, shared_memory: bool) {
         (self.heard_at, self.subscribed, self.shared_memory) = (at, subscribed, shared_memory);
     }
 
     /// Records that the worker runs no version of a model.
-    pub fn runs_nothing(&mut self, model: &str) {
+    pub fn clear_running(&mut self, model: &str) {
         self.running.remove(model);
     }
 
     /// Records the version that arrives at a worker behind a relay.
-    pub fn receives(&mut self, model: &str, doing: &Doing, now: Time) {
+    pub fn note_relayed_delivery(&mut self, model: &str, doing: &Doing, now: Time) {
         let phase = match doing.phase.filter(|_| doing.incoming > 0) {
             Some(phase) => phase,
             None => return drop(self.incoming.remove(model)),
         };
-        self.note(model, doing.incoming, phase, Some(doing.chunks), now);
+        self.note_delivery(model, doing.incoming, phase, Some(doing.chunks), now);
         self.set_patch(model, doing.incoming_patch.as_ref());
         if let Some(incoming) = self.incoming.get_mut(model) {
             incoming.since = now.saturating_sub(Duration::from_millis(doing.idle_ms));
@@ -228,40 +228,40 @@ impl Peer {
 
     /// Records that a version was announced to the worker, at `now`.
     pub fn expect_answer(&mut self, now: Time) {
-        self.asked_at = self.asked_at.or(Some(now));
+        self.unanswered_since = self.unanswered_since.or(Some(now));
     }
 
     /// Applies an event to the worker's phase. Returns true if the table has this transition.
-    pub fn take(&mut self, event: PeerEvent) -> bool {
-        self.phase.take(event)
+    pub fn apply_event(&mut self, event: PeerEvent) -> bool {
+        self.phase.apply_event(event)
     }
 
     /// Records that the worker's connection is closed.
-    pub fn closed(&mut self, now: Time) {
+    pub fn note_closed(&mut self, now: Time) {
         self.closed_at = now;
-        self.take(PeerEvent::Closed);
+        self.apply_event(PeerEvent::Closed);
     }
 
     /// Marks the worker as lost by this event; `why` includes what the worker was doing.
     pub fn lose(&mut self, event: PeerEvent, why: &str) {
-        self.take(event);
+        self.apply_event(event);
         self.stuck = false;
-        self.why = why.to_owned();
+        self.lost_why = why.to_owned();
     }
 
     /// Sets whether the worker is stuck. Returns true if that changed.
-    pub fn turns(&mut self, stuck: bool) -> bool {
+    pub fn set_stuck(&mut self, stuck: bool) -> bool {
         std::mem::replace(&mut self.stuck, stuck) != stuck
     }
 
     /// Records that the group key was replaced, and must be sent to the worker.
-    pub fn rekey(&mut self) {
-        self.rekeyed = true;
+    pub fn require_key(&mut self) {
+        self.key_due = true;
     }
 
     /// Returns true if the group key must be sent to the worker, and records that it is sent.
-    pub fn takes_key(&mut self) -> bool {
-        std::mem::take(&mut self.rekeyed)
+    pub fn take_key_due(&mut self) -> bool {
+        std::mem::take(&mut self.key_due)
     }
 
     /// Records that the worker runs a version of a model, and ends a delivery of that version or of
@@ -275,7 +275,7 @@ impl Peer {
     }
 
     /// Records whether no version of a model runs at the worker, because an apply failed half-way.
-    pub fn tore(&mut self, model: &str, torn: bool) {
+    pub fn set_torn(&mut self, model: &str, torn: bool) {
         if torn {
             self.running.remove(model);
             self.torn.insert(model.to_owned());
@@ -285,27 +285,34 @@ impl Peer {
     }
 
     /// Ends the delivery of a version that the worker failed to apply.
-    pub fn drops(&mut self, model: &str, version: u64) {
+    pub fn end_delivery(&mut self, model: &str, version: u64) {
         if self.incoming.get(model).map_or(false, |incoming| incoming.version == version) {
             self.incoming.remove(model);
         }
     }
 
     /// Updates the rate of the worker's link from two progress reports of one version.
-    pub fn learn(&mut self, report: &Progress, plan: ChunkPlan, now: Time) {
+    pub fn update_link_rate(&mut self, report: &Progress, plan: ChunkPlan, now: Time) {
         let same =
             |old: &&Delivery| (old.version, old.patch.as_ref()) == (report.version, report.patch.as_ref());
         if let Some(old) = self.incoming.get(&report.model).filter(same) {
             let bytes = |chunks: u64| chunks.saturating_mul(plan.chunk_bytes).min(plan.nbytes);
             let more = bytes(report.chunks).saturating_sub(bytes(old.chunks));
             if old.phase == ProgressPhase::Receiving && more > 0 && now > old.since {
-                self.link.learn(more, now - old.since);
+                self.link.record_transfer(more, now - old.since);
             }
         }
     }
 
     /// Records the phase and the chunks of a delivery, and when it last made progress.
-    pub fn note(&mut self, model: &str, version: u64, phase: ProgressPhase, chunks: Option<u64>, now: Time) {
+    pub fn note_delivery(
+        &mut self,
+        model: &str,
+        version: u64,
+        phase: ProgressPhase,
+        chunks: Option<u64>,
+        now: Time,
+    ) {
         match self.incoming.get_mut(model) {
             Some(old) if (old.version, old.phase) == (version, phase) => {
                 if let Some(chunks) = chunks.filter(|&chunks| chunks != old.chunks) {
@@ -323,7 +330,7 @@ impl Peer {
 
     /// Records a progress report.
     pub fn note_progress(&mut self, report: &Progress, now: Time) {
-        self.note(&report.model, report.version, report.phase, Some(report.chunks), now);
+        self.note_delivery(&report.model, report.version, report.phase, Some(report.chunks), now);
         self.set_patch(&report.model, report.patch.as_ref());
         if let Some(incoming) = self.incoming.get_mut(&report.model) {
             incoming.waits = report.waits.clone();
@@ -339,8 +346,8 @@ impl Peer {
 
     /// True if the worker has been silent for `patience` since a version was announced to it: its
     /// process may be suspended.
-    pub fn unresponsive(&self, now: Time, patience: Duration) -> bool {
-        self.asked_at.map_or(false, |asked| now.saturating_sub(asked) >= patience)
+    pub fn is_unresponsive(&self, now: Time, patience: Duration) -> bool {
+        self.unanswered_since.map_or(false, |asked| now.saturating_sub(asked) >= patience)
     }
 }
 
@@ -370,8 +377,8 @@ pub struct Roster {
     by_identity: HashMap<Identity, String>,
     by_token: HashMap<String, String>,
     by_ticket: HashMap<String, String>,
-    models: usize, // subscriptions to models, of all workers
-    relays: usize, // those behind relays included
+    model_count: usize, // subscriptions to models, of all workers
+    relay_count: usize, // those behind relays included
     revision: u64,
     touched: BTreeMap<u64, String>, // each worker's name by its revision
 }
@@ -404,7 +411,7 @@ impl Roster {
     }
 
     /// Begins a new revision, and returns its number.
-    pub fn revise(&mut self) -> u64 {
+    pub fn next_revision(&mut self) -> u64 {
         self.revision += 1;
         self.revision
     }
@@ -436,7 +443,7 @@ impl Roster {
     }
 
     /// Sets the token that a worker's reports on the data connection begin with.
-    pub fn assign_token(&mut self, name: &str, token: String) {
+    pub fn set_token(&mut self, name: &str, token: String) {
         if let Some(peer) = self.peers.get_mut(name) {
             peer.token = token.clone();
             self.by_token.insert(token, name.to_owned());
@@ -444,7 +451,7 @@ impl Roster {
     }
 
     /// Replaces a worker's unredeemed ticket with this one.
-    pub fn assign_ticket(&mut self, name: &str, ticket: &str, now: Time) {
+    pub fn set_ticket(&mut self, name: &str, ticket: &str, now: Time) {
         if let Some(peer) = self.peers.get_mut(name) {
             let before = std::mem::replace(&mut peer.ticket, (ticket.to_owned(), now));
             self.by_ticket.remove(&before.0);
@@ -462,44 +469,47 @@ impl Roster {
 
     /// True if there are relays.
     pub fn has_relays(&self) -> bool {
-        self.relays > 0
+        self.relay_count > 0
     }
 
     /// Returns the names of the live workers that subscribe to a model, without relays.
-    pub fn wanting(&self, model: &str) -> Vec<String> {
-        let live = self.iter().filter(|peer| !peer.lost() && !peer.is_relay() && peer.wants(model));
+    pub fn subscribers(&self, model: &str) -> Vec<String> {
+        let live =
+            self.iter().filter(|peer| !peer.is_lost() && !peer.is_relay() && peer.subscribes_to(model));
         live.map(|peer| peer.hello.name.clone()).collect()
     }
 
     /// Returns the names of the live workers and relays with sessions here that subscribe to a
     /// model.
-    pub fn receiving(&self, model: &str) -> Vec<String> {
-        let live = self.iter().filter(|peer| !peer.lost() && peer.in_session() && peer.wants(model));
+    pub fn receivers(&self, model: &str) -> Vec<String> {
+        let live =
+            self.iter().filter(|peer| !peer.is_lost() && peer.in_session() && peer.subscribes_to(model));
         live.map(|peer| peer.hello.name.clone()).collect()
     }
 
     /// Returns the names of the live relays with sessions here that subscribe to a model.
-    pub fn relaying(&self, model: &str) -> Vec<String> {
-        if self.relays == 0 {
+    pub fn relays_of(&self, model: &str) -> Vec<String> {
+        if self.relay_count == 0 {
             return Vec::new();
         }
-        let found = self.receiving(model).into_iter();
+        let found = self.receivers(model).into_iter();
         found.filter(|name| self.get(name).map_or(false, Peer::is_relay)).collect()
     }
 
     /// Returns the names of the workers that a relay, which has a session here, reports.
-    pub fn behind(&self, relay: &str) -> Vec<String> {
+    pub fn names_behind(&self, relay: &str) -> Vec<String> {
         let behind = self.iter().filter(|peer| peer.is_behind(relay));
         behind.map(|peer| peer.hello.name.clone()).collect()
     }
 
     /// Returns the names of the live relays with sessions here that are before these workers.
-    pub fn before(&self, workers: &[String]) -> BTreeSet<String> {
-        if self.relays == 0 {
+    pub fn relays_before(&self, workers: &[String]) -> BTreeSet<String> {
+        if self.relay_count == 0 {
             return BTreeSet::new();
         }
         let firsts = workers.iter().filter_map(|name| self.get(name)?.through.first());
-        let live = |relay: &&String| self.get(relay).map_or(false, |peer| !peer.lost() && peer.in_session());
+        let live =
+            |relay: &&String| self.get(relay).map_or(false, |peer| !peer.is_lost() && peer.in_session());
         firsts.filter(live).cloned().collect()
     }
 
@@ -516,7 +526,7 @@ impl Roster {
 
     /// True if a version for `workers` (`None`: for all) is sent to the peer `name`, as one of them
     /// or as the relay of one.
-    pub fn is_for(&self, name: &str, workers: Option<&[String]>) -> bool {
+    pub fn is_recipient(&self, name: &str, workers: Option<&[String]>) -> bool {
         workers.map_or(true, |workers| {
             let relay = self.get(name).map_or(false, Peer::is_relay);
             workers.iter().any(|each| each == name) || relay && !self.named_behind(name, workers).is_empty()
@@ -532,22 +542,22 @@ impl Roster {
         now: Time,
         lost_after: Duration,
     ) -> Admission {
-        let moves = |peer: &Peer| peer.lost() || peer.hello.instance == hello.instance;
+        let may_replace = |peer: &Peer| peer.is_lost() || peer.hello.instance == hello.instance;
         if let Some(away) = self.get(&hello.name).filter(|peer| !peer.in_session()) {
-            if !moves(away) {
+            if !may_replace(away) {
                 return Admission::Taken;
             }
             self.remove(&hello.name); // it was behind a relay, and has a session here now
         }
         let same = |peer: &Peer| peer.hello.instance == hello.instance && peer.key == key; // K3
-        let held = self.get(&hello.name).map(|peer| (same(peer), peer.lost()));
-        if held == Some((false, false)) {
+        let holder = self.get(&hello.name).map(|peer| (same(peer), peer.is_lost()));
+        if holder == Some((false, false)) {
             return self.contest(hello, now, lost_after);
         }
         if !self.has_room(hello) {
             return Admission::Full;
         }
-        if held.map_or(false, |(known, _)| known) {
+        if holder.map_or(false, |(known, _)| known) {
             self.readmit(identity, hello, now);
             return Admission::Known;
         }
@@ -558,7 +568,7 @@ impl Roster {
     }
 
     /// Adds a worker behind relays, instead of one with its name. Returns false if there is no room.
-    pub fn place(&mut self, hello: &Hello, through: Vec<String>, now: Time) -> bool {
+    pub fn add_behind(&mut self, hello: &Hello, through: Vec<String>, now: Time) -> bool {
         let room = self.has_room(hello);
         if room {
             self.remove(&hello.name);
@@ -569,8 +579,8 @@ impl Roster {
 
     fn add(&mut self, peer: Peer) {
         let name = peer.hello.name.clone();
-        self.models += peer.hello.models.len();
-        self.relays += usize::from(peer.is_relay());
+        self.model_count += peer.hello.models.len();
+        self.relay_count += usize::from(peer.is_relay());
         self.peers.insert(name.clone(), peer);
         self.touch(&name);
     }
@@ -592,15 +602,15 @@ impl Roster {
 
     fn readmit(&mut self, identity: &[u8], hello: &Hello, now: Time) {
         if let Some(peer) = self.peers.get_mut(&hello.name) {
-            self.models = self.models + hello.models.len() - peer.hello.models.len();
-            self.relays = self.relays + usize::from(is_relay(hello)) - usize::from(peer.is_relay());
+            self.model_count = self.model_count + hello.models.len() - peer.hello.models.len();
+            self.relay_count = self.relay_count + usize::from(is_relay(hello)) - usize::from(peer.is_relay());
             self.by_identity.remove(&peer.identity);
             self.by_identity.insert(identity.to_vec(), hello.name.clone());
             (peer.identity, peer.hello, peer.heard_at) = (identity.to_vec(), hello.clone(), now);
-            if !peer.lost() {
-                peer.phase.take(PeerEvent::Spoke);
+            if !peer.is_lost() {
+                peer.phase.apply_event(PeerEvent::Spoke);
             }
-            peer.seen = ObserverRecord::default();
+            peer.observed = ObserverRecord::default();
             self.touch(&hello.name);
         }
     }
@@ -610,7 +620,7 @@ impl Roster {
         if self.fits(hello) {
             return true;
         }
-        let lost = self.iter().filter(|peer| peer.lost() && peer.hello.name != hello.name);
+        let lost = self.iter().filter(|peer| peer.is_lost() && peer.hello.name != hello.name);
         let lost: Vec<String> = lost.map(|peer| peer.hello.name.clone()).collect();
         for name in lost {
             self.remove(&name);
@@ -621,7 +631,7 @@ impl Roster {
     fn fits(&self, hello: &Hello) -> bool {
         let before = self.get(&hello.name).map(|peer| peer.hello.models.len());
         let workers = self.peers.len() + usize::from(before.is_none());
-        let models = self.models + hello.models.len() - before.unwrap_or(0);
+        let models = self.model_count + hello.models.len() - before.unwrap_or(0);
         workers <= WORKERS_MAX && models <= MODELS_MAX
     }
 
@@ -636,8 +646,8 @@ impl Roster {
     /// Removes a worker.
     pub fn remove(&mut self, name: &str) {
         if let Some(peer) = self.peers.remove(name) {
-            self.models -= peer.hello.models.len();
-            self.relays -= usize::from(peer.is_relay());
+            self.model_count -= peer.hello.models.len();
+            self.relay_count -= usize::from(peer.is_relay());
             self.by_identity.remove(&peer.identity);
             self.by_token.remove(&peer.token);
             self.by_ticket.remove(&peer.ticket.0);
@@ -646,14 +656,14 @@ impl Roster {
     }
 
     /// Returns the live workers that have been silent for `lost_after`.
-    pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
-        let here = self.iter().filter(|peer| !peer.lost() && peer.in_session());
+    pub fn silent_workers(&self, now: Time, lost_after: Duration) -> Vec<String> {
+        let here = self.iter().filter(|peer| !peer.is_lost() && peer.in_session());
         let silent = here.filter(|p| now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 
     /// Returns the workers whose connections have been closed for `patience`.
-    pub fn gone(&self, now: Time, patience: Duration) -> Vec<String> {
+    pub fn disconnected_workers(&self, now: Time, patience: Duration) -> Vec<String> {
         let away = |p: &&Peer| p.phase.is(PeerPhase::Away) && now.saturating_sub(p.closed_at) >= patience;
         self.iter().filter(away).map(|peer| peer.hello.name.clone()).collect()
     }

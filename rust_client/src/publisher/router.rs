@@ -11,7 +11,7 @@ use super::control_connection::{Admits, ControlConnection, Message, Progress};
 use super::effects::{Identity, Payload};
 use super::endpoints::ListenAddress;
 use super::listening::{unbindable, LimitedListener, Listener};
-use super::pipe::{let_go, COPIES_BYTES_MAX};
+use super::pipe::{release_versions, COPIES_BYTES_MAX};
 use super::rate_limits::Rate;
 use super::watched::Watched;
 use crate::curve::{key_of, public_of};
@@ -31,18 +31,18 @@ use std::time::Duration;
 
 const ACCEPTS: Rate = Rate(512.0, 1000.0); // connections; each costs some 20 us, with keys up to 200
 const ACCEPTS_AT_ONCE: usize = 16; // before open connections are served
-const STRANGER: Duration = Duration::from_millis(1500); // for a handshake, or to read a refusal
+const HANDSHAKE_MAX: Duration = Duration::from_millis(1500); // for a handshake, or to read a refusal
 const UNFINISHED_MAX: usize = 256; // connections without a message; beyond, one is closed
 const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
 const PARTIAL_BYTES_MAX: usize = 1 << 20; // of incomplete messages, of all connections
 const PARTIAL_BYTES_SMALL: usize = 8192; // connections with at most this are not counted
 const WAITING_BYTES_MAX: usize = 1 << 26; // of layouts and headers queued for all connections
-const LOOK: Duration = Duration::from_millis(100); // between two checks of connections' memory
-const SILENCE: Duration = Duration::from_secs(30); // after which a peer that reads nothing is gone
+const CHECK_INTERVAL: Duration = Duration::from_millis(100); // between two checks of connections' memory
+const STALLED_MAX: Duration = Duration::from_secs(30); // after which a peer that reads nothing is gone
 const KEEPALIVE_SECONDS: i32 = 10; // of silence before the first probe, and between probes
 
 /// The messages of a connection, and the public key of its owner.
-pub struct Arrived {
+pub struct ReceivedMessages {
     pub key: String,
     pub messages: Vec<Message>,
 }
@@ -58,16 +58,16 @@ pub struct Router {
     ready: Arc<Ready>,
     connections: BTreeMap<u64, Watched<ControlConnection>>, // by id, which is never reused
     unfinished: BTreeMap<u64, Host>,                        // connections without a message, oldest first
-    next: u64,
-    closed: Vec<u64>, // not reported yet; each had sent a message
-    look_at: Time,
+    next_id: u64,
+    newly_closed: Vec<u64>, // not reported yet; each had sent a message
+    next_check_at: Time,
 }
 
 fn identity(id: u64) -> Identity {
     id.to_be_bytes().to_vec()
 }
 
-fn number(identity: &[u8]) -> Option<u64> {
+fn id_of(identity: &[u8]) -> Option<u64> {
     identity.try_into().ok().map(u64::from_be_bytes)
 }
 
@@ -80,20 +80,20 @@ impl Router {
         let (listener, bound) = Listener::bind(listen_at).map_err(broken)?;
         let bound = listener.bound().unwrap_or(bound);
         let router = Router {
-            listener: LimitedListener::new(listener, ACCEPTS, LOOK),
+            listener: LimitedListener::new(listener, ACCEPTS, CHECK_INTERVAL),
             keys: keys.map(Arc::new),
             ready: Arc::new(Ready::new().map_err(broken)?),
             connections: BTreeMap::new(),
             unfinished: BTreeMap::new(),
-            next: 1,
-            closed: Vec::new(),
-            look_at: Time::ZERO,
+            next_id: 1,
+            newly_closed: Vec::new(),
+            next_check_at: Time::ZERO,
         };
         Ok((router, bound))
     }
 
     /// Returns the descriptor to poll for new connections; `None` while accepting is paused.
-    pub fn listening(&self, now: Time) -> Option<RawFd> {
+    pub fn listener_descriptor(&self, now: Time) -> Option<RawFd> {
         self.listener.descriptor(now)
     }
 
@@ -106,18 +106,18 @@ impl Router {
     pub fn accept(&mut self, now: Time) {
         for _ in 0..ACCEPTS_AT_ONCE {
             match self.listener.accept(now) {
-                Some(connection) => self.take(connection, now),
+                Some(connection) => self.add(connection, now),
                 None => return,
             }
         }
     }
 
-    fn take(&mut self, connection: Own<TcpStream>, now: Time) {
+    fn add(&mut self, connection: Own<TcpStream>, now: Time) {
         let host: Host = connection.peer_addr().ok().map(|peer| peer.ip());
-        let _ = tune(&connection); // fails if the peer is gone, which the first read shows
+        let _ = set_options(&connection); // fails if the peer is gone, which the first read shows
         self.make_room(&host);
-        let (id, connection) = (self.next, ControlConnection::new(connection, self.keys.clone(), now));
-        self.next += 1;
+        let (id, connection) = (self.next_id, ControlConnection::new(connection, self.keys.clone(), now));
+        self.next_id += 1;
         if let Ok(mut watched) = Watched::new(id, connection, self.ready.clone()) {
             // Send the greeting at once, so that a peer with other keys, or none, sees the mismatch
             // itself.
@@ -151,9 +151,9 @@ impl Router {
 
     /// Handles the events of a connection: reads if it is `readable`, and sends what is possible.
     /// Returns the messages that arrived.
-    pub fn process_events(&mut self, id: u64, readable: bool, admits: Admits, now: Time) -> Arrived {
-        let room = self.room();
-        let nothing = Arrived { key: String::new(), messages: Vec::new() };
+    pub fn process_events(&mut self, id: u64, readable: bool, admits: Admits, now: Time) -> ReceivedMessages {
+        let room = self.copy_room();
+        let nothing = ReceivedMessages { key: String::new(), messages: Vec::new() };
         let connection = match self.connections.get_mut(&id) {
             Some(connection) => connection,
             None => return nothing,
@@ -164,10 +164,10 @@ impl Router {
         });
         match messages {
             Ok(messages) => {
-                if connection.progress == Progress::Speaks {
+                if connection.progress == Progress::SentMessage {
                     self.unfinished.remove(&id);
                 }
-                Arrived { key: connection.key.clone(), messages }
+                ReceivedMessages { key: connection.key.clone(), messages }
             }
             Err(_) => {
                 self.close(id);
@@ -182,7 +182,7 @@ impl Router {
     }
 
     /// True if a connection is still open.
-    pub fn has(&self, id: u64) -> bool {
+    pub fn is_open(&self, id: u64) -> bool {
         self.connections.contains_key(&id)
     }
 
@@ -190,20 +190,20 @@ impl Router {
     pub fn close(&mut self, id: u64) {
         let spoke = self.unfinished.remove(&id).is_none();
         if self.connections.remove(&id).is_some() && spoke {
-            self.closed.push(id);
+            self.newly_closed.push(id);
         }
     }
 
     /// Returns the identities of newly closed connections that had sent a message.
     pub fn take_closed(&mut self) -> Vec<Identity> {
-        std::mem::take(&mut self.closed).into_iter().map(identity).collect()
+        std::mem::take(&mut self.newly_closed).into_iter().map(identity).collect()
     }
 
     /// Sends a message to the connection `to`. Returns false if the connection is gone. If too many
     /// messages are queued for a worker that does not read, the message is dropped.
     pub fn send(&mut self, to: &[u8], header: &[u8], payload: &Payload, now: Time) -> bool {
-        let room = self.room();
-        let id = match number(to) {
+        let room = self.copy_room();
+        let id = match id_of(to) {
             Some(id) => id,
             None => return false,
         };
@@ -219,33 +219,34 @@ impl Router {
 
     /// Returns the number of bytes that may still be used for copies of payloads. Copies are
     /// counted only with keys: then each connection needs its own encrypted copy.
-    fn room(&self) -> usize {
+    fn copy_room(&self) -> usize {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
         }
-        COPIES_BYTES_MAX.saturating_sub(self.connections.values().map(|connection| connection.copied()).sum())
+        COPIES_BYTES_MAX
+            .saturating_sub(self.connections.values().map(|connection| connection.copy_bytes()).sum())
     }
 
     /// Closes connections that are late, make no progress, or need too much memory. Called a few
     /// times a second.
     pub fn tick(&mut self, now: Time) {
-        if now < self.look_at {
+        if now < self.next_check_at {
             return;
         }
-        self.look_at = now + LOOK;
+        self.next_check_at = now + CHECK_INTERVAL;
         let mut over: Vec<u64> = Vec::new();
         for (&id, connection) in &self.connections {
             let late =
-                connection.progress < Progress::Open && now.saturating_sub(connection.since) >= STRANGER;
-            if late || connection.stands_still(now, SILENCE) {
+                connection.progress < Progress::Open && now.saturating_sub(connection.since) >= HANDSHAKE_MAX;
+            if late || connection.is_stalled(now, STALLED_MAX) {
                 over.push(id);
             }
         }
         over.extend(self.largest(
-            |connection| Some(connection.partial()).filter(|&its| its > PARTIAL_BYTES_SMALL),
+            |connection| Some(connection.partial_bytes()).filter(|&its| its > PARTIAL_BYTES_SMALL),
             PARTIAL_BYTES_MAX,
         ));
-        over.extend(self.largest(|connection| Some(connection.waiting()), WAITING_BYTES_MAX));
+        over.extend(self.largest(|connection| Some(connection.queued_bytes()), WAITING_BYTES_MAX));
         over.into_iter().for_each(|id| self.close(id));
         self.share_room(now);
     }
@@ -277,21 +278,25 @@ impl Router {
     /// Releases versions that peers do not read. If connections wait for room for a copy, closes
     /// the connections that take up the room without progress.
     fn share_room(&mut self, now: Time) {
-        let copied: usize = self.connections.values().map(|connection| connection.copied()).sum();
+        let copied: usize = self.connections.values().map(|connection| connection.copy_bytes()).sum();
         let room = COPIES_BYTES_MAX.saturating_sub(copied);
-        let mut over =
-            let_go(self.connections.iter_mut().map(|(&id, connection)| (id, connection)), room, now);
+        let mut over = release_versions(
+            self.connections.iter_mut().map(|(&id, connection)| (id, connection)),
+            room,
+            now,
+        );
         let starved: Vec<u64> =
             self.connections.iter().filter(|(_, connection)| connection.starved).map(|(&id, _)| id).collect();
         if !starved.is_empty() {
-            let still = |connection: &ControlConnection| connection.copied() > 0 && connection.hogs(now);
+            let still =
+                |connection: &ControlConnection| connection.copy_bytes() > 0 && connection.blocks_others(now);
             over.extend(
                 self.connections.iter().filter(|(_, connection)| still(connection)).map(|(&id, _)| id),
             );
         }
         over.into_iter().for_each(|id| self.close(id));
         for id in starved {
-            let room = self.room();
+            let room = self.copy_room();
             if let Some(connection) = self.connections.get_mut(&id) {
                 if connection.serve(|connection| connection.write(room, now)).is_err() {
                     self.close(id);
@@ -301,8 +306,8 @@ impl Router {
     }
 
     /// True if anything waits to be sent.
-    pub fn unsent(&self) -> bool {
-        self.connections.values().any(|connection| connection.unsent())
+    pub fn has_unsent(&self) -> bool {
+        self.connections.values().any(|connection| connection.has_unsent())
     }
 }
 
@@ -312,7 +317,7 @@ fn pair_of(secret: &str) -> Result<Pair, Error> {
     Ok(Pair { public: key_of(&public).ok_or_else(odd)?, secret: key_of(secret).ok_or_else(odd)? })
 }
 
-fn tune(connection: &TcpStream) -> io::Result<()> {
+fn set_options(connection: &TcpStream) -> io::Result<()> {
     // Fails for a Unix socket, which has no such options.
     connection.set_nodelay(true)?;
     // TCP detects peers that are gone, so that their queues are freed.
@@ -332,7 +337,7 @@ mod tests {
     fn dial(router: &mut Router, port: u16, says: &[u8]) -> TcpStream {
         let mut dialled = TcpStream::connect(("127.0.0.1", port)).unwrap();
         dialled.write_all(says).unwrap();
-        let (id, end) = (router.next, Instant::now() + Duration::from_secs(10));
+        let (id, end) = (router.next_id, Instant::now() + Duration::from_secs(10));
         let heard = |router: &Router| {
             router
                 .connections
@@ -358,9 +363,9 @@ mod tests {
         let _further = dial(&mut router, port, &greeting(false, false));
         let _crowd: Vec<_> = (0..3 * UNFINISHED_OF_HOST_MAX).map(|_| dial(&mut router, port, b"")).collect();
         assert_eq!(router.connections.len(), UNFINISHED_OF_HOST_MAX);
-        let last = router.next - 1;
-        assert!(router.has(1) && !router.has(2) && router.has(last));
-        router.tick(NOW + STRANGER);
+        let last = router.next_id - 1;
+        assert!(router.is_open(1) && !router.is_open(2) && router.is_open(last));
+        router.tick(NOW + HANDSHAKE_MAX);
         assert!(router.connections.is_empty(), "nobody is waited for longer");
     }
 }

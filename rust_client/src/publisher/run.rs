@@ -12,7 +12,7 @@ use super::offer::Offer;
 use super::pub_socket::PubSocket;
 use super::publication::PublishTerms;
 use super::receipt::Receipt;
-use super::router::{Arrived, Router};
+use super::router::{ReceivedMessages, Router};
 use super::sealer::Sealer;
 use super::status::WorkerStatus;
 use super::subscriber::Queued;
@@ -221,7 +221,7 @@ impl Loop {
     fn linger(&mut self) {
         let end = self.now() + LINGER;
         let (data, control) = (self.data.ready(), self.router.ready());
-        while (self.data.unsent() || self.router.unsent()) && self.now() < end {
+        while (self.data.has_unsent() || self.router.has_unsent()) && self.now() < end {
             let mut items = data.items();
             let first = items.len();
             items.extend(control.items());
@@ -242,14 +242,14 @@ impl Loop {
     /// tick is due.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         self.do_work(); // first, because callers wait for it
-        let busy = !self.with_room().is_empty() || self.machine.comparing();
+        let busy = !self.with_room().is_empty() || self.machine.is_comparing();
         let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
         self.take(wait)?;
         for topic in self.with_room() {
             let effects = self.machine.push(&topic, self.now());
             self.perform(effects);
         }
-        if self.machine.comparing() {
+        if self.machine.is_comparing() {
             let effects = self.machine.compare();
             self.perform(effects);
         }
@@ -275,14 +275,15 @@ impl Loop {
 
     /// Returns the topics being pushed for which some subscriber's queue has room.
     fn with_room(&self) -> Vec<String> {
-        let room = |topic: &&String| self.data.keeps_up(topic);
+        let room = |topic: &&String| self.data.has_room(topic);
         self.machine.pushing().filter(room).cloned().collect()
     }
 
     /// Waits for events on the sockets and handles them.
     fn take(&mut self, wait: Duration) -> io::Result<()> {
         let (data, control) = (self.data.ready(), self.router.ready());
-        let (comes, joins) = (self.data.listening(self.now()), self.router.listening(self.now()));
+        let (comes, joins) =
+            (self.data.listener_descriptor(self.now()), self.router.listener_descriptor(self.now()));
         let mut items = vec![zmq::PollItem::from_fd(self.shared.waker.as_raw_fd(), zmq::POLLIN)];
         items.extend(joins.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
         items.extend(comes.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
@@ -324,7 +325,7 @@ impl Loop {
     fn take_messages(&mut self, id: u64, readable: bool) {
         let now = self.now();
         let machine = &self.machine;
-        let Arrived { key, messages } =
+        let ReceivedMessages { key, messages } =
             self.router.process_events(id, readable, &|key| machine.may_connect(key), now);
         let from = Router::identity(id);
         for message in messages {
@@ -332,7 +333,7 @@ impl Loop {
                 self.machine.receive_of(&from, &key, &message.header, message.payload_count, self.now());
             self.speaking = id;
             self.perform(effects);
-            if !self.router.has(id) {
+            if !self.router.is_open(id) {
                 return; // the connection was closed
             }
         }
@@ -362,10 +363,10 @@ impl Loop {
                 }
             }
         }
-        for word in input.words {
+        for word in input.reports {
             match self.machine.receive_report(&word, self.now()) {
                 Some(effects) => self.perform(effects),
-                None => self.data.invalid_frames(id, self.now()),
+                None => self.data.note_invalid_report(id, self.now()),
             }
         }
     }
@@ -433,8 +434,8 @@ impl Loop {
                         self.data.send(message, self.now());
                     }
                 }
-                Effect::Screen => {
-                    self.data.screen(|owner| self.machine.may_read(owner));
+                Effect::CloseRevoked => {
+                    self.data.close_revoked(|owner| self.machine.may_read(owner));
                     self.rekey();
                 }
                 Effect::Withdraw { model } => {
@@ -443,7 +444,7 @@ impl Loop {
                 }
                 Effect::HangUp => self.router.close(self.speaking),
                 Effect::GiveMemoryBack => give_memory_back(),
-                Effect::Settled { model, key, content, names } => {
+                Effect::Store { model, key, content, names } => {
                     if let Some(keeper) = &self.keeper {
                         keeper.offer(model, key, &content, names);
                     }
@@ -451,8 +452,8 @@ impl Loop {
                 Effect::Resolve { id, receipt, achieved, missing } => {
                     self.resolve(id, receipt, achieved, missing)
                 }
-                Effect::Tell(event) => {
-                    self.machine.happened(&event, self.now());
+                Effect::Notify(event) => {
+                    self.machine.record_event(&event, self.now());
                     if let Some(listener) = &mut self.listener {
                         listener(&event);
                     }
@@ -500,7 +501,7 @@ impl Loop {
         if let Some(sealer) = &mut self.sealer {
             sealer.rekey(now);
             let key = sealer.key();
-            let effects = self.machine.rekeyed(key);
+            let effects = self.machine.set_group_key(key);
             self.perform(effects);
         }
     }
@@ -518,7 +519,7 @@ impl Loop {
 
     fn notice(&mut self, text: String) {
         let (kind, worker) = (WorkerEventKind::Notice, String::new());
-        self.perform_all(vec![Effect::Tell(WorkerEvent { kind, worker, text })]);
+        self.perform_all(vec![Effect::Notify(WorkerEvent { kind, worker, text })]);
     }
 
     fn resolve(&mut self, id: u64, receipt: Receipt, achieved: bool, missing: String) {

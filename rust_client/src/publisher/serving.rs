@@ -14,7 +14,7 @@ use std::sync::Arc;
 impl PublisherMachine {
     /// Handles a fetch of a version, or of its chunks (P8).
     pub(super) fn fetch(&mut self, name: &str, fetch: &Fetch, now: Time) {
-        let versions = self.store.of(&fetch.model, fetch.epoch);
+        let versions = self.store.in_epoch(&fetch.model, fetch.epoch);
         let number = versions.and_then(|versions| match fetch.version {
             0 => versions.latest_for(name),
             number => versions.get(number).map(|version| version.number),
@@ -22,17 +22,17 @@ impl PublisherMachine {
         let found = number.and_then(|number| self.content(&fetch.model, number));
         let (number, content) = match (number, found) {
             (Some(number), Some(content)) => (number, content),
-            _ => return self.turn_down(name, fetch),
+            _ => return self.refuse_unavailable(name, fetch),
         };
         if let Some(patch) = &fetch.patch {
-            return self.give_patch(name, fetch, patch, number, now);
+            return self.send_patch(name, fetch, patch, number, now);
         }
         self.note_unpatched(name, fetch, number, now);
         if fetch.count == 0 {
             if let Some(versions) = self.store.find(&fetch.model) {
-                versions.left(name, number); // the worker moves on to this version (P9)
+                versions.end_receiving(name, number); // the worker moves on to this version (P9)
             }
-            return self.describe(name, &fetch.model, number, fetch.layout);
+            return self.announce_to(name, &fetch.model, number, fetch.layout);
         }
         if fetch.version == 0 || fetch.first + fetch.count > content.plan.count() {
             let text = format!(
@@ -45,17 +45,17 @@ impl PublisherMachine {
             );
             return self.refuse_fetch(name, fetch, "range", &text);
         }
-        self.give(name, fetch, number, &content, now);
+        self.send_chunks(name, fetch, number, &content, now);
     }
 
     /// Sends the requested chunks of a version or patch, whose bytes are in `content`.
-    fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
+    fn send_chunks(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
         if let Some(versions) = self.store.find(&fetch.model) {
-            versions.left(name, number);
+            versions.end_receiving(name, number);
         }
-        if self.asks(name, &fetch.model, number) {
+        if self.note_receiver(name, &fetch.model, number) {
             if let Some(peer) = self.roster.get_mut(name) {
-                peer.note(&fetch.model, number, ProgressPhase::Receiving, None, now);
+                peer.note_delivery(&fetch.model, number, ProgressPhase::Receiving, None, now);
                 peer.set_patch(&fetch.model, fetch.patch.as_ref());
             }
         }
@@ -68,12 +68,12 @@ impl PublisherMachine {
     /// Records that a worker receives a version, so that the version is kept. Returns false, and
     /// does nothing, if the worker already runs that version: a report on its data connection may
     /// overtake its request (P19).
-    fn asks(&mut self, name: &str, model: &str, number: u64) -> bool {
+    fn note_receiver(&mut self, name: &str, model: &str, number: u64) -> bool {
         let key = self.store.key(number);
-        let needs = self.roster.get(name).map_or(false, |peer| peer.runs(model) < key);
+        let needs = self.roster.get(name).map_or(false, |peer| peer.running_key(model) < key);
         let version = self.store.find(model).and_then(|its| its.get_mut(number));
         if let Some(version) = version.filter(|_| needs) {
-            version.read_by(name);
+            version.add_receiver(name);
         }
         needs
     }
@@ -89,38 +89,38 @@ impl PublisherMachine {
     }
 
     /// Refuses a fetch of an unavailable version, and announces the latest version instead.
-    fn turn_down(&mut self, name: &str, fetch: &Fetch) {
+    fn refuse_unavailable(&mut self, name: &str, fetch: &Fetch) {
         let text = format!("version {} of epoch {} is not to be had here", fetch.version, fetch.epoch);
         self.refuse_fetch(name, fetch, "gone", &text);
         let latest = self.store.models.get(&fetch.model).and_then(|versions| versions.latest_for(name));
         if let Some(latest) = latest.filter(|&latest| self.store.key(latest) != (fetch.epoch, fetch.version))
         {
-            self.describe(name, &fetch.model, latest, false);
+            self.announce_to(name, &fetch.model, latest, false);
         }
     }
 
     /// Announces a version to one worker, with its layout if `layout`, and sends the `end`, which
     /// has its digest.
-    pub(super) fn describe(&mut self, name: &str, model: &str, number: u64, layout: bool) {
+    pub(super) fn announce_to(&mut self, name: &str, model: &str, number: u64, layout: bool) {
         let content = match self.content(model, number) {
             Some(content) => content,
             None => return,
         };
-        self.asks(name, model, number);
+        self.note_receiver(name, model, number);
         let call = self.calls.undecided(model, self.store.key(number));
         let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
-            Some(version) => self.addressed(name, self.announcement(model, version, call), version),
+            Some(version) => self.with_named_workers(name, self.announcement(model, version, call), version),
             None => return,
         };
         let payload = if layout { Payload::Layout(content.clone()) } else { Payload::None };
         self.send(name, FromPublisher::Announce(announce), payload);
         let end = self.end(model, number, &content, None);
-        self.say(name, FromPublisher::End(end));
+        self.send_header(name, FromPublisher::End(end));
     }
 
     /// Returns the announcement for one peer: a relay gets the names of the workers that the version
     /// is only for, those behind it first (R8). The others may come there.
-    pub(super) fn addressed(&self, name: &str, announce: Announce, version: &Version) -> Announce {
+    pub(super) fn with_named_workers(&self, name: &str, announce: Announce, version: &Version) -> Announce {
         match (&version.only, self.roster.get(name)) {
             (Some(only), Some(peer)) if peer.is_relay() => {
                 let mut workers = self.roster.named_behind(name, only);
@@ -140,7 +140,7 @@ impl PublisherMachine {
     }
 
     /// Handles a fetch of a patch (D8).
-    fn give_patch(&mut self, name: &str, fetch: &Fetch, id: &PatchId, number: u64, now: Time) {
+    fn send_patch(&mut self, name: &str, fetch: &Fetch, id: &PatchId, number: u64, now: Time) {
         let patch = self.patch(&fetch.model, number, id).filter(|_| fetch.version > 0);
         let content = patch.map(|patch| patch.content.clone());
         match content.filter(|content| fetch.first + fetch.count <= content.plan.count()) {
@@ -150,9 +150,9 @@ impl PublisherMachine {
             }
             Some(content) if fetch.count == 0 => {
                 let end = self.end(&fetch.model, number, &content, Some(id.clone()));
-                self.say(name, FromPublisher::End(end));
+                self.send_header(name, FromPublisher::End(end));
             }
-            Some(content) => self.give(name, fetch, number, &content, now),
+            Some(content) => self.send_chunks(name, fetch, number, &content, now),
         }
     }
 
@@ -164,7 +164,7 @@ impl PublisherMachine {
             Some(version) if !version.patches.is_empty() => version,
             _ => return,
         };
-        if !fetch.unpatched.is_empty() && version.first_reason(name) {
+        if !fetch.unpatched.is_empty() && version.note_unpatched(name) {
             let text = format!(
                 "worker {} takes all of version {} of {}, for which there was a patch: {}",
                 name,
@@ -173,7 +173,7 @@ impl PublisherMachine {
                 escaped(&fetch.unpatched)
             );
             let key = self.roster.get(name).map_or_else(String::new, |peer| peer.key.clone());
-            self.tell_of(WorkerEventKind::Notice, name, &key, text, now);
+            self.notify_limited(WorkerEventKind::Notice, name, &key, text, now);
         }
     }
 }

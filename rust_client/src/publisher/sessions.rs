@@ -4,7 +4,7 @@ use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
 use super::phases::{PeerEvent, TargetEvent};
 use super::roster::{is_relay, Delivery, Peer};
-use super::status::{is_stuck, phase_of};
+use super::status::{doing_text, is_stuck};
 use super::store::Version;
 use crate::messages::*;
 use crate::transfer::Time;
@@ -14,12 +14,12 @@ impl PublisherMachine {
     pub(super) fn ping(&mut self, name: &str, ping: &Ping, now: Time) {
         let models = match self.roster.get_mut(name) {
             Some(peer) => {
-                peer.hears(ping.subscribed);
-                self.store.latest(name, peer.hello.models.keys())
+                peer.set_subscribed(ping.subscribed);
+                self.store.latest_by_model(name, peer.hello.models.keys())
             }
             None => return,
         };
-        self.say(
+        self.send_header(
             name,
             FromPublisher::Pong(Pong {
                 token: ping.token,
@@ -32,14 +32,14 @@ impl PublisherMachine {
         let models: Vec<String> =
             relay.into_iter().flat_map(|relay| relay.hello.models.keys().cloned()).collect();
         for model in models {
-            self.describe_owed(name, &model, now);
+            self.announce_owed(name, &model, now);
         }
     }
 
     /// Announces to a relay the next version for named workers behind it, unless that arrives (R8).
     ///
     /// Such a worker may have come from another place since the publish.
-    pub(super) fn describe_owed(&mut self, name: &str, model: &str, now: Time) {
+    pub(super) fn announce_owed(&mut self, name: &str, model: &str, now: Time) {
         let number = match self.next_owed(name, model) {
             Some(number) => number,
             None => return,
@@ -48,7 +48,7 @@ impl PublisherMachine {
         let moves = |its: &&Delivery| now.saturating_sub(its.since) < self.timing.lost_after;
         let arriving = self.roster.get(name).and_then(|relay| relay.incoming.get(model)).filter(moves);
         if arriving.map_or(true, |its| its.version != number) {
-            self.describe(name, model, number, false);
+            self.announce_to(name, model, number, false);
         }
     }
 
@@ -58,74 +58,74 @@ impl PublisherMachine {
     /// A relay drops a version that arrives for a newer one, so it gets one after the other.
     pub(super) fn next_owed(&self, name: &str, model: &str) -> Option<u64> {
         let relay = self.roster.get(name).filter(|peer| peer.is_relay())?;
-        let failed = relay.seen.failed.get(model).map_or(0, |(failed, _)| *failed);
-        let runs = |worker: &String| self.roster.get(worker).map(|peer| peer.runs(model));
+        let failed = relay.observed.failed.get(model).map_or(0, |(failed, _)| *failed);
+        let runs = |worker: &String| self.roster.get(worker).map(|peer| peer.running_key(model));
         let needed = |version: &&Version| {
             let key = self.store.key(version.number);
             let named = || self.roster.named_behind(name, version.only.iter().flatten());
-            let lacks = relay.runs(model) < key && version.number != failed;
+            let lacks = relay.running_key(model) < key && version.number != failed;
             lacks && named().iter().filter_map(runs).any(|its| its < key)
         };
-        let mut named = self.store.models.get(model)?.named();
+        let mut named = self.store.models.get(model)?.for_named_workers();
         named.find(needed).map(|version| version.number)
     }
 
     /// Records that a worker has sent a message on its connection.
-    pub(super) fn heard(&mut self, name: &str, now: Time) {
+    pub(super) fn note_message(&mut self, name: &str, now: Time) {
         if let Some(peer) = self.roster.get_mut(name) {
-            peer.heard(now);
-            if peer.lost() {
-                self.back(name, now);
+            peer.note_message(now);
+            if peer.is_lost() {
+                self.resume_worker(name, now);
             } else {
-                peer.take(PeerEvent::Spoke);
+                peer.apply_event(PeerEvent::Spoke);
             }
         }
     }
 
     /// Handles a worker that joins or answers again: announces versions that it may have missed
     /// (P18).
-    pub(super) fn back(&mut self, name: &str, now: Time) {
+    pub(super) fn resume_worker(&mut self, name: &str, now: Time) {
         self.answers_again(name);
-        for (model, number) in self.returned(name, now) {
-            self.describe(name, &model, number, false);
+        for (model, number) in self.rejoin_calls(name, now) {
+            self.announce_to(name, &model, number, false);
         }
     }
 
     /// Records that a worker answers again, if it was lost or away.
     pub(super) fn answers_again(&mut self, name: &str) {
-        if self.roster.get_mut(name).map_or(false, |peer| peer.take(PeerEvent::Spoke)) {
-            self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
+        if self.roster.get_mut(name).map_or(false, |peer| peer.apply_event(PeerEvent::Spoke)) {
+            self.notify(WorkerEventKind::Back, name, format!("worker {} answers again", name));
         }
     }
 
     /// Marks silent and disconnected workers as lost. Reports workers that are stuck, or make
     /// progress again.
-    pub(super) fn look_after(&mut self, now: Time) {
-        for name in self.roster.silent(now, self.timing.lost_after) {
+    pub(super) fn check_workers(&mut self, now: Time) {
+        for name in self.roster.silent_workers(now, self.timing.lost_after) {
             let heard = self.roster.get(&name).map_or(now, |peer| peer.heard_at);
             let silent = now.saturating_sub(heard).as_secs_f64();
             self.lose(&name, PeerEvent::Silent, &format!("silent for {:.1} s", silent), now);
         }
         let patience = self.timing.gone_after;
-        for name in self.roster.gone(now, patience) {
+        for name in self.roster.disconnected_workers(now, patience) {
             let why =
                 format!("its connection is closed, and it made no other in {} s", patience.as_secs_f64());
             self.lose(&name, PeerEvent::Overdue, &why, now);
         }
         let timing = self.timing;
         let mut turned = Vec::new();
-        for peer in self.roster.iter_mut().filter(|peer| !peer.lost()) {
+        for peer in self.roster.iter_mut().filter(|peer| !peer.is_lost()) {
             let stuck = is_stuck(peer, &timing, now);
-            if peer.turns(stuck) {
+            if peer.set_stuck(stuck) {
                 turned.push((peer.hello.name.clone(), stuck));
             }
         }
         for (name, stuck) in turned {
             if stuck {
                 let text = format!("worker {} is stuck: {}", name, self.doing(&name, now));
-                self.tell(WorkerEventKind::Stuck, &name, text);
+                self.notify(WorkerEventKind::Stuck, &name, text);
             } else {
-                self.tell(WorkerEventKind::Back, &name, format!("worker {} moves again", name));
+                self.notify(WorkerEventKind::Back, &name, format!("worker {} moves again", name));
             }
         }
         self.release_for_unresponsive(now);
@@ -135,7 +135,7 @@ impl PublisherMachine {
     /// workers were receiving (P9).
     fn release_for_unresponsive(&mut self, now: Time) {
         let quiet = self.timing.quiet;
-        for peer in self.roster.iter().filter(|peer| !peer.lost() && peer.unresponsive(now, quiet)) {
+        for peer in self.roster.iter().filter(|peer| !peer.is_lost() && peer.is_unresponsive(now, quiet)) {
             for (model, versions) in &mut self.store.models {
                 let at = peer.incoming.get(model).map_or(0, |incoming| incoming.version);
                 versions.receives_only(&peer.hello.name, at);
@@ -151,8 +151,8 @@ impl PublisherMachine {
             peer.lose(event, &detail);
         }
         self.forget(name);
-        self.tell(WorkerEventKind::Lost, name, format!("worker {} is lost: {}", name, detail));
-        self.calls_lost(name, &detail, event != PeerEvent::Silent, now);
+        self.notify(WorkerEventKind::Lost, name, format!("worker {} is lost: {}", name, detail));
+        self.lose_in_calls(name, &detail, event != PeerEvent::Silent, now);
         if self.roster.get(name).map_or(false, Peer::is_relay) {
             self.lose_behind(name, now);
         }
@@ -160,8 +160,8 @@ impl PublisherMachine {
 
     /// Marks the workers behind a relay as lost. They may soon be back through another one (R5).
     pub(super) fn lose_behind(&mut self, relay: &str, now: Time) {
-        for name in self.roster.behind(relay) {
-            if self.roster.get(&name).map_or(false, |peer| !peer.lost()) {
+        for name in self.roster.names_behind(relay) {
+            if self.roster.get(&name).map_or(false, |peer| !peer.is_lost()) {
                 self.lose(&name, PeerEvent::Silent, &format!("relay {} before it is gone", relay), now);
                 self.roster.touch(&name);
             }
@@ -171,7 +171,7 @@ impl PublisherMachine {
     /// Ends the session of a worker, which then says hello again.
     pub(super) fn drop_session(&mut self, name: &str, why: &str, now: Time) {
         if let Some(peer) = self.roster.get(name) {
-            let (to, lost) = (peer.identity.clone(), peer.lost());
+            let (to, lost) = (peer.identity.clone(), peer.is_lost());
             self.roster.disconnect(name);
             self.refuse(&to, "unknown-worker", &format!("{}: say hello again", why), None);
             if !lost {
@@ -182,14 +182,14 @@ impl PublisherMachine {
 
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
         let incoming = self.roster.get(name).into_iter().flat_map(|peer| &peer.incoming);
-        let phases = incoming.map(|(model, its)| phase_of(model, its, &self.store, &self.timing, now));
+        let phases = incoming.map(|(model, its)| doing_text(model, its, &self.store, &self.timing, now));
         phases.collect::<Vec<_>>().join("; ")
     }
 
     /// Drops the data kept for a worker that is gone.
     pub(super) fn forget(&mut self, name: &str) {
         if let Some(peer) = self.roster.get_mut(name) {
-            peer.forget();
+            peer.forget_deliveries();
         }
         for versions in self.store.models.values_mut() {
             versions.forget_worker(name);
@@ -205,8 +205,8 @@ impl PublisherMachine {
             self.absent.note(hello, "left", &text, now);
         }
         self.roster.remove(name);
-        self.tell(WorkerEventKind::Left, name, text);
-        self.calls_take(name, TargetEvent::Left, None, now);
+        self.notify(WorkerEventKind::Left, name, text);
+        self.apply_to_calls(name, TargetEvent::Left, None, now);
         if hello.as_ref().map_or(false, is_relay) {
             self.lose_behind(name, now);
         }

@@ -39,8 +39,8 @@ pub struct WorkerStatus {
 
 impl WorkerStatus {
     pub(super) fn of(peer: &Peer, store: &Store, timing: &Timing, now: Time) -> WorkerStatus {
-        let runs = |model: &String| Some(peer.runs(model)).filter(|&key| key > (0, 0));
-        let doing = |(m, i): (&String, &Delivery)| (m.clone(), phase_of(m, i, store, timing, now));
+        let runs = |model: &String| Some(peer.running_key(model)).filter(|&key| key > (0, 0));
+        let doing = |(m, i): (&String, &Delivery)| (m.clone(), doing_text(m, i, store, timing, now));
         WorkerStatus {
             state: state_of(peer, timing, now),
             pushed: peer.subscribed,
@@ -58,7 +58,7 @@ impl WorkerStatus {
 }
 
 pub(super) fn state_of(peer: &Peer, timing: &Timing, now: Time) -> WorkerState {
-    match (peer.lost(), is_stuck(peer, timing, now)) {
+    match (peer.is_lost(), is_stuck(peer, timing, now)) {
         (true, _) => WorkerState::Lost,
         (false, true) => WorkerState::Stuck,
         (false, false) => WorkerState::Live,
@@ -72,13 +72,13 @@ pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
 
 /// Returns the number of chunks of an incoming version; if the version was dropped, the number of
 /// chunks that arrived.
-pub(super) fn count_of(model: &str, incoming: &Delivery, store: &Store) -> u64 {
+pub(super) fn chunk_count(model: &str, incoming: &Delivery, store: &Store) -> u64 {
     let kept = store.models.get(model).and_then(|versions| versions.get(incoming.version));
     kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()))
 }
 
 /// Returns a text on what a worker is doing with a version, and for how long without progress.
-pub(super) fn phase_of(
+pub(super) fn doing_text(
     model: &str,
     incoming: &Delivery,
     store: &Store,
@@ -90,7 +90,7 @@ pub(super) fn phase_of(
         ProgressPhase::Applying => format!("applying version {}", version),
         ProgressPhase::Staged => format!("staged version {}", version),
         ProgressPhase::Receiving => {
-            let count = count_of(model, incoming, store);
+            let count = chunk_count(model, incoming, store);
             format!("receiving version {}, {} of {} chunks here", version, incoming.chunks, count)
         }
     };

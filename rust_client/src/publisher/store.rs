@@ -7,7 +7,7 @@
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
-use super::phases::{At, VersionEvent, VersionPhase, VERSIONS};
+use super::phases::{StateMachine, VersionEvent, VersionPhase, VERSIONS};
 use crate::limits::EPOCHS_KEPT;
 use crate::messages::{PatchId, Running};
 use crate::transfer::{ChunkPlan, Key};
@@ -18,12 +18,12 @@ use std::sync::Arc;
 /// named workers, and one that slow workers still receive.
 pub const VERSIONS_MAX: usize = 3;
 // If there are too many versions, versions in these phases are dropped, in this order.
-const GIVEN_UP: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted];
+const EVICTION_ORDER: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted];
 const DIGESTS_KEPT: usize = 1000; // dropped versions whose late acknowledgements are checked
 
 /// A version in memory.
 pub struct Version {
-    pub phase: At<VersionPhase, VersionEvent>,
+    pub phase: StateMachine<VersionPhase, VersionEvent>,
     pub content: Arc<Content>,
     /// The (epoch, version) pairs under which the same bytes were published before.
     pub names: BTreeSet<Key>,
@@ -44,7 +44,7 @@ pub struct Version {
 
 impl Version {
     /// Records that a worker begins to receive the version.
-    pub fn read_by(&mut self, worker: &str) {
+    pub fn add_receiver(&mut self, worker: &str) {
         self.receivers.insert(worker.to_owned());
     }
 
@@ -54,7 +54,7 @@ impl Version {
     }
 
     /// Records that a worker reported why it uses no patch. Returns true for its first report.
-    pub fn first_reason(&mut self, worker: &str) -> bool {
+    pub fn note_unpatched(&mut self, worker: &str) -> bool {
         self.unpatched.insert(worker.to_owned())
     }
 
@@ -87,7 +87,7 @@ impl Version {
 pub struct Versions {
     announced_layout: String,        // id of the last layout that was broadcast
     targeted: BTreeMap<String, u64>, // by worker: the newest version published to it by name
-    kept: BTreeMap<u64, Version>,
+    by_number: BTreeMap<u64, Version>,
     digests: BTreeMap<u64, String>, // of dropped versions
     first: u64,                     // lowest number in this epoch
     count: u64,
@@ -98,7 +98,7 @@ impl Default for Versions {
         Versions {
             announced_layout: String::new(),
             targeted: BTreeMap::new(),
-            kept: BTreeMap::new(),
+            by_number: BTreeMap::new(),
             digests: BTreeMap::new(),
             first: 1,
             count: 0,
@@ -108,22 +108,22 @@ impl Default for Versions {
 
 impl Versions {
     /// Adds a version, and returns its number.
-    pub fn number(&mut self, offer: impl Into<Offer>) -> u64 {
+    pub fn add(&mut self, offer: impl Into<Offer>) -> u64 {
         let Offer { content, keep, patches, .. } = offer.into();
         self.count += 1; // P1
         let (unpatched, number, receivers) = (BTreeSet::new(), self.count, BTreeSet::new());
-        let (phase, names, sums) = (At::first(VERSIONS), BTreeSet::new(), BTreeMap::new());
+        let (phase, names, sums) = (StateMachine::new(VERSIONS), BTreeSet::new(), BTreeMap::new());
         let version =
             Version { phase, content, names, keep, patches, unpatched, number, only: None, receivers, sums };
-        self.kept.insert(number, version);
+        self.by_number.insert(number, version);
         number
     }
 
     /// Adds content that was published before under these (epoch, version) pairs. Returns its
     /// number here.
     pub fn restore(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
-        let number = self.number(content);
-        if let Some(version) = self.kept.get_mut(&number) {
+        let number = self.add(content);
+        if let Some(version) = self.by_number.get_mut(&number) {
             version.names = names;
         }
         number
@@ -132,38 +132,38 @@ impl Versions {
     /// True if a worker may run this version without a digest: it is gone, or the worker read it from
     /// the shared memory of an earlier epoch (P12).
     pub fn may_lack_digest(&self, number: u64) -> bool {
-        self.had(number) && self.get(number).map_or(true, |version| !version.names.is_empty())
+        self.was_published(number) && self.get(number).map_or(true, |version| !version.names.is_empty())
     }
 
     /// Begins an epoch in which no worker has a version yet; `before` is the previous epoch.
     pub fn renew(&mut self, before: u64) {
-        for version in self.kept.values_mut() {
+        for version in self.by_number.values_mut() {
             version.receivers.clear();
             version.patches.clear(); // they name bases of the previous epoch (D2)
         }
         self.prune();
         self.digests.clear();
-        for version in self.kept.values_mut() {
+        for version in self.by_number.values_mut() {
             version.names.insert((before, version.number));
             if version.names.len() > EPOCHS_KEPT {
                 let oldest = version.names.iter().next().copied();
                 oldest.map(|oldest| version.names.remove(&oldest));
             }
         }
-        self.first = self.kept.keys().next().copied().unwrap_or(self.count + 1);
+        self.first = self.by_number.keys().next().copied().unwrap_or(self.count + 1);
     }
 
     pub fn get(&self, number: u64) -> Option<&Version> {
-        self.kept.get(&number)
+        self.by_number.get(&number)
     }
 
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Version> {
-        self.kept.get_mut(&number)
+        self.by_number.get_mut(&number)
     }
 
     /// Records the id of a layout that is broadcast. Returns true if the previous broadcast had the
     /// same layout.
-    pub fn announces(&mut self, layout: &str) -> bool {
+    pub fn note_announced_layout(&mut self, layout: &str) -> bool {
         let known = self.announced_layout == layout;
         self.announced_layout = layout.to_owned();
         known
@@ -180,7 +180,7 @@ impl Versions {
     }
 
     fn newest(&self, phase: VersionPhase) -> Option<u64> {
-        self.kept.values().rev().find(|version| version.phase.is(phase)).map(|version| version.number)
+        self.by_number.values().rev().find(|version| version.phase.is(phase)).map(|version| version.number)
     }
 
     /// Returns the number of the newest committed version for a worker.
@@ -195,57 +195,58 @@ impl Versions {
     }
 
     /// Returns the targeted versions, and the pending one for named workers; the oldest first.
-    pub fn named(&self) -> impl Iterator<Item = &Version> {
+    pub fn for_named_workers(&self) -> impl Iterator<Item = &Version> {
         let newest = |its: &Version| {
             its.phase.is(VersionPhase::Targeted) || its.phase.is(VersionPhase::Pending) && its.only.is_some()
         };
-        self.kept.values().filter(move |version| newest(version))
+        self.by_number.values().filter(move |version| newest(version))
     }
 
     /// True if a version was ever published.
-    pub fn any(&self) -> bool {
+    pub fn any_published(&self) -> bool {
         self.count > 0
     }
 
     /// True if a version of this number was published in this epoch.
-    pub fn had(&self, number: u64) -> bool {
+    pub fn was_published(&self, number: u64) -> bool {
         (self.first..=self.count).contains(&number)
     }
 
     /// Returns the digest of a version; `None` if the version was never published, empty if the
     /// digest is no longer known.
     pub fn known_digest(&self, number: u64) -> Option<&str> {
-        if !self.had(number) {
+        if !self.was_published(number) {
             return None;
         }
-        let here = self.kept.get(&number).map(|version| version.content.digest.as_str());
+        let here = self.by_number.get(&number).map(|version| version.content.digest.as_str());
         Some(here.or_else(|| self.digests.get(&number).map(String::as_str)).unwrap_or_default())
     }
 
     /// Commits a version for these workers, or for all workers if `None`. The version must be newer
     /// than all committed versions.
-    pub fn settle(&mut self, number: u64, workers: Option<&[String]>) {
+    pub fn commit(&mut self, number: u64, workers: Option<&[String]>) {
         match workers {
             None => self.targeted.clear(),
             Some(workers) => self.targeted.extend(workers.iter().map(|worker| (worker.clone(), number))),
         }
-        for version in self.kept.values_mut().filter(|version| version.number != number) {
+        for version in self.by_number.values_mut().filter(|version| version.number != number) {
             let latest = workers.is_some() && version.phase.is(VersionPhase::Latest);
             if !latest && !self.targeted.values().any(|&targeted| targeted == version.number) {
-                version.phase.take(VersionEvent::Newer);
+                version.phase.apply_event(VersionEvent::Newer);
             }
         }
-        self.take(number, workers.map_or(VersionEvent::ForAll, |_| VersionEvent::ForSome));
+        self.apply_event(number, workers.map_or(VersionEvent::ForAll, |_| VersionEvent::ForSome));
     }
 
     /// Applies an event to a version. If the version is `Gone` after the event, drops it and keeps
     /// its digest for a while.
-    pub fn take(&mut self, number: u64, event: VersionEvent) {
-        let gone = |version: &mut Version| version.phase.take(event) && version.phase.is(VersionPhase::Gone);
-        if !self.kept.get_mut(&number).map_or(false, gone) {
+    pub fn apply_event(&mut self, number: u64, event: VersionEvent) {
+        let gone =
+            |version: &mut Version| version.phase.apply_event(event) && version.phase.is(VersionPhase::Gone);
+        if !self.by_number.get_mut(&number).map_or(false, gone) {
             return;
         }
-        if let Some(version) = self.kept.remove(&number) {
+        if let Some(version) = self.by_number.remove(&number) {
             self.digests.insert(number, version.content.digest.clone());
         }
         if self.digests.len() > DIGESTS_KEPT {
@@ -256,15 +257,15 @@ impl Versions {
     }
 
     /// Records that a worker no longer receives versions below this number.
-    pub fn left(&mut self, worker: &str, below: u64) {
-        for (_, version) in self.kept.range_mut(..below) {
+    pub fn end_receiving(&mut self, worker: &str, below: u64) {
+        for (_, version) in self.by_number.range_mut(..below) {
             version.receivers.remove(worker);
         }
     }
 
     /// Records that a worker receives no version other than the one of this number; 0: none.
     pub fn receives_only(&mut self, worker: &str, number: u64) {
-        for version in self.kept.values_mut().filter(|version| version.number != number) {
+        for version in self.by_number.values_mut().filter(|version| version.number != number) {
             version.receivers.remove(worker);
         }
     }
@@ -278,14 +279,14 @@ impl Versions {
     /// versions.
     pub fn prune(&mut self) {
         let idle = |version: &&Version| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
-        let idle: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
+        let idle: Vec<u64> = self.by_number.values().filter(idle).map(|version| version.number).collect();
         for number in idle {
-            self.take(number, VersionEvent::NoReaders);
+            self.apply_event(number, VersionEvent::NoReaders);
         }
-        while self.kept.len() > VERSIONS_MAX {
-            let oldest = |&phase| self.kept.values().find(|version| version.phase.is(phase));
-            match GIVEN_UP.iter().find_map(oldest).map(|version| version.number) {
-                Some(number) => self.take(number, VersionEvent::Evicted),
+        while self.by_number.len() > VERSIONS_MAX {
+            let oldest = |&phase| self.by_number.values().find(|version| version.phase.is(phase));
+            match EVICTION_ORDER.iter().find_map(oldest).map(|version| version.number) {
+                Some(number) => self.apply_event(number, VersionEvent::Evicted),
                 None => return,
             }
         }
@@ -321,12 +322,12 @@ impl Store {
     }
 
     /// Returns the versions of a model, if `epoch` is the current one.
-    pub fn of(&mut self, model: &str, epoch: u64) -> Option<&mut Versions> {
+    pub fn in_epoch(&mut self, model: &str, epoch: u64) -> Option<&mut Versions> {
         self.models.get_mut(model).filter(|_| epoch == self.epoch)
     }
 
     /// Returns, by model, the number of the newest version for a worker.
-    pub fn latest<'a>(
+    pub fn latest_by_model<'a>(
         &self,
         worker: &str,
         models: impl Iterator<Item = &'a String>,
@@ -359,20 +360,20 @@ mod tests {
     fn memory_is_bounded_whatever_workers_do() {
         let mut versions = Versions::default();
         for at in 0..20u64 {
-            let number = versions.number(content());
-            versions.settle(number, Some(&[format!("w{}", at)])); // one worker each
+            let number = versions.add(content());
+            versions.commit(number, Some(&[format!("w{}", at)])); // one worker each
             versions.get_mut(number).unwrap().receivers.insert("slow".to_owned());
             versions.prune();
-            assert!(versions.kept.len() <= VERSIONS_MAX);
+            assert!(versions.by_number.len() <= VERSIONS_MAX);
             assert!(versions.get(number).is_some());
         }
-        let number = versions.number(content());
-        versions.settle(number, None);
+        let number = versions.add(content());
+        versions.commit(number, None);
         versions.get_mut(number).unwrap().receivers.insert("slow".to_owned());
-        let pending = versions.number(content());
+        let pending = versions.add(content());
         for _ in 0..5 {
-            let number = versions.number(content());
-            versions.settle(number, Some(&["w".to_owned()]));
+            let number = versions.add(content());
+            versions.commit(number, Some(&["w".to_owned()]));
             versions.prune();
         }
         assert_eq!(versions.latest(), Some(number));
@@ -383,8 +384,8 @@ mod tests {
     fn a_digest_is_remembered_for_a_while() {
         let mut versions = Versions::default();
         for _ in 0..DIGESTS_KEPT + 2 {
-            let number = versions.number(content());
-            versions.settle(number, None);
+            let number = versions.add(content());
+            versions.commit(number, None);
             versions.prune();
         }
         assert_eq!(versions.known_digest(1), Some(""));
@@ -392,6 +393,6 @@ mod tests {
         assert_eq!(versions.known_digest(DIGESTS_KEPT as u64 + 3), None);
         versions.renew(1);
         assert_eq!(versions.known_digest(2), None);
-        assert!(versions.had(DIGESTS_KEPT as u64 + 2));
+        assert!(versions.was_published(DIGESTS_KEPT as u64 + 2));
     }
 }

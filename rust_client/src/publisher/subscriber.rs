@@ -1,7 +1,7 @@
 //! One subscriber's connection at the publisher, and its queue: the server's side of ZMTP 3.
 
 use super::effects::Payload;
-use super::pipe::{Held, Pipe, Sending, Tail};
+use super::pipe::{HasPipe, Pipe, Sending, Tail};
 use super::rate_limits::{Rate, TokenBucket};
 use super::trust::Owner;
 use crate::framing::{
@@ -21,10 +21,10 @@ const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x04XPUB\x08Identity\0\0\0\
 const PING: &[u8] = b"\x04PING\0\0";
 const BODY_BYTES_MAX: usize = 8192; // of a frame from a subscriber
 const READ_BYTES: usize = 1024; // read from a subscriber in one turn: some 100 frames
-const QUEUE: usize = 1000; // queued messages; the bytes of their payloads are not copied
+const QUEUE_MAX: usize = 1000; // queued messages; the bytes of their payloads are not copied
 const TOPIC_BYTES_MAX: usize = 132; // of the topics of the longest model id
 const TOPICS_MAX: usize = 256; // of one subscriber: more than any worker needs
-const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, pongs included
+const FRAME_RATE: Rate = Rate(256.0, 1024.0); // frames from one subscriber, pongs included
 
 const TICKET: u8 = 3;
 const TICKET_BYTES: usize = 32;
@@ -57,7 +57,7 @@ pub struct SubscriberInput {
     /// The ticket, which is sent before all other messages.
     pub ticket: Option<String>,
     pub topics: Vec<String>,
-    pub words: Vec<Vec<u8>>,
+    pub reports: Vec<Vec<u8>>,
 }
 
 /// One subscriber's connection.
@@ -65,8 +65,8 @@ pub struct SubscriberConnection {
     pipe: Pipe,
     /// The worker that owns the connection, once a valid ticket was sent.
     pub owner: Option<Owner>,
-    ticketed: bool, // the connection is served only with an owner
-    shown: bool,
+    requires_ticket: bool, // the connection is served only with an owner
+    ticket_received: bool,
     since: Time,
     topics: BTreeSet<String>,
     queue: VecDeque<Arc<Queued>>,
@@ -84,14 +84,14 @@ impl SubscriberConnection {
         self.owner = owner;
     }
 
-    /// Returns a new connection. If `ticketed`, it is served only after it has sent a valid ticket
+    /// Returns a new connection. If `requires_ticket`, it is served only after it has sent a valid ticket
     /// (K6).
-    pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> SubscriberConnection {
+    pub fn new(connection: Own<TcpStream>, requires_ticket: bool, now: Time) -> SubscriberConnection {
         SubscriberConnection {
             pipe: Pipe::new(connection, now),
             owner: None,
-            ticketed,
-            shown: false,
+            requires_ticket,
+            ticket_received: false,
             since: now,
             topics: BTreeSet::new(),
             queue: VecDeque::new(),
@@ -105,36 +105,36 @@ impl SubscriberConnection {
     }
 
     /// True if the subscriber has subscribed to a topic, or to a prefix of it, and is served.
-    pub fn wants(&self, topic: &str) -> bool {
+    pub fn subscribes_to(&self, topic: &str) -> bool {
         let asked =
             self.topics.contains(topic) || self.topics.iter().any(|asked| topic.starts_with(&asked[..]));
         asked && self.is_served()
     }
 
     fn is_served(&self) -> bool {
-        !self.ticketed || self.owner.is_some()
+        !self.requires_ticket || self.owner.is_some()
     }
 
     /// True if the connection has been open for `patience` without a valid ticket.
-    pub fn is_stranger(&self, now: Time, patience: Duration) -> bool {
+    pub fn lacks_ticket(&self, now: Time, patience: Duration) -> bool {
         !self.is_served() && now.saturating_sub(self.since) >= patience
     }
 
     /// True if something waits to be sent.
-    pub fn unsent(&self) -> bool {
+    pub fn has_unsent(&self) -> bool {
         !self.pipe.is_idle() || !self.commands.is_empty() || !self.queue.is_empty()
     }
 
     /// True if no message is queued behind the one that is being sent.
-    pub fn keeps_up(&self) -> bool {
+    pub fn is_queue_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
     /// Sends a message if nothing else waits; otherwise queues the message, unless too many are
     /// queued.
     pub fn put(&mut self, message: &Arc<Queued>, now: Time) -> io::Result<()> {
-        let idle = !self.unsent();
-        if self.queue.len() < QUEUE {
+        let idle = !self.has_unsent();
+        if self.queue.len() < QUEUE_MAX {
             self.queue.push_back(message.clone());
         }
         if idle {
@@ -149,7 +149,7 @@ impl SubscriberConnection {
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.queue.retain(|message| !topics.contains(&message.topic));
         if topics.contains(&self.topic) {
-            self.pipe.outdate(now);
+            self.pipe.mark_outdated(now);
         }
     }
 
@@ -166,7 +166,7 @@ impl SubscriberConnection {
         self.pipe.write(now, || {
             topic.clear();
             if !commands.is_empty() {
-                return Sending::Own(std::mem::take(commands));
+                return Sending::Owned(std::mem::take(commands));
             }
             while let Some(message) = queue.pop_front() {
                 // `None`: the version was released.
@@ -192,10 +192,10 @@ impl SubscriberConnection {
         };
         self.received.extend_from_slice(&bytes[..count]);
         self.pipe.alive_at = now;
-        let mut heard = SubscriberInput::default();
+        let mut input = SubscriberInput::default();
         let mut at = 0;
         loop {
-            match self.parse(at, &mut heard, now)? {
+            match self.parse(at, &mut input, now)? {
                 0 => break,
                 size => at += size,
             }
@@ -204,15 +204,15 @@ impl SubscriberConnection {
         if self.topics.len() > TOPICS_MAX || self.commands.len() > UNREAD_BYTES_MAX {
             return fault("it has too many subscriptions, or reads no answers");
         }
-        Ok(heard)
+        Ok(input)
     }
 
     /// Parses the greeting or frame at offset `at` of the received bytes. Returns its size; 0 if it
     /// is incomplete.
-    fn parse(&mut self, at: usize, heard: &mut SubscriberInput, now: Time) -> io::Result<usize> {
+    fn parse(&mut self, at: usize, input: &mut SubscriberInput, now: Time) -> io::Result<usize> {
         let bytes = &self.received[at..];
         if !self.greeted {
-            return self.greet(at);
+            return self.parse_greeting(at);
         }
         let (flags, head, size) = match read_head(bytes, BODY_BYTES_MAX)? {
             Some(found) if found.flags & MORE != 0 => return fault("a frame that no subscriber sends"),
@@ -223,21 +223,21 @@ impl SubscriberConnection {
             Some(body) => body.to_vec(),
             None => return Ok(0),
         };
-        let word = flags & COMMAND == 0 && body.first() == Some(&2);
-        if !word {
+        let is_report = flags & COMMAND == 0 && body.first() == Some(&2);
+        if !is_report {
             self.spend(now)?;
         }
         if flags & COMMAND != 0 {
-            self.command(&body)?;
+            self.handle_command(&body)?;
         } else if !self.ready {
             return fault("a message before the handshake was over");
         } else {
-            self.take(body, heard)?;
+            self.handle_message(body, input)?;
         }
         Ok(head + size)
     }
 
-    fn greet(&mut self, at: usize) -> io::Result<usize> {
+    fn parse_greeting(&mut self, at: usize) -> io::Result<usize> {
         match greeted(&self.received[at..])? {
             None => return Ok(0),
             Some(its) if its != mechanism(false) => {
@@ -250,7 +250,7 @@ impl SubscriberConnection {
         Ok(GREETING_BYTES)
     }
 
-    fn command(&mut self, body: &[u8]) -> io::Result<()> {
+    fn handle_command(&mut self, body: &[u8]) -> io::Result<()> {
         if body.starts_with(b"\x05READY") {
             self.ready = true;
         } else if body.starts_with(b"\x05ERROR") {
@@ -261,20 +261,20 @@ impl SubscriberConnection {
         Ok(())
     }
 
-    fn take(&mut self, mut body: Vec<u8>, heard: &mut SubscriberInput) -> io::Result<()> {
-        if self.ticketed && !std::mem::replace(&mut self.shown, true) {
+    fn handle_message(&mut self, mut body: Vec<u8>, input: &mut SubscriberInput) -> io::Result<()> {
+        if self.requires_ticket && !std::mem::replace(&mut self.ticket_received, true) {
             let ticket = body.strip_prefix(&[TICKET]).filter(|ticket| ticket.len() == TICKET_BYTES);
-            heard.ticket = ticket.and_then(|ticket| String::from_utf8(ticket.to_vec()).ok());
-            return if heard.ticket.is_some() { Ok(()) } else { fault("it has shown no ticket") };
+            input.ticket = ticket.and_then(|ticket| String::from_utf8(ticket.to_vec()).ok());
+            return if input.ticket.is_some() { Ok(()) } else { fault("it has shown no ticket") };
         }
         match body.first() {
-            Some(2) => heard.words.push(body.split_off(1)),
+            Some(2) => input.reports.push(body.split_off(1)),
             Some(on @ (0 | 1)) if body.len() <= 1 + TOPIC_BYTES_MAX => {
                 let on = *on == 1;
                 match (String::from_utf8(body.split_off(1)), on) {
                     (Ok(topic), true) => {
                         self.topics.insert(topic.clone());
-                        heard.topics.push(topic);
+                        input.topics.push(topic);
                     }
                     (Ok(topic), false) => drop(self.topics.remove(&topic)),
                     (Err(_), _) => return fault("a topic that is none of ours"),
@@ -287,7 +287,7 @@ impl SubscriberConnection {
 
     /// Takes one unit of the subscriber's token bucket for a frame. Fails if the bucket is empty.
     pub fn spend(&mut self, now: Time) -> io::Result<()> {
-        if self.bucket.take(1.0, SUBSCRIPTIONS, now) {
+        if self.bucket.take(1.0, FRAME_RATE, now) {
             Ok(())
         } else {
             fault("it sends more frames than the rate limit allows")
@@ -295,7 +295,7 @@ impl SubscriberConnection {
     }
 }
 
-impl Held for SubscriberConnection {
+impl HasPipe for SubscriberConnection {
     fn pipe(&mut self) -> &mut Pipe {
         &mut self.pipe
     }
@@ -319,7 +319,7 @@ impl DerefMut for SubscriberConnection {
 mod tests {
     use super::super::content::Copier;
     use super::super::content::{Content, TensorView};
-    use super::super::pipe::{let_go, HOLD, HOLD_MAX};
+    use super::super::pipe::{release_versions, HOLD, HOLD_MAX};
     use super::*;
     use crate::dtype::Dtype;
     use std::io::Write;
@@ -339,7 +339,7 @@ mod tests {
     }
 
     fn hold(subscriber: &mut SubscriberConnection, room: usize, now: Time) -> Vec<u64> {
-        let_go(std::iter::once((7, subscriber)), room, now)
+        release_versions(std::iter::once((7, subscriber)), room, now)
     }
 
     /// A connected subscriber of a topic.
@@ -348,8 +348,8 @@ mod tests {
         let mut said = greeted();
         frame(&mut said, 0, &[&[1], topic.as_bytes()].concat());
         other.write_all(&said).unwrap();
-        let heard = subscriber.read(Time::ZERO).unwrap();
-        assert_eq!(heard.topics, [topic]);
+        let input = subscriber.read(Time::ZERO).unwrap();
+        assert_eq!(input.topics, [topic]);
         subscriber.write(Time::ZERO).unwrap();
         let mut answer = vec![0; GREETING_BYTES + 2 + READY.len()];
         other.read_exact(&mut answer).unwrap();
@@ -366,13 +366,13 @@ mod tests {
     #[test]
     fn a_message_comes_as_frames() {
         let (mut subscriber, mut other) = subscribed("m/ctl");
-        assert!(subscriber.wants("m/ctl") && !subscriber.wants("m/dat"));
+        assert!(subscriber.subscribes_to("m/ctl") && !subscriber.subscribes_to("m/dat"));
         let message = Queued::new("m/ctl".to_owned(), b"{}", &Payload::None);
         subscriber.put(&Arc::new(message), Time::ZERO).unwrap();
         let mut bytes = [0; 11];
         other.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"\x01\x05m/ctl\x00\x02{}");
-        assert!(!subscriber.unsent());
+        assert!(!subscriber.has_unsent());
     }
 
     #[test]
@@ -394,9 +394,9 @@ mod tests {
         assert_eq!(hold(&mut subscriber, 0, HOLD_MAX), [7], "and no more");
         assert!(hold(&mut subscriber, 1 << 25, HOLD).is_empty());
         assert!(weak.upgrade().is_none());
-        assert!(subscriber.unsent() && !subscriber.keeps_up());
+        assert!(subscriber.has_unsent() && !subscriber.is_queue_empty());
         subscriber.withdraw(&["m/dat".to_owned()], HOLD);
-        assert!(subscriber.keeps_up());
+        assert!(subscriber.is_queue_empty());
     }
 
     #[test]
@@ -414,13 +414,13 @@ mod tests {
             match other.read(&mut buffer) {
                 Ok(count) => bytes.extend_from_slice(&buffer[..count]),
                 Err(_) => {
-                    assert!(subscriber.unsent(), "{} bytes came", bytes.len());
+                    assert!(subscriber.has_unsent(), "{} bytes came", bytes.len());
                     subscriber.write(Time::ZERO).unwrap();
                 }
             }
         }
         assert_eq!(&bytes[..11], b"\x01\x05m/dat\x01\x02{}");
-        assert!(bytes[20..].iter().all(|&byte| byte == 5) && !subscriber.unsent());
+        assert!(bytes[20..].iter().all(|&byte| byte == 5) && !subscriber.has_unsent());
     }
 
     #[test]

@@ -19,7 +19,7 @@ const NO_RELAY: &str = "its key is a worker's, which may not pass versions on: m
 /// The permissions and the group key of a publisher with keys.
 pub struct Trust {
     pub(super) grants: Grants,
-    group: String, // the group key, as it is sent to workers
+    group_key: String, // the group key, as it is sent to workers
 }
 
 /// The owner of a data connection: the name and the key of a worker.
@@ -27,8 +27,8 @@ pub type Owner = (String, String);
 
 impl PublisherMachine {
     /// Makes the machine admit only keys with a permission, and send this group key to workers.
-    pub fn trust(mut self, by_key: ByKey, group: String) -> PublisherMachine {
-        self.trust = Some(Trust { grants: Grants::new(by_key), group });
+    pub fn trust(mut self, by_key: ByKey, group_key: String) -> PublisherMachine {
+        self.trust = Some(Trust { grants: Grants::new(by_key), group_key });
         self
     }
 
@@ -43,14 +43,14 @@ impl PublisherMachine {
     }
 
     /// True if the owner of a key may observe (K4).
-    pub(super) fn may_look_on(&self, key: &str) -> bool {
+    pub(super) fn may_observe(&self, key: &str) -> bool {
         let grants = self.trust.as_ref().map(|trust| &trust.grants);
         grants.map_or(true, |grants| grants.of(key).map_or(false, |grant| grant.role == Role::Observer))
     }
 
     /// Returns the group keys to send to a worker.
     pub(super) fn group_keys(&self) -> Vec<String> {
-        self.trust.iter().map(|trust| trust.group.clone()).collect()
+        self.trust.iter().map(|trust| trust.group_key.clone()).collect()
     }
 
     /// Refuses a peer whose key is no longer allowed (K8).
@@ -60,7 +60,7 @@ impl PublisherMachine {
 
     /// Returns the code and the text of a refusal if this key does not permit to join under this
     /// name, or to relay; `None` if it does (K3, K4, K11).
-    pub(super) fn misfit(&self, key: &str, hello: &Hello) -> Option<(&'static str, String)> {
+    pub(super) fn key_refusal(&self, key: &str, hello: &Hello) -> Option<(&'static str, String)> {
         let grant = self.trust.as_ref()?.grants.of(key)?;
         if !grant.fits(&hello.name) {
             let text =
@@ -85,7 +85,7 @@ impl PublisherMachine {
 
     /// Removes workers whose keys are not allowed any more (K8).
     fn revoke(&mut self, now: Time) {
-        self.perform(Effect::Screen); // before anything else is published
+        self.perform(Effect::CloseRevoked); // before anything else is published
         let grants = self.trust.as_ref().map(|trust| &trust.grants);
         let admits = |peer: &Peer, grant: &Grant| grant.admits(&peer.hello.name, peer.is_relay());
         let may_stay = |peer: &&Peer| {
@@ -109,16 +109,16 @@ impl PublisherMachine {
     ///
     /// A secret is only sent in reply to a message: otherwise the connection could already belong
     /// to another peer.
-    pub fn rekeyed(&mut self, group: String) -> Vec<Effect> {
+    pub fn set_group_key(&mut self, group_key: String) -> Vec<Effect> {
         if let Some(trust) = &mut self.trust {
-            trust.group = group;
+            trust.group_key = group_key;
         }
-        let mut asked = Vec::new();
+        let mut identities = Vec::new();
         for peer in self.roster.iter_mut() {
-            peer.rekey();
-            asked.extend(Some(peer.identity.clone()).filter(|_| !peer.lost() && peer.in_session()));
+            peer.require_key();
+            identities.extend(Some(peer.identity.clone()).filter(|_| !peer.is_lost() && peer.in_session()));
         }
-        for to in asked {
+        for to in identities {
             let message = FromPublisher::Ping(Ping::default());
             self.perform(Effect::Send { to, message, payload: Payload::None });
         }
@@ -127,11 +127,11 @@ impl PublisherMachine {
 
     /// Sends the group key to a worker if it is new, in reply to a message on the worker's own
     /// connection.
-    pub(super) fn tell_keys(&mut self, name: &str) {
-        let due = self.roster.get_mut(name).map_or(false, |peer| peer.takes_key());
+    pub(super) fn send_group_key(&mut self, name: &str) {
+        let due = self.roster.get_mut(name).map_or(false, |peer| peer.take_key_due());
         if due {
             let (epoch, keys) = (self.epoch(), self.group_keys());
-            self.say(name, FromPublisher::Rekey(Rekey { epoch, keys, ..Default::default() }));
+            self.send_header(name, FromPublisher::Rekey(Rekey { epoch, keys, ..Default::default() }));
         }
     }
 
@@ -144,7 +144,7 @@ impl PublisherMachine {
             Some(drawn) => drawn,
             None => return Vec::new(),
         };
-        self.roster.assign_ticket(name, &ticket, now);
+        self.roster.set_ticket(name, &ticket, now);
         vec![format!("{}.{}", TICKET, ticket)]
     }
 
@@ -158,7 +158,7 @@ impl PublisherMachine {
 
     /// True if the worker `name`, to which a connection belongs, joined with another key than the
     /// connection's `key`.
-    pub(super) fn is_of_another(&self, name: Option<&str>, key: &str) -> bool {
+    pub(super) fn belongs_to_other_key(&self, name: Option<&str>, key: &str) -> bool {
         name.and_then(|name| self.roster.get(name)).map_or(false, |peer| peer.key != key)
     }
 }

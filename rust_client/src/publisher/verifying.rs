@@ -28,7 +28,7 @@ use std::sync::Arc;
 const SLICE_BYTES: u64 = 1 << 22; // checksummed between other work, in a fraction of a millisecond
 
 /// A request that a worker has not answered yet.
-struct Open {
+struct OpenCheck {
     asked: Verify,
     observer: Identity,
     key: Key,
@@ -38,7 +38,7 @@ struct Open {
 /// The verifications that observers have requested.
 #[derive(Default)]
 pub struct Checks {
-    open: BTreeMap<String, Open>, // by worker
+    open: BTreeMap<String, OpenCheck>, // by worker
     comparing: VecDeque<Comparison>,
     names: Option<(String, Arc<Vec<String>>)>, // of the last layout, with its id
 }
@@ -154,16 +154,18 @@ impl Comparison {
 impl PublisherMachine {
     /// Handles an observer's request: sends the worker a check, or answers with a reason.
     pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
-        if !self.may_look_on(key) {
+        if !self.may_observe(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
         }
         match self.verifiable(from, &asked) {
-            Err((code, text)) => self.unverified(from, &asked, code, text),
+            Err((code, text)) => self.answer_unverified(from, &asked, code, text),
             Ok((to, key)) => {
                 let (model, first) = (asked.model.clone(), asked.first);
                 let check = Check { model, epoch: key.0, version: key.1, first, ..Default::default() };
                 let worker = asked.worker.clone();
-                self.checks.open.insert(worker, Open { asked, observer: from.to_vec(), key, since: now });
+                self.checks
+                    .open
+                    .insert(worker, OpenCheck { asked, observer: from.to_vec(), key, since: now });
                 self.perform(Effect::Answer { to, header: encode(&FromPublisher::Check(check)) });
             }
         }
@@ -174,11 +176,11 @@ impl PublisherMachine {
     fn verifiable(&self, from: &[u8], asked: &Verify) -> Result<(Identity, Key), (&'static str, String)> {
         let because = |code, text: &str| Err((code, text.to_owned()));
         let Verify { worker, model, .. } = asked;
-        let peer = match self.roster.get(worker).filter(|peer| peer.wants(model)) {
+        let peer = match self.roster.get(worker).filter(|peer| peer.subscribes_to(model)) {
             Some(peer) => peer,
             None => return Err(("absent", format!("no worker {} with {} is there", worker, model))),
         };
-        if peer.lost() {
+        if peer.is_lost() {
             return because("absent", "it is lost: nothing is heard of it");
         }
         if let Some(relay) = peer.through.last() {
@@ -190,7 +192,7 @@ impl PublisherMachine {
             let text = format!("{} cannot say what its weights are: it lacks `{}`", who, CHECKING);
             return Err(("unsupported", text));
         }
-        let key = peer.runs(model);
+        let key = peer.running_key(model);
         if key == (0, 0) {
             return Err(("absent", format!("it runs no version of {} yet, or none any more", model)));
         }
@@ -211,24 +213,24 @@ impl PublisherMachine {
 
     /// Handles a worker's checksums: compares them if they are the answer to the open request.
     pub(super) fn checked(&mut self, name: &str, answer: Checked) {
-        let asked = |open: &Open| {
+        let asked = |open: &OpenCheck| {
             let what = (&open.asked.model, open.asked.first, open.key);
             what == (&answer.model, answer.first, (answer.epoch, answer.version))
         };
         if !self.checks.open.get(name).map_or(false, asked) {
             return;
         }
-        let Open { asked, observer, key, .. } = match self.checks.open.remove(name) {
+        let OpenCheck { asked, observer, key, .. } = match self.checks.open.remove(name) {
             Some(open) => open,
             None => return,
         };
         if let Some(code) = answer.code {
-            return self.unverified(&observer, &asked, &code, printable(&answer.text, TEXT_MAX));
+            return self.answer_unverified(&observer, &asked, &code, printable(&answer.text, TEXT_MAX));
         }
-        let version = self.store.of(&asked.model, key.0).and_then(|versions| versions.get(key.1));
+        let version = self.store.in_epoch(&asked.model, key.0).and_then(|versions| versions.get(key.1));
         let names = match version {
             Some(version) => self.checks.names_of(&version.content.header.layout),
-            None => return self.replaced(&observer, &asked, key),
+            None => return self.answer_replaced(&observer, &asked, key),
         };
         self.checks.comparing.push_back(Comparison {
             asked,
@@ -246,7 +248,7 @@ impl PublisherMachine {
     }
 
     /// True if there is something to compare.
-    pub fn comparing(&self) -> bool {
+    pub fn is_comparing(&self) -> bool {
         !self.checks.comparing.is_empty()
     }
 
@@ -254,9 +256,9 @@ impl PublisherMachine {
     pub fn compare(&mut self) -> Vec<Effect> {
         if let Some(mut comparison) = self.checks.comparing.pop_front() {
             let (model, key) = (&comparison.asked.model, comparison.key);
-            let version = self.store.of(model, key.0).and_then(|versions| versions.get_mut(key.1));
+            let version = self.store.in_epoch(model, key.0).and_then(|versions| versions.get_mut(key.1));
             match version.map(|version| comparison.step(version)) {
-                None => self.replaced(&comparison.observer, &comparison.asked, key),
+                None => self.answer_replaced(&comparison.observer, &comparison.asked, key),
                 Some(true) => self.perform(comparison.answer()),
                 Some(false) => self.checks.comparing.push_back(comparison),
             }
@@ -267,22 +269,22 @@ impl PublisherMachine {
     /// Answers observers for workers that have not answered in time.
     pub(super) fn tick_checks(&mut self, now: Time) {
         let patience = self.timing.lost_after;
-        let late = |open: &&Open| now.saturating_sub(open.since) >= patience;
+        let late = |open: &&OpenCheck| now.saturating_sub(open.since) >= patience;
         let late: Vec<String> =
             self.checks.open.values().filter(late).map(|o| o.asked.worker.clone()).collect();
         for worker in late {
             if let Some(open) = self.checks.open.remove(&worker) {
                 let text = format!("it has not answered for {} s", patience.as_secs_f64());
-                self.unverified(&open.observer, &open.asked, "silent", text);
+                self.answer_unverified(&open.observer, &open.asked, "silent", text);
             }
         }
     }
 
-    fn replaced(&mut self, observer: &[u8], asked: &Verify, key: Key) {
-        self.unverified(observer, asked, "gone", format!("version {} was replaced meanwhile", key.1));
+    fn answer_replaced(&mut self, observer: &[u8], asked: &Verify, key: Key) {
+        self.answer_unverified(observer, asked, "gone", format!("version {} was replaced meanwhile", key.1));
     }
 
-    fn unverified(&mut self, observer: &[u8], asked: &Verify, code: &str, text: String) {
+    fn answer_unverified(&mut self, observer: &[u8], asked: &Verify, code: &str, text: String) {
         let verified = Verified { code: Some(code.to_owned()), text, ..answer_to(asked) };
         self.perform(Effect::Answer {
             to: observer.to_vec(),

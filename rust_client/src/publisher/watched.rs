@@ -1,7 +1,7 @@
 //! A connection that is registered for polling while it is open.
 
 use super::control_connection::ControlConnection;
-use super::pipe::{Held, Pipe};
+use super::pipe::{HasPipe, Pipe};
 use super::subscriber::SubscriberConnection;
 use crate::raw::ready::Ready;
 use std::io;
@@ -10,58 +10,58 @@ use std::os::unix::io::AsRawFd;
 use std::sync::Arc;
 
 /// A connection that can be polled.
-pub trait Connection: Held + Deref<Target = Pipe> {
+pub trait Connection: HasPipe + Deref<Target = Pipe> {
     /// True if something waits to be sent.
-    fn unsent(&self) -> bool;
+    fn has_unsent(&self) -> bool;
 }
 
 impl Connection for SubscriberConnection {
-    fn unsent(&self) -> bool {
-        SubscriberConnection::unsent(self)
+    fn has_unsent(&self) -> bool {
+        SubscriberConnection::has_unsent(self)
     }
 }
 
 impl Connection for ControlConnection {
-    fn unsent(&self) -> bool {
-        ControlConnection::unsent(self)
+    fn has_unsent(&self) -> bool {
+        ControlConnection::has_unsent(self)
     }
 }
 
 pub struct Watched<C: Connection> {
     id: u64,
-    its: C,
+    inner: C,
     ready: Arc<Ready>,
-    room: bool, // polled for output, too
+    watches_output: bool, // polled for output, too
 }
 
 impl<C: Connection> Watched<C> {
-    pub fn new(id: u64, its: C, ready: Arc<Ready>) -> io::Result<Watched<C>> {
-        ready.add(its.connection.as_raw_fd(), id)?;
-        Ok(Watched { id, its, ready, room: false })
+    pub fn new(id: u64, inner: C, ready: Arc<Ready>) -> io::Result<Watched<C>> {
+        ready.add(inner.connection.as_raw_fd(), id)?;
+        Ok(Watched { id, inner, ready, watches_output: false })
     }
 
-    /// Calls `by`, which reads from the connection or writes to it, and returns its result. Then registers for output if
+    /// Calls `io_step`, which reads from the connection or writes to it, and returns its result. Then registers for output if
     /// something is unsent.
-    pub fn serve<T>(&mut self, by: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
-        let done = by(&mut self.its)?;
-        let unsent = self.its.unsent();
-        if unsent != self.room {
-            self.ready.wait_for_room(self.its.connection.as_raw_fd(), self.id, unsent)?;
-            self.room = unsent;
+    pub fn serve<T>(&mut self, io_step: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
+        let done = io_step(&mut self.inner)?;
+        let unsent = self.inner.has_unsent();
+        if unsent != self.watches_output {
+            self.ready.wait_for_room(self.inner.connection.as_raw_fd(), self.id, unsent)?;
+            self.watches_output = unsent;
         }
         Ok(done)
     }
 }
 
-impl<C: Connection> Held for Watched<C> {
+impl<C: Connection> HasPipe for Watched<C> {
     fn pipe(&mut self) -> &mut Pipe {
-        self.its.pipe()
+        self.inner.pipe()
     }
 }
 
 impl<C: Connection> Drop for Watched<C> {
     fn drop(&mut self) {
-        self.ready.remove(self.its.connection.as_raw_fd(), self.id);
+        self.ready.remove(self.inner.connection.as_raw_fd(), self.id);
     }
 }
 
@@ -69,13 +69,13 @@ impl<C: Connection> Deref for Watched<C> {
     type Target = C;
 
     fn deref(&self) -> &C {
-        &self.its
+        &self.inner
     }
 }
 
 impl<C: Connection> DerefMut for Watched<C> {
     fn deref_mut(&mut self) -> &mut C {
-        &mut self.its
+        &mut self.inner
     }
 }
 
