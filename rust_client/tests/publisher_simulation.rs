@@ -355,7 +355,7 @@ impl World {
                     match self.workers.iter().position(|worker| worker.identity() == to) {
                         Some(at) => {
                             let (message, payload) = match &mut self.sealer {
-                                Some(sealer) => sealer.addressed(message, payload).expect("memory"),
+                                Some(sealer) => sealer.seal_for_one(message, payload).expect("memory"),
                                 None => (message, payload),
                             };
                             for _ in 0..self.copies() {
@@ -390,7 +390,7 @@ impl World {
 
     fn published(&mut self, message: FromPublisher, payload: Payload) -> Message {
         let (message, payload) = match &mut self.sealer {
-            Some(sealer) => sealer.published(message, payload).expect("memory"),
+            Some(sealer) => sealer.seal_for_all(message, payload).expect("memory"),
             None => (message, payload),
         };
         (encode(&message), payload)

@@ -1,8 +1,9 @@
-//! Records absent workers, and reports likely mistakes: misspelt model names, and workers that
-//! never apply a version.
+//! Explains why workers get no version: they left, were refused, misspelt the model's name, or never
+//! apply what they receive.
 //!
-//! Such a mistake causes no error: the workers only wait. So the publisher reports each mistake
-//! once, with its probable cause. The texts and the delays are those of the Python publisher.
+//! A misspelt name and a worker that never applies cause no error: the workers only wait. So the
+//! publisher reports each such mistake once, with its probable cause. The texts and the delays are
+//! those of the Python publisher.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -14,31 +15,31 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const ABSENT_MAX: usize = 64; // recorded workers that left or were refused: more are not read
-const ABSENT_AGAIN: Duration = Duration::from_secs(60); // pause between two reports of a refusal
+const ABSENT_MAX: usize = 64; // workers recorded as absent: a person reads no longer list
+const ABSENT_AGAIN: Duration = Duration::from_secs(60); // until the same absence is reported again
 const HINT_AFTER: Duration = Duration::from_secs(3); // how long a mistake lasts before it is reported
-const HINT_CHECKS: u32 = 6; // checks in that time
-const MIN_SIMILARITY: f64 = 0.8; // least similarity of similar names: `polcy` has 0.91, `policy_old` 0.75
-const NAMES_COMPARED: usize = 16; // names compared in one check: workers can request any number
+const HINT_CHECKS: u32 = 6; // checks within `HINT_AFTER`
+const MIN_SIMILARITY: f64 = 0.8; // of a typo: `polcy` has 0.91 to `policy`, `policy_old` 0.75
+const NAMES_COMPARED: usize = 16; // names compared in one check: workers can subscribe to any number
 const NAMES_LISTED: usize = 3; // names listed in one message
-const REPORTED_MAX: usize = 64; // models reported for each condition: more are not read
+const REPORTED_MAX: usize = 64; // models reported for each kind of mistake
 
 struct Absence {
     models: BTreeSet<String>,
-    code: String,
+    code: String, // of the refusal, or `left`
     text: String,
     at: Time,
 }
 
-/// The workers that left or were refused, with the reasons, for the notice that a publish reached
-/// no worker.
+/// The workers that left or were refused, with the reasons. The notice of a publish that reached no
+/// worker lists these reasons.
 #[derive(Default)]
 pub struct Absent(BTreeMap<String, Absence>);
 
 impl Absent {
-    /// Records the reason `code` of a worker's absence. Returns true if the absence must be
-    /// reported, at most once in `ABSENT_AGAIN` for the same reason. The number of recorded names
-    /// is bounded, because a peer can use any number of names.
+    /// Records that a worker is absent for the reason `code`. Returns true if the absence must be
+    /// reported now: for the same reason, at most once in `ABSENT_AGAIN`. The number of recorded
+    /// workers is bounded, because a peer can use any number of names.
     pub(super) fn note(&mut self, hello: &Hello, code: &str, text: &str, now: Time) -> bool {
         let recent = |absence: &Absence| now.saturating_sub(absence.at) < ABSENT_AGAIN;
         let models = hello.models.keys().cloned().collect();
@@ -65,7 +66,7 @@ impl Absent {
         self.0.remove(name);
     }
 
-    /// True if the worker with this name is absent because it left with a `bye`.
+    /// True if the recorded reason is that the worker left.
     pub fn has_left(&self, name: &str) -> bool {
         self.0.get(name).map_or(false, |absence| absence.code == "left")
     }
@@ -78,7 +79,7 @@ impl Absent {
     }
 }
 
-/// One publisher's search for likely mistakes.
+/// The likely mistakes of users that one publisher looks for.
 #[derive(Default)]
 pub struct Oversights {
     due: Time,
@@ -86,7 +87,7 @@ pub struct Oversights {
     never_applied: PersistentCondition,
 }
 
-/// By model, the names of workers for which a condition holds.
+/// The names of the workers for which a condition holds, by model.
 type WorkersByModel = BTreeMap<String, Vec<String>>;
 
 impl PublisherMachine {
@@ -101,8 +102,8 @@ impl PublisherMachine {
         self.report_never_applied(patience, now);
     }
 
-    /// Reports each model that workers subscribe to and that was never published, if the name of a
-    /// published model is similar.
+    /// Finds models that workers subscribe to, that were never published, and whose names are similar
+    /// to that of a published model. Reports these models, and refuses the subscriptions.
     fn report_likely_typos(&mut self, patience: Duration, now: Time) {
         let had = self.store.models.iter().filter(|(_, versions)| versions.any_published());
         let published: Vec<&str> = had.map(|(model, _)| model.as_str()).collect();
@@ -129,7 +130,7 @@ impl PublisherMachine {
             let who = names_text(&others, "wants", "want");
             let text = format!("{} '{}', of which nothing is published: is '{}' meant?", who, model, meant);
             if !self.calls.is_unreached(&meant) {
-                // Otherwise the notice that `meant` reached no worker has already named the model.
+                // If `meant` reached no worker, the notice about that has already named the model.
                 self.notify(WorkerEventKind::Notice, &others[0], text.clone());
             }
             let refuse = Refuse {
@@ -164,18 +165,18 @@ impl PublisherMachine {
         }
     }
 
-    /// True if a worker has staged its first version, and its user has not applied the version yet.
+    /// True if a worker has staged its first version, and only its user delays the apply.
     fn awaits_user(&self, peer: &Peer, model: &str) -> bool {
         let pending = self.store.models.get(model).and_then(|versions| versions.pending());
         peer.incoming.get(model).map_or(false, |incoming| {
-            let for_its_commit = pending == Some(incoming.version);
-            incoming.phase == ProgressPhase::Staged && !for_its_commit && peer.running_key(model) == (0, 0)
+            let awaits_commit = pending == Some(incoming.version);
+            incoming.phase == ProgressPhase::Staged && !awaits_commit && peer.running_key(model) == (0, 0)
         })
     }
 }
 
-/// Returns, by model, the names of the live workers with sessions here for which `models` returns
-/// that model.
+/// Calls `models` for each live worker that has a session here. Returns the workers' names by the
+/// models that were returned.
 fn live_workers_by_model(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>) -> WorkersByModel {
     let mut found = WorkersByModel::new();
     for peer in roster.iter().filter(|peer| !peer.is_lost() && peer.in_session()) {
@@ -186,8 +187,8 @@ fn live_workers_by_model(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>)
     found
 }
 
-/// Returns the text with the reason that a model reaches no worker: none has joined, or all
-/// subscribe to other models.
+/// Returns the reason that a model reaches no worker: none has joined, or all subscribe to other
+/// models.
 pub fn why_no_recipient(model: &str, roster: &Roster) -> String {
     let live = roster.iter().filter(|peer| !peer.is_lost() && !peer.is_relay());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
@@ -202,7 +203,7 @@ pub fn why_no_recipient(model: &str, roster: &Roster) -> String {
     format!("no worker wants '{}', and those that are there want {}", model, shown)
 }
 
-/// Since when a condition holds for models at workers. Each model is reported once.
+/// Since when a condition has held for each model, and at which workers. Each model is reported once.
 #[derive(Default)]
 struct PersistentCondition {
     since: BTreeMap<String, (Time, BTreeSet<String>)>,
@@ -210,8 +211,8 @@ struct PersistentCondition {
 }
 
 impl PersistentCondition {
-    /// Returns at most `most` models that were not reported yet; none once `REPORTED_MAX` were
-    /// reported.
+    /// Returns at most `most` models that were not reported yet. Returns none after `REPORTED_MAX`
+    /// reports.
     fn unreported<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
         if self.reported.len() >= REPORTED_MAX {
             return Vec::new();
@@ -219,8 +220,8 @@ impl PersistentCondition {
         found.filter(|model| !self.reported.contains(*model)).take(most).cloned().collect()
     }
 
-    /// Records the workers for which the condition holds now. Returns each model to report, with
-    /// the workers for which the condition held at every check for `patience`.
+    /// Records the workers for which the condition holds at `now`. Returns each model to report, with
+    /// the workers for which the condition held at every check during `patience`.
     fn held_since(
         &mut self,
         mut found: WorkersByModel,
@@ -231,7 +232,7 @@ impl PersistentCondition {
         let mut reported = Vec::new();
         for model in self.unreported(found.keys(), REPORTED_MAX) {
             let mut names = found.remove(&model).unwrap_or_default();
-            let mut began = now; // also if no worker of the previous check is left
+            let mut began = now; // begins anew if the previous check found only other workers
             if let Some((since, before)) = previous.remove(&model) {
                 if names.iter().any(|name| before.contains(name)) {
                     began = since;
@@ -248,6 +249,7 @@ impl PersistentCondition {
     }
 }
 
+/// Returns the names, followed by the verb `one` or `many`.
 fn names_text(names: &[String], one: &str, many: &str) -> String {
     if names.len() == 1 {
         return format!("worker {} {}", names[0], one);
@@ -257,8 +259,7 @@ fn names_text(names: &[String], one: &str, many: &str) -> String {
     format!("{} workers ({}{}) {}", names.len(), shown, more, many)
 }
 
-/// Returns the most similar of `names` to `name`, which is probably misspelt; `None` if no name is
-/// similar.
+/// Returns the one of `names` that `name` is probably a typo of; `None` if no name is similar.
 fn likely_meant<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = without_counts(name);
     let first = |name: &str| name.bytes().next().map(|byte| byte.to_ascii_lowercase());
@@ -271,8 +272,8 @@ fn likely_meant<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<
         .map(|(_, other)| other)
 }
 
-/// Returns a name without its counters, so that `actor_1` equals `actor_2`, and `actor-a` equals
-/// `actor-b`: such names differ on purpose.
+/// Returns a name without its counters: digits, and single letters after a separator. `actor_1` and
+/// `actor_2`, or `actor-a` and `actor-b`, differ on purpose, and become equal.
 fn without_counts(name: &str) -> String {
     let bytes = name.as_bytes();
     let is = |at: usize, kind: fn(&u8) -> bool| bytes.get(at).map_or(false, kind);
@@ -297,28 +298,30 @@ fn without_counts(name: &str) -> String {
     plain
 }
 
-/// Returns how similar two names are, from 0 to 1: twice the total length of their common pieces,
+/// Returns how similar two names are, from 0 to 1: twice the total length of their common substrings,
 /// divided by the sum of their lengths (Ratcliff and Obershelp, as in Python's `difflib`).
 fn similarity(a: &[u8], b: &[u8]) -> f64 {
     2.0 * common_length(a, b) as f64 / (a.len() + b.len()).max(1) as f64
 }
 
-/// Returns the total length of the longest common piece and of the common pieces before and behind
-/// it.
+/// Returns the total length of the longest common substring, and of the common substrings before and
+/// after that one.
 fn common_length(a: &[u8], b: &[u8]) -> usize {
-    let (mut at, mut its, mut longest) = (0, 0, 0);
+    let (mut a_at, mut b_at, mut longest) = (0, 0, 0);
     for (i, rest) in (0..a.len()).map(|i| (i, &a[i..])) {
         for j in 0..b.len() {
             let same = rest.iter().zip(&b[j..]).take_while(|(x, y)| x == y).count();
             if same > longest {
-                (at, its, longest) = (i, j, same);
+                (a_at, b_at, longest) = (i, j, same);
             }
         }
     }
     if longest == 0 {
         return 0;
     }
-    common_length(&a[..at], &b[..its]) + longest + common_length(&a[at + longest..], &b[its + longest..])
+    common_length(&a[..a_at], &b[..b_at])
+        + longest
+        + common_length(&a[a_at + longest..], &b[b_at + longest..])
 }
 
 #[cfg(test)]

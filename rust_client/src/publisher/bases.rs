@@ -1,7 +1,7 @@
-//! The versions that patches may build on, and the patches on them.
+//! Keeps the versions that patches may build on, and makes the patches.
 //!
-//! The thread that calls publish makes the patches, before any worker learns of the version. There
-//! is one patch per base, for all workers that run that base. The bytes of a patch never change.
+//! The thread that calls publish makes the patches, before any worker learns of the version. All
+//! workers that run the same base get the same patch. The bytes of a patch never change.
 
 use super::content::{Content, Copier, TensorView};
 use super::offer::{Offer, VersionPatch};
@@ -13,11 +13,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PACE: f64 = 1e-8; // seconds per byte, until encoding and decoding were measured
-const PACE_SHARE: f64 = 0.5; // weight of the last measurement in the average
-const PACE_EVERY: u32 = 32; // decisions for each measured sample, which corrects wrong estimates
-const SAMPLE_CHUNK: u64 = 1 << 20; // bytes
-const OFFER_SHARE: u32 = 2; // making patches may take half of the timeout: delivery needs the rest
+const PACE: f64 = 1e-8; // seconds per byte, assumed until encoding and decoding are measured
+const PACE_SHARE: f64 = 0.5; // weight of the newest measurement in the average
+const PACE_EVERY: u32 = 32; // decisions until a new sample is measured, which corrects the averages
+const SAMPLE_CHUNK_BYTES: u64 = 1 << 20;
+const OFFER_SHARE: u32 = 2; // patches may take this part, a half, of the timeout: delivery takes the rest
 
 /// How a version is sent to workers that accept patches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,14 +26,14 @@ pub enum Encoding {
     /// The whole version.
     #[default]
     Raw,
-    /// A patch on the worker's running version, if the publisher still has that version. It takes
+    /// A patch on the worker's running version, if the publisher still has that version. This sends
     /// the fewest bytes.
     Delta,
-    /// A patch like `Delta`, but without classes of elements. It takes more bytes, but is faster to
-    /// encode and decode.
+    /// A patch like `Delta`, but without classes of elements: more bytes, which are faster to encode
+    /// and decode.
     DeltaFlat,
-    /// A patch of either kind, or the whole version: whichever is likely to arrive first, by the
-    /// measured speeds of links, encoding and decoding.
+    /// A patch of one of these kinds, or the whole version. The publisher measures the speeds of
+    /// links, encoding and decoding, and sends what is likely to arrive first.
     Auto,
 }
 
@@ -43,8 +43,8 @@ pub struct PatchCandidate {
     pub running: Option<Running>,
     /// Bytes per second of the worker's link; infinite if unknown.
     pub rate: f64,
-    /// Seconds to decode a patch without classes and with classes, per byte of an unchanged
-    /// version. `None` if the worker has reported no such time.
+    /// Seconds per byte of a patch's cost (see `VersionPatch::work`) to decode patches without
+    /// classes, and patches with classes. `None` if the worker has reported no such time.
     pub decode: [Option<f64>; 2],
 }
 
@@ -61,10 +61,10 @@ pub struct Bases {
     kept: VecDeque<Arc<Content>>, // newest last
     count: usize,
     bytes_max: u64, // of all kept versions
-    // Recent seconds per byte, for patches without classes and with classes.
+    // Averages of recent seconds per byte: for patches without classes, and for patches with classes.
     encode: Pair,
     decode: Pair,
-    decisions: u32, // decisions between a patch and the whole version
+    decisions: u32, // number of choices between a patch and the whole version
 }
 
 impl Bases {
@@ -73,12 +73,12 @@ impl Bases {
         Bases { kept: VecDeque::new(), count, bytes_max, encode, decode, decisions: 0 }
     }
 
-    /// Returns the offer of a version, with patches whose result is this version if `encoding`
-    /// allows patches. Keeps the version as a base of later patches (D1, D2).
+    /// Returns the offer of a version: the version, and patches whose result is this version if
+    /// `encoding` allows patches. Keeps the version as a base of later patches (D1, D2).
     ///
-    /// `patch_candidates` are the workers that accept patches. If the version is not published
-    /// `to_all` workers, bases that other workers run are kept. Making patches may take half of the
-    /// time until `until`; a patch that would take longer is left out.
+    /// `patch_candidates` are the workers that accept patches. `to_all` is false if the version is
+    /// published to named workers: then the bases stay, because other workers run them. Making patches
+    /// may take half of the time before `until`; a patch that would take longer is left out.
     pub fn offer(
         &mut self,
         content: Arc<Content>,
@@ -136,7 +136,7 @@ impl Bases {
         offer
     }
 
-    /// Records how long it `took` to make a patch whose result is a version of `nbytes` bytes.
+    /// Records the time that making a patch `took`; its result is a version of `nbytes` bytes.
     fn record_encode_time(&mut self, way: Way, nbytes: u64, took: Duration) {
         let work = way.work * nbytes as f64;
         if work > 0.0 {
@@ -148,12 +148,13 @@ impl Bases {
     /// Returns how to make the patch on a base; `None` if the whole version is likely to arrive
     /// sooner.
     ///
-    /// All workers that run the base get the same patch. So the choice is the best patch for the
-    /// slowest worker that gains by a patch, since the publish waits longest for that worker. A
-    /// worker of unknown rate is assumed to need no patch. A worker that has not decoded a patch
-    /// yet is assumed to decode as fast as this process. After a new measurement, all workers are
-    /// assumed to decode that fast: otherwise one slow decode would count forever, if no patch were
-    /// sent to that worker again.
+    /// All workers that run the base get the same patch, and the publish waits longest for the
+    /// slowest. So the choice is the best patch for the slowest worker that gains by a patch. A worker
+    /// with a link of unknown rate is assumed to need no patch. A worker that has not decoded a patch
+    /// yet is assumed to decode as fast as this process.
+    ///
+    /// Every `PACE_EVERY` decisions, this process measures a sample, and all workers are assumed to
+    /// decode as fast as that. Otherwise one slow decode of a worker could exclude patches forever.
     fn choose_way<'a>(
         &mut self,
         base: &Content,
@@ -169,7 +170,7 @@ impl Bases {
         }
         let measured_now = self.decisions % PACE_EVERY == 0;
         if measured_now {
-            let _ = self.measure(base, content, deadline); // on failure the old values remain
+            let _ = self.measure(base, content, deadline); // if this fails, the old values stay
         }
         self.decisions += 1;
         let decode = |candidate: &PatchCandidate| match measured_now {
@@ -187,15 +188,15 @@ impl Bases {
         links.into_iter().find_map(|(rate, decode)| chosen(nbytes, &would, rate, self.encode, decode))
     }
 
-    /// Measures the speeds of encoding and decoding with a sample of the version. This is the only
-    /// measurement while no patch is made.
+    /// Measures the speeds of encoding and decoding with a sample of the version. While no patches are
+    /// made, nothing else measures these speeds.
     fn measure(&mut self, base: &Content, content: &Content, deadline: Instant) -> Result<(), String> {
-        let (dtype, place) = sample(&content.header.layout).ok_or("there is nothing to measure")?;
-        let shape = [place.len() as u64 * 8 / dtype.bits()];
+        let (dtype, span) = sample(&content.header.layout).ok_or("there is nothing to measure")?;
+        let shape = [span.len() as u64 * 8 / dtype.bits()];
         let of = |its: &Content| {
-            let bytes = &its.bytes()[place.clone()];
+            let bytes = &its.bytes()[span.clone()];
             Copier::default()
-                .copy(&[TensorView { name: "sample", dtype, shape: &shape, bytes }], SAMPLE_CHUNK)
+                .copy(&[TensorView { name: "sample", dtype, shape: &shape, bytes }], SAMPLE_CHUNK_BYTES)
         };
         let (before, after) = (of(base)?, of(content)?);
         let layout = &after.header.layout;
@@ -217,8 +218,8 @@ impl Bases {
         self.kept.iter().map(|base| base.plan.nbytes).sum()
     }
 
-    /// Returns the bases to make patches from, and their contents. The base that most workers run
-    /// comes first.
+    /// Returns the running versions of workers that are bases of patches, with their contents. The
+    /// base that most workers run comes first.
     fn bases_of(
         &self,
         content: &Content,
@@ -237,8 +238,8 @@ impl Bases {
         };
         let mut found: Vec<(Running, Arc<Content>)> = Vec::new();
         for (running, _) in runs {
-            // A patch's name and key depend on the base's (epoch, version), so each such pair needs
-            // its own patch. (E3)
+            // A patch is named and encrypted by the (epoch, version) of its base, so there is only one
+            // patch for each such pair. (E3)
             let named =
                 |(known, _): &(Running, _)| (known.epoch, known.version) == (running.epoch, running.version);
             if let (false, Some(base)) = (found.iter().any(named), base(running)) {
@@ -250,13 +251,14 @@ impl Bases {
     }
 }
 
-/// True if a patch between two versions is possible: both must have the same layout and chunk size.
+/// True if a patch from one version to the other is possible: both need the same layout and chunk
+/// size.
 fn can_patch(one: &Content, other: &Content) -> bool {
     one.header.layout.id == other.header.layout.id && one.plan.chunk_bytes == other.plan.chunk_bytes
 }
 
-/// Returns the patch from `base` to `target`, after a check that it decodes to `target`. `digest`
-/// is the digest of the base.
+/// Returns the patch from `base` to `target`, after a check that the patch decodes to `target`.
+/// `digest` is the digest of the base.
 fn make_patch(
     base: &Content,
     digest: &str,

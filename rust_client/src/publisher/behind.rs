@@ -1,7 +1,8 @@
-//! Workers behind relays, as the relays report them with `below` (R5 to R7).
+//! Handles `below`, by which relays report the workers behind them (R5 to R7).
 //!
-//! A row is the whole state of a worker, so rows may be repeated. Each change in a row advances the
-//! calls as the worker's own report would. The relay has compared the digests.
+//! A row of such a report has the whole state of one worker, so a relay may repeat rows. A change in a
+//! row advances the open publishes as the worker's own report would. The relay has already compared the
+//! digests.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -14,13 +15,14 @@ use crate::transfer::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Rows without effect, since their workers are elsewhere: by worker, with the relay and the time
-/// of the report.
+/// Rows that have no effect yet, because their workers have a session here or behind another relay:
+/// by worker, the relay, the row, and the time of the report.
 #[derive(Default)]
 pub struct ContestedRows(BTreeMap<String, (String, WorkerRow, Time)>);
 
 impl ContestedRows {
-    /// Keeps a row; of two relays' rows about a worker, that of the relay which heard it last.
+    /// Keeps a row. If two relays report the same worker, keeps the row of the relay that heard the
+    /// worker last.
     fn insert(&mut self, relay: &str, row: &WorkerRow, now: Time) {
         let heard = |row: &WorkerRow, at: Time| at.saturating_sub(Duration::from_millis(row.heard_ms));
         if let Some((by, kept, at)) = self.0.get(&row.name) {
@@ -80,11 +82,12 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles rows of workers that were elsewhere, and are no longer: a relay does not repeat them
-    /// (R6).
+    /// Handles the kept rows of workers that are now lost or gone here. Drops rows of relays that are
+    /// lost. The relays do not repeat these rows (R6).
     pub(super) fn handle_contested_rows(&mut self, now: Time) {
-        let free = |name: &str| self.roster.get(name).map_or(true, |peer| peer.is_lost());
-        let over = |(name, (relay, ..)): &(&String, &(String, WorkerRow, Time))| free(relay) || free(name);
+        let is_absent = |name: &str| self.roster.get(name).map_or(true, |peer| peer.is_lost());
+        let over =
+            |(name, (relay, ..)): &(&String, &(String, WorkerRow, Time))| is_absent(relay) || is_absent(name);
         let over: Vec<String> =
             self.contested_rows.0.iter().filter(over).map(|(name, _)| name.clone()).collect();
         for name in over {
@@ -97,6 +100,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Handles the row of one worker.
     fn handle_row(&mut self, relay: &str, row: &WorkerRow, now: Time) {
         let name = &row.name;
         let through: Vec<String> =
@@ -110,7 +114,7 @@ impl PublisherMachine {
         let known = self.roster.get(name);
         if let Some(known) = known.filter(|known| !known.is_behind(relay) && !known.is_lost()) {
             if row.state == WorkerRowState::Lost {
-                return; // it has changed its relay
+                return; // the worker has left this relay, and is known elsewhere
             }
             let same = known.hello.instance == row.instance;
             if !same || heard_at <= known.heard_at {
@@ -132,7 +136,7 @@ impl PublisherMachine {
             Some((true, lost)) => {
                 if lost && row.state != WorkerRowState::Lost {
                     self.answers_again(name);
-                    self.rejoin_calls(name, now); // what is to be staged comes from the relay
+                    self.rejoin_calls(name, now); // the relay announces what the worker must stage
                 }
             }
             _ => {
@@ -157,8 +161,8 @@ impl PublisherMachine {
         self.note_rows_for_observers(name, row.models.keys(), now);
     }
 
-    /// Puts a worker behind relays on the roster, instead of one with its name. Returns false if
-    /// there is no room.
+    /// Puts a worker behind relays on the roster, and removes a previous one with the same name.
+    /// Returns false if there is no room.
     fn add_behind(&mut self, relay: &str, hello: &Hello, through: Vec<String>, now: Time) -> bool {
         let name = &hello.name;
         let before = self.roster.get(name).map(|peer| peer.is_relay() && peer.in_session());
@@ -166,7 +170,7 @@ impl PublisherMachine {
             self.forget(name);
         }
         if before == Some(true) {
-            self.lose_behind(name, now); // these workers come through this relay, too
+            self.lose_behind(name, now); // `relay` reports the workers behind `name`, too
         }
         let text = format!("worker {} is {}", name, location(&through));
         if !self.roster.add_behind(hello, through, now) {
@@ -180,7 +184,7 @@ impl PublisherMachine {
         true
     }
 
-    /// Handles the state of a model at a worker behind a relay.
+    /// Handles the state of one model in the row of a worker.
     fn update_model(&mut self, name: &str, model: &str, doing: &Doing, now: Time) {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
@@ -229,7 +233,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports an event that the rows of a relay can cause any number of times.
+    /// Notifies the user of an event that the rows of a relay can cause any number of times. The relay,
+    /// or its key, has a rate limit.
     fn notify_of_relay(&mut self, relay: &str, worker: &str, text: String, now: Time) {
         let key = self.roster.get(relay).map_or_else(String::new, |peer| peer.key.clone());
         let source = if key.is_empty() { relay } else { &key };
@@ -237,7 +242,7 @@ impl PublisherMachine {
     }
 }
 
-/// Returns the hello of a worker behind a relay, as far as a row has it.
+/// Returns a hello with those fields that are known of a worker behind a relay.
 fn hello_of(row: &WorkerRow) -> Hello {
     Hello {
         name: row.name.clone(),
@@ -251,6 +256,7 @@ fn hello_of(row: &WorkerRow) -> Hello {
     }
 }
 
+/// Returns a text on how a worker is connected.
 fn location(through: &[String]) -> String {
     match through {
         [] => "connected to this publisher".to_owned(),

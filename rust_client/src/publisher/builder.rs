@@ -1,4 +1,4 @@
-//! Sets up a publisher: checks its addresses, times, keys and folders before it binds a socket.
+//! Builds a publisher: checks its settings, then binds its sockets and starts its threads.
 
 use super::bases::Bases;
 use super::content::{Content, Copier};
@@ -6,16 +6,16 @@ use super::effects::WorkerEvent;
 use super::endpoints::{check_exposure, ListenAddress};
 use super::keeper::Keeper;
 use super::keys::PublisherKeys;
-use super::listening::unbindable;
+use super::listening::bind_error;
 use super::machine::{self, PublisherMachine};
 use super::pub_socket::PubSocket;
 use super::router::Router;
-use super::run::{Listener, Loop, Shared, Work};
+use super::run::{Loop, OnWorker, Shared, Work};
 use super::sealer::{self, Sealer};
 use super::state::{StateFolder, Stored, HISTORY_MAX};
-use super::turns::Turns;
+use super::timed_lock::TimedLock;
 use super::watch::Watch;
-use super::{Published, Publisher, DAY};
+use super::{PublishState, Publisher, DAY};
 use crate::error::Error;
 use crate::limits::{Timing, CHUNK_BYTES_MAX, INTEGER_MAX, PATCHES_MAX};
 use crate::raw::os::check_descriptors;
@@ -31,7 +31,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 // By default, patches may build on two versions: the one that most workers run, and its
 // predecessor.
 const BASES: usize = 2;
-const CHUNK_BYTES: u64 = 1 << 20; // larger chunks were no faster when measured
+const CHUNK_BYTES: u64 = 1 << 20; // larger chunks were not faster
 
 /// The settings of a publisher; see `Publisher::builder`.
 pub struct PublisherBuilder {
@@ -49,7 +49,7 @@ pub struct PublisherBuilder {
     rekey: Duration,
     insecure: bool,
     bases: (usize, u64),
-    listener: Option<Listener>,
+    on_worker: Option<OnWorker>,
 }
 
 impl PublisherBuilder {
@@ -69,7 +69,7 @@ impl PublisherBuilder {
             rekey: DAY,
             insecure: false,
             bases: (BASES, u64::MAX),
-            listener: None,
+            on_worker: None,
         }
     }
 
@@ -86,10 +86,11 @@ impl PublisherBuilder {
         self
     }
 
-    /// Sets the epoch, which then never changes. A worker rejects a publisher with a lower epoch
-    /// than that of a version it has applied. Default: the milliseconds since 1970. If a wrong
-    /// clock makes the epoch too low, the publisher raises it when a worker reports that the
-    /// previous publisher started earlier.
+    /// Sets the epoch, which then never changes. A worker rejects a publisher whose epoch is below
+    /// that of a version which the worker has applied.
+    ///
+    /// Default: the milliseconds since 1970. If a wrong clock makes this epoch too low, the publisher
+    /// raises the epoch when a worker reports that the previous publisher started earlier.
     pub fn epoch(mut self, epoch: u64) -> PublisherBuilder {
         self.epoch = Some(epoch);
         self
@@ -151,7 +152,8 @@ impl PublisherBuilder {
         self
     }
 
-    /// Sets the lifetime of a group key. Default: a day.
+    /// Sets the time after which the group key, which encrypts published messages, is replaced.
+    /// Default: a day.
     pub fn rekey(mut self, life: Duration) -> PublisherBuilder {
         self.rekey = life;
         self
@@ -168,7 +170,7 @@ impl PublisherBuilder {
     /// must not block. It may call `publish_later` and `close`. It must not call `publish`,
     /// `workers` or `wait_until`: these would wait for the publisher's thread until they time out.
     pub fn on_worker(mut self, listener: impl FnMut(&WorkerEvent) + Send + 'static) -> PublisherBuilder {
-        self.listener = Some(Box::new(listener));
+        self.on_worker = Some(Box::new(listener));
         self
     }
 
@@ -176,11 +178,11 @@ impl PublisherBuilder {
     pub fn bind(self) -> Result<Publisher, Error> {
         let (listen_at, data, keys) = self.checked()?;
         let timing = timing_of(self.ping, self.lost_after)?;
-        check_descriptors().map_err(|error| unbindable(&listen_at.endpoint(), error))?;
+        check_descriptors().map_err(|error| bind_error(&listen_at.endpoint(), error))?;
         let state = self.state.as_deref().map(|path| StateFolder::open(path, self.history)).transpose()?;
         let epoch = new_epoch(self.epoch, state.as_ref())?;
-        let mut state = state.map(|folder| Restored::of(folder, || self.published()));
-        let broken = |what: &str| {
+        let mut state = state.map(|folder| Restored::read(folder, || self.published()));
+        let io_error = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| Error::Io { what, error }
         };
@@ -191,42 +193,42 @@ impl PublisherBuilder {
             None => bind_beside(&listen_at, &bound)?,
         };
         if let Some(its) = &mut state {
-            // Write the epoch before any worker learns it, but after the bind: then an address in
-            // use costs no epoch.
-            its.folder.begin(epoch, &its.stored)?;
+            // Write the epoch before any worker learns it, but after the bind: a publisher that
+            // cannot bind uses up no epoch.
+            its.folder.record_epoch(epoch, &its.stored)?;
         }
         let advertised = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
         let started = running_clock();
         let age: machine::Age = Box::new(move || running_clock().saturating_sub(started));
         let age = Some(age).filter(|_| self.epoch.is_none());
-        let mut machine = PublisherMachine::new(epoch, &advertised, timing, age, Some(Box::new(draw)))
+        let mut machine = PublisherMachine::new(epoch, &advertised, timing, age, Some(Box::new(draw_token)))
             .clock(Box::new(unix_millis));
-        let shared = Arc::new(Shared::new().map_err(broken("no descriptors for a publisher"))?);
+        let shared = Arc::new(Shared::new().map_err(io_error("no descriptors for a publisher"))?);
         let (mut sealer, mut watch) = (None, None);
         if let Some(keys) = keys {
             data.require_tickets();
             let new = Sealer::new(
-                drawing_keys().map_err(broken("no random numbers"))?,
+                key_drawer().map_err(io_error("no random numbers"))?,
                 Some(self.rekey),
                 Duration::ZERO,
             );
             machine = machine.trust(keys.by_key, new.key());
             sealer = Some(new);
-            let begun = Watch::begin(keys.allowed, timing.ping, shared.clone());
-            watch = Some(begun.map_err(broken("no thread for keys"))?);
+            let started = Watch::start(keys.allowed, timing.ping, shared.clone());
+            watch = Some(started.map_err(io_error("no thread for keys"))?);
         }
         machine.address = bound.endpoint();
         let (mut models, mut keeper) = (HashMap::new(), None);
         if let Some(mut its) = state {
-            its.offer(&mut machine);
+            its.offer_versions(&mut machine);
             for fault in its.folder.faults() {
                 shared.submit(Work::Notice(fault))?;
             }
             models = its.models;
             keeper =
-                Some(Keeper::begin(its.folder, shared.clone()).map_err(broken("no thread for the disk"))?);
+                Some(Keeper::start(its.folder, shared.clone()).map_err(io_error("no thread for the disk"))?);
         }
-        let thread = Loop::new(machine, router, data, shared.clone(), keeper, self.listener, sealer);
+        let thread = Loop::new(machine, router, data, shared.clone(), keeper, self.on_worker, sealer);
         let thread = thread::Builder::new().name("weightbus-publisher".to_owned()).spawn(|| thread.run());
         Ok(Publisher {
             address: bound.endpoint(),
@@ -239,7 +241,7 @@ impl PublisherBuilder {
             models: Mutex::new(models),
             watch: Mutex::new(watch),
             shared,
-            thread: Mutex::new(Some(thread.map_err(broken("no thread for a publisher"))?)),
+            thread: Mutex::new(Some(thread.map_err(io_error("no thread for a publisher"))?)),
         })
     }
 }
@@ -249,13 +251,13 @@ struct Restored {
     folder: StateFolder,
     stored: Vec<Stored>, // versions that could be read
     contents: Vec<Arc<Content>>,
-    models: HashMap<String, Arc<Turns<Published>>>,
+    models: HashMap<String, Arc<TimedLock<PublishState>>>,
 }
 
 impl Restored {
-    /// Reads the latest version of each model. A version that cannot be read is reported as a fault
-    /// of the folder. `new` returns the initial state of a model.
-    fn of(folder: StateFolder, new: impl Fn() -> Published) -> Restored {
+    /// Reads the latest version of each model. Records a fault of the folder for each version that
+    /// cannot be read. `new` returns the initial state of a model.
+    fn read(folder: StateFolder, new: impl Fn() -> PublishState) -> Restored {
         let (stored, contents, models) = (Vec::new(), Vec::new(), HashMap::new());
         let mut found = Restored { folder, stored, contents, models };
         for latest in found.folder.latest() {
@@ -263,7 +265,7 @@ impl Restored {
             match found.folder.read(&latest, &mut its.copier) {
                 Ok(content) => {
                     found.contents.push(Arc::new(content));
-                    found.models.insert(latest.model.clone(), Arc::new(Turns::new(its)));
+                    found.models.insert(latest.model.clone(), Arc::new(TimedLock::new(its)));
                     found.stored.push(latest);
                 }
                 Err(text) => {
@@ -276,7 +278,8 @@ impl Restored {
         found
     }
 
-    fn offer(&mut self, machine: &mut PublisherMachine) {
+    /// Makes the versions that could be read the latest of their models.
+    fn offer_versions(&mut self, machine: &mut PublisherMachine) {
         for (stored, content) in self.stored.drain(..).zip(self.contents.drain(..)) {
             machine.offer(&stored.model, content, stored.names.into_iter().collect());
         }
@@ -284,16 +287,16 @@ impl Restored {
 }
 
 impl PublisherBuilder {
-    fn published(&self) -> Published {
+    fn published(&self) -> PublishState {
         let (count, bytes_max) = self.bases;
-        Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }
+        PublishState { copier: Copier::default(), bases: Bases::new(count, bytes_max) }
     }
 
     /// Checks all settings. Returns the control address, the data address if one is set, and the
     /// keys if there are any.
     fn checked(&self) -> Result<(ListenAddress, Option<ListenAddress>, Option<PublisherKeys>), Error> {
         let listen_at = ListenAddress::parse(&self.address)?;
-        let keys = self.own_keys()?;
+        let keys = self.read_keys()?;
         let exposure_allowed = self.insecure || keys.is_some();
         check_exposure(exposure_allowed, &self.address, &listen_at)?;
         let data = self.data.as_deref().map(ListenAddress::parse).transpose()?;
@@ -304,25 +307,30 @@ impl PublisherBuilder {
             ListenAddress::parse(advertised)?;
         }
         if !(1..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
-            let text = format!("chunks of {} bytes; 1 to {} are allowed", self.chunk_bytes, CHUNK_BYTES_MAX);
+            let text = format!("chunk_bytes is {}; 1 to {} are allowed", self.chunk_bytes, CHUNK_BYTES_MAX);
             return Err(Error::Setup(text));
         }
         if !(1..=PATCHES_MAX).contains(&self.bases.0) {
-            let text = format!("patches on {} versions; 1 to {} are allowed", self.bases.0, PATCHES_MAX);
+            let text =
+                format!("bases: {} versions per model; 1 to {} are allowed", self.bases.0, PATCHES_MAX);
             return Err(Error::Setup(text));
         }
         if self.history > HISTORY_MAX {
-            let text =
-                format!("{} older versions of each model; at most {} are kept", self.history, HISTORY_MAX);
+            let text = format!(
+                "history: {} older versions per model; at most {} are allowed",
+                self.history, HISTORY_MAX
+            );
             return Err(Error::Setup(text));
         }
         if self.rekey.is_zero() {
-            return Err(Error::Setup("rekey of nothing: how old may a group key become?".to_owned()));
+            return Err(Error::Setup("rekey is zero; it must be the lifetime of a group key".to_owned()));
         }
         Ok((listen_at, data, keys))
     }
 
-    fn own_keys(&self) -> Result<Option<PublisherKeys>, Error> {
+    /// Returns the keys in the folder that was set, or that `WEIGHTBUS_KEYS` names; `None` if there
+    /// is no folder.
+    fn read_keys(&self) -> Result<Option<PublisherKeys>, Error> {
         let named = || std::env::var_os("WEIGHTBUS_KEYS").unwrap_or_default().into();
         let folder: PathBuf = self.keys.clone().unwrap_or_else(named);
         Some(folder)
@@ -332,8 +340,8 @@ impl PublisherBuilder {
     }
 }
 
-/// Binds the data socket at its default address, beside the control socket. If that port is taken,
-/// and the user asked for any free control port, binds any free port.
+/// Binds the data socket at its default address, the port above the control port. If that port is
+/// taken, and `asked`, the control address of the user, has port 0, binds any free port.
 fn bind_beside(asked: &ListenAddress, bound: &ListenAddress) -> Result<(PubSocket, ListenAddress), Error> {
     match (PubSocket::bind(&bound.beside()), asked) {
         (Err(_), ListenAddress::Tcp { host, port: 0 }) => {
@@ -345,9 +353,9 @@ fn bind_beside(asked: &ListenAddress, bound: &ListenAddress) -> Result<(PubSocke
 
 fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
     let hour = Duration::from_secs(3600);
-    let right =
+    let valid =
         (Duration::from_millis(1)..=hour).contains(&ping) && (ping * 2..=10 * hour).contains(&lost_after);
-    if !right {
+    if !valid {
         return Err(Error::Setup(format!(
             "ping of {:?} and lost_after of {:?}: a worker needs two chances to be heard; choose lost_after of at least \
              twice ping and at most {:?}, and ping of 1 ms to {:?}",
@@ -367,17 +375,17 @@ fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
     })
 }
 
-/// Returns an epoch above every epoch in the state folder, whatever the clock says (P1). `asked` is
-/// the epoch that the user has set.
+/// Returns the epoch of a new publisher: `asked`, if the user has set one, or the milliseconds since
+/// 1970. The epoch is above every epoch in the state folder, even if the clock is wrong (P1).
 fn new_epoch(asked: Option<u64>, state: Option<&StateFolder>) -> Result<u64, Error> {
-    let least = state.map_or(0, StateFolder::epoch) + 1;
+    let epoch_min = state.map_or(0, StateFolder::epoch) + 1;
     let now = unix_millis();
     match asked {
-        None => Ok(now.max(least)),
-        Some(epoch) if (least..=INTEGER_MAX).contains(&epoch) => Ok(epoch),
+        None => Ok(now.max(epoch_min)),
+        Some(epoch) if (epoch_min..=INTEGER_MAX).contains(&epoch) => Ok(epoch),
         Some(epoch) => Err(Error::Setup(format!(
-            "epoch {}: it must be above all that the state folder has seen, {} to {}; leave it out",
-            epoch, least, INTEGER_MAX
+            "epoch {}: it must be above all epochs of the state folder, from {} to {}; or set no epoch",
+            epoch, epoch_min, INTEGER_MAX
         ))),
     }
 }
@@ -386,26 +394,27 @@ fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
-fn random(bytes: &mut [u8]) -> io::Result<()> {
+fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// Returns a function that returns random group keys. The function keeps its file open, so that a
-/// lack of descriptors cannot stop it.
-fn drawing_keys() -> io::Result<sealer::DrawKey> {
-    let mut chance = fs::File::open("/dev/urandom")?;
+/// Returns a function that draws random group keys. The function keeps `/dev/urandom` open, so that
+/// it still works when the process has no more descriptors.
+fn key_drawer() -> io::Result<sealer::DrawKey> {
+    let mut random = fs::File::open("/dev/urandom")?;
     Ok(Box::new(move || {
         let mut key = [0; 32];
-        match chance.read_exact(&mut key) {
+        match random.read_exact(&mut key) {
             Ok(()) => key,
-            // There is no safe fallback.
+            // Nothing else is safe as a key.
             Err(error) => panic!("no random numbers for a group key: {}", error),
         }
     }))
 }
 
-fn draw() -> Option<String> {
+/// Returns 32 random hexadecimal digits; `None` if there are no random bytes.
+fn draw_token() -> Option<String> {
     let mut bytes = [0; 16];
-    random(&mut bytes).ok()?;
+    fill_random(&mut bytes).ok()?;
     Some(crate::digest::hex(&bytes))
 }

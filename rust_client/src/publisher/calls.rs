@@ -1,7 +1,8 @@
-//! The open calls of publish, which workers' reports resolve.
+//! The open calls of publish: applies the workers' events to each call, and resolves the call when its
+//! result is known.
 //!
-//! A call stays open until its result is known. A call that commits together also stays open until
-//! the commit or abort, even if its caller no longer waits.
+//! A call whose version the workers apply together stays open until the commit or abort, even if the
+//! call is already resolved.
 
 use super::absent::why_no_recipient;
 use super::effects::{Effect, WorkerEventKind};
@@ -19,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Default)]
 pub struct Calls {
     open: BTreeMap<u64, Publication>,
-    unreached_models: BTreeSet<String>, // models for which `warn_of_no_recipient` has reported
+    unreached_models: BTreeSet<String>, // models of which `warn_of_no_recipient` has notified the user
 }
 
 impl Calls {
@@ -27,8 +28,8 @@ impl Calls {
         self.open.insert(call.id, call);
     }
 
-    /// True if the user was informed that a publish of the model reached no worker, and no
-    /// subscriber of the model has joined since.
+    /// True if the user was notified that a publish of the model reached no worker, and no subscriber
+    /// of the model has joined since.
     pub(super) fn is_unreached(&self, model: &str) -> bool {
         self.unreached_models.contains(model)
     }
@@ -37,7 +38,7 @@ impl Calls {
         self.open.keys().copied().collect()
     }
 
-    /// Returns the open call of a version that is not committed.
+    /// Returns the open call of a version, if that version is not committed.
     pub(super) fn undecided(&self, model: &str, key: Key) -> Option<&Publication> {
         self.open.values().find(|c| c.key == key && c.model == model && !c.decision.is(Decision::Commit))
     }
@@ -61,6 +62,7 @@ impl Calls {
         self.open.values().filter(move |call| call.key == key && call.model == model).map(|call| call.started)
     }
 
+    /// Moves the deadlines of all calls to `now`.
     pub(super) fn expire(&mut self, now: Time) {
         for call in self.open.values_mut() {
             call.expire(now);
@@ -71,7 +73,7 @@ impl Calls {
 impl PublisherMachine {
     // Events.
 
-    /// Ends the call of version `pending`, which waits for its commit; `why` is the reason.
+    /// Ends the call of the version `pending`, which waits for its commit, with the reason `why`.
     pub(super) fn end_pending_call(&mut self, model: &str, pending: u64, why: &str, now: Time) {
         let key = self.store.key(pending);
         for id in self.calls.ids() {
@@ -82,8 +84,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Ends the oldest open call of a model that has more than `CALLS_MAX`: workers that apply
-    /// nothing keep calls open.
+    /// Ends the oldest open call of a model that has more than `CALLS_MAX` open calls. Calls stay open
+    /// while workers apply nothing.
     pub(super) fn limit_calls(&mut self, model: &str, now: Time) {
         if self.calls.open.len() <= CALLS_MAX {
             return;
@@ -108,10 +110,10 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker that joins or returns. Returns the (model, version) pairs that must still
-    /// be announced to the worker, which has to stage them.
+    /// Updates the calls for a worker that joins or returns. Returns the (model, version) pairs that
+    /// must be announced to the worker, because a commit waits until the worker has staged them.
     ///
-    /// A relay is no target of a call, but the workers behind it have to stage (R5).
+    /// A relay is not a recipient of a call, but the workers behind the relay have to stage (R5).
     pub(super) fn rejoin_calls(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
         let hello = match self.roster.get(name) {
             Some(peer) if peer.is_relay() => return self.undecided_of_relay(name, peer),
@@ -135,6 +137,7 @@ impl PublisherMachine {
         waiting
     }
 
+    /// Returns the undecided (model, version) pairs that are sent to a relay.
     fn undecided_of_relay(&self, name: &str, relay: &Peer) -> Vec<(String, u64)> {
         let open = |call: &&Publication| call.commits_together() && call.decision.is(Decision::Open);
         let calls = self.calls.open.values().filter(open);
@@ -144,6 +147,7 @@ impl PublisherMachine {
         its.map(|call| (call.model.clone(), call.key.1)).collect()
     }
 
+    /// Marks a worker as lost in all calls. `gone` is true if the worker's connection is closed.
     pub(super) fn lose_in_calls(&mut self, name: &str, detail: &str, gone: bool, now: Time) {
         for id in self.calls.ids() {
             if let Some(call) = self.calls.open.get_mut(&id) {
@@ -171,6 +175,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Records a worker's failure in the calls of that version, and notifies the user.
     pub(super) fn fail_in_calls(&mut self, name: &str, report: &Failed, now: Time) {
         let mut detail = format!("{}: {}", escaped(&report.code), escaped(&report.text));
         if !report.intact {
@@ -191,8 +196,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker that runs a version, with its `note`: updates the calls of that version and
-    /// of older ones.
+    /// Records in the calls of a model that a worker has its running version, and has skipped the
+    /// older ones. `note` is the worker's text on the apply.
     pub(super) fn note_running(&mut self, name: &str, model: &str, note: &str, now: Time) {
         let runs = self.roster.get(name).map_or((0, 0), |peer| peer.running_key(model));
         for id in self.calls.ids() {
@@ -217,8 +222,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Commits or aborts the version of a call if that can be decided, and resolves the call if its
-    /// result is known.
+    /// Commits or aborts the version of a call if the decision is due. Resolves the call if its result
+    /// is known.
     pub(super) fn settle(&mut self, id: u64, now: Time) {
         let mut call = match self.calls.open.remove(&id) {
             Some(call) => call,
@@ -242,10 +247,12 @@ impl PublisherMachine {
         }
     }
 
+    /// Commits or aborts the version of a call, as decided, and sends `commit` or `abort` to the
+    /// workers and relays.
     fn carry_out_decision(&mut self, call: &Publication) {
         let (model, number) = (&call.model, call.key.1);
         let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.is_lost());
-        let there: Vec<String> = call.recipient_names().filter(live).cloned().collect();
+        let live_names: Vec<String> = call.recipient_names().filter(live).cloned().collect();
         let mut relays = self.roster.relays_of(model);
         relays.retain(|name| call.outcome(name).is_none());
         let versions = self.store.versions(model);
@@ -259,7 +266,7 @@ impl PublisherMachine {
                 self.store_latest(model, number);
             }
             let commit = self.commit(model, number, &content);
-            for name in there.iter().filter(|name| call.outcome(name) == Some(Outcome::Staged)) {
+            for name in live_names.iter().filter(|name| call.outcome(name) == Some(Outcome::Staged)) {
                 self.send_header(name, FromPublisher::Commit(commit.clone()));
             }
             let staged =
@@ -279,12 +286,12 @@ impl PublisherMachine {
             text: text.to_owned(),
             ..Default::default()
         };
-        for name in there.iter().chain(&relays) {
+        for name in live_names.iter().chain(&relays) {
             self.send_header(name, FromPublisher::Abort(abort.clone()));
         }
     }
 
-    /// Sets the detail of each unfinished target to a text on what the worker is doing.
+    /// Sets the detail of each unfinished recipient to a text on what the worker is doing.
     fn explain(&self, call: &mut Publication, now: Time) {
         call.explain(|name| {
             let heard_at = self.roster.get(name)?.heard_at;
@@ -295,8 +302,7 @@ impl PublisherMachine {
         });
     }
 
-    /// Returns, for each absent worker that subscribes to the model and is not a target, a text with
-    /// the reason of its absence.
+    /// Returns the reasons why workers that subscribe to the model are absent, and are not recipients.
     fn absence_reasons(&self, call: &Publication) -> Vec<String> {
         let lost = self.roster.iter().filter(|peer| peer.is_lost() && peer.subscribes_to(&call.model));
         let lost = lost.filter(|peer| call.outcome(&peer.hello.name).is_none());
@@ -304,8 +310,7 @@ impl PublisherMachine {
         lost.chain(self.absent.reasons(&call.model)).collect()
     }
 
-    /// Returns a text on the number of missing expected workers, and the reasons; empty if none is
-    /// missing.
+    /// Returns a text on how many expected workers are missing, and why; empty if none is missing.
     fn shortfall_reason(&self, call: &Publication) -> String {
         let missing = call.missing_count();
         if missing == 0 {
@@ -319,8 +324,8 @@ impl PublisherMachine {
         format!("{} of {} workers {} ({})", missing, call.terms.expect, what, away)
     }
 
-    /// Reports that a publish reached no worker: once for each model, until a worker that
-    /// subscribes to the model joins.
+    /// Notifies the user that a publish reached no worker. Does so once for each model, until a
+    /// subscriber of the model joins.
     fn warn_of_no_recipient(&mut self, call: &Publication) {
         if !self.calls.unreached_models.insert(call.model.clone()) {
             return;

@@ -1,8 +1,8 @@
-//! The content of a version: its layout, and one copy of its bytes. The bytes are hashed while they
-//! are copied.
+//! Copies the user's tensors into the content of a version: its layout, and the bytes, which are hashed
+//! in the same pass.
 //!
-//! Training can go on as soon as the bytes are copied (P2). The copy's memory is reused once no
-//! worker needs the version: fresh pages cost more time than the copy itself.
+//! Training can go on as soon as the bytes are copied (P2). Once no worker needs the version, the next
+//! copy reuses its memory: new pages would cost more time than the copy itself.
 
 use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;
@@ -20,7 +20,7 @@ use std::io::{self, Read};
 use std::ops::Deref;
 use std::sync::Arc;
 
-// Copies of at least this size bypass the CPU caches: the bytes would not stay there until they are
+// Copies of at least this size bypass the CPU caches, which would not hold the bytes until they are
 // sent.
 const STREAM_BYTES: u64 = 1 << 25;
 
@@ -31,11 +31,11 @@ pub struct TensorView<'a> {
     pub dtype: Dtype,
     /// The size of each dimension; the elements are in row-major order.
     pub shape: &'a [u64],
-    /// The elements, little-endian: exactly as many bytes as dtype and shape require.
+    /// The elements, little-endian: as many bytes as dtype and shape require.
     pub bytes: &'a [u8],
 }
 
-/// A layout: its bytes, and the result of parsing them.
+/// A layout: its bytes, and the parsed layout.
 pub struct Header {
     pub bytes: Vec<u8>,
     pub layout: Layout,
@@ -65,8 +65,8 @@ impl Content {
         &self.block
     }
 
-    /// Returns the content of a patch whose result is `version`, in chunks of the version's chunk
-    /// size.
+    /// Returns the content of a patch whose result is `version`. The patch has the chunk size of the
+    /// version.
     pub fn of_patch(version: &Content, bytes: Vec<u8>) -> Content {
         let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
         let crcs = bytes.chunks(plan.chunk_bytes as usize).map(crc32c).collect();
@@ -84,15 +84,16 @@ impl fmt::Debug for Content {
 /// A tensor's name, dtype and shape.
 type TensorSpec = (String, Dtype, Vec<u64>);
 
-/// Copies the tensors of one model. Keeps the last layout, and memory for the next copies.
+/// Copies the tensors of one model. Keeps the last layout, and free memory for the next copies.
 #[derive(Default)]
 pub struct Copier {
     buffers: Buffers,
-    last: Option<(Vec<TensorSpec>, Arc<Header>, Vec<usize>)>, // with the tensors' order
+    last: Option<(Vec<TensorSpec>, Arc<Header>, Vec<usize>)>, // the last result of `header_of`
 }
 
 impl Copier {
-    /// Copies tensors into new content. The error text describes an invalid tensor.
+    /// Copies tensors into new content. Fails if a tensor is invalid, there are too many chunks, or
+    /// memory is short.
     pub fn copy(&mut self, tensors: &[TensorView], chunk_bytes: u64) -> Result<Content, String> {
         for tensor in tensors {
             check_size(tensor)?;
@@ -105,18 +106,18 @@ impl Copier {
     /// Copies the bytes of a safetensors file into new content, unchanged.
     pub fn copy_file(&mut self, file: &[u8], chunk_bytes: u64) -> Result<Content, String> {
         let mut length = [0; 8];
-        length.copy_from_slice(file.get(..8).ok_or("a safetensors file has 8 bytes at least")?);
+        length.copy_from_slice(file.get(..8).ok_or("a safetensors file has at least 8 bytes")?);
         let end = usize::try_from(u64::from_le_bytes(length)).ok().and_then(|size| size.checked_add(8));
         let (header, data) = match end {
             Some(end) if end <= file.len() => file.split_at(end),
             _ => {
-                return Err("the file is shorter than its header says: was it written to its end?".to_owned())
+                return Err("the file is shorter than its header says: was it written completely?".to_owned())
             }
         };
         let layout = Layout::parse(header).map_err(|LayoutError(text)| text)?;
         if layout.nbytes != data.len() as u64 {
             return Err(format!(
-                "the file has {} bytes of tensors, but its header says {}: was it written to its end?",
+                "the file has {} bytes of tensors, but its header says {}: was it written completely?",
                 data.len(),
                 layout.nbytes
             ));
@@ -125,9 +126,9 @@ impl Copier {
         self.fill(Arc::new(header), &[data], chunk_bytes)
     }
 
-    /// Reads a safetensors file into new content.
+    /// Reads an open safetensors file into new content.
     pub fn read_file(&mut self, mut file: &File, chunk_bytes: u64) -> Result<Content, String> {
-        let short = |error: io::Error| format!("it cannot be read to its end: {}", error);
+        let short = |error: io::Error| format!("it cannot be read: {}", error);
         let mut header = vec![0; 8];
         file.read_exact(&mut header).map_err(short)?;
         let length = u64::from_le_bytes(header[..].try_into().unwrap_or_default());
@@ -155,10 +156,10 @@ impl Copier {
     }
 
     fn plan(&self, nbytes: u64, chunk_bytes: u64) -> Result<ChunkPlan, String> {
-        let plan = ChunkPlan::new(nbytes, chunk_bytes).ok_or("no size of a chunk")?;
+        let plan = ChunkPlan::new(nbytes, chunk_bytes).ok_or("chunks of 0 bytes")?;
         if plan.count() > CHUNKS_MAX {
             return Err(format!(
-                "{} bytes in chunks of {} are {} chunks; {} are allowed: make chunks larger",
+                "{} bytes in chunks of {} bytes are {} chunks; at most {} are allowed: make chunks larger",
                 plan.nbytes,
                 chunk_bytes,
                 plan.count(),
@@ -173,9 +174,8 @@ impl Copier {
         self.buffers.take_for_copy(plan.nbytes).map_err(none)
     }
 
-    /// Returns the layout of the tensors, and the order of the tensors in the layout, as indices.
-    /// If names, dtypes and shapes are equal to those of the previous call, returns the previous
-    /// result.
+    /// Returns the layout of the tensors, and the indices of the tensors in the order of the layout.
+    /// If names, dtypes and shapes equal those of the previous call, returns the previous result.
     fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
         if let Some((specs, header, order)) = &self.last {
             let same = |(spec, tensor): (&TensorSpec, &TensorView)| {
@@ -192,7 +192,7 @@ impl Copier {
         Ok((header, order))
     }
 
-    /// Copies the parts one after another into new content, and hashes the bytes meanwhile.
+    /// Copies the parts one after another into new content, and hashes the bytes in the same pass.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
         let plan = self.plan(header.layout.nbytes, chunk_bytes)?;
         let mut block = self.new_block(plan)?;
@@ -204,7 +204,7 @@ impl Copier {
             let (mut at, mut crc) = (0, 0);
             while at < chunk.len() {
                 if part.is_empty() {
-                    part = parts.next().ok_or("tensors of fewer bytes than their layout says")?;
+                    part = parts.next().ok_or("the tensors have fewer bytes than their layout says")?;
                 }
                 let count = part.len().min(chunk.len() - at);
                 crc = copy_crc32c(crc, &part[..count], &mut chunk[at..at + count], past_caches);
@@ -224,18 +224,18 @@ fn check_size(tensor: &TensorView) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "tensor {:?} ({} {:?}) was given {} bytes; dtype and shape say {}",
+        "tensor {:?} ({} {:?}) has {} bytes; its dtype and shape require {}",
         tensor.name,
         tensor.dtype,
         tensor.shape,
         tensor.bytes.len(),
-        bits.map_or("more than there can be".to_owned(), |bits| (bits / 8).to_string())
+        bits.map_or("more than a tensor can have".to_owned(), |bits| (bits / 8).to_string())
     ))
 }
 
-/// Returns the layout that safetensors would write, and the order of the tensors in the layout, as
-/// indices: sorted by dtype, then by name. The layout is padded to whole words. If the tensors were
-/// given in another order, the layout's metadata contains that order.
+/// Returns the layout that safetensors would write, and the indices of the tensors in the order of the
+/// layout: by dtype, then by name. The layout is padded to a multiple of 8 bytes. If the tensors were
+/// given in another order, the layout's metadata contains the given order.
 fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     let rank = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype);
     let mut order: Vec<usize> = (0..tensors.len()).collect();
@@ -271,9 +271,9 @@ fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     Ok((Header { bytes, layout }, order))
 }
 
-/// Returns the text with each tensor's position in the file. Returns `None` if the tensors were
-/// given in the order of the file, or if a tensor's name equals the text: then `ORDER` would be
-/// read as an alias of that tensor.
+/// Returns the value of the metadata `ORDER`: each tensor's position in the layout. Returns `None` if
+/// the tensors were given in the order of the layout, or if a tensor's name equals the value: `ORDER`
+/// would be read as an alias of that tensor.
 fn order_text(tensors: &[TensorView], order: &[usize]) -> Option<String> {
     let mut positions = vec![0; order.len()];
     for (position, &at) in order.iter().enumerate() {

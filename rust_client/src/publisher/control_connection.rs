@@ -2,12 +2,12 @@
 //! without keys or with CURVE.
 //!
 //! ```text
-//! greeting ──> handshake ──> open           each within a time limit; invalid input closes it
-//!     └────────────┴──> turned away         is sent the reason, and has the same time to read it
+//! greeting ──> handshake ──> open       within a time limit; invalid input closes the connection
+//!     └────────────┴──> refused         the peer has the rest of that time to read the reason
 //! ```
 //!
-//! A peer whose greeting is not that of ZMTP 3 (a browser, a probe, an older ZeroMQ) is
-//! disconnected at its first wrong byte.
+//! A peer that does not speak ZMTP 3 (a browser, a probe, an older ZeroMQ) is disconnected at the first
+//! wrong byte of its greeting.
 
 use super::curve::{Answer, Curve};
 use super::effects::Payload;
@@ -29,15 +29,15 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
-const COMMAND_BYTES_MAX: usize = 1024; // of a handshake command; the longest, INITIATE, has 300
-const FRAMES_MAX: usize = 8; // per message; workers send one, later protocols may add payloads
+const COMMAND_BYTES_MAX: usize = 1024; // of a handshake command; the longest, INITIATE, needs 300
+const FRAMES_MAX: usize = 8; // of a message; workers send one, later versions of the protocol may send more
 const READ_BYTES: usize = 8192; // read from one connection before the next is served
 const QUEUE_MAX: usize = 80; // messages for a worker, which may request 64 chunks at once
-const HEADERS_BYTES_MAX: usize = 1 << 20; // of headers queued for one worker: a few of the longest
-const QUEUED_LAYOUT_BYTES_MAX: usize = 1 << 23; // of layouts queued for one worker; a single one may be more
-const COMMAND_RATE: Rate = Rate(64.0, 32.0); // ZMTP commands; workers send none, libraries one a second
+const HEADERS_BYTES_MAX: usize = 1 << 20; // of all headers queued for one worker
+const QUEUED_LAYOUT_BYTES_MAX: usize = 1 << 23; // of all layouts queued for one worker; a single layout may be larger
+const COMMAND_RATE: Rate = Rate(64.0, 32.0); // ZMTP commands: libzmq sends one ping a second
 
-/// Returns true if the owner of a public key may connect.
+/// Returns true if the owner of this public key may connect.
 pub type Admits<'a> = &'a dyn Fn(&str) -> bool;
 
 /// A message of a worker: its header, and the number of frames that follow.
@@ -68,7 +68,7 @@ struct QueuedMessage {
     tail: Tail,
 }
 
-/// One connection.
+/// The publisher's side of one control connection.
 pub struct ControlConnection {
     pipe: Pipe,
     /// The public key of the peer; empty without keys.
@@ -77,15 +77,15 @@ pub struct ControlConnection {
     pub since: Time,
     curve: Option<(Curve, Arc<Pair>)>,
     received: Vec<u8>,
-    message: Option<Message>, // not complete yet
+    message: Option<Message>, // the received part of an incomplete message
     message_bytes: usize,
-    handshake_bytes: Vec<u8>, // bytes of greeting and handshake
+    handshake_bytes: Vec<u8>, // unsent greeting and handshake commands
     pongs: VecDeque<Vec<u8>>, // answers to pings, sent only between messages
     pong_bytes: usize,
     queue: VecDeque<QueuedMessage>,
     header_bytes: usize, // of the queued headers
-    layout_bytes: usize,
-    /// True if a payload waits because there is no room for an encrypted copy.
+    layout_bytes: usize, // of the queued layouts
+    /// True if the next payload waits until there is room for its encrypted copy.
     pub starved: bool,
     command_bucket: TokenBucket,
 }
@@ -119,7 +119,8 @@ impl ControlConnection {
         }
     }
 
-    /// True if there is something to send now, which does not wait for room for a copy.
+    /// True if something can be sent as soon as the kernel has room. False for messages that wait for
+    /// room for an encrypted copy.
     pub fn has_unsent(&self) -> bool {
         !self.pipe.is_idle()
             || !self.handshake_bytes.is_empty()
@@ -127,36 +128,36 @@ impl ControlConnection {
             || (!self.queue.is_empty() && !self.starved)
     }
 
-    /// Returns the number of bytes in memory of an incomplete message.
+    /// Returns the number of bytes that an incomplete message takes in memory.
     pub fn partial_bytes(&self) -> usize {
         self.received.len() + self.message.as_ref().map_or(0, |message| message.header.len())
     }
 
-    /// Returns the number of queued bytes in memory for this connection alone.
+    /// Returns the number of queued bytes that only this connection needs: not those of versions.
     pub fn queued_bytes(&self) -> usize {
         self.pong_bytes + self.header_bytes + self.layout_bytes
     }
 
     // Sending.
 
-    /// Sends a message, or queues it if earlier messages wait. Drops the message if too much is
-    /// queued, or before the handshake has ended: the worker will request the message again. `room`
-    /// is the number of bytes that may still be used for encrypted copies of payloads.
+    /// Sends a message, or queues the message behind earlier ones. Drops the message if too much is
+    /// queued, or if the handshake is not complete; the worker repeats its request. `room` is the number
+    /// of bytes that encrypted copies of payloads may still use.
     pub fn put(&mut self, header: &[u8], payload: &Payload, room: usize, now: Time) -> io::Result<()> {
         if self.progress < Progress::Open {
             return Ok(());
         }
         let tail = Tail::of(payload);
-        let kept = tail.owned_bytes();
+        let owned = tail.owned_bytes();
         let fits = self.queue.len() < QUEUE_MAX
             && self.header_bytes + header.len() <= HEADERS_BYTES_MAX
-            && (self.layout_bytes == 0 || self.layout_bytes + kept <= QUEUED_LAYOUT_BYTES_MAX);
+            && (self.layout_bytes == 0 || self.layout_bytes + owned <= QUEUED_LAYOUT_BYTES_MAX);
         if !fits {
             return Ok(());
         }
         let idle = !self.has_unsent();
         self.header_bytes += header.len();
-        self.layout_bytes += kept;
+        self.layout_bytes += owned;
         self.queue.push_back(QueuedMessage { header: header.to_vec(), tail });
         if idle {
             self.write(room, now)
@@ -165,8 +166,8 @@ impl ControlConnection {
         }
     }
 
-    /// Sends until the kernel accepts no more, or until this connection's turn is over. `room` is
-    /// the number of bytes that may still be used for encrypted copies of payloads.
+    /// Sends until the kernel accepts no more bytes, or this connection's share of the time is used up.
+    /// `room` is the number of bytes that encrypted copies of payloads may still use.
     pub fn write(&mut self, room: usize, now: Time) -> io::Result<()> {
         self.starved = false;
         let ControlConnection { pipe, curve, handshake_bytes, pongs, queue, starved, .. } = self;
@@ -183,8 +184,8 @@ impl ControlConnection {
                 return Sending::Owned(frames);
             }
             while let Some(QueuedMessage { header, tail }) = queue.pop_front() {
-                let uncount = |kept: &mut usize, headers: &mut usize| {
-                    *kept -= tail.owned_bytes();
+                let uncount = |layouts: &mut usize, headers: &mut usize| {
+                    *layouts -= tail.owned_bytes();
                     *headers -= header.len();
                 };
                 let piece = match tail.piece() {
@@ -220,14 +221,14 @@ impl ControlConnection {
             Sending::Nothing
         })?;
         if self.progress == Progress::Refused && !self.has_unsent() {
-            let _ = self.pipe.connection.shutdown(Shutdown::Write); // fails if the peer is gone
+            let _ = self.pipe.connection.shutdown(Shutdown::Write); // an error means that the peer is gone
         }
         Ok(())
     }
 
     // Receiving.
 
-    /// Reads from the connection once. Returns the messages that are complete.
+    /// Reads from the connection once. Returns the messages that are now complete.
     pub fn read(&mut self, admits: Admits, now: Time) -> io::Result<Vec<Message>> {
         let mut bytes = [0; READ_BYTES];
         let count = match self.pipe.connection.read(&mut bytes) {
@@ -241,8 +242,8 @@ impl ControlConnection {
         self.pipe.alive_at = now;
         let mut messages = Vec::new();
         if self.progress == Progress::Refused {
-            // Do not close: a close with unread bytes resets the connection, and the reason is
-            // lost.
+            // The bytes are read and ignored: closing with unread bytes would reset the connection, and
+            // the peer would not get the reason.
             return Ok(messages);
         }
         self.received.extend_from_slice(&bytes[..count]);
@@ -301,7 +302,7 @@ impl ControlConnection {
         }
         let (flags, body) = match &mut self.curve {
             None => (found.flags, body.to_vec()),
-            Some(_) if found.flags & MORE != 0 => return fault("a frame that CURVE does not have"),
+            Some(_) if found.flags & MORE != 0 => return fault("a CURVE message of several ZMTP frames"),
             Some((curve, _)) => curve.session().carried(body).map(|(flags, body)| (flags, body.to_vec()))?,
         };
         if flags & COMMAND != 0 {
@@ -312,15 +313,15 @@ impl ControlConnection {
         Ok(end)
     }
 
-    /// Parses the greeting at offset `at`. Returns its size, or 0 if it is incomplete. Fails at the
-    /// first byte that ZMTP 3 does not allow there.
+    /// Parses the greeting at offset `at`. Returns its size, or 0 if the greeting is incomplete. Fails
+    /// at the first byte that is not of ZMTP 3.
     fn parse_greeting(&mut self, at: usize) -> io::Result<usize> {
         let its = match greeted(&self.received[at..])? {
             Some(its) => its,
             None => return Ok(0),
         };
         if its != mechanism(self.curve.is_some()) {
-            self.progress = Progress::Refused; // the peer sees the reason in our greeting
+            self.progress = Progress::Refused; // our greeting, with our mechanism, tells the peer why
             return Ok(GREETING_BYTES);
         }
         self.progress = Progress::Greeted;
@@ -351,7 +352,7 @@ impl ControlConnection {
         }
     }
 
-    /// Admits or refuses the owner of a key.
+    /// Admits or refuses the peer that has proved that it owns this key.
     fn admit_owner(&mut self, key: &Key, metadata: &[u8], admits: Admits) -> io::Result<()> {
         let key = zmq::z85_encode(key).ok().filter(|key| admits(key));
         match (key, &mut self.curve) {
@@ -369,15 +370,15 @@ impl ControlConnection {
         }
     }
 
-    /// Completes the handshake. The identity that the peer chose is ignored: the publisher numbers
-    /// its connections, so that no peer can claim the identity of another.
+    /// Completes the handshake. Ignores the identity in the peer's metadata: the publisher numbers its
+    /// connections, so that no peer can claim the identity of another.
     fn finish_handshake(&mut self, metadata: &[u8]) -> io::Result<()> {
         match socket_type(metadata) {
             Some(b"DEALER" | b"REQ" | b"ROUTER") => {
                 self.progress = Progress::Open;
                 Ok(())
             }
-            _ => fault("a socket that does not speak to a ROUTER"),
+            _ => fault("a socket type that cannot connect to a ROUTER"),
         }
     }
 
@@ -386,7 +387,7 @@ impl ControlConnection {
             return fault("more ZMTP commands than the rate limit allows");
         }
         if body.starts_with(b"\x05ERROR") {
-            return fault("the other side says that it is in error");
+            return fault("the peer sent ERROR");
         }
         if let Some(pong) = pong(body) {
             self.pong_bytes += pong.len() + FRAME_BYTES;
@@ -398,7 +399,8 @@ impl ControlConnection {
         Ok(())
     }
 
-    /// Handles a frame of a message. Appends the message to `messages` when it is complete.
+    /// Adds a frame to the incomplete message. Moves the message to `messages` if this is its last
+    /// frame.
     fn add_frame(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<Message>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > CONTROL_BYTES_MAX {
@@ -407,7 +409,7 @@ impl ControlConnection {
         match &mut self.message {
             None => self.message = Some(Message { header: body, payload_count: 0 }),
             Some(message) if message.payload_count + 1 < FRAMES_MAX => message.payload_count += 1,
-            Some(_) => return fault("a message of more frames than any has"),
+            Some(_) => return fault("a message of too many frames"),
         }
         if flags & MORE == 0 {
             messages.extend(self.message.take());
@@ -432,7 +434,7 @@ impl DerefMut for ControlConnection {
     }
 }
 
-/// Appends a frame to `to`, encrypted if the connection has keys.
+/// Appends a frame to `to`; encrypts the frame if the connection has keys.
 fn append_frame(curve: &mut Option<(Curve, Arc<Pair>)>, flags: u8, body: &[&[u8]], to: &mut Vec<u8>) {
     let size = body.iter().map(|part| part.len()).sum::<usize>();
     match curve {

@@ -1,7 +1,7 @@
 //! The server's side of CURVE (ZeroMQ RFC 26), without sockets.
 //!
-//! `X->Y` is a box: a text encrypted with the secret key of pair X for the owner of pair Y. C and S
-//! are the key pairs of client and server; C' and S' are those of one connection.
+//! Below, C and S are the permanent key pairs of client and server; C' and S' are their key pairs for
+//! one connection. `X->Y` is a box: bytes encrypted with the secret key of X and the public key of Y.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
@@ -11,9 +11,9 @@
 //! MESSAGE    flags, a frame (C'->S' or S'->C')
 //! ```
 //!
-//! Each side counts its messages, so that no message is accepted twice or late. Each connection has
-//! a random key for its cookie, as in libzmq. The RFC permits to use one key for some minutes, but
-//! then a recorded connection could be replayed while that key is valid.
+//! Each side numbers its messages, so that a replayed or delayed message is rejected. As in libzmq, each
+//! connection has its own random key for the cookie. The RFC allows one key for all connections of some
+//! minutes, but then a recorded connection could be replayed while that key is valid.
 
 use crate::curve::{
     array, long_box, open_long, Session, COOKIE_BYTES, COUNT_BYTES, DENIED, HELLO, HELLO_BYTES, INITIATE,
@@ -23,20 +23,22 @@ use crate::framing::fault;
 use crate::raw::sodium::{self, Key, Pair, PROOF_BYTES};
 use std::io;
 
-/// The last command of the client, with the data that the next command needs.
+/// The client's last command, and the data that handling its next command needs.
 enum Step {
-    Nothing,
-    /// The public key of C', and the key that decrypts S' in the cookie.
+    None,
+    /// The public key of C', and the key that encrypts the cookie.
     Hello(Key, Key),
+    /// INITIATE, or an invalid command.
     Over,
 }
 
-/// The result of a command of the handshake.
+/// What to do after a handshake command.
 #[derive(Debug)]
 pub enum Answer {
     /// Send this command, and wait for the client's next command.
     Command(Vec<u8>),
-    /// The client owns this key and sent this metadata: admit or refuse it.
+    /// The client has proved that it owns this public key, and has sent this metadata: admit or refuse
+    /// the client.
     Initiated(Key, Vec<u8>),
 }
 
@@ -48,17 +50,17 @@ pub struct Curve {
 
 impl Curve {
     pub fn new() -> Curve {
-        Curve { step: Step::Nothing, session: Session::new(*b"CurveZMQMESSAGES", *b"CurveZMQMESSAGEC") }
+        Curve { step: Step::None, session: Session::new(*b"CurveZMQMESSAGES", *b"CurveZMQMESSAGEC") }
     }
 
-    /// Handles a command of the handshake; `own` is the publisher's key pair.
+    /// Handles the client's next handshake command; `own` is the publisher's key pair.
     pub fn handle(&mut self, own: &Pair, command: &[u8]) -> io::Result<Answer> {
         match std::mem::replace(&mut self.step, Step::Over) {
-            Step::Nothing if command.starts_with(HELLO) => self.welcome(own, command).map(Answer::Command),
+            Step::None if command.starts_with(HELLO) => self.welcome(own, command).map(Answer::Command),
             Step::Hello(client, cookie_key) if command.starts_with(INITIATE) => {
                 self.initiate(own, &client, &cookie_key, &command[INITIATE.len()..])
             }
-            _ => fault("a command that has no place in a handshake"),
+            _ => fault("an unexpected command in the handshake"),
         }
     }
 
@@ -95,7 +97,7 @@ impl Curve {
         };
         self.session.shared = match sodium::shared(client, &secret) {
             Some(shared) => shared,
-            None => return fault("a key that is none"),
+            None => return fault("an INITIATE of an invalid key"),
         };
         let plain = self.session.open(b"CurveZMQINITIATE", rest)?;
         let key: Key = array(&plain[..32]);
@@ -120,7 +122,7 @@ impl Curve {
         DENIED
     }
 
-    /// Returns the session, which encrypts the messages after the handshake.
+    /// Returns the session, which encrypts and decrypts the messages after the handshake.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }

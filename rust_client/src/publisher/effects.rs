@@ -1,4 +1,4 @@
-//! Effects: actions that a publisher's machine returns for its thread to carry out.
+//! Effects: the actions that a publisher's machine decides, and that the publisher's thread carries out.
 
 use super::content::Content;
 use super::receipt::Receipt;
@@ -8,10 +8,10 @@ use crate::transfer::Key;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A control connection, as the ROUTER identifies it.
+/// The ROUTER's identity of a control connection.
 pub type Identity = Vec<u8>;
 
-/// The payload of a message: bytes of a version, which are sent without a copy.
+/// The payload of a message. Bytes of a version are not copied until they are sent.
 #[derive(Clone, Debug)]
 pub enum Payload {
     None,
@@ -48,13 +48,13 @@ pub enum WorkerEventKind {
     Left,
     /// The worker was refused.
     Refused,
-    /// The worker will not run a version.
+    /// The worker rejected a version, or failed to apply it.
     Failed,
-    /// The worker reported a digest that differs from the published one. It does not count as done.
+    /// The worker reported a digest that differs from the published one. The report does not count.
     WrongDigest,
-    /// Any other event: a version was published to no worker, a worker subscribes to a model whose
-    /// name is similar to a published one (`polcy`), a worker never applies its version, a version
-    /// arrived whole although there was a patch, or the epoch has changed.
+    /// Any other event: for example, a version was published to no worker, a worker subscribes to a
+    /// model whose name is probably misspelt (`polcy`), a worker never applies its version, a worker
+    /// fetches a whole version although there is a patch, or the epoch has changed.
     Notice,
 }
 
@@ -93,20 +93,20 @@ pub enum Effect {
     Answer { to: Identity, header: Vec<u8> },
     /// Send a message to every subscriber of the topic.
     Broadcast { topic: String, message: FromPublisher, payload: Payload },
-    /// Drop the queued messages of a model: they are outdated.
+    /// Drop the queued messages of a model, which are outdated.
     Withdraw { model: String },
-    /// Store a version, with its earlier (epoch, version) pairs: it is now the latest for all
-    /// workers.
+    /// Store a version on disk, because it is now the latest for all workers. `names` are its earlier
+    /// (epoch, version) pairs.
     Store { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
-    /// End a call of publish. `missing` is a text on the expected workers that never joined; empty
-    /// if none.
+    /// Return from a call of publish. `missing` is a text on expected workers that never joined; empty
+    /// if all joined.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
     /// Close the data connections of workers without permission, and rotate the group key.
     CloseRevoked,
-    /// Close the connection whose message is being handled.
+    /// Close the control connection whose message is being handled.
     HangUp,
-    /// Return memory to the system after a flood.
+    /// Return free memory to the operating system after a flood of messages.
     GiveMemoryBack,
-    /// Report an event to the listener.
+    /// Report an event to the user's `on_worker` function.
     Notify(WorkerEvent),
 }

@@ -1,4 +1,4 @@
-//! Addresses at which a publisher listens, and their form in messages to workers.
+//! Parses the addresses at which a publisher listens, and derives the data address for workers.
 
 use crate::error::Error;
 use std::net::IpAddr;
@@ -16,6 +16,7 @@ pub enum ListenAddress {
 }
 
 impl ListenAddress {
+    /// Parses an address of a user.
     pub fn parse(address: &str) -> Result<ListenAddress, Error> {
         let invalid = || {
             Error::Address {
@@ -79,8 +80,8 @@ impl ListenAddress {
         }
     }
 
-    /// Returns this data address as it is sent to workers: with the host `*` if the control socket
-    /// has the same host.
+    /// Returns this data address as workers get it: with the host `*` if it has the host of the
+    /// `control` address. A worker replaces `*` with the host that it connects to.
     pub fn advertised(&self, control: &ListenAddress) -> String {
         match (self, control) {
             (ListenAddress::Tcp { host, port }, ListenAddress::Tcp { host: its, .. }) if host == its => {
@@ -91,8 +92,8 @@ impl ListenAddress {
     }
 }
 
-/// Fails if other hosts can reach this address, unless `exposure_allowed`: there are keys, or the
-/// user chose `insecure`. `address` is the text of `listen_at`.
+/// Fails if other hosts can reach this address, unless `exposure_allowed` (there are keys, or the user
+/// chose `insecure`). `address` is `listen_at` as the user wrote it.
 pub fn check_exposure(exposure_allowed: bool, address: &str, listen_at: &ListenAddress) -> Result<(), Error> {
     if exposure_allowed || listen_at.is_local() {
         return Ok(());

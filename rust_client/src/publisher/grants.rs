@@ -1,7 +1,7 @@
-//! The permissions of a publisher's keys, without files or sockets.
+//! Decides what the owner of a public key may do, without files or sockets.
 //!
-//! A key has a role, and is bound to one name or to a pattern of names. Permissions may change at
-//! any time.
+//! The owner of a key has a role, and joins under one name or under the names that match a pattern.
+//! Permissions may change at any time.
 
 use crate::keys::fits;
 use serde::Deserialize;
@@ -13,15 +13,15 @@ pub enum Role {
     Worker,
     /// A worker that may pass versions on to workers of its own.
     Relay,
-    /// May request the roster. An observer gets no weights, no group key and no data connection.
+    /// May request the roster; gets no weights, no group key and no data connection.
     Observer,
 }
 
 /// The permission of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The name under which the key's owner may join. At most one `*` in the name stands for any
-    /// characters, or none.
+    /// The name under which the key's owner may join, or a pattern of names: one `*` stands for any
+    /// number of characters.
     pub name: String,
     pub role: Role,
 }
@@ -32,8 +32,8 @@ impl Grant {
         fits(&self.name, name)
     }
 
-    /// True if the key's owner may receive versions under this name; if `relay`, and pass them on
-    /// (K4, K11).
+    /// True if the key's owner may receive versions under this name. If `relay`: true if the owner may
+    /// also pass versions on (K4, K11).
     pub fn admits(&self, name: &str, relay: bool) -> bool {
         let reads = self.role == Role::Relay || (self.role == Role::Worker && !relay);
         reads && self.fits(name)
@@ -43,7 +43,7 @@ impl Grant {
 /// Permissions by public key (40 characters of Z85).
 pub type ByKey = BTreeMap<String, Grant>;
 
-/// The permissions of all keys. A key that is not here permits nothing.
+/// The permissions of all keys. The owner of any other key may do nothing.
 #[derive(Debug, Default)]
 pub struct Grants(ByKey);
 
@@ -52,21 +52,21 @@ impl Grants {
         Grants(by_key)
     }
 
-    /// Returns the permission of a key; `None` if the key is not, or no longer, allowed.
-    pub fn of(&self, key: &str) -> Option<&Grant> {
+    /// Returns the permission of a key; `None` if the key is not allowed.
+    pub fn get(&self, key: &str) -> Option<&Grant> {
         self.0.get(key)
     }
 
     /// True if the worker with this name and key may receive versions.
     pub fn may_read(&self, name: &str, key: &str) -> bool {
-        self.of(key).map_or(false, |grant| grant.admits(name, false))
+        self.get(key).map_or(false, |grant| grant.admits(name, false))
     }
 
-    /// Replaces all permissions. Returns true if a permission was removed or changed.
+    /// Replaces all permissions. Returns true if a previous permission was removed or changed.
     pub fn replace(&mut self, by_key: ByKey) -> bool {
-        let taken = self.0.iter().any(|(key, grant)| by_key.get(key) != Some(grant));
+        let revoked = self.0.iter().any(|(key, grant)| by_key.get(key) != Some(grant));
         self.0 = by_key;
-        taken
+        revoked
     }
 }
 

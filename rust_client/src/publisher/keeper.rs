@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 // After a write, the thread pauses for this multiple of the write's duration: it writes for a tenth
 // of the time.
-const REST_TIMES: u32 = 9;
+const PAUSE_FACTOR: u32 = 9;
 // The longest pause, which delays the next version.
-const REST: Duration = Duration::from_secs(5);
-const CALM: Duration = Duration::from_secs(1); // total wait for moments without a publish
-const RECORD: Duration = Duration::from_secs(1); // to write an epoch; workers tolerate more silence
-const WARN: Duration = Duration::from_secs(60); // between two warnings that the disk fails
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+const IDLE_WAIT_MAX: Duration = Duration::from_secs(1); // total wait for moments without a publish
+const RECORD_TIMEOUT: Duration = Duration::from_secs(1); // to write an epoch; workers tolerate more silence
+const WARNING_INTERVAL: Duration = Duration::from_secs(60); // between two warnings that the disk fails
 
 /// A version that waits to be written.
-struct Offered {
+struct QueuedVersion {
     key: Key,
     content: Weak<Content>,
     names: BTreeSet<Key>,
@@ -36,13 +36,13 @@ struct Offered {
 
 #[derive(Default)]
 struct Queue {
-    offered: BTreeMap<String, Offered>, // by model
-    lacking: BTreeMap<String, String>,  // by model, why its latest version is not on disk
-    publishing: bool,                   // a publish is in progress
-    epoch: u64,                         // to be recorded
+    versions: BTreeMap<String, QueuedVersion>, // by model
+    unwritten: BTreeMap<String, String>,       // by model, why its latest version is not on disk
+    publishing: bool,                          // a publish is in progress
+    epoch: u64,                                // to be recorded
     recorded: u64,
     deadline: Option<Instant>, // when the thread must end, set by `close`
-    over: bool,
+    ended: bool,
 }
 
 #[derive(Default)]
@@ -61,10 +61,10 @@ impl SharedQueue {
         self.changed.notify_all();
     }
 
-    /// Waits until `so` returns true, or until the time `until`. Returns the locked queue.
-    fn wait(&self, until: Instant, so: impl Fn(&Queue) -> bool) -> MutexGuard<'_, Queue> {
+    /// Waits until `condition` returns true, or until the time `until`. Returns the locked queue.
+    fn wait(&self, until: Instant, condition: impl Fn(&Queue) -> bool) -> MutexGuard<'_, Queue> {
         let left = until.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(self.lock(), left, |queue| !so(queue));
+        let waited = self.changed.wait_timeout_while(self.lock(), left, |queue| !condition(queue));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -77,19 +77,20 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    pub fn begin(folder: StateFolder, shared: Arc<Shared>) -> io::Result<Keeper> {
+    pub fn start(folder: StateFolder, shared: Arc<Shared>) -> io::Result<Keeper> {
         let queue = Arc::new(SharedQueue::default());
         let (epoch, path) = (folder.epoch(), folder.path().to_owned());
         queue.change(|queue| (queue.epoch, queue.recorded) = (epoch, epoch));
-        let mut writer = Writer { folder, shared, queue: queue.clone(), calm_by: None, warned_at: None };
+        let mut writer =
+            Writer { folder, shared, queue: queue.clone(), idle_wait_end: None, warned_at: None };
         let thread = thread::Builder::new().name("weightbus-state".to_owned()).spawn(move || writer.run())?;
         Ok(Keeper { queue, thread: Some(thread), path })
     }
 
     /// Queues a version instead of an older one of the model. Never waits.
     pub fn offer(&self, model: String, key: Key, content: &Arc<Content>, names: BTreeSet<Key>) {
-        let offered = Offered { key, content: Arc::downgrade(content), names };
-        self.queue.change(|queue| drop(queue.offered.insert(model, offered)));
+        let queued = QueuedVersion { key, content: Arc::downgrade(content), names };
+        self.queue.change(|queue| drop(queue.versions.insert(model, queued)));
     }
 
     /// Sets whether a publish is in progress: writes wait until it ends.
@@ -103,7 +104,8 @@ impl Keeper {
     /// too long.
     pub fn record(&self, epoch: u64) -> Option<String> {
         self.queue.change(|queue| queue.epoch = epoch);
-        if self.queue.wait(Instant::now() + RECORD, |queue| queue.recorded >= epoch).recorded >= epoch {
+        if self.queue.wait(Instant::now() + RECORD_TIMEOUT, |queue| queue.recorded >= epoch).recorded >= epoch
+        {
             return None;
         }
         Some(format!(
@@ -119,23 +121,23 @@ impl Keeper {
     pub fn close(&mut self, timeout: Duration) -> Option<String> {
         let until = Instant::now() + timeout;
         self.queue.change(|queue| queue.deadline = Some(until));
-        let mut queue = self.queue.wait(until, |queue| queue.over);
-        let mut lacking = std::mem::take(&mut queue.lacking);
-        let over = queue.over;
-        lacking.extend(queue.offered.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
+        let mut queue = self.queue.wait(until, |queue| queue.ended);
+        let mut unwritten = std::mem::take(&mut queue.unwritten);
+        let ended = queue.ended;
+        unwritten.extend(queue.versions.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
         drop(queue);
         // If the thread still waits for the disk, do not join it.
-        let thread = self.thread.take().filter(|_| over);
+        let thread = self.thread.take().filter(|_| ended);
         let _ = thread.map(JoinHandle::join);
-        let lacking: Vec<String> =
-            lacking.iter().map(|(model, why)| format!("{} ({})", model, why)).collect();
-        if lacking.is_empty() {
+        let unwritten: Vec<String> =
+            unwritten.iter().map(|(model, why)| format!("{} ({})", model, why)).collect();
+        if unwritten.is_empty() {
             return None;
         }
         Some(format!(
             "closed without the latest version of {} in the state folder {}: after a restart the one before it is \
-             offered",
-            lacking.join("; "),
+             queued",
+            unwritten.join("; "),
             self.path.display()
         ))
     }
@@ -154,31 +156,31 @@ struct Writer {
     folder: StateFolder,
     shared: Arc<Shared>,
     queue: Arc<SharedQueue>,
-    calm_by: Option<Instant>,
+    idle_wait_end: Option<Instant>,
     warned_at: Option<Instant>,
 }
 
 /// When dropped, also after a panic, records that the thread has ended.
-struct Over(Arc<SharedQueue>);
+struct EndMarker(Arc<SharedQueue>);
 
-impl Drop for Over {
+impl Drop for EndMarker {
     fn drop(&mut self) {
-        self.0.change(|queue| queue.over = true);
+        self.0.change(|queue| queue.ended = true);
     }
 }
 
-fn far() -> Instant {
+fn no_deadline() -> Instant {
     Instant::now() + Duration::from_secs(86_400)
 }
 
 impl Writer {
     fn run(&mut self) {
-        let _over = Over(self.queue.clone());
+        let _end_marker = EndMarker(self.queue.clone());
         loop {
-            let news = |queue: &Queue| {
-                !queue.offered.is_empty() || queue.epoch > queue.recorded || queue.deadline.is_some()
+            let has_work = |queue: &Queue| {
+                !queue.versions.is_empty() || queue.epoch > queue.recorded || queue.deadline.is_some()
             };
-            let closing = self.queue.wait(far(), news).deadline.is_some();
+            let closing = self.queue.wait(no_deadline(), has_work).deadline.is_some();
             if !self.write_all() || closing {
                 return;
             }
@@ -188,48 +190,48 @@ impl Writer {
     /// Writes the queued epoch and versions. Returns false if the deadline passes before.
     fn write_all(&mut self) -> bool {
         self.write_epoch();
-        let models: Vec<String> = self.queue.lock().offered.keys().cloned().collect();
+        let models: Vec<String> = self.queue.lock().versions.keys().cloned().collect();
         for model in models {
-            self.calm_by = Some(Instant::now() + CALM);
+            self.idle_wait_end = Some(Instant::now() + IDLE_WAIT_MAX);
             self.write_epoch();
-            if wait_for_calm(&self.queue, self.calm_by).is_err() {
+            if wait_for_idle(&self.queue, self.idle_wait_end).is_err() {
                 return false;
             }
-            let offered = self.queue.lock().offered.remove(&model);
-            let begun = Instant::now();
-            if let Some(offered) = offered {
-                self.queue.lock().lacking.insert(model.clone(), "there was no time for it".to_owned());
-                match self.write(&model, &offered) {
-                    Ok(()) => drop(self.queue.lock().lacking.remove(&model)),
+            let queued = self.queue.lock().versions.remove(&model);
+            let started = Instant::now();
+            if let Some(queued) = queued {
+                self.queue.lock().unwritten.insert(model.clone(), "there was no time for it".to_owned());
+                match self.write(&model, &queued) {
+                    Ok(()) => drop(self.queue.lock().unwritten.remove(&model)),
                     Err(error) if error.kind() == io::ErrorKind::TimedOut => return false,
                     Err(error) => {
-                        self.queue.lock().lacking.insert(model.clone(), error.to_string());
-                        self.tell(&format!("{} {:?}", model, offered.key), &error.to_string());
+                        self.queue.lock().unwritten.insert(model.clone(), error.to_string());
+                        self.warn(&format!("{} {:?}", model, queued.key), &error.to_string());
                     }
                 }
             }
-            self.rest(begun);
+            self.pause(started);
         }
         true
     }
 
-    fn write(&mut self, model: &str, offered: &Offered) -> io::Result<()> {
-        let content = match offered.content.upgrade() {
+    fn write(&mut self, model: &str, queued: &QueuedVersion) -> io::Result<()> {
+        let content = match queued.content.upgrade() {
             Some(content) => content,
             None => return Ok(()), // released: a newer version is queued
         };
-        let stored = Stored::of(model, offered.key, &content, &offered.names);
-        let (queue, calm_by) = (&self.queue, self.calm_by);
-        self.folder.write(stored, &content, &mut || wait_for_calm(queue, calm_by))
+        let stored = Stored::of(model, queued.key, &content, &queued.names);
+        let (queue, idle_wait_end) = (&self.queue, self.idle_wait_end);
+        self.folder.write(stored, &content, &mut || wait_for_idle(queue, idle_wait_end))
     }
 
-    /// Pauses after the write that began at `begun`. Only an epoch, for which a caller waits, is
+    /// Pauses after the write that began at `started`. Only an epoch, for which a caller waits, is
     /// written meanwhile.
-    fn rest(&mut self, begun: Instant) {
-        let until = Instant::now() + (begun.elapsed() * REST_TIMES).min(REST);
+    fn pause(&mut self, started: Instant) {
+        let until = Instant::now() + (started.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX);
         while Instant::now() < until {
-            let news = |queue: &Queue| queue.deadline.is_some() || queue.epoch > queue.recorded;
-            if self.queue.wait(until, news).deadline.is_some() {
+            let has_work = |queue: &Queue| queue.deadline.is_some() || queue.epoch > queue.recorded;
+            if self.queue.wait(until, has_work).deadline.is_some() {
                 return;
             }
             self.write_epoch();
@@ -242,8 +244,8 @@ impl Writer {
             (queue.epoch, queue.recorded)
         };
         if epoch > recorded {
-            if let Err(error) = self.folder.begin(epoch, &[]) {
-                self.tell(&format!("epoch {}", epoch), &error.to_string());
+            if let Err(error) = self.folder.record_epoch(epoch, &[]) {
+                self.warn(&format!("epoch {}", epoch), &error.to_string());
             }
             // After a failed write, too: the table that is written with the next version has the
             // epoch.
@@ -251,8 +253,8 @@ impl Writer {
         }
     }
 
-    fn tell(&mut self, what: &str, error: &str) {
-        if self.warned_at.map_or(false, |at| at.elapsed() < WARN) {
+    fn warn(&mut self, what: &str, error: &str) {
+        if self.warned_at.map_or(false, |at| at.elapsed() < WARNING_INTERVAL) {
             return;
         }
         self.warned_at = Some(Instant::now());
@@ -268,9 +270,9 @@ impl Writer {
 
 /// Waits until no publish is in progress, at most until `by`. Fails if the queue's deadline has
 /// passed.
-fn wait_for_calm(queue: &SharedQueue, by: Option<Instant>) -> io::Result<()> {
-    let calm = |queue: &Queue| !queue.publishing || queue.deadline.is_some();
-    let queue = queue.wait(by.unwrap_or_else(Instant::now), calm);
+fn wait_for_idle(queue: &SharedQueue, by: Option<Instant>) -> io::Result<()> {
+    let idle = |queue: &Queue| !queue.publishing || queue.deadline.is_some();
+    let queue = queue.wait(by.unwrap_or_else(Instant::now), idle);
     match queue.deadline.filter(|&deadline| Instant::now() >= deadline) {
         Some(_) => Err(io::ErrorKind::TimedOut.into()),
         None => Ok(()),

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 const PUBLISHER: &str = "publisher.json";
 const ALLOWED: &str = "allowed";
 const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed keys: one for each worker
-const GOES_ON: &str = "until it can be, it allows what it did: remove it to end that";
+const STILL_ALLOWED: &str = "until it can be, it allows what it did: remove it to end that";
 
 /// The number of key files, and the path, inode, size and modification time of each file that is
 /// used.
@@ -73,12 +73,12 @@ pub struct Allowed {
     folder: PathBuf,
     known: BTreeMap<PathBuf, (String, Grant)>, // the contents of the files at the last read
     /// True if the last `read` could read all files; otherwise the files must be read again.
-    pub whole: bool,
+    pub complete: bool,
 }
 
 impl Allowed {
     pub fn new(folder: &Path) -> Allowed {
-        Allowed { folder: folder.join(ALLOWED), known: BTreeMap::new(), whole: true }
+        Allowed { folder: folder.join(ALLOWED), known: BTreeMap::new(), complete: true }
     }
 
     /// Returns the permissions by public key, and calls `complain` with each error. An invalid file
@@ -86,7 +86,7 @@ impl Allowed {
     /// too many files, only files that were used before are used.
     pub fn read(&mut self, complain: &mut dyn FnMut(Error)) -> Result<ByKey, Error> {
         let (mut found, mut known) = (ByKey::new(), BTreeMap::new());
-        self.whole = true;
+        self.complete = true;
         let (count, files) = self.files()?;
         if count > KEYS_MAX {
             let folder = self.folder.display();
@@ -101,10 +101,10 @@ impl Allowed {
                     continue;
                 }
                 Err(Unread::Unreadable(error)) => {
-                    self.whole = false;
+                    self.complete = false;
                     match self.known.get(&file) {
                         Some(row) => {
-                            complain(Error::Keys(format!("{}; {}", error, GOES_ON)));
+                            complain(Error::Keys(format!("{}; {}", error, STILL_ALLOWED)));
                             row.clone()
                         }
                         None => {
@@ -116,8 +116,8 @@ impl Allowed {
             };
             known.insert(file.clone(), (key.clone(), grant.clone()));
             match found.entry(key) {
-                Entry::Vacant(place) => {
-                    place.insert(grant);
+                Entry::Vacant(entry) => {
+                    entry.insert(grant);
                 }
                 Entry::Occupied(_) => complain(Error::Keys(format!(
                     "{}: another file there has the same key; remove one of the two",
@@ -275,11 +275,11 @@ mod tests {
         folder.write("allowed/b.json", "{}", 0o644);
         assert!(allowed.stamp().unwrap() != before);
         let found = allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
-        assert_eq!((found.len(), complaints.len(), allowed.whole), (1, 1, true));
+        assert_eq!((found.len(), complaints.len(), allowed.complete), (1, 1, true));
         fs::remove_file(folder.0.join("allowed/b.json")).unwrap();
         folder.break_it("a.json");
         let found = allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
-        assert_eq!((found.len(), complaints.len(), allowed.whole), (1, 2, false), "it cannot be read now");
+        assert_eq!((found.len(), complaints.len(), allowed.complete), (1, 2, false), "it cannot be read now");
         assert!(complaints[1].contains("a.json cannot be read") && complaints[1].contains("until"));
         fs::remove_dir_all(folder.0.join(ALLOWED)).unwrap();
         assert!(allowed.read(&mut |_| ()).is_err() && allowed.stamp().is_err(), "what was granted stays so");

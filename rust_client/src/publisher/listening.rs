@@ -1,8 +1,8 @@
 //! Listening sockets, and the connections that they accept.
 
 use super::endpoints::ListenAddress;
-use super::left_behind::free_path;
 use super::rate_limits::{Rate, TokenBucket};
+use super::stale_socket::remove_stale_socket;
 use crate::error::Error;
 use crate::raw::fork::Own;
 use crate::raw::os::spent;
@@ -134,7 +134,7 @@ fn listen(listen_at: &ListenAddress) -> io::Result<(Listener, ListenAddress)> {
             Ok((Listener::Ipc(listener, path.clone()), listen_at.clone()))
         }
         ListenAddress::Ipc(path) => {
-            let _folder = free_path(path)?;
+            let _folder = remove_stale_socket(path)?;
             let listener = Own::open(|| UnixListener::bind(path))?;
             listener.set_nonblocking(true)?;
             Ok((Listener::Ipc(listener, path.clone()), listen_at.clone()))
@@ -152,7 +152,7 @@ fn listen(listen_at: &ListenAddress) -> io::Result<(Listener, ListenAddress)> {
 }
 
 /// Returns the error for an address that cannot be bound. Its text advises what to do.
-pub fn unbindable(address: &str, error: io::Error) -> Error {
+pub fn bind_error(address: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         let text = "another process listens there; stop it, or take another address (port 0: any free one)";
         return Error::Address { address: address.to_owned(), text: text.to_owned() };

@@ -1,7 +1,8 @@
-//! Publishers: copy a model, send it to the workers, and report what each worker did with it.
+//! The API of the publisher, which copies a model, sends the copy to the workers, and reports what
+//! each worker did with it.
 //!
-//! `machine.rs` makes the decisions and does no I/O, `run.rs` is the thread that carries them out,
-//! and this file is the API.
+//! `machine.rs` makes the decisions and does no I/O. `run.rs` is the thread that carries out these
+//! decisions.
 
 pub mod bases;
 pub mod content;
@@ -24,7 +25,6 @@ mod endpoints;
 mod joining;
 mod keeper;
 mod keys;
-mod left_behind;
 mod link;
 mod listening;
 mod observers;
@@ -42,11 +42,12 @@ mod router;
 mod run;
 mod serving;
 mod sessions;
+mod stale_socket;
 mod state;
 mod status;
 mod store;
 mod subscriber;
-mod turns;
+mod timed_lock;
 mod verifying;
 mod watch;
 mod watched;
@@ -76,11 +77,12 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use turns::Turns;
+use timed_lock::TimedLock;
 use watch::Watch;
 
-// How long after its deadline a call still waits for the publisher's thread.
-const ANSWER: Duration = Duration::from_secs(10);
+// How long a call waits for an answer of the publisher's thread; a publish waits this long after its
+// deadline.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(86_400); // the default lifetime of a group key
 
 /// Options of one publish.
@@ -156,14 +158,14 @@ pub struct Publisher {
     expect: usize,
     lost_after: Duration,
     bases: (usize, u64),
-    models: Mutex<HashMap<String, Arc<Turns<Published>>>>,
+    models: Mutex<HashMap<String, Arc<TimedLock<PublishState>>>>,
     watch: Mutex<Option<Watch>>, // watches the folder of keys
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The state of a model that is kept from one publish to the next.
-struct Published {
+/// What a publisher keeps of a model from one publish to the next.
+struct PublishState {
     copier: Copier,
     bases: Bases,
 }
@@ -171,16 +173,16 @@ struct Published {
 /// A publish that is in progress.
 pub struct Publishing {
     answer: Receiver<Answer>,
-    until: Instant,
+    deadline: Instant,
     shared: Arc<Shared>,
 }
 
 impl Publishing {
-    /// Waits until the publish ends, and returns its receipt. `Error::Publish` means that less was
-    /// achieved than required, and contains the receipt.
+    /// Waits until the publish ends, and returns its receipt. Returns `Error::Publish`, which contains
+    /// the receipt, if the workers did less than was required.
     pub fn wait(self) -> Result<Receipt, Error> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        match self.answer.recv_timeout(left + ANSWER) {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        match self.answer.recv_timeout(remaining + ANSWER_TIMEOUT) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed()),
             Err(RecvTimeoutError::Timeout) => {
@@ -218,7 +220,8 @@ impl Publisher {
         &self.data_address
     }
 
-    /// Returns the epoch in which this publisher started. A receipt has the epoch of its version.
+    /// Returns the epoch in which this publisher started. The epoch may change later: a receipt has
+    /// the epoch of its version.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -227,8 +230,8 @@ impl Publisher {
     /// `options` require). Returns the receipt.
     ///
     /// The tensors are copied before the wait begins. If no worker is connected and none is
-    /// expected, the receipt has no workers, and workers that join later get the version.
-    /// `Error::Publish` means that less was achieved than required, and contains the receipt.
+    /// expected, the receipt has no workers, and workers that join later get the version. Returns
+    /// `Error::Publish`, which contains the receipt, if the workers did less than was required.
     pub fn publish(
         &self,
         model: &str,
@@ -240,8 +243,8 @@ impl Publisher {
 
     /// Publishes like `publish`, but returns as soon as the tensors are copied.
     ///
-    /// A newer version overtakes an older one that is still being delivered. A worker that goes
-    /// straight to the newer version counts as `Skipped` for the older one, which is success.
+    /// If a newer version is published before a worker has the older one, the worker may go straight
+    /// to the newer version. It then counts as `Skipped` for the older one, which is success.
     pub fn publish_later(
         &self,
         model: &str,
@@ -267,52 +270,59 @@ impl Publisher {
         options: &PublishOptions,
         copy: impl FnOnce(&mut Copier) -> Result<Content, String>,
     ) -> Result<Publishing, Error> {
-        if !self.shared.is_here() {
-            // In a forked child, a thread that only the parent has may hold a lock.
+        if !self.shared.is_own_process() {
+            // A forked child has no copy of the parent's threads, one of which may have held a lock.
             return Err(self.shared.closed());
         }
         let began = Instant::now();
-        let asked = self.asked(model, options)?;
-        let until = began + asked.timeout;
-        let fresh = || {
+        let terms = self.checked_terms(model, options)?;
+        let deadline = began + terms.timeout;
+        let new_state = || {
             let (count, bytes_max) = self.bases;
-            Arc::new(Turns::new(Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }))
+            Arc::new(TimedLock::new(PublishState {
+                copier: Copier::default(),
+                bases: Bases::new(count, bytes_max),
+            }))
         };
-        let its = lock(&self.models).entry(model.to_owned()).or_insert_with(fresh).clone();
-        // Versions are numbered in the order of their copies. The publisher's own thread must not
-        // wait while another thread makes a patch.
-        let patience = if self.is_own_thread() { Duration::ZERO } else { asked.timeout };
-        let mut its = its.take(began + patience).ok_or_else(|| late(model, patience))?;
+        let lock_of_model = lock(&self.models).entry(model.to_owned()).or_insert_with(new_state).clone();
+        // One thread at a time copies a model, so that versions are numbered in the order of the
+        // copies. The publisher's own thread does not wait: another thread may be making a patch.
+        let wait_max = if self.is_own_thread() { Duration::ZERO } else { terms.timeout };
+        let mut state =
+            lock_of_model.lock_until(began + wait_max).ok_or_else(|| busy_error(model, wait_max))?;
         let patch_candidates = match options.encoding {
             Encoding::Raw => Vec::new(),
-            _ => self.patch_candidates(model, &asked, until)?,
+            _ => self.patch_candidates(model, &terms, deadline)?,
         };
-        let mut content = copy(&mut its.copier)
+        let mut content = copy(&mut state.copier)
             .map_err(|text| Error::Setup(format!("{} cannot be published: {}", model, text)))?;
         content.metadata = options.metadata.clone();
-        let to_all = asked.workers.is_none();
-        let offer = its.bases.offer(Arc::new(content), options.encoding, &patch_candidates, to_all, until);
+        let to_all = terms.workers.is_none();
+        let offer =
+            state.bases.offer(Arc::new(content), options.encoding, &patch_candidates, to_all, deadline);
         let (sender, answer) = channel();
         let model = model.to_owned();
-        self.shared.submit(Work::Publish { model, offer, asked, began, answer: sender })?;
-        Ok(Publishing { answer, until, shared: self.shared.clone() })
+        self.shared.submit(Work::Publish { model, offer, terms, began, answer: sender })?;
+        Ok(Publishing { answer, deadline, shared: self.shared.clone() })
     }
 
     /// Returns the workers of this publish that accept patches, each with its running version and
-    /// its speeds. If this is the publisher's own thread, or that thread does not answer by
-    /// `until`, returns one unknown worker instead: then no patch is made, but the version is kept
-    /// as a base.
+    /// its speeds.
+    ///
+    /// The publisher's thread knows these workers. If the caller is that thread, or no answer comes
+    /// before `until`, returns one unknown worker instead: then no patch is made, but the version is
+    /// kept as a base.
     fn patch_candidates(
         &self,
         model: &str,
-        asked: &PublishTerms,
+        terms: &PublishTerms,
         until: Instant,
     ) -> Result<Vec<PatchCandidate>, Error> {
         if self.is_own_thread() {
             return Ok(vec![PatchCandidate::default()]);
         }
         let (sender, answer) = channel();
-        self.shared.submit(Work::Takers(model.to_owned(), asked.workers.clone(), sender))?;
+        self.shared.submit(Work::PatchCandidates(model.to_owned(), terms.workers.clone(), sender))?;
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(patch_candidates) => Ok(patch_candidates),
             Err(RecvTimeoutError::Timeout) => Ok(vec![PatchCandidate::default()]),
@@ -320,11 +330,12 @@ impl Publisher {
         }
     }
 
+    /// True if the caller is the publisher's thread.
     fn is_own_thread(&self) -> bool {
         lock(&self.thread).as_ref().map(|thread| thread.thread().id()) == Some(thread::current().id())
     }
 
-    fn asked(&self, model: &str, options: &PublishOptions) -> Result<PublishTerms, Error> {
+    fn checked_terms(&self, model: &str, options: &PublishOptions) -> Result<PublishTerms, Error> {
         let wrong = |text: String| Err(Error::Setup(text));
         if !is_name(model) {
             return wrong(format!(
@@ -334,11 +345,11 @@ impl Publisher {
         }
         if options.timeout.is_zero() || options.timeout > 365 * DAY {
             return wrong(format!(
-                "a timeout of {:?}; it is more than nothing, and at most a year",
+                "a timeout of {:?}: it must be more than zero, and at most a year",
                 options.timeout
             ));
         }
-        if let Some(why) = unfit(&options.metadata) {
+        if let Some(why) = metadata_fault(&options.metadata) {
             return wrong(format!("metadata: {}", why));
         }
         if let Some(workers) = &options.workers {
@@ -347,21 +358,24 @@ impl Publisher {
             names.dedup();
             if names.len() < workers.len() || names.is_empty() {
                 return wrong(
-                    "workers: name each once, and one at least; or leave it out for all".to_owned(),
+                    "workers: name at least one, and each only once; or leave `workers` out to publish to all"
+                        .to_owned(),
                 );
             }
             if let Require::AtLeast(count) = options.require {
                 if count > workers.len() {
-                    return wrong(format!("{} of {} workers are required: name more", count, workers.len()));
+                    return wrong(format!(
+                        "{} workers are required, but only {} are named in `workers`: name more",
+                        count,
+                        workers.len()
+                    ));
                 }
             }
         }
         let all = options.workers.is_none() && options.require == Require::All;
         let expect = options.expect.unwrap_or(self.expect);
         if options.expect.map_or(false, |expect| expect > 0) && !all {
-            return wrong(
-                "expect is about all workers: leave `workers` and `require` as they are".to_owned(),
-            );
+            return wrong("expect counts all workers: leave out `workers` and `require`".to_owned());
         }
         Ok(PublishTerms {
             workers: options.workers.clone(),
@@ -379,7 +393,7 @@ impl Publisher {
     pub fn workers(&self) -> Result<BTreeMap<String, WorkerStatus>, Error> {
         let (sender, answer) = channel();
         self.shared.submit(Work::Status(sender))?;
-        answer.recv_timeout(ANSWER).map_err(|_| self.shared.closed())
+        answer.recv_timeout(ANSWER_TIMEOUT).map_err(|_| self.shared.closed())
     }
 
     /// Waits until at least `count` workers that are not lost subscribe to the model, those behind
@@ -413,18 +427,18 @@ impl Publisher {
     }
 
     /// Ends the open publishes with their results so far, and closes the sockets. Dropping the
-    /// publisher does the same. In the publisher's own thread, where `on_worker` functions run,
+    /// publisher does the same. In the `on_worker` function, which runs in the publisher's thread,
     /// `close` does not wait: the thread ends after the function returns. In a forked child,
     /// `close` does nothing.
     pub fn close(&self) {
-        if !self.shared.is_here() {
+        if !self.shared.is_own_process() {
             return;
         }
         self.shared.stop();
         drop(lock(&self.watch).take());
         if let Some(thread) = join_handle(&self.thread) {
-            // Waits at most 10 s for the disk. If the thread panicked, the next call returns an
-            // error.
+            // The thread waits at most 10 s for the disk. If it panicked, the next call of a method
+            // returns an error.
             let _ = thread.join();
         }
     }
@@ -432,23 +446,23 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        if self.shared.is_here() {
+        if self.shared.is_own_process() {
             self.close();
         } else {
-            // A fork does not copy these threads, so they cannot be joined.
+            // A forked child has no copy of these threads, and cannot join them.
             forget(replace(&mut self.thread, Mutex::new(None)));
             forget(replace(&mut self.watch, Mutex::new(None)));
         }
     }
 }
 
-/// Returns the error message for metadata that cannot be sent; `None` if the metadata can be sent.
-fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
-    let named = |name: &&String| !(1..=METADATA_NAME_MAX).contains(&name.chars().count());
+/// Returns the error text for metadata that cannot be sent; `None` if it can be sent.
+fn metadata_fault(metadata: &BTreeMap<String, String>) -> Option<String> {
+    let is_invalid = |name: &&String| !(1..=METADATA_NAME_MAX).contains(&name.chars().count());
     if metadata.len() > METADATA_MAX {
-        return Some(format!("{} entries; at most {} travel", metadata.len(), METADATA_MAX));
+        return Some(format!("{} entries; at most {} are sent", metadata.len(), METADATA_MAX));
     }
-    if let Some(name) = metadata.keys().find(named) {
+    if let Some(name) = metadata.keys().find(is_invalid) {
         return Some(format!("the name {:.80?}; a name has 1 to {} characters", name, METADATA_NAME_MAX));
     }
     if metadata.iter().any(|(name, text)| name.contains('\0') || text.contains('\0')) {
@@ -463,14 +477,15 @@ fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
-fn late(model: &str, waited: Duration) -> Error {
+/// Returns the error of a publish because another thread was publishing the model.
+fn busy_error(model: &str, waited: Duration) -> Error {
     if waited.is_zero() {
         let text =
-            "another thread is publishing it, for which a listener must not wait; publish it in one thread";
+            "another thread is publishing it, and an `on_worker` function must not wait; publish it in one thread";
         return Error::Late(format!("{}: {}", model, text));
     }
     Error::Late(format!(
-        "{}: another thread was publishing it for all of {:?}, so nothing was published; give it a longer timeout, or \
+        "{}: another thread was still publishing it after {:?}, so nothing was published; give a longer timeout, or \
          publish it in one thread",
         model, waited
     ))
@@ -488,8 +503,8 @@ mod tests {
     fn metadata_has_bounds() {
         let said = |name: &str, text: &str| [(name.to_owned(), text.to_owned())].into_iter().collect();
         let many = (0..=METADATA_MAX).map(|number| (number.to_string(), String::new())).collect();
-        assert_eq!(unfit(&said("step", "12000")), None);
-        assert_eq!(unfit(&said("s", &"x".repeat(METADATA_BYTES_MAX - 1))), None);
+        assert_eq!(metadata_fault(&said("step", "12000")), None);
+        assert_eq!(metadata_fault(&said("s", &"x".repeat(METADATA_BYTES_MAX - 1))), None);
         for (wrong, why) in [
             (many, "33 entries; at most 32"),
             (said("", "x"), "1 to 128 characters"),
@@ -497,7 +512,7 @@ mod tests {
             (said("n", "a\0b"), "a NUL"),
             (said("s", &"x".repeat(METADATA_BYTES_MAX)), "4097 bytes"),
         ] {
-            let told = unfit(&wrong).expect("a fault");
+            let told = metadata_fault(&wrong).expect("a fault");
             assert!(told.contains(why), "{}", told);
         }
     }

@@ -1,14 +1,16 @@
-//! The phases of a publisher's workers, targets, decisions and versions. Nothing else than the tables
-//! changes a phase. The transitions of ended processes and of reclaimable memory are unused here.
+//! Phases of a publisher's workers, recipients, decisions and versions, which change only by the
+//! transitions of the tables in `protocol/phases.rs`. This publisher does not use the events of ended
+//! processes and of reclaimable memory.
 
 use crate::phases::next;
 pub use crate::protocol::phases::*;
 
-/// The current phase in a table.
+/// A current state, and the table of its transitions.
 #[derive(Clone, Copy)]
 pub struct StateMachine<S: 'static, E: 'static>(S, &'static [(S, E, S)]);
 
 impl<S: Copy + Default + PartialEq, E: Copy + PartialEq> StateMachine<S, E> {
+    /// Starts in the default state of the table.
     pub fn new(table: &'static [(S, E, S)]) -> StateMachine<S, E> {
         StateMachine(S::default(), table)
     }

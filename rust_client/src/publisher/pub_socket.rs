@@ -6,7 +6,7 @@
 //! that subscriber alone. One thread owns the socket, and no call blocks.
 
 use super::endpoints::ListenAddress;
-use super::listening::{unbindable, LimitedListener, Listener};
+use super::listening::{bind_error, LimitedListener, Listener};
 use super::pipe::{release_versions, COPIES_BYTES_MAX, HOLD};
 use super::rate_limits::Rate;
 use super::subscriber::{Queued, SubscriberConnection, SubscriberInput};
@@ -45,8 +45,8 @@ impl PubSocket {
     /// Listens at an address. Returns the socket, and the address with the bound port.
     pub fn bind(listen_at: &ListenAddress) -> Result<(PubSocket, ListenAddress), Error> {
         let (listener, listen_at) =
-            Listener::bind(listen_at).map_err(|error| unbindable(&listen_at.endpoint(), error))?;
-        let ready = Ready::new().map_err(|error| unbindable(&listen_at.endpoint(), error))?;
+            Listener::bind(listen_at).map_err(|error| bind_error(&listen_at.endpoint(), error))?;
+        let ready = Ready::new().map_err(|error| bind_error(&listen_at.endpoint(), error))?;
         let pub_socket = PubSocket {
             listener: LimitedListener::new(listener, ACCEPTS, ACCEPT_PAUSE),
             requires_ticket: false,

@@ -19,21 +19,21 @@ use std::sync::Arc;
 
 impl PublisherMachine {
     /// Publishes a version to every worker that subscribes to the model, or to the workers named in
-    /// `asked`. `id` identifies the call in `Effect::Resolve`; `started` is the time of the user's
+    /// `terms`. `id` identifies the call in `Effect::Resolve`; `started` is the time of the user's
     /// call.
     ///
-    /// If a worker named in `asked` has never joined, or too many workers behind one relay are named,
+    /// If a worker named in `terms` has never joined, or too many workers behind one relay are named,
     /// publishes nothing and returns an error.
     pub fn publish(
         &mut self,
         id: u64,
         model: &str,
         offer: impl Into<Offer>,
-        asked: PublishTerms,
+        terms: PublishTerms,
         started: Time,
         now: Time,
     ) -> Result<Vec<Effect>, Error> {
-        let names = self.targets(model, &asked)?;
+        let names = self.recipients(model, &terms)?;
         let offer = offer.into();
         for fault in &offer.faults {
             self.notify(WorkerEventKind::Notice, "", format!("{}: {}", model, fault));
@@ -47,7 +47,7 @@ impl PublisherMachine {
             self.end_pending_call(model, pending, "superseded by a newer publish", now);
         }
         let about = (content.plan.nbytes, &content.digest[..], &content.metadata);
-        let mut call = Publication::new(id, model, self.store.key(number), about, asked, started);
+        let mut call = Publication::new(id, model, self.store.key(number), about, terms, started);
         for name in &names {
             call.add_recipient(name);
             match self.roster.get(name) {
@@ -96,8 +96,8 @@ impl PublisherMachine {
     }
 
     /// Returns the names of the workers that a publish is for, relays not included.
-    fn targets(&self, model: &str, asked: &PublishTerms) -> Result<Vec<String>, Error> {
-        let workers = match &asked.workers {
+    fn recipients(&self, model: &str, terms: &PublishTerms) -> Result<Vec<String>, Error> {
+        let workers = match &terms.workers {
             None => return Ok(self.roster.subscribers(model)),
             Some(workers) => workers,
         };

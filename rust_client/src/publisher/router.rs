@@ -10,7 +10,7 @@
 use super::control_connection::{Admits, ControlConnection, Message, Progress};
 use super::effects::{Identity, Payload};
 use super::endpoints::ListenAddress;
-use super::listening::{unbindable, LimitedListener, Listener};
+use super::listening::{bind_error, LimitedListener, Listener};
 use super::pipe::{release_versions, COPIES_BYTES_MAX};
 use super::rate_limits::Rate;
 use super::watched::Watched;
@@ -75,7 +75,7 @@ impl Router {
     /// Listens at an address. Returns the router, and the address with the bound port. With a
     /// secret key, only peers with an allowed key can connect.
     pub fn bind(listen_at: &ListenAddress, secret: Option<&str>) -> Result<(Router, ListenAddress), Error> {
-        let broken = |error| unbindable(&listen_at.endpoint(), error);
+        let broken = |error| bind_error(&listen_at.endpoint(), error);
         let keys = secret.map(pair_of).transpose()?;
         let (listener, bound) = Listener::bind(listen_at).map_err(broken)?;
         let bound = listener.bound().unwrap_or(bound);

@@ -30,13 +30,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
-const DISK: Duration = Duration::from_secs(10); // to write the last versions at the end
+const DISK_TIMEOUT: Duration = Duration::from_secs(10); // to write the last versions at the end
 const LINGER: Duration = Duration::from_millis(200); // to send what is queued at the end
 
-const ELSEWHERE: &str = "it belongs to the process that this one was forked from";
+const OTHER_PROCESS: &str = "it belongs to the process that this one was forked from";
 
 pub type Roster = BTreeMap<String, WorkerStatus>;
-pub type Listener = Box<dyn FnMut(&WorkerEvent) + Send>;
+pub type OnWorker = Box<dyn FnMut(&WorkerEvent) + Send>;
 /// Returns true if the workers are in the state that a caller waits for.
 pub type Condition = Box<dyn Fn(&Roster) -> bool + Send>;
 
@@ -45,16 +45,16 @@ pub enum Work {
     Publish {
         model: String,
         offer: Offer,
-        asked: PublishTerms,
+        terms: PublishTerms,
         began: Instant,
         answer: Sender<Answer>,
     },
     /// Return the workers that accept patches of this model, of all workers or of these names.
-    Takers(String, Option<Vec<String>>, Sender<Vec<PatchCandidate>>),
+    PatchCandidates(String, Option<Vec<String>>, Sender<Vec<PatchCandidate>>),
     Status(Sender<Roster>),
     /// Allow these keys, and no others.
     Grant(ByKey),
-    /// Report this to the listener.
+    /// Report this to the on_worker.
     Notice(String),
     /// Answer once the condition is true, unless that is after this time.
     Watch(Condition, Instant, Sender<()>),
@@ -82,7 +82,7 @@ impl Shared {
     }
 
     /// True in the process that has the publisher's thread; false in a forked child.
-    pub fn is_here(&self) -> bool {
+    pub fn is_own_process(&self) -> bool {
         self.process.is_this()
     }
 
@@ -93,7 +93,7 @@ impl Shared {
     /// Submits work. Fails with `Error::PublisherClosed` if the thread is ending, has ended, or is
     /// in the parent process.
     pub fn submit(&self, work: Work) -> Result<(), Error> {
-        if !self.is_here() {
+        if !self.is_own_process() {
             return Err(self.closed());
         }
         let mut inbox = self.inbox();
@@ -109,8 +109,8 @@ impl Shared {
 
     /// Returns the error for a closed publisher, with the reason.
     pub fn closed(&self) -> Error {
-        if !self.is_here() {
-            return Error::PublisherClosed { reason: ELSEWHERE.to_owned() };
+        if !self.is_own_process() {
+            return Error::PublisherClosed { reason: OTHER_PROCESS.to_owned() };
         }
         let ended = self.inbox().ended.clone();
         Error::PublisherClosed { reason: ended.unwrap_or_else(|| "close() was called".to_owned()) }
@@ -130,15 +130,15 @@ pub struct Loop {
     pub data: PubSocket,
     pub shared: Arc<Shared>,
     pub keeper: Option<Keeper>,
-    pub listener: Option<Listener>,
+    pub on_worker: Option<OnWorker>,
     /// Encrypts what is sent; `None` without keys.
     pub sealer: Option<Sealer>,
-    open: HashMap<u64, Sender<Answer>>,
-    ids: u64,
-    speaking: u64, // the control connection whose message is being handled
+    answers: HashMap<u64, Sender<Answer>>,
+    last_id: u64,
+    current_connection: u64, // the control connection whose message is being handled
     watchers: Vec<(Condition, Instant, Sender<()>)>,
-    recorded: u64, // the last epoch given to the state folder
-    begun: Instant,
+    recorded_epoch: u64, // the last epoch given to the state folder
+    started_at: Instant,
 }
 
 /// When dropped, also after a panic, makes waiting and later callers fail with the reason, field 1.
@@ -159,28 +159,28 @@ impl Loop {
         data: PubSocket,
         shared: Arc<Shared>,
         keeper: Option<Keeper>,
-        listener: Option<Listener>,
+        on_worker: Option<OnWorker>,
         sealer: Option<Sealer>,
     ) -> Loop {
         Loop {
-            recorded: machine.epoch(),
+            recorded_epoch: machine.epoch(),
             machine,
             router,
             data,
             shared,
             keeper,
-            listener,
+            on_worker,
             sealer,
-            open: HashMap::new(),
-            ids: 0,
-            speaking: 0,
+            answers: HashMap::new(),
+            last_id: 0,
+            current_connection: 0,
             watchers: Vec::new(),
-            begun: Instant::now(),
+            started_at: Instant::now(),
         }
     }
 
     fn now(&self) -> Time {
-        self.begun.elapsed()
+        self.started_at.elapsed()
     }
 
     /// Runs until `Shared::stop` is called, or the sockets fail.
@@ -188,7 +188,7 @@ impl Loop {
         let mut ending = Ending(self.shared.clone(), None);
         let mut next_tick = Time::ZERO;
         while !self.shared.inbox().stopping {
-            if let Err(error) = self.turn(&mut next_tick) {
+            if let Err(error) = self.run_once(&mut next_tick) {
                 ending.1 = Some(format!("its sockets failed: {}", error));
                 drop(ending); // callers need not wait for the disk
                 return self.close_keeper();
@@ -203,16 +203,16 @@ impl Loop {
         self.close_keeper();
     }
 
-    /// Waits at most `DISK` until the last versions are stored, and reports those that are missing.
+    /// Waits at most `DISK_TIMEOUT` until the last versions are stored, and reports those that are missing.
     fn close_keeper(mut self) {
         let keeper = self.keeper.take();
         // The machine owns the versions that are still to be written, so it lives until then.
-        let Loop { machine: _machine, router, data, mut listener, .. } = self;
+        let Loop { machine: _machine, router, data, mut on_worker, .. } = self;
         drop((router, data)); // frees the bound addresses
-        if let Some(text) = keeper.and_then(|mut keeper| keeper.close(DISK)) {
+        if let Some(text) = keeper.and_then(|mut keeper| keeper.close(DISK_TIMEOUT)) {
             let (kind, worker) = (WorkerEventKind::Notice, String::new());
-            if let Some(listener) = &mut listener {
-                listener(&WorkerEvent { kind, worker, text });
+            if let Some(on_worker) = &mut on_worker {
+                on_worker(&WorkerEvent { kind, worker, text });
             }
         }
     }
@@ -240,12 +240,12 @@ impl Loop {
 
     /// Runs the loop once: does submitted work, receives messages, pushes chunks, and ticks if a
     /// tick is due.
-    fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
+    fn run_once(&mut self, next_tick: &mut Time) -> io::Result<()> {
         self.do_work(); // first, because callers wait for it
-        let busy = !self.with_room().is_empty() || self.machine.is_comparing();
+        let busy = !self.topics_with_room().is_empty() || self.machine.is_comparing();
         let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
-        self.take(wait)?;
-        for topic in self.with_room() {
+        self.wait_for_events(wait)?;
+        for topic in self.topics_with_room() {
             let effects = self.machine.push(&topic, self.now());
             self.perform(effects);
         }
@@ -258,35 +258,35 @@ impl Loop {
             self.perform(effects);
             self.data.tick(self.now());
             self.router.tick(self.now());
-            self.tell_closed();
+            self.report_closed();
             if let Some(sealer) = &mut self.sealer {
                 let machine = &self.machine;
                 sealer.tick(|subject| machine.offers(&subject.model, (subject.epoch, subject.version)));
             }
-            let due = self.sealer.as_ref().map_or(false, |sealer| sealer.due(self.now()));
+            let due = self.sealer.as_ref().map_or(false, |sealer| sealer.is_rekey_due(self.now()));
             if due {
                 self.rekey();
             }
-            self.look();
+            self.answer_watchers();
             *next_tick = self.now() + TICK;
         }
         Ok(())
     }
 
     /// Returns the topics being pushed for which some subscriber's queue has room.
-    fn with_room(&self) -> Vec<String> {
+    fn topics_with_room(&self) -> Vec<String> {
         let room = |topic: &&String| self.data.has_room(topic);
         self.machine.pushing().filter(room).cloned().collect()
     }
 
     /// Waits for events on the sockets and handles them.
-    fn take(&mut self, wait: Duration) -> io::Result<()> {
+    fn wait_for_events(&mut self, wait: Duration) -> io::Result<()> {
         let (data, control) = (self.data.ready(), self.router.ready());
-        let (comes, joins) =
+        let (data_listener, control_listener) =
             (self.data.listener_descriptor(self.now()), self.router.listener_descriptor(self.now()));
         let mut items = vec![zmq::PollItem::from_fd(self.shared.waker.as_raw_fd(), zmq::POLLIN)];
-        items.extend(joins.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
-        items.extend(comes.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
+        items.extend(control_listener.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
+        items.extend(data_listener.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
         let workers = items.len();
         items.extend(control.items());
         let subscribers = items.len();
@@ -299,30 +299,31 @@ impl Loop {
             (control.found(&items[workers..subscribers]), data.found(&items[subscribers..]));
         let mut found = items[..workers].iter().map(|i| i.is_readable() || i.is_error());
         let mut next = || found.next().unwrap_or(false);
-        let (rung, joining, coming) = (next(), joins.is_some() && next(), comes.is_some() && next());
+        let (woken, accept_control, accept_data) =
+            (next(), control_listener.is_some() && next(), data_listener.is_some() && next());
         drop(found);
         drop(items);
-        if rung {
+        if woken {
             self.shared.waker.drain();
         }
-        if joining {
+        if accept_control {
             self.router.accept(self.now());
         }
         for (id, readable) in control {
-            self.take_messages(id, readable);
+            self.receive_messages(id, readable);
         }
-        self.tell_closed();
+        self.report_closed();
         for (id, readable) in data {
-            self.take_input(id, readable);
+            self.receive_input(id, readable);
         }
-        if coming {
+        if accept_data {
             self.data.accept(self.now());
         }
         Ok(())
     }
 
     /// Handles the messages that arrived on a control connection.
-    fn take_messages(&mut self, id: u64, readable: bool) {
+    fn receive_messages(&mut self, id: u64, readable: bool) {
         let now = self.now();
         let machine = &self.machine;
         let ReceivedMessages { key, messages } =
@@ -331,7 +332,7 @@ impl Loop {
         for message in messages {
             let effects =
                 self.machine.receive_of(&from, &key, &message.header, message.payload_count, self.now());
-            self.speaking = id;
+            self.current_connection = id;
             self.perform(effects);
             if !self.router.is_open(id) {
                 return; // the connection was closed
@@ -340,7 +341,7 @@ impl Loop {
     }
 
     /// Reports closed connections to the machine.
-    fn tell_closed(&mut self) {
+    fn report_closed(&mut self) {
         for identity in self.router.take_closed() {
             let effects = self.machine.unreachable(&identity, self.now());
             self.perform(effects);
@@ -348,7 +349,7 @@ impl Loop {
     }
 
     /// Handles a subscriber's messages. Confirms subscriptions to this subscriber alone.
-    fn take_input(&mut self, id: u64, readable: bool) {
+    fn receive_input(&mut self, id: u64, readable: bool) {
         let input = self.data.process_events(id, readable, self.now());
         if let Some(ticket) = input.ticket {
             let owner = self.machine.redeem(&ticket, self.now());
@@ -358,7 +359,7 @@ impl Loop {
         }
         for topic in input.topics {
             if let Some(beacon) = self.machine.subscribed(&topic) {
-                if let Some(message) = self.published(topic, beacon, Payload::None) {
+                if let Some(message) = self.queued(topic, beacon, Payload::None) {
                     self.data.answer(id, message, self.now());
                 }
             }
@@ -379,9 +380,9 @@ impl Loop {
                 Some(Work::Status(answer)) => drop(answer.send(self.machine.status(self.now()))),
                 Some(Work::Watch(condition, until, answer)) => {
                     self.watchers.push((condition, until, answer));
-                    self.look();
+                    self.answer_watchers();
                 }
-                Some(Work::Takers(model, workers, answer)) => {
+                Some(Work::PatchCandidates(model, workers, answer)) => {
                     drop(answer.send(self.machine.patch_candidates(&model, workers.as_deref())));
                 }
                 Some(Work::Grant(by_key)) => {
@@ -389,8 +390,8 @@ impl Loop {
                     self.perform(effects);
                 }
                 Some(Work::Notice(text)) => self.notice(text),
-                Some(Work::Publish { model, offer, asked, began, answer }) => {
-                    self.publish(&model, offer, asked, began, answer);
+                Some(Work::Publish { model, offer, terms, began, answer }) => {
+                    self.publish(&model, offer, terms, began, answer);
                 }
             }
         }
@@ -400,15 +401,15 @@ impl Loop {
         &mut self,
         model: &str,
         offer: Offer,
-        asked: PublishTerms,
+        terms: PublishTerms,
         began: Instant,
         answer: Sender<Answer>,
     ) {
-        self.ids += 1;
-        let started = began.saturating_duration_since(self.begun);
-        match self.machine.publish(self.ids, model, offer, asked, started, self.now()) {
+        self.last_id += 1;
+        let started = began.saturating_duration_since(self.started_at);
+        match self.machine.publish(self.last_id, model, offer, terms, started, self.now()) {
             Ok(effects) => {
-                self.open.insert(self.ids, answer);
+                self.answers.insert(self.last_id, answer);
                 self.perform(effects);
             }
             // The caller may have given up.
@@ -417,10 +418,10 @@ impl Loop {
     }
 
     fn perform(&mut self, effects: Vec<Effect>) {
-        self.record();
+        self.record_epoch();
         self.perform_all(effects);
         if let Some(keeper) = &self.keeper {
-            keeper.set_publishing(!self.open.is_empty());
+            keeper.set_publishing(!self.answers.is_empty());
         }
     }
 
@@ -430,7 +431,7 @@ impl Loop {
                 Effect::Send { to, message, payload } => self.send(&to, message, payload),
                 Effect::Answer { to, header } => self.answer(&to, &header),
                 Effect::Broadcast { topic, message, payload } => {
-                    if let Some(message) = self.published(topic, message, payload) {
+                    if let Some(message) = self.queued(topic, message, payload) {
                         self.data.send(message, self.now());
                     }
                 }
@@ -442,7 +443,7 @@ impl Loop {
                     let topics = [control_topic(&model), data_topic(&model), patch_topic(&model)];
                     self.data.withdraw(&topics, self.now());
                 }
-                Effect::HangUp => self.router.close(self.speaking),
+                Effect::HangUp => self.router.close(self.current_connection),
                 Effect::GiveMemoryBack => give_memory_back(),
                 Effect::Store { model, key, content, names } => {
                     if let Some(keeper) = &self.keeper {
@@ -454,10 +455,10 @@ impl Loop {
                 }
                 Effect::Notify(event) => {
                     self.machine.record_event(&event, self.now());
-                    if let Some(listener) = &mut self.listener {
-                        listener(&event);
+                    if let Some(on_worker) = &mut self.on_worker {
+                        on_worker(&event);
                     }
-                    self.look();
+                    self.answer_watchers();
                 }
             }
         }
@@ -472,11 +473,11 @@ impl Loop {
     /// Sends a message to one worker, encrypted if there are keys.
     fn send(&mut self, to: &[u8], message: FromPublisher, payload: Payload) {
         let sealed = match &mut self.sealer {
-            Some(sealer) => sealer.addressed(message, payload),
+            Some(sealer) => sealer.seal_for_one(message, payload),
             None => Some((message, payload)),
         };
         let sent = sealed.map_or(true, |(message, payload)| {
-            self.router.send(to, &encode(&message), &payload, self.begun.elapsed())
+            self.router.send(to, &encode(&message), &payload, self.started_at.elapsed())
         });
         if !sent {
             let effects = self.machine.unreachable(to, self.now());
@@ -486,9 +487,9 @@ impl Loop {
 
     /// Returns a message as it is queued for subscribers: encrypted if there are keys. Returns
     /// `None` if the memory for it cannot be allocated.
-    fn published(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
+    fn queued(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
         let (message, payload) = match &mut self.sealer {
-            Some(sealer) => sealer.published(message, payload)?,
+            Some(sealer) => sealer.seal_for_all(message, payload)?,
             None => (message, payload),
         };
         Some(Queued::new(topic, &encode(&message), &payload))
@@ -507,10 +508,10 @@ impl Loop {
     }
 
     /// Writes the epoch to the state folder if it has changed, before any worker learns it.
-    fn record(&mut self) {
+    fn record_epoch(&mut self) {
         let epoch = self.machine.epoch();
-        if epoch != self.recorded {
-            self.recorded = epoch;
+        if epoch != self.recorded_epoch {
+            self.recorded_epoch = epoch;
             if let Some(text) = self.keeper.as_ref().and_then(|keeper| keeper.record(epoch)) {
                 self.notice(text);
             }
@@ -523,7 +524,7 @@ impl Loop {
     }
 
     fn resolve(&mut self, id: u64, receipt: Receipt, achieved: bool, missing: String) {
-        if let Some(answer) = self.open.remove(&id) {
+        if let Some(answer) = self.answers.remove(&id) {
             let result = if achieved {
                 Ok(receipt)
             } else {
@@ -534,7 +535,7 @@ impl Loop {
     }
 
     /// Answers the callers whose condition on the roster is true.
-    fn look(&mut self) {
+    fn answer_watchers(&mut self) {
         if !self.watchers.is_empty() {
             let roster = self.machine.status(self.now());
             self.watchers.retain(|(condition, until, answer)| {

@@ -22,7 +22,7 @@ pub type DrawKey = Box<dyn FnMut() -> Secret + Send>;
 pub struct Sealed {
     pub bytes: Vec<u8>,
     pub tag: String,
-    memory: Weak<Memory>,
+    memory: Weak<MemoryPool>,
 }
 
 impl fmt::Debug for Sealed {
@@ -39,19 +39,19 @@ impl Drop for Sealed {
     }
 }
 
-/// Free memory for one model's encrypted bytes, by size: at most as much as two versions need.
-struct Memory {
-    free: Mutex<Free>,
-    most: u64,
+/// FreeMemory memory for one model's encrypted bytes, by size: at most as much as two versions need.
+struct MemoryPool {
+    free: Mutex<FreeMemory>,
+    bytes_max: u64,
 }
 
 #[derive(Default)]
-struct Free {
+struct FreeMemory {
     by_size: HashMap<usize, Vec<Vec<u8>>>,
     nbytes: u64,
 }
 
-impl Memory {
+impl MemoryPool {
     /// Returns memory of this size; `None` if the allocation fails.
     fn take(&self, size: usize) -> Option<Vec<u8>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,7 +68,7 @@ impl Memory {
 
     fn give_back(&self, bytes: Vec<u8>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.nbytes + bytes.len() as u64 <= self.most {
+        if free.nbytes + bytes.len() as u64 <= self.bytes_max {
             free.nbytes += bytes.len() as u64;
             free.by_size.entry(bytes.len()).or_default().push(bytes);
         }
@@ -86,28 +86,28 @@ struct SealedVersion {
 /// Encrypts the messages of one publisher.
 pub struct Sealer {
     draw: DrawKey,
-    life: Option<Duration>,
+    lifetime: Option<Duration>,
     key: Secret,
     group: GroupKey,
-    since: Time,
-    count: u64, // number of messages encrypted under the group key
+    rotated_at: Time,
+    message_count: u64, // number of messages encrypted under the group key
     versions: Vec<SealedVersion>,
     layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last of each model
-    memory: BTreeMap<String, Arc<Memory>>,             // by model
+    memory: BTreeMap<String, Arc<MemoryPool>>,         // by model
 }
 
 impl Sealer {
-    /// Returns a sealer with a new group key. `life` is the time after which a group key must be
+    /// Returns a sealer with a new group key. `lifetime` is the time after which a group key must be
     /// rotated; `None`: never.
-    pub fn new(mut draw: DrawKey, life: Option<Duration>, now: Time) -> Sealer {
+    pub fn new(mut draw: DrawKey, lifetime: Option<Duration>, now: Time) -> Sealer {
         let key = draw();
         Sealer {
             draw,
-            life,
+            lifetime,
             key,
             group: GroupKey::of_hex(&hex(&key)),
-            since: now,
-            count: 0,
+            rotated_at: now,
+            message_count: 0,
             versions: Vec::new(),
             layouts: BTreeMap::new(),
             memory: BTreeMap::new(),
@@ -118,14 +118,14 @@ impl Sealer {
     /// (E6).
     pub fn rekey(&mut self, now: Time) {
         self.key = (self.draw)();
-        (self.group, self.since, self.count) = (GroupKey::of_hex(&hex(&self.key)), now, 0);
+        (self.group, self.rotated_at, self.message_count) = (GroupKey::of_hex(&hex(&self.key)), now, 0);
         self.versions.clear();
         self.layouts.clear();
     }
 
     /// True if the group key is due for rotation.
-    pub fn due(&self, now: Time) -> bool {
-        self.life.map_or(false, |life| now.saturating_sub(self.since) >= life)
+    pub fn is_rekey_due(&self, now: Time) -> bool {
+        self.lifetime.map_or(false, |life| now.saturating_sub(self.rotated_at) >= life)
     }
 
     /// Returns the group key as it is sent to workers, on encrypted connections.
@@ -136,7 +136,7 @@ impl Sealer {
     /// Returns a message for one worker, on an encrypted connection, with the payload encrypted for
     /// all workers. Returns `None` if the memory for it cannot be allocated; then the message is
     /// lost.
-    pub fn addressed(
+    pub fn seal_for_one(
         &mut self,
         message: FromPublisher,
         payload: Payload,
@@ -150,18 +150,18 @@ impl Sealer {
 
     /// Returns a message for all subscribers, encrypted, since the data connections themselves are
     /// not. Returns `None` if the memory for it cannot be allocated.
-    pub fn published(
+    pub fn seal_for_all(
         &mut self,
         message: FromPublisher,
         payload: Payload,
     ) -> Option<(FromPublisher, Payload)> {
-        let (message, payload) = self.addressed(message, payload)?;
+        let (message, payload) = self.seal_for_one(message, payload)?;
         if matches!(message, FromPublisher::SealedChunk(_)) {
             return Some((message, payload));
         }
-        self.count += 1; // E5
-        let sealed = base64::encode(&self.group.seal_message(self.count, &encode(&message))?);
-        let (key, count) = (self.group.id.clone(), self.count);
+        self.message_count += 1; // E5
+        let sealed = base64::encode(&self.group.seal_message(self.message_count, &encode(&message))?);
+        let (key, count) = (self.group.id.clone(), self.message_count);
         Some((
             FromPublisher::SealedMessage(SealedMessage { key, count, sealed, ..Default::default() }),
             payload,
@@ -177,7 +177,8 @@ impl Sealer {
             }
             Payload::Chunk(content, index) => {
                 let subject = Subject::of(&announce);
-                let sealed = self.piece(subject, index, content.chunk(index), &(content.clone() as _))?;
+                let sealed =
+                    self.sealed_chunk(subject, index, content.chunk(index), &(content.clone() as _))?;
                 announce.tag = Some(sealed.tag.clone());
                 Payload::Sealed(sealed)
             }
@@ -193,7 +194,7 @@ impl Sealer {
         let sealed = match payload {
             Payload::Chunk(content, index) => {
                 let subject = subject_of(&model, (epoch, version), content.plan, patch.as_ref());
-                self.piece(subject, index, content.chunk(index), &(content.clone() as _))?
+                self.sealed_chunk(subject, index, content.chunk(index), &(content.clone() as _))?
             }
             _ => return None, // a chunk always has a payload
         };
@@ -204,7 +205,7 @@ impl Sealer {
 
     /// Returns an encrypted chunk. Each chunk is encrypted once while its content `of` is in
     /// memory.
-    fn piece(
+    fn sealed_chunk(
         &mut self,
         subject: Subject,
         index: u64,
@@ -225,7 +226,7 @@ impl Sealer {
             return Some(sealed.clone());
         }
         let memory = memory_of(&mut self.memory, &version.subject);
-        let sealed = sealed(&version.key, &version.subject, (CHUNK, index), plain, &memory)?;
+        let sealed = encrypt(&version.key, &version.subject, (CHUNK, index), plain, &memory)?;
         version.chunks.insert(index, sealed.clone());
         Some(sealed)
     }
@@ -235,7 +236,7 @@ impl Sealer {
             return Some(sealed.clone());
         }
         let key = self.group.version_key(&subject);
-        let sealed = sealed(&key, &subject, (LAYOUT, 0), header, &Memory::new(0))?;
+        let sealed = encrypt(&key, &subject, (LAYOUT, 0), header, &MemoryPool::new(0))?;
         self.layouts.insert(subject.model.clone(), (subject, sealed.clone()));
         Some(sealed)
     }
@@ -247,23 +248,23 @@ impl Sealer {
     }
 }
 
-impl Memory {
-    fn new(most: u64) -> Arc<Memory> {
-        Arc::new(Memory { free: Mutex::default(), most })
+impl MemoryPool {
+    fn new(bytes_max: u64) -> Arc<MemoryPool> {
+        Arc::new(MemoryPool { free: Mutex::default(), bytes_max })
     }
 }
 
 /// Returns the memory for a version: that of the previous version if both have the same size. A
 /// patch gets separate memory.
-fn memory_of(known: &mut BTreeMap<String, Arc<Memory>>, subject: &Subject) -> Arc<Memory> {
+fn memory_of(known: &mut BTreeMap<String, Arc<MemoryPool>>, subject: &Subject) -> Arc<MemoryPool> {
     if subject.base != (0, 0) {
-        return Memory::new(0);
+        return MemoryPool::new(0);
     }
-    let most = 2 * subject.nbytes;
+    let bytes_max = 2 * subject.nbytes;
     match known.get(&subject.model) {
-        Some(memory) if memory.most == most => memory.clone(),
+        Some(memory) if memory.bytes_max == bytes_max => memory.clone(),
         _ => {
-            let memory = Memory::new(most);
+            let memory = MemoryPool::new(bytes_max);
             known.insert(subject.model.clone(), memory.clone());
             memory
         }
@@ -283,12 +284,12 @@ fn subject_of(
 }
 
 /// Returns a payload encrypted under the key of its version (E3).
-fn sealed(
+fn encrypt(
     key: &Secret,
     subject: &Subject,
     (purpose, index): (u32, u64),
     plain: &[u8],
-    memory: &Arc<Memory>,
+    memory: &Arc<MemoryPool>,
 ) -> Option<Arc<Sealed>> {
     let mut bytes = memory.take(plain.len())?;
     let bound = subject.associated(purpose, index, plain.len() as u64);
@@ -320,7 +321,7 @@ mod tests {
     fn chunk(sealer: &mut Sealer, content: &Arc<Content>, version: u64) -> (SealedChunk, Arc<Sealed>) {
         let (model, crc) = ("m".to_owned(), content.crcs[0]);
         let message = FromPublisher::Chunk(Chunk { model, epoch: 1, version, crc, ..Default::default() });
-        match sealer.addressed(message, Payload::Chunk(content.clone(), 0)) {
+        match sealer.seal_for_one(message, Payload::Chunk(content.clone(), 0)) {
             Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed))) => (chunk, sealed),
             other => panic!("{:?}", other),
         }
@@ -366,7 +367,7 @@ mod tests {
                 ..Default::default()
             })
         };
-        let count = |sealer: &mut Sealer| match sealer.published(beacon(), Payload::None) {
+        let count = |sealer: &mut Sealer| match sealer.seal_for_all(beacon(), Payload::None) {
             Some((FromPublisher::SealedMessage(sealed), Payload::None)) => (sealed.count, sealed.key),
             other => panic!("{:?}", other),
         };
@@ -374,9 +375,9 @@ mod tests {
         let waiting = Arc::downgrade(&sealed); // as a subscriber's queue has it
         drop(sealed);
         assert_eq!((count(&mut sealer).0, count(&mut sealer).0), (1, 2));
-        assert!(!sealer.due(Duration::from_secs(4)) && sealer.due(Duration::from_secs(5)));
+        assert!(!sealer.is_rekey_due(Duration::from_secs(4)) && sealer.is_rekey_due(Duration::from_secs(5)));
         sealer.rekey(Duration::from_secs(5));
-        assert!(!sealer.due(Duration::from_secs(9)));
+        assert!(!sealer.is_rekey_due(Duration::from_secs(9)));
         assert!(waiting.upgrade().is_none(), "what waits does not go out any more");
         let after = chunk(&mut sealer, &content, 1).0;
         assert!(sealer.key() != key && after.key != before.key && after.tag != before.tag);

@@ -40,7 +40,7 @@ const DAMAGED: &str = "weightbus.json.damaged";
 const SUFFIX: &str = ".safetensors";
 const PARTIAL: &str = ".partial"; // the suffix of a file that is being written
 const NAMES_MAX: usize = 64; // kept per version; after more restarts, a worker fetches its bytes
-const SLICE_BYTES: usize = 1 << 22; // written between two calls of `breathe`
+const SLICE_BYTES: usize = 1 << 22; // written between two calls of `before_slice`
 pub const HISTORY_MAX: usize = 10_000; // older versions of a model: each publish rewrites the table
 
 /// The table's entry of a version on disk.
@@ -71,7 +71,7 @@ impl Stored {
             nbytes: content.plan.nbytes,
             chunk_bytes: content.plan.chunk_bytes,
             digest: content.digest.clone(),
-            names: newest(names.iter().copied().chain([(epoch, version)])),
+            names: newest_names(names.iter().copied().chain([(epoch, version)])),
             metadata: content.metadata.clone(),
         }
     }
@@ -84,7 +84,7 @@ impl Stored {
         format!("{}@{}-{}{}", self.model, self.epoch, self.version, SUFFIX)
     }
 
-    fn is_sound(&self) -> bool {
+    fn is_valid(&self) -> bool {
         let positive = |number| (1..=INTEGER_MAX).contains(&number);
         let named = |&(epoch, version): &Key| epoch <= INTEGER_MAX && positive(version);
         let hexadecimal = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
@@ -108,7 +108,7 @@ struct Table {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Sealed<'a> {
+struct HashedTable<'a> {
     sha256: String,
     #[serde(borrow)]
     table: &'a RawValue,
@@ -170,7 +170,7 @@ impl StateFolder {
         let (path, owner, table) = (path.to_owned(), Process::this(), Table::default());
         let mut folder = StateFolder { path, lock, owner, history, table, faults: Vec::new() };
         folder.read_table()?;
-        folder.tidy().map_err(|error| {
+        folder.delete_leftovers().map_err(|error| {
             let what = format!("{} cannot be a state folder", folder.path.display());
             Error::Io { what, error }
         })?;
@@ -182,14 +182,14 @@ impl StateFolder {
     fn read_table(&mut self) -> Result<(), Error> {
         let file = self.path.join(TABLE);
         let broken = |error| Error::Io { what: format!("{} cannot be read", file.display()), error };
-        let used = self.names().map_err(broken)?.iter().filter_map(|name| epoch_of(name)).max();
-        let least = used.unwrap_or(0).min(INTEGER_MAX);
+        let used = self.file_names().map_err(broken)?.iter().filter_map(|name| epoch_of(name)).max();
+        let epoch_min = used.unwrap_or(0).min(INTEGER_MAX);
         let text = match fs::read(&file) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(broken(error)),
         };
-        self.table = match text.as_deref().map(unsealed) {
+        self.table = match text.as_deref().map(parse_table) {
             None => Table::default(),
             Some(Ok(table)) => table,
             Some(Err(why)) => {
@@ -204,22 +204,22 @@ impl StateFolder {
                 Table::default()
             }
         };
-        self.table.epoch = self.table.epoch.max(least);
+        self.table.epoch = self.table.epoch.max(epoch_min);
         Ok(())
     }
 
-    fn names(&self) -> io::Result<Vec<String>> {
+    fn file_names(&self) -> io::Result<Vec<String>> {
         let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
         fs::read_dir(&self.path)?.map(name).collect()
     }
 
     /// Deletes the files of a publisher that was killed while it wrote.
-    fn tidy(&self) -> io::Result<()> {
+    fn delete_leftovers(&self) -> io::Result<()> {
         let named: BTreeSet<String> = self.table.versions.iter().map(Stored::file).collect();
-        for name in self.names()? {
+        for name in self.file_names()? {
             let whole = name.strip_suffix(PARTIAL).unwrap_or(&name);
-            let left = name.ends_with(PARTIAL) || (!named.is_empty() && !named.contains(&name));
-            if left && epoch_of(whole).is_some() {
+            let is_leftover = name.ends_with(PARTIAL) || (!named.is_empty() && !named.contains(&name));
+            if is_leftover && epoch_of(whole).is_some() {
                 remove(&self.path.join(name))?;
             }
         }
@@ -269,11 +269,11 @@ impl StateFolder {
 
     /// Writes an epoch; must be called before any worker learns it. The `offered` versions get the
     /// additional name (`epoch`, 1).
-    pub fn begin(&mut self, epoch: u64, offered: &[Stored]) -> Result<(), Error> {
+    pub fn record_epoch(&mut self, epoch: u64, offered: &[Stored]) -> Result<(), Error> {
         let mut table = self.table.clone();
         table.epoch = table.epoch.max(epoch);
         for stored in table.versions.iter_mut().filter(|stored| offered.contains(stored)) {
-            stored.names = newest(stored.names.drain(..).chain([(epoch, 1)]));
+            stored.names = newest_names(stored.names.drain(..).chain([(epoch, 1)]));
         }
         self.replace_table(table).and_then(|()| self.sync()).map_err(|error| {
             let what = format!(
@@ -285,13 +285,13 @@ impl StateFolder {
     }
 
     /// Writes a version, and deletes versions of the model that are older than the history.
-    /// `breathe` is called before each slice of `SLICE_BYTES`; its error aborts the write. The
+    /// `before_slice` is called before each slice of `SLICE_BYTES`; its error aborts the write. The
     /// previous files stay until the new one is complete.
     pub fn write(
         &mut self,
         stored: Stored,
         content: &Content,
-        breathe: &mut dyn FnMut() -> io::Result<()>,
+        before_slice: &mut dyn FnMut() -> io::Result<()>,
     ) -> io::Result<()> {
         let mut older: Vec<Stored> = self.table.versions.clone();
         older.retain(|its| its.model == stored.model && its.key() != stored.key());
@@ -302,9 +302,10 @@ impl StateFolder {
         table.epoch = table.epoch.max(stored.epoch);
         table.versions.push(stored.clone());
         let named = self.table.versions.contains(&stored);
-        let written = replace(&self.path, &stored.file(), &[&content.header.bytes, content.bytes()], breathe)
-            .and_then(|()| self.sync()) // before the table names the file
-            .and_then(|()| self.replace_table(table));
+        let written =
+            replace(&self.path, &stored.file(), &[&content.header.bytes, content.bytes()], before_slice)
+                .and_then(|()| self.sync()) // before the table names the file
+                .and_then(|()| self.replace_table(table));
         if let Err(error) = written {
             if !named {
                 let _ = remove(&self.path.join(stored.file()));
@@ -317,7 +318,7 @@ impl StateFolder {
 
     fn replace_table(&mut self, table: Table) -> io::Result<()> {
         let text = serde_json::to_string(&table)?;
-        replace(&self.path, TABLE, &[sealed(&text).as_bytes()], &mut || Ok(()))?;
+        replace(&self.path, TABLE, &[with_hash(&text).as_bytes()], &mut || Ok(()))?;
         self.table = table;
         Ok(())
     }
@@ -333,12 +334,12 @@ fn replace(
     folder: &Path,
     name: &str,
     parts: &[&[u8]],
-    breathe: &mut dyn FnMut() -> io::Result<()>,
+    before_slice: &mut dyn FnMut() -> io::Result<()>,
 ) -> io::Result<()> {
     let partial = folder.join(name.to_owned() + PARTIAL);
     let written = File::create(&partial).map(Own::new).and_then(|file| {
         for slice in parts.iter().flat_map(|part| part.chunks(SLICE_BYTES)) {
-            breathe()?;
+            before_slice()?;
             (&*file).write_all(slice)?;
         }
         file.sync_all()
@@ -370,24 +371,24 @@ fn epoch_of(name: &str) -> Option<u64> {
 }
 
 /// Returns the newest `NAMES_MAX` of these keys, newest first.
-fn newest(names: impl Iterator<Item = Key>) -> Vec<Key> {
+fn newest_names(names: impl Iterator<Item = Key>) -> Vec<Key> {
     let names: BTreeSet<Key> = names.collect();
     names.into_iter().rev().take(NAMES_MAX).collect()
 }
 
 /// Returns the text of the table's file: the table and its hash.
-fn sealed(table: &str) -> String {
+fn with_hash(table: &str) -> String {
     format!("{{\"sha256\":\"{}\",\"table\":{}}}\n", hex(&Sha256::digest(table)), table)
 }
 
 /// Parses the table's file, and checks its hash and bounds. The error says what is wrong.
-fn unsealed(text: &[u8]) -> Result<Table, String> {
-    let sealed: Sealed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+fn parse_table(text: &[u8]) -> Result<Table, String> {
+    let sealed: HashedTable = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if sealed.sha256 != hex(&Sha256::digest(sealed.table.get())) {
         return Err("it does not match its hash".to_owned());
     }
     let table: Table = serde_json::from_str(sealed.table.get()).map_err(|error| error.to_string())?;
-    if table.epoch > INTEGER_MAX || !table.versions.iter().all(Stored::is_sound) {
+    if table.epoch > INTEGER_MAX || !table.versions.iter().all(Stored::is_valid) {
         return Err("a field is out of bounds".to_owned());
     }
     Ok(table)
@@ -438,7 +439,7 @@ mod tests {
         let read = state.read(&latest[0], &mut Copier::default()).unwrap();
         assert_eq!((read.bytes(), &read.digest), (content(1).bytes(), &content(1).digest));
         assert_eq!(read.header.bytes, content(1).header.bytes);
-        state.begin(9, &latest).unwrap();
+        state.record_epoch(9, &latest).unwrap();
         drop(state);
         let state = StateFolder::open(&path, 0).unwrap();
         assert_eq!((state.epoch(), &state.latest()[0].names), (9, &vec![(9, 1), (7, 1)]));
@@ -481,14 +482,14 @@ mod tests {
         let next = content(2);
         for at in 0..2 {
             let mut left = at;
-            let mut breathe = || {
+            let mut before_slice = || {
                 left -= 1;
                 if left < 0 {
                     return Err(io::ErrorKind::Other.into());
                 }
                 Ok(())
             };
-            assert!(state.write(stored(2, &next), &next, &mut breathe).is_err());
+            assert!(state.write(stored(2, &next), &next, &mut before_slice).is_err());
             assert_eq!(fs::read(path.join(TABLE)).unwrap(), before);
             assert_eq!(files(&path), ["m@7-1.safetensors"]);
         }
@@ -501,7 +502,7 @@ mod tests {
     fn whoever_was_killed_while_it_wrote_has_left_the_table_before() {
         let path = folder("killed");
         write(&mut StateFolder::open(&path, 0).unwrap(), 1).unwrap();
-        let next = sealed(r#"{"epoch":9999,"versions":[]}"#);
+        let next = with_hash(r#"{"epoch":9999,"versions":[]}"#);
         for end in 0..=next.len() {
             fs::write(path.join(TABLE.to_owned() + PARTIAL), &next[..end]).unwrap();
             fs::write(path.join("m@7-2.safetensors.partial"), b"half of it").unwrap();
@@ -521,8 +522,8 @@ mod tests {
         let text = fs::read_to_string(path.join(TABLE)).unwrap();
         let mut damaged: Vec<String> = (0..text.trim_end().len()).map(|end| text[..end].to_owned()).collect();
         damaged.push(text.replace("\"version\":1", "\"version\":2"));
-        damaged.push(sealed(r#"{"epoch":9,"versions":[{"model":"m"}]}"#));
-        damaged.push(sealed(r#"{"epoch":-9}"#));
+        damaged.push(with_hash(r#"{"epoch":9,"versions":[{"model":"m"}]}"#));
+        damaged.push(with_hash(r#"{"epoch":-9}"#));
         for damaged in damaged {
             fs::write(path.join(TABLE), &damaged).unwrap();
             let state = StateFolder::open(&path, 0).unwrap();
@@ -561,8 +562,8 @@ mod tests {
 
     #[test]
     fn names_are_bounded_and_files_are_told_apart() {
-        assert_eq!(newest((1..100).map(|epoch| (epoch, 1))).len(), NAMES_MAX);
-        assert_eq!(newest((1..100).map(|epoch| (epoch, 1)))[0], (99, 1));
+        assert_eq!(newest_names((1..100).map(|epoch| (epoch, 1))).len(), NAMES_MAX);
+        assert_eq!(newest_names((1..100).map(|epoch| (epoch, 1)))[0], (99, 1));
         assert_eq!(epoch_of("a.b-c@12-3.safetensors"), Some(12));
         for other in
             ["@1-2.safetensors", "m@1.safetensors", "m@1-.safetensors", "m@1-2", "m@+1-2.safetensors"]

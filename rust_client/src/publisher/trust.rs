@@ -34,7 +34,7 @@ impl PublisherMachine {
 
     /// True if the owner of a key may connect.
     pub fn may_connect(&self, key: &str) -> bool {
-        self.trust.as_ref().map_or(true, |trust| trust.grants.of(key).is_some())
+        self.trust.as_ref().map_or(true, |trust| trust.grants.get(key).is_some())
     }
 
     /// True if a worker may have a data connection.
@@ -45,7 +45,7 @@ impl PublisherMachine {
     /// True if the owner of a key may observe (K4).
     pub(super) fn may_observe(&self, key: &str) -> bool {
         let grants = self.trust.as_ref().map(|trust| &trust.grants);
-        grants.map_or(true, |grants| grants.of(key).map_or(false, |grant| grant.role == Role::Observer))
+        grants.map_or(true, |grants| grants.get(key).map_or(false, |grant| grant.role == Role::Observer))
     }
 
     /// Returns the group keys to send to a worker.
@@ -61,7 +61,7 @@ impl PublisherMachine {
     /// Returns the code and the text of a refusal if this key does not permit to join under this
     /// name, or to relay; `None` if it does (K3, K4, K11).
     pub(super) fn key_refusal(&self, key: &str, hello: &Hello) -> Option<(&'static str, String)> {
-        let grant = self.trust.as_ref()?.grants.of(key)?;
+        let grant = self.trust.as_ref()?.grants.get(key)?;
         if !grant.fits(&hello.name) {
             let text =
                 format!("its key is for the name {}; use that, or make a key for this one", grant.name);
@@ -89,7 +89,7 @@ impl PublisherMachine {
         let grants = self.trust.as_ref().map(|trust| &trust.grants);
         let admits = |peer: &Peer, grant: &Grant| grant.admits(&peer.hello.name, peer.is_relay());
         let may_stay = |peer: &&Peer| {
-            grants.map_or(true, |grants| grants.of(&peer.key).map_or(false, |grant| admits(peer, grant)))
+            grants.map_or(true, |grants| grants.get(&peer.key).map_or(false, |grant| admits(peer, grant)))
         };
         let here = self.roster.iter().filter(|peer| peer.in_session());
         let gone: Vec<String> =

@@ -15,13 +15,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 // The longest wait for the lock on a folder: publishers hold it for less than a millisecond.
-const LOCK: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(5); // between two attempts to lock
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5); // between two attempts to lock
 
 /// A locked folder: other publishers cannot bind there until this is dropped.
-pub struct Locked(Own<File>);
+pub struct FolderLock(Own<File>);
 
-impl Drop for Locked {
+impl Drop for FolderLock {
     fn drop(&mut self) {
         let _ = os::unlock(&self.0); // releases a forked child's copy, too
     }
@@ -29,7 +29,7 @@ impl Drop for Locked {
 
 /// Removes the socket at `path`, if there is one. Fails if a process listens there, or if the file
 /// is not a socket. The caller must keep the returned lock until the path is bound.
-pub fn free_path(path: &Path) -> io::Result<Locked> {
+pub fn remove_stale_socket(path: &Path) -> io::Result<FolderLock> {
     let folder = lock_folder(path)?;
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -39,29 +39,29 @@ pub fn free_path(path: &Path) -> io::Result<Locked> {
                 "something is there which is not a socket, and stays; move it away, or take another path";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
-        Ok(_) if is_bound(path)? => return Err(io::ErrorKind::AddrInUse.into()),
+        Ok(_) if is_in_use(path)? => return Err(io::ErrorKind::AddrInUse.into()),
         Ok(_) => fs::remove_file(path)?,
     }
     Ok(folder)
 }
 
-fn lock_folder(path: &Path) -> io::Result<Locked> {
+fn lock_folder(path: &Path) -> io::Result<FolderLock> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let folder = File::open(parent.unwrap_or_else(|| Path::new("."))).map(Own::new)?;
-    let until = Instant::now() + LOCK;
+    let until = Instant::now() + LOCK_TIMEOUT;
     loop {
         match os::lock_exclusive_nowait(&folder) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
-                thread::sleep(LOOK);
+                thread::sleep(RETRY_INTERVAL);
             }
-            result => return result.map(|()| Locked(folder)),
+            result => return result.map(|()| FolderLock(folder)),
         }
     }
 }
 
 /// True if a process listens at the socket at `path`. The test connects a datagram socket, which a
 /// stream listener refuses at once: so the test never waits in an accept queue.
-fn is_bound(path: &Path) -> io::Result<bool> {
+fn is_in_use(path: &Path) -> io::Result<bool> {
     match UnixDatagram::unbound()?.connect(path) {
         Ok(()) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => Ok(true),

@@ -5,14 +5,14 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// A value that one thread owns at a time.
-pub struct Turns<T> {
+pub struct TimedLock<T> {
     value: Mutex<Option<T>>, // `None` while a thread owns the value
     back: Condvar,
 }
 
-impl<T> Turns<T> {
-    pub fn new(its: T) -> Turns<T> {
-        Turns { value: Mutex::new(Some(its)), back: Condvar::new() }
+impl<T> TimedLock<T> {
+    pub fn new(its: T) -> TimedLock<T> {
+        TimedLock { value: Mutex::new(Some(its)), back: Condvar::new() }
     }
 
     fn value(&self) -> MutexGuard<'_, Option<T>> {
@@ -20,11 +20,11 @@ impl<T> Turns<T> {
     }
 
     /// Waits for the value. Returns `None` if another thread still owns it at `until`.
-    pub fn take(&self, until: Instant) -> Option<Turn<'_, T>> {
+    pub fn lock_until(&self, until: Instant) -> Option<TimedGuard<'_, T>> {
         let mut value = self.value();
         loop {
             if let Some(its) = value.take() {
-                return Some(Turn { of: self, its: Some(its) });
+                return Some(TimedGuard { of: self, its: Some(its) });
             }
             let left = until.checked_duration_since(Instant::now())?;
             value = self.back.wait_timeout(value, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -33,12 +33,12 @@ impl<T> Turns<T> {
 }
 
 /// Owns the value, and puts it back when dropped, also in a thread that panics.
-pub struct Turn<'a, T> {
-    of: &'a Turns<T>,
+pub struct TimedGuard<'a, T> {
+    of: &'a TimedLock<T>,
     its: Option<T>, // `Some` until this is dropped
 }
 
-impl<T> Deref for Turn<'_, T> {
+impl<T> Deref for TimedGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -46,13 +46,13 @@ impl<T> Deref for Turn<'_, T> {
     }
 }
 
-impl<T> DerefMut for Turn<'_, T> {
+impl<T> DerefMut for TimedGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         self.its.as_mut().expect("it is had")
     }
 }
 
-impl<T> Drop for Turn<'_, T> {
+impl<T> Drop for TimedGuard<'_, T> {
     fn drop(&mut self) {
         *self.of.value() = self.its.take();
         self.of.back.notify_one();
@@ -67,31 +67,31 @@ mod tests {
 
     #[test]
     fn nobody_waits_beyond_a_deadline_and_whoever_may_has_it_next() {
-        let turns = Turns::new(0);
+        let timed = TimedLock::new(0);
         let began = Instant::now();
-        let first = turns.take(began).unwrap();
-        assert!(turns.take(began + Duration::from_millis(50)).is_none());
+        let first = timed.lock_until(began).unwrap();
+        assert!(timed.lock_until(began + Duration::from_millis(50)).is_none());
         assert!(began.elapsed() >= Duration::from_millis(50));
         thread::scope(|scope| {
             let waiting: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| *turns.take(began + Duration::from_secs(60)).unwrap() += 1))
+                .map(|_| scope.spawn(|| *timed.lock_until(began + Duration::from_secs(60)).unwrap() += 1))
                 .collect();
             drop(first);
             waiting.into_iter().for_each(|thread| thread.join().unwrap());
         });
-        assert_eq!(*turns.take(began).unwrap(), 4);
+        assert_eq!(*timed.lock_until(began).unwrap(), 4);
     }
 
     #[test]
     fn a_thread_that_panics_gives_it_back() {
-        let turns = Turns::new(());
+        let timed = TimedLock::new(());
         thread::scope(|scope| {
             let panics = scope.spawn(|| {
-                let _turn = turns.take(Instant::now());
+                let _turn = timed.lock_until(Instant::now());
                 panic!("in its turn");
             });
             assert!(panics.join().is_err());
         });
-        assert!(turns.take(Instant::now()).is_some());
+        assert!(timed.lock_until(Instant::now()).is_some());
     }
 }
