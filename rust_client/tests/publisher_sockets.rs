@@ -334,7 +334,7 @@ fn what_is_no_socket_stays_where_it_is() {
         let as_data = Publisher::builder(&format!("ipc://{}", free.display())).data(&address).bind();
         for result in [Publisher::bind(&address), as_data] {
             let text = result.unwrap_err().to_string();
-            assert!(text.contains(&address) && text.contains("which is not a socket"), "{}", text);
+            assert!(text.contains(&address) && text.contains("that is not a socket"), "{}", text);
         }
     }
     assert_eq!(fs::read_to_string(&link).unwrap(), "notes");

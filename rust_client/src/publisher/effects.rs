@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The ROUTER's identity of a control connection.
 pub type Identity = Vec<u8>;
 
-/// The payload of a message. Bytes of a version are not copied until they are sent.
+/// The payload of a message: shared bytes of a version, which queues do not copy.
 #[derive(Clone, Debug)]
 pub enum Payload {
     None,

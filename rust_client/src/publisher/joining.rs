@@ -1,5 +1,5 @@
-//! Workers that join: which workers are admitted, what is sent to them, and which of two publishers
-//! takes precedence.
+//! Handles `hello`: decides which workers may join, sends them their welcome, and decides which of two
+//! publishers takes precedence.
 
 use super::effects::{Effect, Payload, WorkerEventKind};
 use super::machine::PublisherMachine;
@@ -12,8 +12,8 @@ use crate::words::escaped;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-// The most seconds on one host's clock per second on another's. Real clocks are off by a tenth of
-// that.
+// How many seconds the clock of one host may count per second of another host: ten times the drift of
+// real clocks.
 const DRIFT: f64 = 1.001;
 
 impl PublisherMachine {
@@ -31,7 +31,7 @@ impl PublisherMachine {
             return self.refuse_hello((from, key), hello, "stale-epoch", &text, now);
         }
         if hello.epoch > self.epoch() {
-            // R10: a relay may name an epoch of workers behind it, and is welcome itself.
+            // R10: the epoch may be that of workers behind a relay. Then the relay itself is admitted.
             let own = self.epoch();
             if is_relay(hello) && hello.models.values().flatten().all(|runs| runs.epoch <= own) {
                 return self.renew_for_relay(from, key, hello, now);
@@ -41,8 +41,8 @@ impl PublisherMachine {
                 Err(text) => return self.refuse_hello((from, key), hello, "stale-epoch", &text, now),
             };
             match self.renewed_at.map(|at| now.saturating_sub(at)) {
-                // Ignore the hello, which the worker repeats: each change of the epoch makes all
-                // workers join again.
+                // Do not change the epoch again so soon, because each change makes all workers join again.
+                // The worker repeats the ignored hello.
                 Some(ago) if ago < self.timing.lost_after => return,
                 Some(ago) if ago < self.renewal_pause => {
                     let text = format!(
@@ -63,8 +63,8 @@ impl PublisherMachine {
         self.admit(from, key, hello, now);
     }
 
-    /// Takes an epoch later than the one that a relay names for workers behind it, if it can, and
-    /// admits the relay in any case (R10).
+    /// Changes to an epoch above the one in a relay's hello, which is that of workers behind the relay,
+    /// if that is possible now. Admits the relay in any case (R10).
     fn renew_for_relay(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         let paused = self.renewed_at.map_or(false, |at| {
             let ago = now.saturating_sub(at);
@@ -80,7 +80,7 @@ impl PublisherMachine {
         self.admit(from, key, hello, now);
     }
 
-    /// Admits or refuses a worker, or pings the live instance of its name.
+    /// Admits or refuses a worker. If another instance has the worker's name, pings that instance.
     fn admit(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         let admission = self.roster.admit(from, key, hello, now, self.timing.lost_after);
         match admission {
@@ -103,8 +103,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Refuses a worker with this code and text. Reports the refusal to the user once, although the
-    /// worker repeats its hello.
+    /// Refuses a hello with this code and text. Notifies the user once, although the worker repeats its
+    /// hello.
     fn refuse_hello(&mut self, (from, key): (&[u8], &str), hello: &Hello, code: &str, text: &str, now: Time) {
         self.refuse(from, code, text, None);
         let refusal = format!("worker {} is refused ({}): {}", hello.name, code, text);
@@ -130,6 +130,7 @@ impl PublisherMachine {
         )
     }
 
+    /// Sends the welcome to a worker that was admitted, and the versions that the worker needs.
     fn welcome(&mut self, name: &str, admission: Admission, now: Time) {
         self.absent.remove(name);
         if admission == Admission::New {
@@ -156,7 +157,7 @@ impl PublisherMachine {
         }
         features.extend(match self.trust {
             Some(_) => self.ticket_for(name, now),
-            None => self.token_for(name), // K9: any peer could read a token on a data connection
+            None => self.token_for(name), // K9: no token, since data connections are not encrypted
         });
         let millis = |time: Duration| (time.as_millis() as u64).max(1);
         let welcome = Welcome {
@@ -181,7 +182,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Sends the worker a `rename` for each running version whose bytes equal those of the latest
+    /// Sends a worker a `rename` for each of its running versions whose bytes equal those of the latest
     /// version (P21).
     fn send_renames(&mut self, name: &str) {
         let peer = match self.roster.get(name) {
@@ -189,18 +190,19 @@ impl PublisherMachine {
             _ => return,
         };
         let mut renamed = Vec::new();
-        for (model, was) in &peer.running {
+        for (model, running) in &peer.running {
             let versions = self.store.models.get(model);
             let latest = versions.and_then(|its| its.get(its.latest_for(name)?));
-            let newer = latest.filter(|latest| self.store.key(latest.number) > (was.epoch, was.version));
-            if let Some(latest) = newer.filter(|latest| latest.is_known_as(was)) {
+            let newer =
+                latest.filter(|latest| self.store.key(latest.number) > (running.epoch, running.version));
+            if let Some(latest) = newer.filter(|latest| latest.is_known_as(running)) {
                 let (version, metadata) = (latest.number, latest.content.metadata.clone());
                 let (model, epoch) = (model.clone(), self.epoch());
                 renamed.push(Rename {
                     model,
                     epoch,
                     version,
-                    was: was.clone(),
+                    was: running.clone(),
                     metadata,
                     ..Default::default()
                 });
@@ -211,8 +213,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the feature, with a token, by which a worker may send `applied` on its data
-    /// connection; empty if the worker does not support that (P22).
+    /// Returns the feature that lets a worker send `applied` on its data connection, with the worker's
+    /// token. Returns an empty list if the worker does not support that, or no token can be drawn (P22).
     fn token_for(&mut self, name: &str) -> Vec<String> {
         let peer = match self.roster.get(name) {
             Some(peer) if peer.hello.features.iter().any(|feature| feature == UPSTREAM) => peer,
@@ -240,13 +242,14 @@ impl PublisherMachine {
         })
     }
 
-    /// Returns the epoch to change to, because a worker's epoch is later than this publisher's. The
-    /// error gives the reason not to change.
+    /// Returns the epoch to change to, because the hello has an epoch above this publisher's. The error
+    /// gives the reason not to change.
     ///
-    /// The new epoch is the worker's epoch plus the proven time between the starts of the two
-    /// publishers. It is at most `EPOCH_LEAP_MAX_MS` above this host's clock at this publisher's
-    /// start: a worker's report must not raise it beyond the reach of other publishers. Because the
-    /// bound is relative to the start, epochs cut to it are in the order of the starts, too.
+    /// `hello.age_ms` is the age of the publisher of that epoch. This publisher may change its epoch if it
+    /// started later. The new epoch is that of the hello plus the time between the two starts. It is at
+    /// most `EPOCH_LEAP_MAX_MS` above this host's clock at this publisher's start, so that a false hello
+    /// cannot raise it too far. Since this bound depends on the start, the epochs of later publishers
+    /// are still higher if both are bounded.
     fn epoch_above(&self, hello: &Hello) -> Result<u64, String> {
         let age = match &self.age {
             Some(age) => age(),
@@ -275,6 +278,7 @@ impl PublisherMachine {
         ))
     }
 
+    /// Returns the refusal of a hello whose epoch this publisher does not take over from.
     fn stale_epoch_text(&self, hello: &Hello) -> String {
         let chosen = match self.age {
             None => "its epoch was chosen, and stays",
@@ -291,7 +295,7 @@ impl PublisherMachine {
         )
     }
 
-    /// Changes to a later epoch. To workers this looks like a restart of the publisher.
+    /// Changes to a later epoch. For workers this is like a restart of the publisher.
     fn renew(&mut self, epoch: u64, hello: &Hello, now: Time) {
         let text = format!(
             "epoch {} becomes {}: {} runs weights of epoch {}, whose publisher started before this one; one of two \
@@ -325,24 +329,24 @@ impl PublisherMachine {
         let mut recipients = Vec::new();
         for peer in self.roster.iter_mut() {
             peer.forget_deliveries();
-            peer.observed.forget_failures(); // their versions are numbered anew
+            peer.observed.forget_failures(); // the new epoch uses the same numbers for other versions
             recipients.extend(Some(peer.identity.clone()).filter(|_| !peer.is_lost() && peer.in_session()));
         }
         for to in recipients {
-            // A pong of another epoch ends the session.
+            // A pong of another epoch makes the worker end its session and join again.
             let message = FromPublisher::Pong(Pong { epoch, ..Default::default() });
             self.perform(Effect::Send { to, message, payload: Payload::None });
         }
     }
 }
 
-/// Returns the error message for a hello that contradicts itself: it names a running version of an
-/// epoch above `epoch`, the greatest epoch of applied versions.
+/// Returns the refusal of a hello that contradicts itself: a running version has an epoch above
+/// `hello.epoch`, the greatest epoch of applied versions.
 fn contradiction(hello: &Hello) -> Option<String> {
     let runs = |(model, running): (_, &Option<Running>)| Some((model, running.clone()?));
-    let (model, its) = hello.models.iter().filter_map(runs).find(|(_, its)| its.epoch > hello.epoch)?;
+    let (model, running) = hello.models.iter().filter_map(runs).find(|(_, r)| r.epoch > hello.epoch)?;
     Some(format!(
         "it runs version {} of {} from epoch {}, but says that it has applied from none above {}",
-        its.version, model, its.epoch, hello.epoch
+        running.version, model, running.epoch, hello.epoch
     ))
 }

@@ -1,11 +1,11 @@
-//! The thread that stores a publisher's latest versions on disk, without delaying publishes.
+//! A thread that writes a publisher's latest versions to the state folder, without delaying publishes.
 //!
-//! `offer` queues a version and returns. A newer version of the model replaces the queued one, so
-//! that versions are skipped if the disk is slow. Before a write, the thread waits a while for a
-//! moment without a publish. It holds the version's memory only during the write: the publisher
-//! uses other memory meanwhile. After a write, the thread pauses for a multiple of the time that
-//! the write took, because the system is still busy with the data. An error is reported, and the
-//! next version is tried. Only `record`, for at most a second, and `close` wait for the disk.
+//! `offer` queues a version and returns. If the disk is slow, a newer version of the model replaces the
+//! queued one. Before each write, the thread waits a while until no publish is in progress. The queue
+//! has a weak reference to a version's memory, which is held only during the write. After a write, the
+//! thread pauses for a multiple of the time that the write took, because the system is still busy with
+//! the data. If a write fails, the thread reports the error and goes on with the next version. Only
+//! `record`, for at most a second, and `close` wait for the disk.
 
 use super::content::Content;
 use super::run::{Shared, Work};
@@ -18,13 +18,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-// After a write, the thread pauses for this multiple of the write's duration: it writes for a tenth
-// of the time.
+// The pause after a write, as a multiple of the write's duration: the thread writes for a tenth of the
+// time.
 const PAUSE_FACTOR: u32 = 9;
-// The longest pause, which delays the next version.
+// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-const IDLE_WAIT_MAX: Duration = Duration::from_secs(1); // total wait for moments without a publish
-const RECORD_TIMEOUT: Duration = Duration::from_secs(1); // to write an epoch; workers tolerate more silence
+const IDLE_WAIT_MAX: Duration = Duration::from_secs(1); // longest wait of a version until no publish is in progress
+const RECORD_TIMEOUT: Duration = Duration::from_secs(1); // longest wait for an epoch; workers tolerate more silence
 const WARNING_INTERVAL: Duration = Duration::from_secs(60); // between two warnings that the disk fails
 
 /// A version that waits to be written.
@@ -39,9 +39,9 @@ struct Queue {
     versions: BTreeMap<String, QueuedVersion>, // by model
     unwritten: BTreeMap<String, String>,       // by model, why its latest version is not on disk
     publishing: bool,                          // a publish is in progress
-    epoch: u64,                                // to be recorded
-    recorded: u64,
-    deadline: Option<Instant>, // when the thread must end, set by `close`
+    epoch: u64,                                // must be recorded on disk
+    recorded: u64,                             // last epoch that was recorded
+    deadline: Option<Instant>,                 // when the thread must end, set by `close`
     ended: bool,
 }
 
@@ -61,7 +61,7 @@ impl SharedQueue {
         self.changed.notify_all();
     }
 
-    /// Waits until `condition` returns true, or until the time `until`. Returns the locked queue.
+    /// Waits until `condition` returns true, or until `until`. Returns the locked queue.
     fn wait(&self, until: Instant, condition: impl Fn(&Queue) -> bool) -> MutexGuard<'_, Queue> {
         let left = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), left, |queue| !condition(queue));
@@ -69,7 +69,7 @@ impl SharedQueue {
     }
 }
 
-/// Writes to a state folder in its own thread, which closes the folder at the end.
+/// The handle of the thread that writes to a state folder, and that closes the folder at its end.
 pub struct Keeper {
     queue: Arc<SharedQueue>,
     thread: Option<JoinHandle<()>>,
@@ -77,6 +77,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
+    /// Starts the thread.
     pub fn start(folder: StateFolder, shared: Arc<Shared>) -> io::Result<Keeper> {
         let queue = Arc::new(SharedQueue::default());
         let (epoch, path) = (folder.epoch(), folder.path().to_owned());
@@ -87,21 +88,21 @@ impl Keeper {
         Ok(Keeper { queue, thread: Some(thread), path })
     }
 
-    /// Queues a version instead of an older one of the model. Never waits.
+    /// Queues a version, which replaces a queued one of the same model. Does not wait for the disk.
     pub fn offer(&self, model: String, key: Key, content: &Arc<Content>, names: BTreeSet<Key>) {
         let queued = QueuedVersion { key, content: Arc::downgrade(content), names };
         self.queue.change(|queue| drop(queue.versions.insert(model, queued)));
     }
 
-    /// Sets whether a publish is in progress: writes wait until it ends.
+    /// Sets whether a publish is in progress. Writes wait while that is so.
     pub fn set_publishing(&self, publishing: bool) {
         if self.queue.lock().publishing != publishing {
             self.queue.change(|queued| queued.publishing = publishing);
         }
     }
 
-    /// Waits until an epoch is on disk, before workers learn it. Returns a warning if that takes
-    /// too long.
+    /// Waits until an epoch is on disk, at most `RECORD_TIMEOUT`. Returns a warning after the timeout.
+    /// Must be called before workers learn the epoch.
     pub fn record(&self, epoch: u64) -> Option<String> {
         self.queue.change(|queue| queue.epoch = epoch);
         if self.queue.wait(Instant::now() + RECORD_TIMEOUT, |queue| queue.recorded >= epoch).recorded >= epoch
@@ -109,15 +110,15 @@ impl Keeper {
             return None;
         }
         Some(format!(
-            "epoch {} is not in {} yet: should this publisher die now, and the clock be behind when it is started \
-             again, workers would refuse it",
+            "epoch {} is not in {} yet: if this publisher dies now, and its clock is behind after the restart, workers \
+             refuse it",
             epoch,
             self.path.display()
         ))
     }
 
-    /// Writes the queued versions and ends the thread. Returns a warning about versions that are
-    /// not on disk after `timeout`.
+    /// Makes the thread write the queued versions and end. Returns a warning about the latest versions
+    /// that are not on disk after `timeout`.
     pub fn close(&mut self, timeout: Duration) -> Option<String> {
         let until = Instant::now() + timeout;
         self.queue.change(|queue| queue.deadline = Some(until));
@@ -126,7 +127,7 @@ impl Keeper {
         let ended = queue.ended;
         unwritten.extend(queue.versions.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
         drop(queue);
-        // If the thread still waits for the disk, do not join it.
+        // Do not join a thread that still waits for the disk.
         let thread = self.thread.take().filter(|_| ended);
         let _ = thread.map(JoinHandle::join);
         let unwritten: Vec<String> =
@@ -135,8 +136,8 @@ impl Keeper {
             return None;
         }
         Some(format!(
-            "closed without the latest version of {} in the state folder {}: after a restart the one before it is \
-             queued",
+            "closed without the latest version of {} in the state folder {}: after a restart, the version before it is \
+             offered",
             unwritten.join("; "),
             self.path.display()
         ))
@@ -146,17 +147,18 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.queue.change(|queue| {
-            // Without a call of `close`, the publisher has failed: end at once.
+            // Without a call of `close`, the publisher has failed, and the thread ends at once.
             queue.deadline.get_or_insert_with(Instant::now);
         });
     }
 }
 
+/// The state of the thread.
 struct Writer {
     folder: StateFolder,
     shared: Arc<Shared>,
     queue: Arc<SharedQueue>,
-    idle_wait_end: Option<Instant>,
+    idle_wait_end: Option<Instant>, // until when the present version waits for publishes to end
     warned_at: Option<Instant>,
 }
 
@@ -187,7 +189,7 @@ impl Writer {
         }
     }
 
-    /// Writes the queued epoch and versions. Returns false if the deadline passes before.
+    /// Writes the queued epoch and versions. Returns false if the deadline passes first.
     fn write_all(&mut self) -> bool {
         self.write_epoch();
         let models: Vec<String> = self.queue.lock().versions.keys().cloned().collect();
@@ -225,8 +227,8 @@ impl Writer {
         self.folder.write(stored, &content, &mut || wait_for_idle(queue, idle_wait_end))
     }
 
-    /// Pauses after the write that began at `started`. Only an epoch, for which a caller waits, is
-    /// written meanwhile.
+    /// Pauses after a write that began at `started`. During the pause, writes only an epoch, for which
+    /// a caller waits.
     fn pause(&mut self, started: Instant) {
         let until = Instant::now() + (started.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX);
         while Instant::now() < until {
@@ -247,12 +249,12 @@ impl Writer {
             if let Err(error) = self.folder.record_epoch(epoch, &[]) {
                 self.warn(&format!("epoch {}", epoch), &error.to_string());
             }
-            // After a failed write, too: the table that is written with the next version has the
-            // epoch.
+            // Also if the write failed: the next version is written with a table that has the epoch.
             self.queue.change(|queue| queue.recorded = epoch);
         }
     }
 
+    /// Notifies the user that `what` could not be written, at most once in `WARNING_INTERVAL`.
     fn warn(&mut self, what: &str, error: &str) {
         if self.warned_at.map_or(false, |at| at.elapsed() < WARNING_INTERVAL) {
             return;
@@ -268,8 +270,8 @@ impl Writer {
     }
 }
 
-/// Waits until no publish is in progress, at most until `by`. Fails if the queue's deadline has
-/// passed.
+/// Waits until no publish is in progress, or the publisher closes, or until `by`. Fails if the deadline
+/// of the closing publisher has passed.
 fn wait_for_idle(queue: &SharedQueue, by: Option<Instant>) -> io::Result<()> {
     let idle = |queue: &Queue| !queue.publishing || queue.deadline.is_some();
     let queue = queue.wait(by.unwrap_or_else(Instant::now), idle);

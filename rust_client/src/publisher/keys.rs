@@ -1,8 +1,8 @@
-//! A publisher's keys on disk, in the format of `weightbus keygen`.
+//! Reads a publisher's key folder, which `weightbus keygen` writes.
 //!
 //! ```text
 //! DIR/publisher.json        the publisher's key pair
-//! DIR/allowed/NAME.json     a public key that may connect, with its name and role
+//! DIR/allowed/NAME.json     a public key whose owner may connect, with the owner's name and role
 //! ```
 
 use super::grants::{ByKey, Grant, Role};
@@ -21,11 +21,10 @@ const ALLOWED: &str = "allowed";
 const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed keys: one for each worker
 const STILL_ALLOWED: &str = "until it can be, it allows what it did: remove it to end that";
 
-/// The number of key files, and the path, inode, size and modification time of each file that is
-/// used.
+/// The number of key files, and the path, inode, size and modification time of each file.
 pub type Stamp = (usize, Vec<(PathBuf, [i64; 4])>);
 
-/// A publisher's secret key, and the keys that it allows.
+/// A publisher's secret key, and the allowed public keys.
 pub struct PublisherKeys {
     pub(super) secret: String, // 40 characters of Z85
     pub(super) by_key: ByKey,
@@ -39,7 +38,7 @@ impl fmt::Debug for PublisherKeys {
 }
 
 impl PublisherKeys {
-    /// Reads a folder that `weightbus keygen` has made. Fails if any file in it is invalid.
+    /// Reads a key folder. Fails if any file in the folder is invalid.
     pub fn read(folder: &Path) -> Result<PublisherKeys, Error> {
         check_curve()?;
         check_path(folder)?;
@@ -67,12 +66,12 @@ impl PublisherKeys {
     }
 }
 
-/// Reads the allowed keys in a publisher's folder, again and again. The removal of a file takes
-/// effect even if another file is invalid.
+/// Reads the allowed keys of a publisher repeatedly. The removal of a file takes effect even if another
+/// file is invalid.
 pub struct Allowed {
     folder: PathBuf,
-    known: BTreeMap<PathBuf, (String, Grant)>, // the contents of the files at the last read
-    /// True if the last `read` could read all files; otherwise the files must be read again.
+    known: BTreeMap<PathBuf, (String, Grant)>, // the key and permission in each file at the last read
+    /// True if the last `read` could read all files. If not, the caller must read again.
     pub complete: bool,
 }
 
@@ -81,9 +80,9 @@ impl Allowed {
         Allowed { folder: folder.join(ALLOWED), known: BTreeMap::new(), complete: true }
     }
 
-    /// Returns the permissions by public key, and calls `complain` with each error. An invalid file
-    /// allows no key. A file that cannot be read now allows the same key as before. If there are
-    /// too many files, only files that were used before are used.
+    /// Returns the permissions by public key, and calls `complain` with each error of a file. An invalid
+    /// file allows no key. A file that cannot be read allows the same key as at the last read. If there
+    /// are too many files, new files are ignored. Fails if the folder cannot be read.
     pub fn read(&mut self, complain: &mut dyn FnMut(Error)) -> Result<ByKey, Error> {
         let (mut found, mut known) = (ByKey::new(), BTreeMap::new());
         self.complete = true;
@@ -129,18 +128,18 @@ impl Allowed {
         Ok(found)
     }
 
-    /// Returns a value that changes whenever a file of an allowed key is added, changed or removed.
+    /// Returns a value that changes when a file of an allowed key is added, changed or removed.
     pub fn stamp(&self) -> Result<Stamp, Error> {
         let look = |file: PathBuf| {
-            let seen = fs::metadata(&file).ok()?; // if removed now, the next check sees that
+            let seen = fs::metadata(&file).ok()?; // fails if the file was just removed
             Some((file, [seen.ino() as i64, seen.size() as i64, seen.mtime(), seen.mtime_nsec()]))
         };
         let (count, files) = self.files()?;
         Ok((count, files.into_iter().filter_map(look).collect()))
     }
 
-    /// Returns the number of key files, and their paths: only those of known files if there are
-    /// more than `KEYS_MAX`.
+    /// Returns the number of key files, and their paths. If there are more than `KEYS_MAX`, returns only
+    /// the paths of files known from the last read.
     fn files(&self) -> Result<(usize, Vec<PathBuf>), Error> {
         let unreadable =
             |error: io::Error| Error::Keys(format!("{} cannot be read: {}", self.folder.display(), error));
@@ -160,7 +159,7 @@ impl Allowed {
     }
 }
 
-/// Returns the public key in a file, and its permission.
+/// Returns the public key in a file, and the permission of its owner.
 fn allowed_in(file: &Path) -> Result<(String, Grant), Unread> {
     let row = |fields: &Fields| -> Result<_, Fault> {
         let role = fields.or("role", Role::Worker, word)?;

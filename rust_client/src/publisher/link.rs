@@ -1,33 +1,32 @@
-//! Estimates the rate of a link to a worker, and the time the worker takes to decode patches.
+//! Estimates the rate of the link to a worker, and the time that the worker needs to decode patches.
 
 use crate::transfer::Time;
 
-// After this many more bytes, an older measurement of a link has half its weight.
+// Each measurement has half its weight after the link has carried this many more bytes.
 const LINK_BYTES: f64 = (1 << 26) as f64;
-// The rate of a link is at most this multiple of the rate at which versions were applied.
+// The rate of a link is assumed to be this multiple of the rate at which versions are applied.
 const RATE_FACTOR: f64 = 3.0;
 
-/// Estimates, from reports, of the rate of a link and of the decoding at its worker. Later reports
-/// have more weight.
+/// Estimates, from a worker's reports, the rate of its link and the speed of its decoding.
 ///
-/// A report is weighted by the time since the previous one. In a plain mean, reports that follow
-/// each other at once would have too much weight.
+/// The rate is a quotient of sums of bytes and of seconds, in which newer reports have more weight. In a
+/// mean of the rates of single reports, reports that follow each other at once would count too much.
 #[derive(Default)]
 pub struct Link {
-    bytes: f64,        // bytes
-    seconds: f64,      // seconds
+    bytes: f64,        // carried, weighted
+    seconds: f64,      // in which these bytes were carried, weighted
     applied_rate: f64, // bytes per second at which versions arrived and were applied
     decode: [Option<f64>; 2],
-    decoded_before: bool, // the worker has decoded a patch before, and has memory for that
+    decoded_before: bool, // and so the worker has memory for decoding
 }
 
 impl Link {
     /// Returns the rate of the link in bytes per second; infinite if unknown.
     ///
-    /// A rate is measured between two progress reports of one version. A small version arrives
-    /// before its second report. Without a measured rate, the estimate is a multiple of the rate at
-    /// which versions were applied: the link may be faster than that rate, since a worker may spend
-    /// most of the time from publish to `applied` on other work.
+    /// The rate is measured between two progress reports of one version. A small version arrives before
+    /// its second report. Without a measurement, the estimate is `RATE_FACTOR` times the rate at which
+    /// versions were applied: a worker may spend most of the time from publish to `applied` on other
+    /// work, so the link may be faster.
     pub fn rate(&self) -> f64 {
         if self.seconds > 0.0 {
             self.bytes / self.seconds
@@ -38,8 +37,8 @@ impl Link {
         }
     }
 
-    /// Returns the seconds to decode a patch without classes and with classes, per byte of an
-    /// unchanged version. `None` if the worker has reported no such time.
+    /// Returns the seconds per byte of a patch's cost to decode patches without classes, and patches with
+    /// classes. `None` if the worker has reported no such time.
     pub fn decode(&self) -> [Option<f64>; 2] {
         self.decode
     }
@@ -52,8 +51,8 @@ impl Link {
         self.seconds = kept * self.seconds + took.as_secs_f64();
     }
 
-    /// Records that a version of `nbytes` bytes was applied the time `took` after its publish. A
-    /// busy worker reports late, so one slow version at most halves the estimate.
+    /// Records that a version of `nbytes` bytes was applied, and that this `took` so long from the
+    /// publish on. One slow version at most halves the estimate, because a busy worker reports late.
     pub fn observe_rate(&mut self, nbytes: u64, took: Time) {
         if !took.is_zero() {
             self.applied_rate = (nbytes as f64 / took.as_secs_f64()).max(self.applied_rate / 2.0);
@@ -61,7 +60,7 @@ impl Link {
     }
 
     /// Records that decoding a patch of cost `work` took `micros` microseconds (0: unknown) (D11).
-    /// The first patch is ignored: it takes far longer, because its memory is new.
+    /// Ignores the first patch, which takes far longer, because the worker allocates memory for it.
     pub fn record_decode(&mut self, micros: u64, work: f64, classes: bool) {
         let decoded_before = std::mem::replace(&mut self.decoded_before, true);
         if decoded_before && micros > 0 && work > 0.0 {

@@ -1,4 +1,4 @@
-//! Listening sockets, and the connections that they accept.
+//! Listening sockets, which accept connections at a limited rate.
 
 use super::endpoints::ListenAddress;
 use super::rate_limits::{Rate, TokenBucket};
@@ -15,7 +15,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when no descriptor is left
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // when descriptors or memory are exhausted
 
 pub enum Listener {
     Tcp(Own<TcpListener>),
@@ -53,7 +53,7 @@ impl Listener {
         }
     }
 
-    /// Returns the path of the socket file, which must be removed at the end, if there is one.
+    /// Returns the path of the socket file, if there is one. The file must be removed at the end.
     fn path(&self) -> Option<&PathBuf> {
         match self {
             Listener::Ipc(_, path) if !is_name(path) => Some(path),
@@ -72,12 +72,13 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(path) = self.path() {
-            let _ = std::fs::remove_file(path); // safe: no publisher takes a live socket's path
+            // No other publisher takes the path while this socket listens.
+            let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// A listener that accepts connections at a limited rate, and pauses while descriptors are short.
+/// A listener that limits the rate of connections, and pauses when descriptors or memory are exhausted.
 pub struct LimitedListener {
     listener: Listener,
     rate: Rate,
@@ -87,8 +88,8 @@ pub struct LimitedListener {
 }
 
 impl LimitedListener {
-    /// Makes such a listener. `pause` is the time to the next attempt after the rate was exceeded,
-    /// or a connection closed to keep the last descriptors.
+    /// Returns a listener with this rate limit. `pause` is how long it accepts nothing after the rate
+    /// was exceeded, or after a connection was closed to save descriptors.
     pub fn new(listener: Listener, rate: Rate, pause: Duration) -> LimitedListener {
         LimitedListener {
             listener,
@@ -111,8 +112,7 @@ impl LimitedListener {
             return None;
         }
         match self.listener.accept() {
-            // The connection is closed here: the last descriptors are reserved for the process
-            // itself.
+            // Closes the connection: the last descriptors are reserved for the process itself.
             Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + self.pause,
             Ok(connection) => return Some(connection),
             Err(error)
@@ -120,7 +120,7 @@ impl LimitedListener {
             {
                 self.accept_at = now + ACCEPT_PAUSE;
             }
-            Err(_) => {} // none waits, or the peer is gone already
+            Err(_) => {} // no connection waits, or the peer is already gone
         }
         None
     }

@@ -1,25 +1,25 @@
-//! The publisher's decisions, without sockets, threads or clocks.
+//! The publisher's state machine: makes all decisions, and has no sockets, threads or clocks.
 //!
-//! Call `receive` with each message, `publish` for the user, and `tick` as time passes: each
-//! returns the effects to carry out. While `pushing` yields a topic, `push` returns the next chunks
-//! of that topic.
+//! The caller passes each message to `receive`, each version of the user to `publish`, and the time to
+//! `tick`. Each call returns the effects that the caller must carry out. While `pushing` returns a topic,
+//! `push` returns the next chunks of that topic.
 //!
 //! ```text
-//! hello ──> welcome                          the worker is on the roster       joining.rs
-//! publish ──> announce, chunk..., end        pushed; or announced to some      publishing.rs
+//! hello ──> welcome                          adds the worker to the roster     joining.rs
+//! publish ──> announce, chunk..., end        to all; or announced to some      publishing.rs
 //! fetch ──> chunk...  | announce, end | refuse(gone)                           serving.rs
-//! staged ──> commit | abort                  once decided                      calls.rs
-//! applied | staged | failed                  move the publish along            reports.rs
-//! below ──> (as the reports of the workers behind a relay)                     behind.rs
+//! staged ──> commit | abort                  after the decision                calls.rs
+//! applied | staged | failed                  advance the open publishes        reports.rs
+//! below                                      reports workers behind a relay    behind.rs
 //! silence ──> lost                                                            sessions.rs
-//! observe ──> roster                         workers, and what each runs       observers.rs
-//! verify ──> check ... verified              tensors that differ at a worker   verifying.rs
+//! observe ──> roster                         what each worker runs             observers.rs
+//! verify ──> check ... verified              finds differing tensors           verifying.rs
 //! ```
 //!
 //! The machine implements levels 1 to 3 of the protocol, with keys (`trust.rs`) and without. It
 //! also implements patches (`patched.rs`), workers behind relays (`behind.rs`), and `applied` on the
-//! data connection for workers that can send it there (P22). It has no shared-memory transport, and
-//! is no relay.
+//! data connection for workers that can send it there (P22). It does not publish through shared memory,
+//! and does not work as a relay.
 
 use super::absent::{Absent, Oversights};
 use super::behind::ContestedRows;
@@ -42,8 +42,7 @@ use std::time::Duration;
 
 const TOKEN_BYTES: usize = 32;
 
-/// Returns the time since this publisher started, by a clock that also runs while the host is
-/// suspended.
+/// Returns the time since this publisher started. The clock must also run while the host is suspended.
 pub type Age = Box<dyn Fn() -> Duration + Send>;
 /// Returns 32 random hexadecimal digits; `None` if there are no random bytes.
 pub type Draw = Box<dyn Fn() -> Option<String> + Send>;
@@ -51,7 +50,7 @@ pub type Draw = Box<dyn Fn() -> Option<String> + Send>;
 /// The state of one publisher.
 pub struct PublisherMachine {
     pub timing: Timing,
-    /// Messages dropped because they broke the protocol.
+    /// Number of messages that were refused because they broke the protocol.
     pub malformed: u64,
     pub(super) data_endpoint: String,
     /// `None` if the user chose the epoch, which then never changes.
@@ -60,14 +59,14 @@ pub struct PublisherMachine {
     pub(super) roster: Roster,
     pub(super) store: Store,
     pub(super) calls: Calls,
-    // The pushes in progress, by topic: of a model's latest version, and of a patch whose result is
-    // that version.
+    // The pushes in progress, by topic. A model has up to two: of its latest version, and of a patch
+    // whose result is that version.
     pub(super) pushes: BTreeMap<String, Push>,
     pub(super) absent: Absent,
     pub(super) contested_rows: ContestedRows,
     pub(super) renewed_at: Option<Time>,
     pub(super) renewal_pause: Duration, // least time between two changes of the epoch
-    pub(super) trust: Option<Trust>,    // None without keys
+    pub(super) trust: Option<Trust>,    // `None` without keys
     pub(super) observers: Observers,
     pub(super) checks: Checks,
     pub(super) oversights: Oversights,
@@ -81,8 +80,7 @@ pub struct PublisherMachine {
 }
 
 impl PublisherMachine {
-    /// Returns a machine without workers. `data_endpoint` is the data address that is sent to
-    /// workers.
+    /// Returns a machine without workers. `data_endpoint` is the data address for workers.
     pub fn new(
         epoch: u64,
         data_endpoint: &str,
@@ -123,13 +121,14 @@ impl PublisherMachine {
 
     // Sending.
 
-    /// Reports an event to the user.
+    /// Notifies the user of an event.
     pub(super) fn notify(&mut self, kind: WorkerEventKind, worker: &str, text: String) {
         self.effects.push(Effect::Notify(WorkerEvent { kind, worker: worker.to_owned(), text }));
     }
 
-    /// Reports an event that a worker can cause any number of times. Each worker, or each key if
-    /// there are keys, has its own rate limit, so that no peer's events suppress those of others.
+    /// Notifies the user of an event that a worker can cause any number of times. Each worker, or each
+    /// key if there are keys, has its own rate limit, so that the events of one peer do not suppress those
+    /// of others.
     pub(super) fn notify_limited(
         &mut self,
         kind: WorkerEventKind,
@@ -147,6 +146,7 @@ impl PublisherMachine {
         }
     }
 
+    /// Adds an effect to those that the current call returns.
     pub(super) fn perform(&mut self, effect: Effect) {
         self.effects.push(effect);
     }
@@ -159,17 +159,18 @@ impl PublisherMachine {
         }
     }
 
+    /// Sends a message without payload to a worker, as `send` does.
     pub(super) fn send_header(&mut self, name: &str, message: FromPublisher) {
         self.send(name, message, Payload::None);
     }
 
-    /// True if a version, given by its epoch and number, is available.
+    /// True if the version of this epoch and number is in memory.
     pub fn offers(&self, model: &str, (epoch, number): (u64, u64)) -> bool {
         let versions = self.store.models.get(model).filter(|_| epoch == self.store.epoch);
         versions.map_or(false, |versions| versions.get(number).is_some())
     }
 
-    /// Refuses a connection, or its request `fetch`.
+    /// Refuses the peer on the connection `to`, or only its request `fetch`.
     pub(super) fn refuse(&mut self, to: &[u8], code: &str, text: &str, fetch: Option<&Fetch>) {
         let refuse = Refuse {
             code: code.to_owned(),
@@ -183,8 +184,8 @@ impl PublisherMachine {
         self.effects.push(Effect::Send { to: to.to_vec(), message, payload: Payload::None });
     }
 
-    /// Drops unneeded versions, then returns the effects. The order matters: a caller whose publish
-    /// ends may publish again at once.
+    /// Drops unneeded versions and pushes. Then returns the effects: the user may publish again as soon
+    /// as these end a publish, and then needs the memory.
     pub(super) fn finish(&mut self) -> Vec<Effect> {
         self.store.prune();
         let store = &self.store;
@@ -196,8 +197,8 @@ impl PublisherMachine {
 
     // Receiving.
 
-    /// Handles one message of a connection; `payload_count` is the number of frames after the header. A
-    /// malformed message is refused.
+    /// Handles one message of a connection, or refuses the message if it is malformed. `payload_count` is
+    /// the number of frames after the header.
     pub fn receive(&mut self, from: &[u8], header: &[u8], payload_count: usize, now: Time) -> Vec<Effect> {
         self.receive_of(from, "", header, payload_count, now)
     }
@@ -214,7 +215,8 @@ impl PublisherMachine {
     ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
         if self.belongs_to_other_key(name.as_deref(), key) {
-            return vec![Effect::HangUp]; // K10: the identity is chosen by the peer, and belongs to another key
+            // K10: the worker that has this identity joined with another key.
+            return vec![Effect::HangUp];
         }
         let unparsed_cost = cost_of(None, false);
         if name.is_none() && !self.limits.allow_unknown(now) {
@@ -253,14 +255,15 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Handles a message of a worker on the roster.
+    /// Handles a message, not a hello, of a worker on the roster.
     fn handle(&mut self, name: &str, message: FromWorker, now: Time) {
         if let FromWorker::Bye(_) = message {
             return self.leave(name, "it sent goodbye", now);
         }
         let away = |peer: &Peer| peer.is_relay() && !peer.phase.is(PeerPhase::Here);
         if self.roster.get(name).map_or(false, away) {
-            return self.drop_session(name, "this relay was away", now); // R5: its reports may be lost
+            // R5: reports of the relay may be lost.
+            return self.drop_session(name, "this relay was away", now);
         }
         self.note_message(name, now);
         self.send_group_key(name);
@@ -269,6 +272,7 @@ impl PublisherMachine {
         self.note_for_observers(name, change, now);
     }
 
+    /// Calls the handler of a message.
     fn dispatch(&mut self, name: &str, message: FromWorker, now: Time) {
         match message {
             FromWorker::Fetch(fetch) => self.fetch(name, &fetch, now),
@@ -288,14 +292,14 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a report from a data connection. `word` is the worker's token, followed by the
-    /// message. Returns `None` if the token or the message is invalid (P22).
+    /// Handles a report from a data connection: the worker's token, and the message. Returns `None` if
+    /// the token or the message is invalid (P22).
     ///
-    /// The report may arrive late or twice: workers repeat every report on the control channel.
-    pub fn receive_report(&mut self, word: &[u8], now: Time) -> Option<Vec<Effect>> {
-        let token = std::str::from_utf8(word.get(..TOKEN_BYTES)?).ok()?;
+    /// The same report may already have arrived on the control connection, where workers repeat it.
+    pub fn receive_report(&mut self, bytes: &[u8], now: Time) -> Option<Vec<Effect>> {
+        let token = std::str::from_utf8(bytes.get(..TOKEN_BYTES)?).ok()?;
         let name = self.roster.by_token(token)?.to_owned();
-        let report = match from_worker(&word[TOKEN_BYTES..], 0) {
+        let report = match from_worker(&bytes[TOKEN_BYTES..], 0) {
             Ok(FromWorker::Applied(report)) => report,
             _ => return None,
         };
@@ -309,10 +313,10 @@ impl PublisherMachine {
         Some(self.finish())
     }
 
-    /// Records that a connection is closed. The worker of that connection gets some time to connect
-    /// again, unless another instance wants the worker's name (P18).
+    /// Records that a control connection is closed. Its worker is lost at once if another instance claims
+    /// its name; otherwise the worker gets some time to connect again (P18).
     ///
-    /// Call this after all messages of that connection were handled: the last one may be a `bye`.
+    /// Must be called after all messages of the connection were handled: the last may be a `bye`.
     pub fn unreachable(&mut self, identity: &[u8], now: Time) -> Vec<Effect> {
         if let Some(name) = self.roster.by_identity(identity).map(str::to_owned) {
             if let Some(peer) = self.roster.get_mut(&name).filter(|peer| peer.phase.is(PeerPhase::Here)) {
@@ -325,8 +329,8 @@ impl PublisherMachine {
         self.finish()
     }
 
-    /// Returns the beacon that shows a new subscriber of a topic that its subscription has arrived
-    /// (P16); `None` for a topic that has no beacons.
+    /// Returns the beacon for a new subscriber of a topic, which confirms the subscription (P16). Returns
+    /// `None` if the topic has no beacons.
     pub fn subscribed(&self, topic: &str) -> Option<FromPublisher> {
         let model = topic.strip_suffix("/ctl").filter(|model| crate::fields::is_name(model))?;
         Some(self.beacon(model))
@@ -344,7 +348,8 @@ impl PublisherMachine {
 
     // Time.
 
-    /// Does what is due at `now`: sends beacons, finds lost workers, ends calls at their deadlines.
+    /// Does everything that is due at `now`: sends beacons, finds lost workers, ends calls at their
+    /// deadlines.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         self.limits.tick(now);
         self.notices.tick(now);

@@ -460,7 +460,7 @@ impl Drop for Publisher {
 fn metadata_fault(metadata: &BTreeMap<String, String>) -> Option<String> {
     let is_invalid = |name: &&String| !(1..=METADATA_NAME_MAX).contains(&name.chars().count());
     if metadata.len() > METADATA_MAX {
-        return Some(format!("{} entries; at most {} are sent", metadata.len(), METADATA_MAX));
+        return Some(format!("{} entries; at most {} travel", metadata.len(), METADATA_MAX));
     }
     if let Some(name) = metadata.keys().find(is_invalid) {
         return Some(format!("the name {:.80?}; a name has 1 to {} characters", name, METADATA_NAME_MAX));

@@ -1,13 +1,13 @@
 //! Answers observers' requests for the changes since a revision (P23).
 //!
-//! Every change has a revision number, and a request names the last revision that the observer has.
-//! So the publisher keeps no record of what it has sent to an observer, and sends nothing without a
-//! request. A page has the changes since the requested revision, oldest first:
+//! Every change has a revision number, and a request names the last revision that the observer has. So
+//! the publisher need not record what an observer has, and sends nothing without a request. An answer
+//! consists of pages with the changes since that revision, oldest first:
 //!
 //! ```text
-//! a model's latest version        looked up on request
-//! a worker: joined, has news      recorded on the roster at each report and event of the worker
-//! an event                        the last few
+//! a model's latest version        compared when a request arrives
+//! a worker's state                recorded on the roster at each report and event of the worker
+//! an event                        only the newest are kept
 //! ```
 
 use super::effects::{Effect, Identity, WorkerEvent};
@@ -22,24 +22,25 @@ use crate::words::printable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-const OBSERVER_SILENCE_MAX: Duration = Duration::from_secs(3); // maximum silence of an observer
-const PAGES_MAX: u64 = 2; // pages per request: some ten milliseconds of work at most
+const OBSERVER_SILENCE_MAX: Duration = Duration::from_secs(3); // longest time between two requests of an observer
+const PAGES_MAX: u64 = 2; // pages of an answer: at most some ten milliseconds of work
 const ROW_RATE: Rate = Rate(16_384.0, 4096.0); // rows for all observers together
-const EVENTS_OF_WORKER: usize = 16; // above this, a new event replaces the worker's oldest event
-const VERSIONS_TIMED: usize = 4096; // versions of a model whose time of publish is kept
+const EVENTS_OF_WORKER: usize = 16; // with more, a new event displaces the same worker's oldest event
+const VERSIONS_TIMED: usize = 4096; // versions of a model whose publish times are kept
 pub const NO_OBSERVER: &str =
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one";
 
 /// Returns the milliseconds since 1970.
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
-/// The last recorded state of a model at a worker: the running, arriving and failed versions.
+/// The last recorded state of a model at a worker: the running version, the arriving version with its
+/// phase and chunks, and the failed version with the error.
 type ReportedState = (Key, Option<(u64, ProgressPhase, u64)>, Option<(u64, String)>);
 
-/// Data about a worker that only observers receive, by model.
+/// Data about a worker that only observers get, by model.
 #[derive(Default)]
 pub struct ObserverRecord {
-    /// The last applied version, and the microseconds from its publish to the report.
+    /// The last applied version, and the microseconds from its publish to the worker's report.
     pub took: BTreeMap<String, (u64, u64)>,
     /// The version that the worker failed to apply, and the error text.
     pub failed: BTreeMap<String, (u64, String)>,
@@ -47,7 +48,7 @@ pub struct ObserverRecord {
     reported: BTreeMap<String, ReportedState>,
 }
 
-/// The facts about a model that are sent to observers.
+/// What observers get about a model.
 #[derive(Default)]
 pub struct ObservedModel {
     pub latest: Key,
@@ -55,14 +56,14 @@ pub struct ObservedModel {
     pub metadata: Metadata,
     /// The time at which each version was published, by its number.
     pub times: BTreeMap<u64, Time>,
-    revision: u64,
-    targeted: BTreeMap<String, u64>,
+    revision: u64,                   // of the last change of the latest version
+    targeted: BTreeMap<String, u64>, // as in `Versions`, at the last request
 }
 
-/// The observers of a publisher, and the data that only observers receive.
+/// The observers of a publisher, and the data that only observers get.
 pub struct Observers {
-    clock: Option<Clock>, // `None`: time_ms is 0
-    last_requests: HashMap<Identity, Time>,
+    clock: Option<Clock>,                   // without a clock, the `time_ms` of answers is 0
+    last_requests: HashMap<Identity, Time>, // when each observer last sent a request
     rows: TokenBucket,
     models: BTreeMap<String, ObservedModel>,
     events: VecDeque<(u64, Time, WorkerEvent)>,
@@ -81,7 +82,7 @@ impl Default for Observers {
 }
 
 impl Observers {
-    /// Records that a version was published.
+    /// Records when a version was published.
     pub fn published(&mut self, model: &str, number: u64, now: Time) {
         let times = &mut self.models.entry(model.to_owned()).or_default().times;
         times.insert(number, now);
@@ -91,8 +92,8 @@ impl Observers {
         }
     }
 
-    /// Drops an event. If this worker has many events, drops its oldest event, so that its events
-    /// do not displace those of other workers. Otherwise drops the oldest event of all.
+    /// Drops the oldest event of `worker` if the worker has more than `EVENTS_OF_WORKER`, so that its
+    /// events do not displace those of other workers. Otherwise drops the oldest event of all.
     fn drop_event(&mut self, worker: &str) {
         let its = |(_, _, event): &&(u64, Time, WorkerEvent)| event.worker == worker;
         let many = self.events.iter().filter(its).count() > EVENTS_OF_WORKER;
@@ -100,7 +101,7 @@ impl Observers {
         self.events.remove(oldest.filter(|_| many).unwrap_or(0));
     }
 
-    /// Returns true, and records the observer's request, unless there are too many observers.
+    /// Records an observer's request. Returns false if there are too many observers.
     fn admit(&mut self, from: &[u8], now: Time) -> bool {
         self.last_requests.retain(|_, at| now.saturating_sub(*at) < OBSERVER_SILENCE_MAX);
         let room = self.last_requests.len() < OBSERVERS_MAX || self.last_requests.contains_key(from);
@@ -111,7 +112,7 @@ impl Observers {
     }
 }
 
-/// What a worker's message may change for observers.
+/// What a worker's message may change in the answers to observers.
 pub(super) enum PossibleChange {
     None,
     Transport,
@@ -137,8 +138,8 @@ impl PossibleChange {
 }
 
 impl ObserverRecord {
-    /// Records the version that a worker failed to apply, with the error. Returns false if that is
-    /// known.
+    /// Records the version that a worker failed to apply, and the error. Returns false if both are
+    /// already recorded.
     pub fn note_failure(&mut self, model: &str, version: u64, error: &str) -> bool {
         let failure = (version, error.to_owned());
         self.failed.insert(model.to_owned(), failure.clone()) != Some(failure)
@@ -164,8 +165,8 @@ impl PublisherMachine {
 
     // Events.
 
-    /// Records that a worker has changed, if its message has changed something that observers are
-    /// sent. Must be called after the message was handled.
+    /// Records a new revision of a worker if its message has changed what observers get. Must be called
+    /// after the message was handled.
     pub(super) fn note_for_observers(&mut self, name: &str, change: PossibleChange, now: Time) {
         let epoch = self.epoch();
         let peer = match self.roster.get_mut(name) {
@@ -192,7 +193,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Records that a relay has reported a worker behind it, and what it does with these models.
+    /// Records a new revision of a worker behind a relay, whose row has named these models.
     pub(super) fn note_rows_for_observers<'a>(
         &mut self,
         name: &str,
@@ -208,7 +209,7 @@ impl PublisherMachine {
         self.roster.touch(name);
     }
 
-    /// Records an event for observers when it is reported to the listener.
+    /// Records an event of a worker for observers. The caller notifies the user of the same event.
     pub fn record_event(&mut self, event: &WorkerEvent, now: Time) {
         if event.worker.is_empty() {
             return;
@@ -223,8 +224,8 @@ impl PublisherMachine {
 
     // Answers.
 
-    /// Answers a request of an observer, or refuses the request if the peer's key does not permit
-    /// it (K4).
+    /// Answers a request of an observer. Refuses the request if the peer's key is not an observer's (K4),
+    /// or there are too many observers.
     pub(super) fn answer_observer(&mut self, from: &[u8], key: &str, asked: &Observe, now: Time) {
         if !self.may_observe(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -239,7 +240,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the headers of the pages that answer a request: as many changes since its revision
+    /// Returns the pages that answer a request, as headers: as many changes since the requested revision
     /// as fit.
     fn pages(&mut self, asked: &Observe, now: Time) -> Vec<Vec<u8>> {
         self.update_models();
@@ -269,8 +270,8 @@ impl PublisherMachine {
         headers
     }
 
-    /// Records new latest versions of models, and touches the workers whose newest version,
-    /// published to them by name, has changed.
+    /// Records new revisions: of models whose latest version has changed, and of workers to which a newer
+    /// version was published by name.
     fn update_models(&mut self) {
         for (name, versions) in &self.store.models {
             let model = self.observers.models.entry(name.clone()).or_default();
@@ -282,9 +283,9 @@ impl PublisherMachine {
             }
             let (before, targeted) = (&model.targeted, versions.targeted());
             if before != targeted {
-                let others = before.iter().filter(|(name, number)| targeted.get(*name) != Some(number));
-                let other = targeted.iter().filter(|(name, number)| before.get(*name) != Some(number));
-                let names: BTreeSet<&String> = others.chain(other).map(|(name, _)| name).collect();
+                let removed = before.iter().filter(|(name, number)| targeted.get(*name) != Some(number));
+                let added = targeted.iter().filter(|(name, number)| before.get(*name) != Some(number));
+                let names: BTreeSet<&String> = removed.chain(added).map(|(name, _)| name).collect();
                 names.into_iter().for_each(|name| self.roster.touch(name));
                 model.targeted = targeted.clone();
             }
@@ -292,8 +293,8 @@ impl PublisherMachine {
     }
 }
 
-/// Returns the changes after the revision `since`, oldest first, each with its unique revision: as
-/// many as fit the pages of an answer.
+/// Returns the changes after the revision `since`, each with its own revision, oldest first. Leaves out
+/// workers that cannot fit into an answer.
 fn changes_since<'a>(
     models: &'a BTreeMap<String, ObservedModel>,
     events: &'a VecDeque<(u64, Time, WorkerEvent)>,
@@ -311,11 +312,12 @@ fn changes_since<'a>(
     found
 }
 
-/// Records the time from publish to report of the version that a worker runs. Removes the record of
-/// a failure that this version resolves.
+/// Records how long the running version of a worker took from its publish on. Removes the failure of
+/// this version or an older one.
 fn record_outcome(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&ObservedModel>, now: Time) {
-    let (of, version) = peer.running_key(model);
-    let new = of == epoch && peer.observed.took.get(model).map(|(number, _)| *number) != Some(version);
+    let (running_epoch, version) = peer.running_key(model);
+    let new =
+        running_epoch == epoch && peer.observed.took.get(model).map(|(number, _)| *number) != Some(version);
     if let Some(published) = seen.and_then(|seen| seen.times.get(&version)).filter(|_| new) {
         let took = (now.saturating_sub(*published).as_micros() as u64).max(1);
         peer.observed.took.insert(model.to_owned(), (version, took));
@@ -325,8 +327,7 @@ fn record_outcome(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&Observ
     }
 }
 
-/// Returns true, and records the new state, if the state of a model at a worker differs from the
-/// state recorded for observers.
+/// Records the state of a model at a worker. Returns true if the state has changed.
 fn record_if_changed(peer: &mut Peer, model: &str) -> bool {
     let at = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
     let now = (peer.running_key(model), at, peer.observed.failed.get(model).cloned());

@@ -1,4 +1,4 @@
-//! An offer: a version to publish, whole and as patches on versions that workers run.
+//! An offer: a version to publish, and the patches that lead to the version from those that workers run.
 
 use super::content::Content;
 use super::roster::Peer;
@@ -12,11 +12,12 @@ pub struct VersionPatch {
     pub id: PatchId,
     /// The bytes of the patch, with the layout and the digest of the version.
     pub content: Arc<Content>,
-    /// True if the patch may be coded by class, which takes longer to decode.
+    /// True if the patch may code changes by class, which takes longer to decode.
     pub classes: bool,
-    /// The cost of decoding the patch, as bytes of an unchanged version; 0 if unknown.
+    /// The cost of decoding the patch: decoding takes as long as a patch without changes on a version of
+    /// this many bytes. 0 if unknown.
     pub work: f64,
-    base: Running, // as workers report it
+    base: Running, // as workers report this version
 }
 
 impl VersionPatch {
@@ -32,15 +33,14 @@ impl VersionPatch {
         VersionPatch { id, base, content, classes: way.classes, work }
     }
 
-    /// Returns the entry for the patch in announcements.
+    /// Returns the patch's entry in announcements.
     pub fn offered(&self) -> Patch {
         let PatchId { encoding, epoch, version, .. } = self.id.clone();
         let (digest, nbytes) = (self.base.digest.clone(), self.content.plan.nbytes);
         Patch { encoding, epoch, version, digest, nbytes, ..Default::default() }
     }
 
-    /// True if a worker accepts patches, and its running version of the model is the base of this
-    /// patch.
+    /// True if a worker accepts patches, and runs the base of this patch.
     pub fn is_for(&self, peer: &Peer, model: &str) -> bool {
         accepts_patches(peer) && peer.running.get(model) == Some(&self.base)
     }
@@ -54,16 +54,15 @@ pub fn accepts_patches(peer: &Peer) -> bool {
 #[derive(Clone, Debug)]
 pub struct Offer {
     pub content: Arc<Content>,
-    /// True if later patches may build on the version, so that workers keep its bytes (D1).
+    /// True if later patches may build on the version: then workers keep its bytes (D1).
     pub keep: bool,
-    /// The first patch is pushed, the others are fetched.
+    /// The publisher pushes the first patch; workers fetch the others.
     pub patches: Vec<VersionPatch>,
     /// The reasons that patches could not be made.
     pub faults: Vec<String>,
 }
 
 impl Offer {
-    /// Adds a patch.
     pub fn add_patch(&mut self, patch: VersionPatch) {
         self.patches.push(patch);
     }

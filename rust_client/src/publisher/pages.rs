@@ -1,4 +1,4 @@
-//! Pages of the roster for observers: messages whose JSON header has as many rows as fit.
+//! Builds the pages that answer an observer: messages whose JSON header has as many rows as fit.
 
 use super::effects::WorkerEvent;
 use super::observers::ObservedModel;
@@ -14,10 +14,10 @@ use crate::words::printable;
 use serde::Serialize;
 use std::time::Duration;
 
-pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // for rows; the other fields take the rest
-const SHORT_ERROR: usize = 64; // characters of each error of a worker whose row is too long for a page
+pub const PAGE_BYTES: usize = HEADER_BYTES_MAX - 1024; // of rows; the other fields need less than 1024
+const SHORT_ERROR: usize = 64; // characters kept of each error, if a worker's row would be too long
 
-/// A change to send to observers.
+/// A change that becomes a row of a page.
 pub enum Changed<'a> {
     Model(&'a str, &'a ObservedModel),
     Worker(&'a Peer),
@@ -26,7 +26,7 @@ pub enum Changed<'a> {
 
 /// A page that is being filled with rows.
 pub struct Page {
-    /// The revision of the last change in the page.
+    /// The revision of the last change on the page.
     pub revision: u64,
     since: u64,
     models: Vec<ModelRow>,
@@ -42,8 +42,8 @@ impl Page {
         Page { revision: since, since, models, rows, events, bytes_left: PAGE_BYTES, row_count: 0 }
     }
 
-    /// Adds a change with the revision `at`. Returns false if the page has no room for the change;
-    /// an empty page has room for any.
+    /// Adds a change with the revision `at`. Returns false if the page has no room. An empty page has
+    /// room for any change.
     pub fn try_add(&mut self, at: u64, what: &Changed, store: &Store, timing: &Timing, now: Time) -> bool {
         match what {
             Changed::Model(name, model) => {
@@ -69,7 +69,7 @@ impl Page {
         }
     }
 
-    /// True if a row with the revision `at` fits; the page then has its bytes.
+    /// Reserves room for a row with the revision `at`. Returns false if the row does not fit.
     fn reserve(&mut self, at: u64, row: &impl Serialize) -> bool {
         let nbytes = nbytes(row);
         if self.row_count > 0 && (nbytes > self.bytes_left || self.row_count >= PAGE_ROWS_MAX) {
@@ -80,9 +80,9 @@ impl Page {
         true
     }
 
-    /// Returns the page as the header of a `roster` message, with the epoch, the latest revision,
-    /// the number of workers, and the time in milliseconds since 1970. `follows` is true if
-    /// another page of the same answer follows, and `more` if the observer can request more.
+    /// Returns the page as the header of a `roster` message. The tuple has the epoch, the latest revision,
+    /// the number of workers, and the milliseconds since 1970. `follows` is true if another page of the
+    /// same answer follows, `more` if there are changes for which the observer must send a new request.
     pub fn header(
         self,
         (epoch, latest, workers, time_ms): (u64, u64, usize, u64),
@@ -107,12 +107,12 @@ impl Page {
     }
 }
 
-/// Returns the bytes of a row in a page.
+/// Returns the number of bytes that a row takes in a page.
 fn nbytes(row: &impl Serialize) -> usize {
     serde_json::to_vec(row).map_or(PAGE_BYTES, |row| row.len()) + 1
 }
 
-/// Returns the row of a model, with the ages of its latest version and of some earlier ones.
+/// Returns the row of a model, with the ages of its latest version and of some older versions.
 fn model_row(name: &str, model: &ObservedModel, now: Time) -> ModelRow {
     let version = model.latest.1;
     let (mut published, mut step) = (Vec::new(), 0u64);
@@ -151,6 +151,7 @@ fn worker_row(peer: &Peer, error_max: usize, store: &Store, timing: &Timing, now
     }
 }
 
+/// Returns what a worker does with a model.
 fn doing_of(peer: &Peer, model: &str, error_max: usize, store: &Store, now: Time) -> Doing {
     let (epoch, version) = peer.running_key(model);
     let took = peer.observed.took.get(model).filter(|(number, _)| *number == version);

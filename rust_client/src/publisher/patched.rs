@@ -1,5 +1,5 @@
-//! Finds the workers that accept patches and the subscribers that can use one, and records how
-//! versions arrived.
+//! Patches: finds the workers that accept patches, decides what is pushed, and records how versions
+//! arrived.
 
 use super::bases::PatchCandidate;
 use super::machine::PublisherMachine;
@@ -8,7 +8,7 @@ use super::roster::Peer;
 use crate::messages::*;
 use crate::transfer::{Key, Time};
 
-/// Whether subscribers of a model need the whole version, or can use its first patch (D6).
+/// What the subscribers of a model need: the whole version, its first patch, or both (D6).
 #[derive(Default)]
 pub(super) struct SubscriberNeeds {
     /// True if a subscriber needs the whole version.
@@ -18,8 +18,8 @@ pub(super) struct SubscriberNeeds {
 }
 
 impl PublisherMachine {
-    /// Returns the live workers that subscribe to a model and accept patches (D2): of the workers
-    /// with these names, or of all workers if `None`.
+    /// Returns the live workers that subscribe to a model and accept patches (D2), restricted to the names
+    /// in `workers` unless that is `None`.
     pub fn patch_candidates(&self, model: &str, workers: Option<&[String]>) -> Vec<PatchCandidate> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
         let here = self.roster.iter().filter(|peer| !peer.is_lost() && peer.in_session());
@@ -31,6 +31,7 @@ impl PublisherMachine {
         live.filter(|peer| named(&peer.hello.name)).map(candidate).collect()
     }
 
+    /// Returns what the live subscribers of a model need of a version with these patches.
     pub(super) fn subscriber_needs(&self, model: &str, patches: &[VersionPatch]) -> SubscriberNeeds {
         let mut found = SubscriberNeeds::default();
         let here = self.roster.iter().filter(|peer| !peer.is_lost() && peer.in_session());
@@ -42,8 +43,8 @@ impl PublisherMachine {
         found
     }
 
-    /// Records how a version arrived at a worker, whole or as a patch (D11). `decode_us` is that
-    /// of an `applied` report.
+    /// Records whether a version arrived at a worker whole or as a patch (D11). `decode_us` is the field
+    /// of an `applied` report; `None` for other reports, which say nothing about the link.
     pub(super) fn record_transport(
         &mut self,
         name: &str,
@@ -71,8 +72,7 @@ impl PublisherMachine {
         if let Some((work, classes)) = decoded {
             peer.link.record_decode(decode_us, work, classes);
         } else if plan.count() > 1 {
-            // The time of a version of one chunk depends little on the rate of the link, so it is
-            // not recorded.
+            // The time of a version of a single chunk depends little on the rate of the link.
             for started in self.calls.start_times(model, key) {
                 peer.link.observe_rate(plan.nbytes, now.saturating_sub(started));
             }

@@ -1,8 +1,7 @@
-//! Removes the socket file that a killed publisher has left at a path, so that the path can be
-//! bound.
+//! Removes the socket file of a killed publisher, so that its path can be bound again.
 //!
-//! A socket at which a process listens is not removed, nor is any other file. A lock on the folder
-//! makes checking, removing and binding one step. Publishers in Python take the same lock.
+//! Any other file, or a socket at which a process still listens, is not removed. A lock on the folder
+//! makes checking, removing and binding one atomic step. Publishers in Python take the same lock.
 
 use crate::raw::fork::Own;
 use crate::raw::os;
@@ -16,27 +15,26 @@ use std::time::{Duration, Instant};
 
 // The longest wait for the lock on a folder: publishers hold it for less than a millisecond.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-const RETRY_INTERVAL: Duration = Duration::from_millis(5); // between two attempts to lock
+const RETRY_INTERVAL: Duration = Duration::from_millis(5); // between two attempts to take the lock
 
-/// A locked folder: other publishers cannot bind there until this is dropped.
+/// The lock of a folder. Other publishers cannot bind in the folder until this is dropped.
 pub struct FolderLock(Own<File>);
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        let _ = os::unlock(&self.0); // releases a forked child's copy, too
+        let _ = os::unlock(&self.0); // so that a forked child's copy does not keep the lock
     }
 }
 
-/// Removes the socket at `path`, if there is one. Fails if a process listens there, or if the file
-/// is not a socket. The caller must keep the returned lock until the path is bound.
+/// Removes a stale socket at `path`, if there is one. Fails if a process listens there, or the file is
+/// not a socket. The caller must keep the returned lock until it has bound the path.
 pub fn remove_stale_socket(path: &Path) -> io::Result<FolderLock> {
     let folder = lock_folder(path)?;
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
         Ok(found) if !found.file_type().is_socket() => {
-            let text =
-                "something is there which is not a socket, and stays; move it away, or take another path";
+            let text = "the path is a file that is not a socket: move it away, or choose another path";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         Ok(_) if is_in_use(path)? => return Err(io::ErrorKind::AddrInUse.into()),
@@ -59,8 +57,8 @@ fn lock_folder(path: &Path) -> io::Result<FolderLock> {
     }
 }
 
-/// True if a process listens at the socket at `path`. The test connects a datagram socket, which a
-/// stream listener refuses at once: so the test never waits in an accept queue.
+/// True if a process listens at the socket `path`. Tries to connect a datagram socket: a stream
+/// listener refuses that at once, so this never waits in an accept queue.
 fn is_in_use(path: &Path) -> io::Result<bool> {
     match UnixDatagram::unbound()?.connect(path) {
         Ok(()) => Ok(true),
