@@ -144,7 +144,7 @@ impl PublisherMachine {
             .models
             .iter()
             .filter_map(|(model, running)| Some((model.clone(), running.clone()?)))
-            .filter(|(model, running)| self.plausible(model, running))
+            .filter(|(model, running)| self.is_plausible(model, running))
             .collect();
         let runs: Vec<_> =
             running.iter().map(|(model, its)| (model.clone(), its.epoch, its.version)).collect();

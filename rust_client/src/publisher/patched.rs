@@ -44,7 +44,7 @@ impl PublisherMachine {
     }
 
     /// Records whether a version arrived at a worker whole or as a patch (D11). `decode_us` is the field
-    /// of an `applied` report; `None` for other reports, which say nothing about the link.
+    /// of an `applied` report; `None` for other reports, which do not update the link's estimates.
     pub(super) fn record_transport(
         &mut self,
         name: &str,

@@ -1,9 +1,9 @@
-//! The output of a data connection (`subscriber.rs`) or control connection
-//! (`control_connection.rs`), as frames of ZMTP 3.
+//! Sends messages, as frames of ZMTP 3, on a data connection (`subscriber.rs`) or a control connection
+//! (`control_connection.rs`).
 //!
-//! The queue has weak references to versions: a peer that reads nothing, such as a stopped process,
-//! keeps no memory that the next version needs. If a partly sent message makes no progress, its
-//! rest is copied.
+//! Queued messages have weak references to versions, so that a peer that reads nothing, such as a
+//! stopped process, keeps no memory that the next version needs. Only the message that is being sent
+//! holds its version. If sending stalls, the unsent bytes are copied, and the version is released.
 
 use super::content::{Content, Header};
 use super::effects::Payload;
@@ -17,16 +17,17 @@ use std::os::unix::io::AsRawFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-const TURN_BYTES: usize = 1 << 20; // sent to one peer before the next is served
-pub const HOLD: Duration = Duration::from_millis(100); // how long a stalled message holds a version
-pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same if no copy fits or if outdated
-const COPY_TIME_MAX: Duration = Duration::from_secs(30); // for a copy if others wait: 64 MiB at 2 MB/s
-/// The most bytes of the copies for all connections of one socket: the size of the largest chunk,
-/// so that one copy always fits.
+const TURN_BYTES: usize = 1 << 20; // sent to one peer before another peer is served
+pub const HOLD: Duration = Duration::from_millis(100); // how long a stalled message may hold a version
+pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same if there is no room for a copy, or if the version is outdated
+const COPY_TIME_MAX: Duration = Duration::from_secs(30); // to send a copy while others wait for room: 64 MiB at 2 MB/s
+/// The most bytes of copies for all connections of one socket. The largest chunk has this size, so that
+/// one copy always fits.
 pub const COPIES_BYTES_MAX: usize = 1 << 26;
 
-/// Bytes that do not change while they are owned.
+/// The owner of bytes that do not change, such as a version or a layout.
 pub trait Piece: Send + Sync {
+    /// Returns the bytes; of a version, those of the chunk `index`.
     fn piece(&self, index: u64) -> &[u8];
 }
 
@@ -48,10 +49,12 @@ impl Piece for Sealed {
     }
 }
 
-/// The last frame of a queued message.
+/// The payload of a queued message, which is its last frame.
 pub enum Tail {
     None,
+    /// The queue keeps these bytes in memory.
     Owned(Arc<dyn Piece>),
+    /// The piece of this index of a version, which the queue does not keep in memory.
     Version(Weak<dyn Piece>, u64),
 }
 
@@ -70,8 +73,8 @@ impl Tail {
         }
     }
 
-    /// Returns the owner of the frame's bytes, and the index of the piece. Returns `Some(None)` if
-    /// the message has no such frame, and `None` if the version was released.
+    /// Returns the owner of the payload, and the index of the piece. Returns `Some(None)` if the message
+    /// has no payload, and `None` if the version was released.
     pub fn piece(&self) -> Option<Option<(Arc<dyn Piece>, u64)>> {
         match self {
             Tail::None => Some(None),
@@ -80,7 +83,7 @@ impl Tail {
         }
     }
 
-    /// Returns the number of bytes that the message keeps in memory while it is queued.
+    /// Returns the number of payload bytes that the queue keeps in memory.
     pub fn owned_bytes(&self) -> usize {
         match self {
             Tail::Owned(piece) => piece.piece(0).len(),
@@ -89,18 +92,18 @@ impl Tail {
     }
 }
 
-/// The message that is being sent.
+/// What is being sent.
 pub enum Sending {
     Nothing,
-    /// Owned bytes: commands, a message encrypted for this peer alone, or the copied rest of a
-    /// message.
+    /// Bytes of this connection alone: commands, an encrypted message, or the copied rest of a message.
     Owned(Vec<u8>),
-    /// All frames but the last, with the head of the last frame; then the owner of the last frame's
-    /// bytes, with the index of the piece.
+    /// A message: all its bytes except the payload, then the owner of the payload, if there is one, and
+    /// the index of the piece.
     Message(Arc<Vec<u8>>, Option<(Arc<dyn Piece>, u64)>),
 }
 
 impl Sending {
+    /// Returns the bytes before the payload, and the payload.
     fn parts(&self) -> (&[u8], &[u8]) {
         match self {
             Sending::Nothing => (&[], &[]),
@@ -111,16 +114,16 @@ impl Sending {
     }
 }
 
-/// One connection, and its partly sent message.
+/// One connection, and the message that is being sent on it.
 pub struct Pipe {
-    pub connection: Own<TcpStream>, // or a Unix socket, which is used in the same way
+    pub connection: Own<TcpStream>, // also for a Unix socket, which has the same functions
     pub alive_at: Time,             // when the peer last showed that it is alive
     sending: Sending,
-    sent: usize,
-    blocked: bool,
+    sent: usize,   // bytes of `sending`
+    blocked: bool, // the kernel accepted no more bytes at the last attempt
     started_at: Time,
     progress_at: Time,         // when the kernel last accepted bytes
-    outdated_at: Option<Time>, // since when the version being sent is outdated
+    outdated_at: Option<Time>, // when the version that is being sent became outdated
 }
 
 impl Pipe {
@@ -142,7 +145,7 @@ impl Pipe {
         matches!(self.sending, Sending::Nothing)
     }
 
-    /// Returns the size in bytes of the copy that is being sent; 0 if there is none.
+    /// Returns the size of the copy that is being sent; 0 if none is.
     pub fn copy_bytes(&self) -> usize {
         match &self.sending {
             Sending::Owned(bytes) => bytes.len(),
@@ -150,18 +153,18 @@ impl Pipe {
         }
     }
 
-    /// True if the peer has accepted no bytes of the partly sent message for `patience`.
+    /// True if the kernel has accepted no bytes of the partly sent message for `patience`.
     pub fn is_stalled(&self, now: Time, patience: Duration) -> bool {
         !self.is_idle() && now.saturating_sub(self.progress_at) >= patience
     }
 
-    /// True if sending a copy makes no progress, or takes so long that other connections need the
-    /// room.
+    /// True if the message that is being sent has stalled, or takes too long while other connections wait
+    /// for room.
     pub fn blocks_others(&self, now: Time) -> bool {
         self.is_stalled(now, HOLD_MAX) || now.saturating_sub(self.started_at) >= COPY_TIME_MAX
     }
 
-    /// Returns the number of unsent bytes of a message that holds a version.
+    /// Returns the number of unsent bytes of a message that holds a version; 0 for any other.
     fn held_bytes(&self) -> usize {
         match &self.sending {
             Sending::Message(_, Some(_)) => {
@@ -172,14 +175,14 @@ impl Pipe {
         }
     }
 
-    /// Records that the version being sent is outdated.
+    /// Records that the version that is being sent is outdated.
     pub fn mark_outdated(&mut self, now: Time) {
         if self.held_bytes() > 0 {
             self.outdated_at = self.outdated_at.or(Some(now));
         }
     }
 
-    /// Copies the rest of the partly sent message, to release its version.
+    /// Copies the unsent bytes of the message, so that it no longer holds its version.
     fn copy_rest(&mut self) {
         if let Sending::Message(_, Some(_)) = self.sending {
             let (heads, tail) = self.sending.parts();
@@ -189,13 +192,14 @@ impl Pipe {
         }
     }
 
-    /// Sends until the kernel accepts no more, `next` returns nothing, or this peer's turn is over.
+    /// Sends until the kernel accepts no more bytes, `next` returns nothing, or `TURN_BYTES` are sent.
+    /// `next` returns the next message when one has been sent.
     pub fn write(&mut self, now: Time, mut next: impl FnMut() -> Sending) -> io::Result<()> {
         let mut turn = TURN_BYTES;
         while turn > 0 {
             if self.is_idle() {
                 self.sending = next();
-                // Count the time without progress from now, since there was nothing to send before.
+                // A stall is counted from now on: before, there was nothing to send.
                 (self.started_at, self.progress_at) = (now, now);
             }
             if self.is_idle() {
@@ -234,18 +238,18 @@ pub trait HasPipe {
     fn pipe(&mut self) -> &mut Pipe;
 }
 
-/// Releases the versions of connections without progress: copies the rest of their partly sent
-/// messages, at most `room` bytes. Returns the ids of the connections whose messages did not fit in
-/// time. The caller must close these, because each may hold another version.
+/// Releases the versions that stalled messages hold: copies the unsent bytes of these messages, at most
+/// `room` bytes in all. Returns the ids of connections for which there was no room for too long. The
+/// caller must close these connections, because each may hold another version.
 pub fn release_versions<'a, H: HasPipe + 'a>(
     pipes: impl Iterator<Item = (u64, &'a mut H)>,
     room: usize,
     now: Time,
 ) -> Vec<u64> {
     let mut room = room;
-    let mut over = Vec::new();
-    for (id, held) in pipes {
-        let pipe = held.pipe();
+    let mut to_close = Vec::new();
+    for (id, connection) in pipes {
+        let pipe = connection.pipe();
         let outdated = pipe.outdated_at.map_or(false, |at| now.saturating_sub(at) >= HOLD_MAX);
         if !outdated && !pipe.is_stalled(now, HOLD) {
             continue;
@@ -255,9 +259,9 @@ pub fn release_versions<'a, H: HasPipe + 'a>(
                 room = left;
                 pipe.copy_rest();
             }
-            None if outdated || pipe.is_stalled(now, HOLD_MAX) => over.push(id),
+            None if outdated || pipe.is_stalled(now, HOLD_MAX) => to_close.push(id),
             None => {}
         }
     }
-    over
+    to_close
 }

@@ -1,9 +1,9 @@
-//! The publisher's data socket: a PUB of our own, which sends straight from a version's memory.
+//! The publisher's data socket: our own PUB socket, which sends directly from a version's memory.
 //!
-//! libzmq makes an object of every message, and hands it to another thread. Here the calling thread
-//! sends: a small message is sent when `send` returns, a large one in parts, as the kernel has
-//! room. Each subscriber connection has a queue, and a message that does not fit is dropped for
-//! that subscriber alone. One thread owns the socket, and no call blocks.
+//! libzmq allocates an object for every message, and passes the object to another thread. Here the
+//! calling thread sends: a small message is sent when `send` returns, a large one in parts, when the
+//! kernel has room. Each subscriber connection has a queue. A message that does not fit into a queue is
+//! dropped only for that subscriber. One thread owns the socket, and no call blocks.
 
 use super::endpoints::ListenAddress;
 use super::listening::{bind_error, LimitedListener, Listener};
@@ -25,12 +25,12 @@ use std::time::Duration;
 
 const PING_INTERVAL: Duration = Duration::from_secs(5); // between two pings, to detect dead peers
 const SILENCE_MAX: Duration = Duration::from_secs(30); // of a peer that sends and accepts nothing
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // beyond the rate, or with few descriptors left
-const ACCEPTS: Rate = Rate(512.0, 200.0); // connections; a worker fetches until it is connected
-const TICKET_WAIT_MAX: Duration = Duration::from_millis(1500); // for a connection to show its ticket
-const LOCAL_SEND_BUFFER: libc::c_int = 1 << 20; // on this host: more would leave the cache unread
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // after too many connections, or with few descriptors left
+const ACCEPTS: Rate = Rate(512.0, 200.0); // connections; a worker that must wait fetches meanwhile
+const TICKET_WAIT_MAX: Duration = Duration::from_millis(1500); // for a new connection to send its ticket
+const LOCAL_SEND_BUFFER: libc::c_int = 1 << 20; // for peers on this host: more bytes would not stay in the CPU cache until they are read
 
-/// A bound socket and its subscribers.
+/// A bound PUB socket, and its subscribers.
 pub struct PubSocket {
     listener: LimitedListener,
     requires_ticket: bool,
@@ -59,7 +59,7 @@ impl PubSocket {
         Ok((pub_socket, listen_at))
     }
 
-    /// Makes the socket serve only connections that send a ticket.
+    /// Makes the socket serve only connections that have sent a valid ticket.
     pub fn require_tickets(&mut self) {
         self.requires_ticket = true;
     }
@@ -77,7 +77,7 @@ impl PubSocket {
     /// Accepts a waiting connection.
     pub fn accept(&mut self, now: Time) {
         if let Some(connection) = self.listener.accept(now) {
-            // An error means that the peer is gone, which the first read shows.
+            // An error means that the peer is gone; then the first read fails, too.
             let _ = set_options(&connection);
             let subscriber = SubscriberConnection::new(connection, self.requires_ticket, now);
             let subscriber = Watched::new(self.next_id, subscriber, self.ready.clone());
@@ -106,9 +106,9 @@ impl PubSocket {
         }
     }
 
-    /// Serves a connection that has sent a ticket of `owner`, and closes the owner's earlier
-    /// connection. With `None`, closes the connection. Returns true if the connection is served
-    /// (K6).
+    /// Begins to serve a connection that has sent the ticket of `owner`, and closes the owner's earlier
+    /// connection. If `owner` is `None`, the ticket was invalid: closes the connection. Returns true if the
+    /// connection is served (K6).
     pub fn admit(&mut self, id: u64, owner: Option<Owner>) -> bool {
         let owner = match owner {
             Some(owner) => Some(owner),
@@ -121,19 +121,19 @@ impl PubSocket {
         self.connections.get_mut(&id).map(|subscriber| subscriber.admit(owner)).is_some()
     }
 
-    /// Closes the connections whose owners have no permission any more (K8).
+    /// Closes the connections whose owners no longer have permission (K8).
     pub fn close_revoked(&mut self, may_read: impl Fn(&Owner) -> bool) {
         self.connections.retain(|_, subscriber| subscriber.owner.as_ref().map_or(true, &may_read));
     }
 
-    /// Records an invalid report of a connection, and closes the connection after too many.
+    /// Counts an invalid report of a connection. Closes the connection after too many.
     pub fn note_invalid_report(&mut self, id: u64, now: Time) {
         if self.connections.get_mut(&id).map_or(false, |subscriber| subscriber.spend(now).is_err()) {
             self.connections.remove(&id);
         }
     }
 
-    /// Sends a message to every subscriber of its topic that has room in its queue.
+    /// Sends a message to every subscriber of its topic whose queue has room.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
         self.connections.retain(|_, subscriber| {
@@ -154,32 +154,32 @@ impl PubSocket {
         }
     }
 
-    /// True if some subscriber of the topic has room in its queue, or the topic has no subscriber.
+    /// True if the queue of some subscriber of the topic is empty, or the topic has no subscriber.
     pub fn has_room(&self, topic: &str) -> bool {
         let mut wanting =
             self.connections.values().filter(|subscriber| subscriber.subscribes_to(topic)).peekable();
         wanting.peek().is_none() || wanting.any(|subscriber| subscriber.is_queue_empty())
     }
 
-    /// Drops the queued messages of these topics, which newer messages replace.
+    /// Drops the queued messages of these topics, which are outdated.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.connections.values_mut().for_each(|subscriber| subscriber.withdraw(topics, now));
     }
 
-    /// Closes connections that are dead or lack a ticket, and sends pings. Called a few times a
-    /// second.
+    /// Sends pings, and closes connections that are dead, lack a ticket, or hold a version too long. Must
+    /// be called a few times a second.
     pub fn tick(&mut self, now: Time) {
         if now >= self.next_hold_at {
             self.next_hold_at = now + HOLD;
             self.connections.retain(|_, subscriber| !subscriber.lacks_ticket(now, TICKET_WAIT_MAX));
             let copied: usize = self.connections.values().map(|subscriber| subscriber.copy_bytes()).sum();
             let room = COPIES_BYTES_MAX.saturating_sub(copied);
-            for over in release_versions(
+            for id in release_versions(
                 self.connections.iter_mut().map(|(&id, subscriber)| (id, subscriber)),
                 room,
                 now,
             ) {
-                self.connections.remove(&over);
+                self.connections.remove(&id);
             }
         }
         if now >= self.next_ping_at {

@@ -1,9 +1,9 @@
-//! One call of publish: its recipient workers, what each has done, and when the call is over.
+//! One call of publish: its recipients, what each has done, and whether the call is over.
 //!
-//! Each recipient has one outcome, which only changes by the transitions in `phases.rs`. A recipient is a
-//! worker that the version is published to. The call waits for a lost recipient to return, during a
-//! grace period. A recipient that left with a `bye` no longer counts. If a number of workers is
-//! expected, workers that join become recipients until that number is reached.
+//! A recipient is a worker that the version is published to. Its outcome changes only by the transitions
+//! in `phases.rs`. The call waits during a grace period for a lost recipient to return. A recipient that
+//! left with a `bye` no longer counts. If a number of workers is expected, workers that join become
+//! recipients until that number is reached.
 
 use super::phases::{Decision, DecisionEvent, Outcome, StateMachine, TargetEvent, DECISIONS, TARGETS};
 use super::receipt::{Receipt, WorkerReceipt};
@@ -17,7 +17,7 @@ use std::time::Duration;
 pub enum Require {
     /// All recipients.
     All,
-    /// At least this many recipients; with 0, no recipient is required.
+    /// At least this many recipients. With 0, none is required.
     AtLeast(usize),
 }
 
@@ -26,8 +26,7 @@ pub enum Require {
 pub enum Wait {
     /// The worker runs the version.
     Applied,
-    /// The worker has received and verified the version, and applies it when its user calls for
-    /// that.
+    /// The worker has received and verified the version.
     Staged,
     /// The publish waits for no worker.
     Nobody,
@@ -44,7 +43,7 @@ pub struct PublishTerms {
     pub timeout: Duration,
     /// How long to wait for a worker that becomes lost.
     pub grace: Duration,
-    /// How long to wait for a lost worker whose connection is closed, and that has opened no other.
+    /// How long to wait for a lost worker whose connection is closed.
     pub grace_of_gone: Duration,
     /// The least number of workers for `Require::All`.
     pub expect: usize,
@@ -65,13 +64,13 @@ impl Default for PublishTerms {
     }
 }
 
-/// A recipient, with what it has done; `at` is the time of its outcome.
+/// A recipient, and what it has done.
 struct Recipient {
     outcome: StateMachine<Outcome, TargetEvent>,
-    decided_at: Option<Time>,
+    decided_at: Option<Time>, // time of the outcome; `None` while the recipient is behind
     detail: String,
     away_until: Option<Time>, // end of the grace period of a lost worker
-    encoding: &'static str,   // how the version arrived
+    encoding: &'static str,   // how the version arrived; empty if unknown
     nbytes: u64,
     through: Vec<String>, // the relays before the worker
 }
@@ -100,7 +99,7 @@ pub(crate) struct Publication {
     pub started: Time,
     deadline: Time,
     recipients: BTreeMap<String, Recipient>,
-    outcome_counts: [usize; 7], // number of recipients by outcome, since every report reads them
+    outcome_counts: [usize; 7], // number of recipients by outcome: counting them at each report is slow
 }
 
 impl Publication {
@@ -130,7 +129,7 @@ impl Publication {
         }
     }
 
-    /// Marks the `publish` call as ended early; `why` is the reason.
+    /// Ends the call early, with the reason `why`.
     pub fn end(&mut self, why: &str) {
         self.end_reason = why.to_owned();
     }
@@ -140,6 +139,7 @@ impl Publication {
         self.resolved = true;
     }
 
+    /// True if workers apply the version only after enough of them have staged it.
     pub fn commits_together(&self) -> bool {
         self.terms.commit == AnnounceCommit::Together
     }
@@ -148,6 +148,7 @@ impl Publication {
         self.recipients.keys()
     }
 
+    /// Returns the outcome of a worker; `None` if the worker is not a recipient.
     pub fn outcome(&self, name: &str) -> Option<Outcome> {
         self.recipients.get(name).map(|recipient| recipient.outcome.state())
     }
@@ -160,15 +161,15 @@ impl Publication {
         }
     }
 
-    /// Makes a worker that joined a recipient, if there are fewer recipients than expected workers.
+    /// Adds a worker that has joined to the recipients, if expected workers are still missing.
     pub fn add_joined(&mut self, name: &str) {
         if self.missing_count() > 0 {
             self.add_recipient(name);
         }
     }
 
-    /// Moves the version to a later epoch. Recipients that are neither lost nor left are behind again,
-    /// because none has the version under that epoch.
+    /// Moves the version to a later epoch. The outcome of recipients that are neither lost nor left is
+    /// `Behind` again, because no worker has the version under that epoch.
     pub fn renew(&mut self, epoch: u64) {
         self.key.0 = epoch;
         for recipient in self.recipients.values_mut() {
@@ -181,8 +182,8 @@ impl Publication {
         }
     }
 
-    /// Applies an event to the recipient `name`. Returns true if the table has this transition; false
-    /// also for a worker that is not a recipient.
+    /// Applies an event to the recipient `name`. Returns false if the table has no such transition, or the
+    /// worker is not a recipient.
     pub fn apply_event(&mut self, name: &str, event: TargetEvent, now: Time, detail: &str) -> bool {
         let recipient = match self.recipients.get_mut(name) {
             Some(recipient) => recipient,
@@ -199,8 +200,7 @@ impl Publication {
         true
     }
 
-    /// Marks a recipient as lost, and begins its grace period. `gone` is true if the recipient has no
-    /// connection.
+    /// Marks a recipient as lost, and begins its grace period. `gone` is true if its connection is closed.
     pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
         let grace = if gone { self.terms.grace_of_gone } else { self.terms.grace };
         let lost = self.apply_event(name, TargetEvent::Lost, now, why);
@@ -216,8 +216,8 @@ impl Publication {
         }
     }
 
-    /// Sets the detail of each recipient that has not reached `wait` to the text that `doing` returns
-    /// for the worker's name.
+    /// Calls `doing` with the name of each recipient that has not reached `wait` and has no detail yet. The
+    /// returned text becomes the detail.
     pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
         let done_outcomes = self.done_outcomes();
         for (name, recipient) in &mut self.recipients {
@@ -227,8 +227,8 @@ impl Publication {
         }
     }
 
-    /// Sets the relays before each recipient to those that `through` returns for the worker's name;
-    /// `None`: unchanged.
+    /// Calls `through` with the name of each recipient. The returned names become the relays before that
+    /// worker; `None` changes nothing.
     pub fn set_relays(&mut self, through: impl Fn(&str) -> Option<Vec<String>>) {
         for (name, recipient) in &mut self.recipients {
             if let Some(through) = through(name) {
@@ -237,6 +237,7 @@ impl Publication {
         }
     }
 
+    /// Returns the outcomes of a recipient that has reached `wait`.
     fn done_outcomes(&self) -> &'static [Outcome] {
         match self.terms.wait {
             Wait::Staged => &[Outcome::Applied, Outcome::Skipped, Outcome::Staged],
@@ -252,7 +253,7 @@ impl Publication {
         self.count(&[Outcome::Left])
     }
 
-    /// Returns the number of expected workers that are not recipients yet.
+    /// Returns the number of expected workers that have not joined.
     pub fn missing_count(&self) -> usize {
         match self.terms.require {
             Require::All => (self.terms.expect + self.left_count()).saturating_sub(self.recipients.len()),
@@ -260,11 +261,12 @@ impl Publication {
         }
     }
 
-    /// True if the call requires all workers, and there are none.
+    /// True if the call requires all recipients, and none is left.
     pub fn has_no_recipient(&self) -> bool {
         self.terms.require == Require::All && self.recipients.len() == self.left_count()
     }
 
+    /// Returns how many recipients must reach `wait`.
     fn needed_count(&self) -> usize {
         match self.terms.require {
             Require::All => self.recipients.len() - self.left_count() + self.missing_count(),
@@ -275,13 +277,13 @@ impl Publication {
     /// Returns the number of absent workers that the call waits for: missing expected workers, and
     /// lost recipients in their grace period.
     fn possible_returns(&self, now: Time) -> usize {
-        let waited = |recipient: &&Recipient| recipient.away_until.map_or(false, |until| until > now);
+        let may_return = |recipient: &&Recipient| recipient.away_until.map_or(false, |until| until > now);
         let lost = self.outcome_counts[Outcome::Lost as usize] > 0;
-        self.missing_count() + if lost { self.recipients.values().filter(waited).count() } else { 0 }
+        self.missing_count() + if lost { self.recipients.values().filter(may_return).count() } else { 0 }
     }
 
-    /// Commits or aborts a version that workers apply together, if the decision is due. Returns true
-    /// only from the call that makes the decision (P10).
+    /// Decides on the commit of a version that workers apply together, if the decision is due. Returns true
+    /// if this call of `decide` has made the decision (P10).
     pub fn decide(&mut self, now: Time) -> bool {
         if !self.commits_together() {
             return false;
@@ -297,8 +299,8 @@ impl Publication {
         }
     }
 
-    /// Returns true if the publish achieved what it required, false if it failed, `None` while that
-    /// is open.
+    /// Returns true if the publish achieved what it required, false if it failed, and `None` if the result
+    /// is still open.
     pub fn verdict(&self, now: Time) -> Option<bool> {
         if self.commits_together() && self.decision.is(Decision::Abort) {
             return Some(false);
@@ -313,7 +315,7 @@ impl Publication {
         let open = self.count(&[Outcome::Behind]) + staged + self.possible_returns(now);
         let over = open == 0 || now >= self.deadline || !self.end_reason.is_empty();
         match self.terms.require {
-            // When one worker has failed, still wait for the others.
+            // The result is known once a worker has failed, but the receipt must have the outcome of all.
             Require::All if done == self.needed_count() => Some(true),
             Require::All => Some(false).filter(|_| over),
             Require::AtLeast(0) => Some(true).filter(|_| over),

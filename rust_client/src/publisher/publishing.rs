@@ -1,5 +1,5 @@
-//! Publishing: versions are announced and pushed to all workers, or announced to single ones (P6,
-//! P7).
+//! Publishes versions: announces and pushes a version to all workers, or announces it to single ones
+//! (P6, P7).
 
 use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEventKind};
@@ -19,11 +19,10 @@ use std::sync::Arc;
 
 impl PublisherMachine {
     /// Publishes a version to every worker that subscribes to the model, or to the workers named in
-    /// `terms`. `id` identifies the call in `Effect::Resolve`; `started` is the time of the user's
-    /// call.
+    /// `terms`. `id` identifies the call in `Effect::Resolve`; `started` is the time of the user's call.
     ///
-    /// If a worker named in `terms` has never joined, or too many workers behind one relay are named,
-    /// publishes nothing and returns an error.
+    /// Publishes nothing and returns an error if a named worker has never joined, or too many workers
+    /// behind one relay are named.
     pub fn publish(
         &mut self,
         id: u64,
@@ -60,7 +59,7 @@ impl PublisherMachine {
                 Some(_) => {}
             }
         }
-        // Without relays, all workers are here.
+        // Without relays, every recipient has a session here.
         let relays = self.roster.has_relays();
         let receiving = if relays { self.receiving(model, &call.terms) } else { names };
         self.begin_receiving(model, number, &call.terms, &receiving, now);
@@ -78,15 +77,15 @@ impl PublisherMachine {
         Ok(self.finish())
     }
 
-    /// Makes a version of an earlier publisher the latest. `names` are its earlier (epoch, version)
-    /// pairs. Must be called before any worker joins (P21).
+    /// Makes a version of an earlier publisher the latest of its model. `names` are the (epoch, version)
+    /// pairs under which it was published. Must be called before any worker joins (P21).
     pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
         let versions = self.store.versions(model);
         let number = versions.restore(content, names);
         versions.commit(number, None);
     }
 
-    /// Reports that a version is the latest for all workers.
+    /// Adds the effect that stores a version, which is now the latest for all workers.
     pub(super) fn store_latest(&mut self, model: &str, number: u64) {
         let key = self.store.key(number);
         let version = self.store.models.get(model).and_then(|versions| versions.get(number));
@@ -95,7 +94,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the names of the workers that a publish is for, relays not included.
+    /// Returns the names of the recipients of a publish. Relays are not recipients.
     fn recipients(&self, model: &str, terms: &PublishTerms) -> Result<Vec<String>, Error> {
         let workers = match &terms.workers {
             None => return Ok(self.roster.subscribers(model)),
@@ -123,8 +122,8 @@ impl PublisherMachine {
         )))
     }
 
-    /// Returns the names of the peers with sessions here that a version is sent to. Workers behind
-    /// relays are left out, since they get it from a relay.
+    /// Returns the names of the peers with sessions here to which a version is sent: recipients, and the
+    /// relays before other recipients.
     fn receiving(&self, model: &str, terms: &PublishTerms) -> Vec<String> {
         let workers = match &terms.workers {
             None => return self.roster.receivers(model),
@@ -137,7 +136,8 @@ impl PublisherMachine {
         found
     }
 
-    /// Records that these peers begin to receive a version, unless they are unresponsive.
+    /// Records that these peers begin to receive a version. For unresponsive peers the version is not
+    /// kept.
     fn begin_receiving(
         &mut self,
         model: &str,
@@ -164,7 +164,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Announces a version: by broadcast, and to each worker that a broadcast does not reach (P6).
+    /// Announces a version: by a broadcast if it is for all, and to each worker that no broadcast
+    /// reaches (P6).
     fn announce(&mut self, call: &Publication, number: u64, names: &[String], now: Time) {
         let model = &call.model;
         let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
@@ -177,13 +178,13 @@ impl PublisherMachine {
             self.broadcast(model, number, announce.clone(), now);
         }
         for name in names {
-            let hears = |peer: &Peer| peer.is_lost() || (all && peer.subscribed);
-            let alone = self.roster.get(name).map_or(false, |peer| !hears(peer));
-            // R8: the others get it after older ones
+            let reached = |peer: &Peer| peer.is_lost() || (all && peer.subscribed);
+            let needs_message = self.roster.get(name).map_or(false, |peer| !reached(peer));
+            // R8: a relay gets versions for named workers one after the other, the oldest first.
             let later = !all
                 && self.roster.get(name).map_or(false, Peer::is_relay)
                 && self.next_owed(name, model) != Some(number);
-            if alone && !later {
+            if needs_message && !later {
                 let version = self.store.models.get(model).and_then(|versions| versions.get(number));
                 if let Some(version) = version {
                     let announce = self.with_named_workers(name, announce.clone(), version);
@@ -193,9 +194,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Broadcasts an announcement, and begins to push the version. A small version is sent in the
-    /// announcement instead. If every subscriber can use a patch, the whole version is not pushed, and
-    /// no `end` of it follows (S9). The first patch is pushed if subscribers can use it (D6).
+    /// Broadcasts an announcement, and begins to push what subscribers need (D6): the whole version, its
+    /// first patch, or both. A small version is sent as the payload of the announcement instead. If the
+    /// whole version is not pushed, no `end` of that version follows (S9).
     fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
         self.end_pushes(model);
         let versions = self.store.versions(model);
@@ -227,8 +228,8 @@ impl PublisherMachine {
         self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
     }
 
-    /// Returns the announcement of a version. If `call`, the publish of the version, is `None`, the
-    /// version is committed already, and workers apply it at once.
+    /// Returns the announcement of a version. `call` is the undecided publish of the version; `None` if the
+    /// version is already committed, so that workers apply it at once.
     pub(super) fn announcement(
         &self,
         model: &str,
@@ -294,7 +295,7 @@ impl PublisherMachine {
         self.pushes.retain(|_, push| push.model != model);
     }
 
-    /// Records from a progress report how many chunks of the pushed version or patch have arrived.
+    /// Passes a worker's progress to the push of the same version or patch, if that is in progress.
     pub(super) fn report_push(&mut self, report: &Progress, now: Time) {
         let push = self.pushes.get_mut(&topic_of(&report.model, report.patch.as_ref()));
         if let Some(push) = push.filter(|push| push.number == report.version && push.patch == report.patch) {
@@ -307,12 +308,13 @@ impl PublisherMachine {
         self.pushes.iter().filter(|(_, push)| push.is_ready()).map(|(topic, _)| topic)
     }
 
-    /// Returns the next chunks of a topic.
+    /// Returns the effects that send the next chunks of a topic.
     pub fn push(&mut self, topic: &str, now: Time) -> Vec<Effect> {
         self.step(topic, now);
         self.finish()
     }
 
+    /// Sends the next chunks of a topic, or the end.
     pub(super) fn step(&mut self, topic: &str, now: Time) {
         let quiet = self.timing.quiet;
         let push = match self.pushes.get_mut(topic) {

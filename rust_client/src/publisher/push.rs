@@ -1,9 +1,9 @@
 //! Pushes the chunks of a version, or of a patch, at the pace of the fastest worker (P7).
 //!
-//! Chunks that do not fit into a subscriber's queue are dropped. So a push runs at most
-//! `PUSH_CHUNKS` ahead of the chunks that the fastest worker has reported, and equally fast workers
-//! lose no chunk. Slower workers lose chunks, which they fetch, and do not delay the others. If no
-//! worker reports progress for a while, the push ends early: workers can always fetch.
+//! A chunk that does not fit into a subscriber's queue is dropped for that subscriber. So a push is at
+//! most `PUSH_CHUNKS` ahead of the progress that the fastest worker has reported, and equally fast
+//! workers miss no chunk. Slower workers miss chunks, fetch these, and do not delay the others. If no
+//! worker reports progress for a while, the push ends early, and workers fetch the rest.
 
 use super::content::Content;
 use crate::limits::PUSH_CHUNKS;
@@ -13,16 +13,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-const BURST_BYTES: u64 = 1 << 20; // pushed in one step, before other work
+const BURST_BYTES: u64 = 1 << 20; // pushed in one step, between other work
 
-/// What to send next.
+/// What a push sends next.
 pub enum Step {
     Nothing,
     Chunks(Range<u64>),
     End,
 }
 
-/// Returns the topic of the chunks of a version, or of its patch.
+/// Returns the topic of the chunks of a version, or of a patch.
 pub fn topic_of(model: &str, patch: Option<&PatchId>) -> String {
     patch.map_or_else(|| data_topic(model), |_| patch_topic(model))
 }
@@ -34,10 +34,10 @@ pub struct Push {
     pub content: Arc<Content>,
     /// The patch that is pushed; `None`: the whole version.
     pub patch: Option<PatchId>,
-    next: u64,
-    reported: u64,
+    next: u64,     // index of the next chunk
+    reported: u64, // most chunks that a worker has reported
     progress_at: Time,
-    stalled: bool, // no worker reports progress
+    stalled: bool, // no worker has reported progress for too long
 }
 
 impl Push {
@@ -58,10 +58,12 @@ impl Push {
         }
     }
 
+    /// True if only the end must still be sent.
     fn is_ending(&self) -> bool {
         self.stalled || self.next == self.content.plan.count()
     }
 
+    /// Returns the index at which the push must wait for more progress.
     fn limit(&self) -> u64 {
         self.content.plan.count().min(self.reported.saturating_add(PUSH_CHUNKS))
     }
@@ -71,8 +73,8 @@ impl Push {
         self.is_ending() || self.next < self.limit()
     }
 
-    /// Returns what to send now: the next chunks, or the end. The end follows the last chunk, or
-    /// `patience` without a progress report.
+    /// Returns what to send now: the next chunks, or the end. The end comes after the last chunk, or if no
+    /// worker reports progress for `patience`.
     pub fn step(&mut self, now: Time, patience: Duration) -> Step {
         if self.is_ending() {
             return Step::End;

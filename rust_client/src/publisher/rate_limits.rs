@@ -1,9 +1,9 @@
-//! Rate limits on the control connections of a publisher.
+//! Limits how many messages peers may send to a publisher, and how many events they may cause.
 //!
-//! Reports and fetches of a worker advance a version: they are free, and may come as fast as the
-//! worker can send. Any other message costs units of its connection's token bucket. A connection
-//! whose bucket has too few units is closed. Connections without a known worker also share one
-//! bucket.
+//! Reports and fetches of a worker advance a version, so they are free. Any other message takes units from
+//! the token bucket of its control connection. If the bucket has too few units, the connection is closed.
+//! All connections without a known worker share another bucket, which limits the messages that are
+//! parsed.
 
 use super::effects::Identity;
 use crate::messages::{FromWorker, ToPublisher};
@@ -15,19 +15,19 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub struct Rate(pub f64, pub f64);
 
-const CONTROL_RATE: Rate = Rate(64.0, 32.0); // units of one connection; more if pings are faster
+const CONTROL_RATE: Rate = Rate(64.0, 32.0); // units of one connection, if pings are a second apart
 const UNKNOWN_PEER_RATE: Rate = Rate(1024.0, 256.0); // messages of connections that have not joined
-const NOTICES: Rate = Rate(16.0, 0.2); // events that one worker, or one key, can cause
-const SOURCES_MAX: usize = 1024; // sources of events with their own bucket; others share one
+const NOTICES: Rate = Rate(16.0, 0.2); // events that one source, a worker or a key, can cause
+const SOURCES_MAX: usize = 1024; // sources that have their own bucket; all others share one
 const COST_LOW: f64 = 1.0; // a message with at most one answer
-const COST_HIGH: f64 = 4.0; // a message with more effects
-const BYTES_PER_COST: usize = 1 << 14; // each further part of this size adds the same cost
-const QUIET: Duration = Duration::from_secs(3); // after a flood, before memory is returned
+const COST_HIGH: f64 = 4.0; // a message that causes more work
+const BYTES_PER_COST: usize = 1 << 14; // each further part of a message of this size costs the same again
+const QUIET: Duration = Duration::from_secs(3); // without refused messages: the flood is over
 
-/// A token bucket: the units that one peer may use now. A new bucket is full.
+/// A token bucket. A new bucket is full.
 pub struct TokenBucket {
     updated_at: Time,
-    spent: f64,
+    spent: f64, // units that are missing from a full bucket
 }
 
 impl TokenBucket {
@@ -35,7 +35,7 @@ impl TokenBucket {
         TokenBucket { updated_at: now, spent: 0.0 }
     }
 
-    /// Takes `count` units. Returns false, and takes none, if the bucket has fewer.
+    /// Takes `count` units. If the bucket has fewer, takes none and returns false.
     pub fn take(&mut self, count: f64, Rate(burst, per_second): Rate, now: Time) -> bool {
         let refilled = now.saturating_sub(self.updated_at).as_secs_f64() * per_second;
         self.spent = (self.spent - refilled).max(0.0);
@@ -45,23 +45,23 @@ impl TokenBucket {
         enough
     }
 
-    /// True if the bucket equals a new one, so that it can be dropped.
+    /// True if the bucket is full, and so can be replaced by a new one.
     pub fn is_full(&self, Rate(_, per_second): Rate, now: Time) -> bool {
         now.saturating_sub(self.updated_at).as_secs_f64() * per_second >= self.spent
     }
 }
 
-/// The token buckets of all connections to one publisher.
+/// The token buckets of all control connections of one publisher.
 pub struct RateLimits {
     control: Rate,
     unknown: TokenBucket,
     buckets: HashMap<Identity, TokenBucket>,
-    refused_at: Option<Time>,
+    refused_at: Option<Time>, // when a message was last refused, until `recovered`
 }
 
 impl RateLimits {
     pub fn new(ping: Duration) -> RateLimits {
-        // Workers ping as often as the welcome says.
+        // Workers ping at the interval `ping`, which the welcome names.
         let faster = (1.0 / ping.as_secs_f64().max(0.001)).max(1.0);
         let control = Rate(CONTROL_RATE.0, CONTROL_RATE.1 * faster);
         RateLimits {
@@ -95,7 +95,7 @@ impl RateLimits {
         allowed
     }
 
-    /// Returns true, once for each flood, when the flood has been over for `QUIET`.
+    /// Returns true once after each flood: when no message has been refused for `QUIET`.
     pub fn recovered(&mut self, now: Time) -> bool {
         let over = self.refused_at.map_or(false, |at| now.saturating_sub(at) >= QUIET);
         self.refused_at = self.refused_at.filter(|_| !over);
@@ -116,8 +116,8 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// Takes a unit for an event of a source. Returns the number of events of the source that were
-    /// suppressed since its last reported event; `None` if this event must be suppressed, too.
+    /// Takes a unit for an event of a source. Returns `None` if this event must be suppressed. Otherwise
+    /// returns the number of events of the source that were suppressed since its last reported event.
     pub fn take(&mut self, source: &str, now: Time) -> Option<u64> {
         let known = self.buckets.contains_key(source) || self.buckets.len() < SOURCES_MAX;
         let source = if known { source } else { "" };
@@ -136,13 +136,13 @@ impl Notices {
     }
 }
 
-/// Returns the units that a message costs its connection; 0 if the message advances a version.
-/// `message` is `None` if it was not parsed. `known` is true if a known worker owns the connection.
+/// Returns the units that a message costs; 0 if the message advances a version. `message` is `None` if it
+/// was not parsed, or is malformed. `known` is true if a known worker owns the connection.
 pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
         None | Some(ToPublisher::Observer(_) | ToPublisher::Worker(FromWorker::Hello(_))) => COST_HIGH,
-        // A connection without a known worker gets a refusal for each report. After a restart of
-        // the publisher, a worker sends many reports before the first refusal reaches it.
+        // After a restart of the publisher, a worker may send many reports before it gets the first
+        // refusal, so that reports of unknown workers are cheap.
         Some(_) if !known => COST_LOW,
         Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_))) => COST_LOW,
         Some(ToPublisher::Worker(FromWorker::Bye(_) | FromWorker::Checked(_))) => COST_LOW,

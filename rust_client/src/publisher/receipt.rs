@@ -1,4 +1,4 @@
-//! Receipts: the result of a publish, with the outcome of every worker, and when it was reached.
+//! Receipts: the result of a publish, with the outcome of every worker, and the time of that outcome.
 
 use super::phases::Outcome;
 use crate::messages::DELTA;
@@ -14,8 +14,8 @@ pub struct WorkerReceipt {
     pub after: Option<Duration>,
     /// An explanation of the outcome, for people; empty if none is needed.
     pub detail: String,
-    /// How the version arrived: `raw` (whole) or `delta-1` (a patch on the previous running
-    /// version); empty if unknown.
+    /// How the version arrived: `raw` (whole) or `delta-1` (as a patch on the worker's running version);
+    /// empty if unknown.
     pub encoding: &'static str,
     /// The number of bytes that arrived, without headers and repeated chunks.
     pub nbytes: u64,
@@ -38,7 +38,7 @@ pub struct Receipt {
     pub version: u64,
     /// The size of the version's tensors in bytes.
     pub nbytes: u64,
-    /// The version's digest, which workers' reports were compared with.
+    /// The version's digest, with which the workers' reports were compared.
     pub digest: String,
     /// The time from the call of publish to this receipt.
     pub took: Duration,

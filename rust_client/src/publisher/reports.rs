@@ -1,4 +1,5 @@
-//! Handles workers' reports about versions, and rejects implausible reports.
+//! Handles the reports `progress`, `staged`, `applied` and `failed` of workers, and rejects implausible
+//! ones.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -26,12 +27,12 @@ impl PublisherMachine {
             Some(versions) => versions,
             None => return,
         };
-        let here = versions.get(report.version).is_some();
-        if receiving && !here {
-            return; // the version was dropped, so no worker can receive it
+        let in_memory = versions.get(report.version).is_some();
+        if receiving && !in_memory {
+            return; // the version was dropped, so the worker cannot get the rest
         }
-        let coming = versions.get(report.version).filter(|_| receiving);
-        if let Some(plan) = coming.and_then(|version| version.plan_of(report.patch.as_ref())) {
+        let arriving = versions.get(report.version).filter(|_| receiving);
+        if let Some(plan) = arriving.and_then(|version| version.plan_of(report.patch.as_ref())) {
             peer.update_link_rate(report, plan, now);
         }
         peer.note_progress(report, now);
@@ -90,7 +91,7 @@ impl PublisherMachine {
             _ => return,
         }
         // P15
-        if !self.plausible(&report.model, &running) {
+        if !self.is_plausible(&report.model, &running) {
             return self.wrong_digest(name, &report.model, key, &report.digest, now);
         }
         if self.roster.get(name).map_or(false, |peer| peer.running_key(&report.model) < key) {
@@ -107,7 +108,7 @@ impl PublisherMachine {
         };
         peer.applied(&report.model, running, epoch);
         self.note_running(name, &report.model, &report.note, now);
-        self.announce_owed(name, &report.model, now); // to a relay
+        self.announce_owed(name, &report.model, now); // if the worker is a relay
     }
 
     /// Handles a `failed` report (P13).
@@ -128,9 +129,9 @@ impl PublisherMachine {
         self.fail_in_calls(name, report, now);
     }
 
-    /// True if a worker may run the version that it reports: the version is of an older epoch, its
-    /// digest is no longer known, or it was published with the reported digest.
-    pub(super) fn plausible(&self, model: &str, running: &Running) -> bool {
+    /// True if a worker may run the version that it reports. The version must be of an older epoch, or
+    /// must have been published in this epoch with the reported digest, if that digest is still known.
+    pub(super) fn is_plausible(&self, model: &str, running: &Running) -> bool {
         if running.epoch != self.epoch() {
             return running.epoch < self.epoch();
         }
@@ -145,22 +146,23 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports to the user that a worker's bytes differ from the published ones. The worker does
-    /// not count as done. The user gets one report for a version, although the worker repeats its
-    /// own with every ping.
-    fn wrong_digest(&mut self, name: &str, model: &str, of: Key, digest: &str, now: Time) {
-        let news = self.roster.get_mut(name).filter(|peer| peer.subscribes_to(model));
-        let key = match news.and_then(|peer| peer.note_wrong_digest(model, of).then(|| peer.key.clone())) {
+    /// Notifies the user that the digest in a worker's report differs from the published one. The report
+    /// does not count. Notifies once for a version, although the worker repeats its report with every
+    /// ping.
+    fn wrong_digest(&mut self, name: &str, model: &str, version: Key, digest: &str, now: Time) {
+        let peer = self.roster.get_mut(name).filter(|peer| peer.subscribes_to(model));
+        let key = match peer.and_then(|peer| peer.note_wrong_digest(model, version).then(|| peer.key.clone()))
+        {
             Some(key) => key,
             None => return,
         };
-        let versions = self.store.in_epoch(model, of.0);
-        let published = versions.and_then(|versions| versions.known_digest(of.1)).map(str::to_owned);
+        let versions = self.store.in_epoch(model, version.0);
+        let published = versions.and_then(|versions| versions.known_digest(version.1)).map(str::to_owned);
         let text = format!(
             "worker {} reports digest {:?} for version {} of {}; published was {}",
             name,
             digest,
-            of.1,
+            version.1,
             model,
             published.as_deref().unwrap_or("no such version")
         );
