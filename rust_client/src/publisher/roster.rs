@@ -1,11 +1,11 @@
 //! The roster: every worker that a publisher knows, by name and by connection.
 //!
 //! A name belongs to one live instance of a worker. When a second instance claims the name, the
-//! first is pinged. If the first answers, the second is refused. If the first does not answer, or
-//! its connection is closed, the second gets the name.
+//! publisher pings the first. If the first answers, the second is refused. If the first does not answer,
+//! or its connection is closed, the second gets the name.
 //!
-//! A worker behind a relay is on the roster, too. It has no connection here: `behind.rs` changes its
-//! record as the relay reports.
+//! A worker behind a relay is on the roster, too, but has no connection here. `behind.rs` changes its
+//! record when the relay reports.
 
 use super::effects::Identity;
 use super::link::Link;
@@ -16,8 +16,8 @@ use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-pub const WORKERS_MAX: usize = 10_000; // peers can make the roster grow, so it is bounded
-const MODELS_MAX: usize = 4 * WORKERS_MAX; // of all workers: a name and a digest take up to 0.6 kB
+pub const WORKERS_MAX: usize = 10_000; // bounds the roster, because any peer can add workers
+const MODELS_MAX: usize = 4 * WORKERS_MAX; // subscriptions of all workers: each takes up to 0.6 kB
 
 /// A version that is being delivered to a worker.
 pub struct Delivery {
@@ -27,54 +27,53 @@ pub struct Delivery {
     pub since: Time, // when the delivery last made progress
     /// The patch that is delivered; `None`: the whole version.
     pub patch: Option<PatchId>,
-    /// The worker's text on what delays the apply of the version, and since when.
+    /// The worker's text on why the version cannot be applied yet.
     pub waits: String,
 }
 
-/// One worker, as the publisher knows it.
+/// The publisher's record of one worker.
 pub struct Peer {
-    /// Empty: the worker has no connection here.
+    /// The worker's control connection; empty if the worker has none here.
     pub identity: Identity,
     pub hello: Hello,
     pub heard_at: Time,
     pub running: BTreeMap<String, Running>,
     pub incoming: BTreeMap<String, Delivery>,
-    /// True if broadcasts are known to reach the worker.
+    /// True if the worker has confirmed that broadcasts reach it.
     pub subscribed: bool,
-    /// True if the worker reads the shared memory of a relay's host.
+    /// True if the worker copies versions from the shared memory of a relay on its host.
     pub shared_memory: bool,
     pub phase: StateMachine<PeerPhase, PeerEvent>,
-    /// Why the worker was lost, and what it was doing.
+    /// Why the worker was lost, and what it was doing then.
     pub lost_why: String,
     /// When the worker's connection was closed, if the phase is `Away`.
     pub closed_at: Time,
     /// True if the worker was reported as stuck.
     pub stuck: bool,
-    /// When the first version was announced to the worker after its last message; `None` if there
-    /// was none.
+    /// When a version was first announced to the worker after its last message; `None` if none was.
     pub unanswered_since: Option<Time>,
-    /// When another instance claimed the worker's name.
+    /// When another instance claimed the worker's name, and this one was pinged.
     pub contested_at: Option<Time>,
-    /// Models of which the worker reported that no version runs.
+    /// Models of which no version runs at the worker, because an apply failed half-way.
     pub torn: BTreeSet<String>,
-    /// The prefix of the worker's reports on the data connection; empty if there is none.
+    /// The token with which the worker's reports on the data connection begin; empty if it may send none.
     pub token: String,
     /// The public key of the worker's connections; empty without keys.
     pub key: String,
     /// True if the current group key must still be sent to the worker.
     pub key_due: bool,
     pub link: Link,
-    /// Data about the worker that only observers receive.
+    /// Data about the worker that only observers get.
     pub observed: ObserverRecord,
     /// The relays before the worker, the nearest to here first.
     pub through: Vec<String>,
-    // Of a relay: the workers that its first report, which goes on, has not named yet.
+    // Of a relay, while its first report is incomplete: the known workers that the report has not named.
     unreported: BTreeSet<String>,
     // By model, the last version of which the worker reported a wrong digest.
     wrong_digests: BTreeMap<String, Key>,
-    // The roster's revision at the last change of this worker that observers must receive.
+    // The roster's revision at the last change of this worker for observers.
     revision: u64,
-    ticket: (String, Time), // the unredeemed ticket, and when it was made
+    ticket: (String, Time), // the ticket, if it is not redeemed, and when it was drawn
 }
 
 impl Peer {
@@ -111,7 +110,7 @@ impl Peer {
         self.phase.is(PeerPhase::Lost)
     }
 
-    /// True if the worker is a relay, which passes versions on, and for which no call waits.
+    /// True if the worker is a relay: it passes versions on, and calls of publish do not wait for it.
     pub fn is_relay(&self) -> bool {
         is_relay(&self.hello)
     }
@@ -121,7 +120,7 @@ impl Peer {
         self.through.is_empty()
     }
 
-    /// True if the worker is behind this relay, which has a session here.
+    /// True if this relay, which has a session here, reports the worker.
     pub fn is_behind(&self, relay: &str) -> bool {
         self.through.first().map_or(false, |first| first == relay)
     }
@@ -141,16 +140,17 @@ impl Peer {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
     }
 
-    /// Records that the worker reported a wrong digest of a version; true if that is new.
+    /// Records that the worker reported a wrong digest of a version. Returns false if its last wrong digest
+    /// was of the same version.
     pub fn note_wrong_digest(&mut self, model: &str, key: Key) -> bool {
         self.wrong_digests.insert(model.to_owned(), key) != Some(key)
     }
 
-    /// Removes the known running versions that are not newer than those in the latest hello.
+    /// Removes the running versions that are not newer than those in the latest hello.
     ///
-    /// A worker repeats its hello, and an `applied` on the data connection can arrive before the
-    /// repetition. A hello without a version is that of a worker that runs none any more, unless it
-    /// was sent before the worker applied a version of this epoch. (P12)
+    /// A running version can be newer than the hello: a worker repeats its hello, and an `applied` on the
+    /// data connection can arrive before the repetition. If the hello names no running version, the worker
+    /// runs none any more, unless the known version is of an epoch above that of the hello. (P12)
     fn keep_newer_than_hello(&mut self) {
         let hello = &self.hello;
         self.running.retain(|model, known| match hello.models.get(model) {
@@ -160,7 +160,7 @@ impl Peer {
         });
     }
 
-    /// Begins a session. `running` are the versions in the hello that the worker can run.
+    /// Begins a session. `running` has the plausible running versions of the hello.
     pub fn begin_session(&mut self, running: BTreeMap<String, Running>) {
         self.forget_deliveries();
         self.keep_newer_than_hello();
@@ -170,7 +170,7 @@ impl Peer {
         (self.contested_at, self.unanswered_since, self.key_due) = (None, None, false);
     }
 
-    /// Forgets the worker's deliveries, and that broadcasts reach the worker.
+    /// Forgets the worker's deliveries, and whether broadcasts reach the worker.
     pub fn forget_deliveries(&mut self) {
         self.subscribed = false;
         self.incoming.clear();
@@ -186,24 +186,24 @@ impl Peer {
         self.subscribed = subscribed;
     }
 
-    // What a relay reports.
+    // Reports of relays.
 
-    /// Begins a relay's first report, which should name these workers.
+    /// Begins the first report of this relay, which must name these workers.
     pub fn expect_rows(&mut self, names: Vec<String>) {
         self.unreported = names.into_iter().collect();
     }
 
-    /// Records that the relay's first report names this worker.
+    /// Records that the first report of this relay has named a worker.
     pub fn note_row(&mut self, name: &str) {
         self.unreported.remove(name);
     }
 
-    /// Ends a relay's first report. Returns the workers that it should have named.
+    /// Ends the first report of this relay. Returns the workers that the report did not name.
     pub fn take_unreported(&mut self) -> BTreeSet<String> {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Records when a relay heard the worker, and how versions reach it there.
+    /// Records when the relay heard the worker, and how versions reach the worker from there.
     pub fn note_heard_by_relay(&mut self, at: Time, subscribed: bool, shared_memory: bool) {
         (self.heard_at, self.subscribed, self.shared_memory) = (at, subscribed, shared_memory);
     }
@@ -213,7 +213,7 @@ impl Peer {
         self.running.remove(model);
     }
 
-    /// Records the version that arrives at a worker behind a relay.
+    /// Records which version arrives at the worker, as its relay reports.
     pub fn note_relayed_delivery(&mut self, model: &str, doing: &Doing, now: Time) {
         let phase = match doing.phase.filter(|_| doing.incoming > 0) {
             Some(phase) => phase,
@@ -226,7 +226,7 @@ impl Peer {
         }
     }
 
-    /// Records that a version was announced to the worker, at `now`.
+    /// Records that a version is announced to the worker, which should answer with a message.
     pub fn expect_answer(&mut self, now: Time) {
         self.unanswered_since = self.unanswered_since.or(Some(now));
     }
@@ -242,7 +242,7 @@ impl Peer {
         self.apply_event(PeerEvent::Closed);
     }
 
-    /// Marks the worker as lost by this event; `why` includes what the worker was doing.
+    /// Applies an event by which the worker is lost. `why` includes what the worker was doing.
     pub fn lose(&mut self, event: PeerEvent, why: &str) {
         self.apply_event(event);
         self.stuck = false;
@@ -259,13 +259,13 @@ impl Peer {
         self.key_due = true;
     }
 
-    /// Returns true if the group key must be sent to the worker, and records that it is sent.
+    /// Returns true if the group key must be sent to the worker, and assumes that the caller sends it.
     pub fn take_key_due(&mut self) -> bool {
         std::mem::take(&mut self.key_due)
     }
 
-    /// Records that the worker runs a version of a model, and ends a delivery of that version or of
-    /// an older one. `epoch` is the epoch of the delivery.
+    /// Records that the worker runs a version of a model. Ends the delivery of that version or an older
+    /// one. `epoch` is the current epoch, which is that of deliveries.
     pub fn applied(&mut self, model: &str, running: Running, epoch: u64) {
         let key = (running.epoch, running.version);
         if self.incoming.get(model).map_or(false, |incoming| (epoch, incoming.version) <= key) {
@@ -274,7 +274,7 @@ impl Peer {
         self.running.insert(model.to_owned(), running);
     }
 
-    /// Records whether no version of a model runs at the worker, because an apply failed half-way.
+    /// Records whether an apply of the model failed half-way, so that no version of it runs.
     pub fn set_torn(&mut self, model: &str, torn: bool) {
         if torn {
             self.running.remove(model);
@@ -344,8 +344,8 @@ impl Peer {
         }
     }
 
-    /// True if the worker has been silent for `patience` since a version was announced to it: its
-    /// process may be suspended.
+    /// True if the worker has been silent for `patience` after a version was announced. Its process may be
+    /// suspended.
     pub fn is_unresponsive(&self, now: Time, patience: Duration) -> bool {
         self.unanswered_since.map_or(false, |asked| now.saturating_sub(asked) >= patience)
     }
@@ -356,13 +356,14 @@ pub fn is_relay(hello: &Hello) -> bool {
     hello.features.iter().any(|feature| feature == RELAY)
 }
 
-/// The result of a hello.
+/// What the roster decides on a hello.
 #[derive(Debug, PartialEq)]
 pub enum Admission {
+    /// Admitted as a new worker.
     New,
-    /// The instance was on the roster before.
+    /// Admitted; the instance was already on the roster.
     Known,
-    /// Another instance has the name: ping that instance, which may be dead.
+    /// Not decided: ping the other instance that has the name, which may be dead.
     Contested,
     /// Refuse: the instance with that name is alive.
     Taken,
@@ -376,11 +377,11 @@ pub struct Roster {
     peers: BTreeMap<String, Peer>,
     by_identity: HashMap<Identity, String>,
     by_token: HashMap<String, String>,
-    by_ticket: HashMap<String, String>,
-    model_count: usize, // subscriptions to models, of all workers
-    relay_count: usize, // those behind relays included
+    by_ticket: HashMap<String, String>, // unredeemed tickets
+    model_count: usize,                 // subscriptions to models, of all workers
+    relay_count: usize,                 // includes relays behind relays
     revision: u64,
-    touched: BTreeMap<u64, String>, // each worker's name by its revision
+    touched: BTreeMap<u64, String>, // the name of each worker, by its revision
 }
 
 impl Roster {
@@ -404,8 +405,7 @@ impl Roster {
         self.peers.len()
     }
 
-    /// Returns the current revision. Each change that observers must receive increments the
-    /// revision.
+    /// Returns the current revision. Each change for observers increments the revision.
     pub fn revision(&self) -> u64 {
         self.revision
     }
@@ -416,7 +416,7 @@ impl Roster {
         self.revision
     }
 
-    /// Records that a worker has changed, so that observers receive the change.
+    /// Records that a worker has changed for observers.
     pub fn touch(&mut self, name: &str) {
         if let Some(peer) = self.peers.get_mut(name) {
             self.revision += 1;
@@ -426,7 +426,8 @@ impl Roster {
         }
     }
 
-    /// Returns the workers that changed after revision `since`, with their revisions, in order.
+    /// Returns the workers that changed after the revision `since`, and their revisions, in the order of the
+    /// revisions.
     pub fn changed(&self, since: u64) -> impl Iterator<Item = (u64, &Peer)> {
         let later = self.touched.range(since + 1..);
         later.filter_map(move |(&at, name)| Some((at, self.peers.get(name)?)))
@@ -459,8 +460,7 @@ impl Roster {
         }
     }
 
-    /// Redeems a ticket, which is valid once. Returns the worker's name, and when the ticket was
-    /// made.
+    /// Redeems a ticket, which is valid once. Returns the worker's name, and when the ticket was drawn.
     pub fn redeem(&mut self, ticket: &str) -> Option<(String, Time)> {
         let name = self.by_ticket.remove(ticket)?;
         let drawn_at = self.get(&name)?.ticket.1;
@@ -472,7 +472,7 @@ impl Roster {
         self.relay_count > 0
     }
 
-    /// Returns the names of the live workers that subscribe to a model, without relays.
+    /// Returns the names of the live workers that subscribe to a model. Leaves out relays.
     pub fn subscribers(&self, model: &str) -> Vec<String> {
         let live =
             self.iter().filter(|peer| !peer.is_lost() && !peer.is_relay() && peer.subscribes_to(model));
@@ -496,13 +496,13 @@ impl Roster {
         found.filter(|name| self.get(name).map_or(false, Peer::is_relay)).collect()
     }
 
-    /// Returns the names of the workers that a relay, which has a session here, reports.
+    /// Returns the names of the workers behind a relay that has a session here.
     pub fn names_behind(&self, relay: &str) -> Vec<String> {
         let behind = self.iter().filter(|peer| peer.is_behind(relay));
         behind.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Returns the names of the live relays with sessions here that are before these workers.
+    /// Returns the names of the live relays with sessions here behind which these workers are.
     pub fn relays_before(&self, workers: &[String]) -> BTreeSet<String> {
         if self.relay_count == 0 {
             return BTreeSet::new();
@@ -513,7 +513,7 @@ impl Roster {
         firsts.filter(live).cloned().collect()
     }
 
-    /// Returns those of these workers that are behind a relay, sorted.
+    /// Returns those of `workers` that are behind this relay, sorted.
     pub fn named_behind<'a>(
         &self,
         relay: &str,
@@ -524,8 +524,8 @@ impl Roster {
         found.into_iter().cloned().collect()
     }
 
-    /// True if a version for `workers` (`None`: for all) is sent to the peer `name`, as one of them
-    /// or as the relay of one.
+    /// True if a version for `workers` (`None`: for all) is sent to the peer `name`, because the peer is one
+    /// of them, or a relay before one of them.
     pub fn is_recipient(&self, name: &str, workers: Option<&[String]>) -> bool {
         workers.map_or(true, |workers| {
             let relay = self.get(name).map_or(false, Peer::is_relay);
@@ -547,7 +547,7 @@ impl Roster {
             if !may_replace(away) {
                 return Admission::Taken;
             }
-            self.remove(&hello.name); // it was behind a relay, and has a session here now
+            self.remove(&hello.name); // the worker was behind a relay, and gets a session here now
         }
         let same = |peer: &Peer| peer.hello.instance == hello.instance && peer.key == key; // K3
         let holder = self.get(&hello.name).map(|peer| (same(peer), peer.is_lost()));
@@ -567,7 +567,8 @@ impl Roster {
         Admission::New
     }
 
-    /// Adds a worker behind relays, instead of one with its name. Returns false if there is no room.
+    /// Adds a worker behind relays, and removes a previous one with the same name. Returns false if there is
+    /// no room.
     pub fn add_behind(&mut self, hello: &Hello, through: Vec<String>, now: Time) -> bool {
         let room = self.has_room(hello);
         if room {
@@ -585,8 +586,8 @@ impl Roster {
         self.touch(&name);
     }
 
-    /// Handles a hello for the name of another live instance. Returns `Taken` if that instance sent
-    /// a message since it was pinged.
+    /// Handles a hello for the name of another live instance. Returns `Taken` if the other instance has sent
+    /// a message after it was pinged.
     fn contest(&mut self, hello: &Hello, now: Time, lost_after: Duration) -> Admission {
         let peer = match self.peers.get_mut(&hello.name) {
             Some(peer) => peer,
@@ -600,6 +601,7 @@ impl Roster {
         Admission::Contested
     }
 
+    /// Moves a worker to a new connection, with a new hello.
     fn readmit(&mut self, identity: &[u8], hello: &Hello, now: Time) {
         if let Some(peer) = self.peers.get_mut(&hello.name) {
             self.model_count = self.model_count + hello.models.len() - peer.hello.models.len();
@@ -615,7 +617,7 @@ impl Roster {
         }
     }
 
-    /// True if there is room for a worker. Lost workers are removed if necessary.
+    /// True if there is room for a worker. Removes lost workers if necessary.
     fn has_room(&mut self, hello: &Hello) -> bool {
         if self.fits(hello) {
             return true;
@@ -635,7 +637,7 @@ impl Roster {
         workers <= WORKERS_MAX && models <= MODELS_MAX
     }
 
-    /// Forgets a worker's connection, so that the worker must send hello again.
+    /// Forgets a worker's connection and token, so that the worker must send hello again.
     pub fn disconnect(&mut self, name: &str) {
         if let Some(peer) = self.peers.get_mut(name) {
             self.by_identity.remove(&std::mem::take(&mut peer.identity));
@@ -655,14 +657,14 @@ impl Roster {
         }
     }
 
-    /// Returns the live workers that have been silent for `lost_after`.
+    /// Returns the names of the live workers with sessions here that have been silent for `lost_after`.
     pub fn silent_workers(&self, now: Time, lost_after: Duration) -> Vec<String> {
         let here = self.iter().filter(|peer| !peer.is_lost() && peer.in_session());
         let silent = here.filter(|p| now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Returns the workers whose connections have been closed for `patience`.
+    /// Returns the names of the workers whose connections have been closed for `patience`.
     pub fn disconnected_workers(&self, now: Time, patience: Duration) -> Vec<String> {
         let away = |p: &&Peer| p.phase.is(PeerPhase::Away) && now.saturating_sub(p.closed_at) >= patience;
         self.iter().filter(away).map(|peer| peer.hello.name.clone()).collect()

@@ -1,9 +1,9 @@
-//! The publisher's control socket: a ROUTER of our own.
+//! The publisher's control socket: our own ROUTER socket.
 //!
-//! libzmq's ROUTER accepts peers of ZMTP 1 and 2 as workers, and takes even a browser for such a
-//! peer. It has no bound on the frames of a message or on answered ZMTP pings, and aborts the
-//! process if a ping comes at the wrong moment. This socket checks every input against a bound before it is stored, whether the
-//! peer has a key or not.
+//! libzmq's ROUTER accepts peers of ZMTP 1 and 2, and even a browser looks to it like such a peer. It does
+//! not bound the frames of a message or the answers to ZMTP pings, and aborts the process if a ping comes
+//! at the wrong moment. This socket bounds every input before it stores the input, from peers with and
+//! without keys.
 //!
 //! One thread owns the socket, and no call blocks.
 
@@ -30,25 +30,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const ACCEPTS: Rate = Rate(512.0, 1000.0); // connections; each costs some 20 us, with keys up to 200
-const ACCEPTS_AT_ONCE: usize = 16; // before open connections are served
+const ACCEPTS_AT_ONCE: usize = 16; // connections accepted before open connections are served
 const HANDSHAKE_MAX: Duration = Duration::from_millis(1500); // for a handshake, or to read a refusal
-const UNFINISHED_MAX: usize = 256; // connections without a message; beyond, one is closed
+const UNFINISHED_MAX: usize = 256; // connections that have sent no message; with more, one is closed
 const UNFINISHED_OF_HOST_MAX: usize = 64; // the same, of one host
 const PARTIAL_BYTES_MAX: usize = 1 << 20; // of incomplete messages, of all connections
-const PARTIAL_BYTES_SMALL: usize = 8192; // connections with at most this are not counted
+const PARTIAL_BYTES_SMALL: usize = 8192; // a connection with at most this many is not counted
 const WAITING_BYTES_MAX: usize = 1 << 26; // of layouts and headers queued for all connections
-const CHECK_INTERVAL: Duration = Duration::from_millis(100); // between two checks of connections' memory
-const STALLED_MAX: Duration = Duration::from_secs(30); // after which a peer that reads nothing is gone
+const CHECK_INTERVAL: Duration = Duration::from_millis(100); // between two checks of all connections
+const STALLED_MAX: Duration = Duration::from_secs(30); // after which a peer that reads nothing is disconnected
 const KEEPALIVE_SECONDS: i32 = 10; // of silence before the first probe, and between probes
 
-/// The messages of a connection, and the public key of its owner.
+/// Messages that arrived on a connection, and the public key of its owner; empty without keys.
 pub struct ReceivedMessages {
     pub key: String,
     pub messages: Vec<Message>,
 }
 
-/// The host of a peer. `None` stands for all ipc peers and all peers that are gone, as if they were
-/// one host.
+/// The host of a peer. All ipc peers, and all peers that are already gone, count as one host, `None`.
 type Host = Option<IpAddr>;
 
 /// A bound ROUTER.
@@ -57,9 +56,9 @@ pub struct Router {
     keys: Option<Arc<Pair>>,
     ready: Arc<Ready>,
     connections: BTreeMap<u64, Watched<ControlConnection>>, // by id, which is never reused
-    unfinished: BTreeMap<u64, Host>,                        // connections without a message, oldest first
+    unfinished: BTreeMap<u64, Host>, // connections that have sent no message, oldest first
     next_id: u64,
-    newly_closed: Vec<u64>, // not reported yet; each had sent a message
+    newly_closed: Vec<u64>, // closed connections that had sent a message, until `take_closed`
     next_check_at: Time,
 }
 
@@ -112,9 +111,10 @@ impl Router {
         }
     }
 
+    /// Adds an accepted connection.
     fn add(&mut self, connection: Own<TcpStream>, now: Time) {
         let host: Host = connection.peer_addr().ok().map(|peer| peer.ip());
-        let _ = set_options(&connection); // fails if the peer is gone, which the first read shows
+        let _ = set_options(&connection); // fails if the peer is gone; then the first read fails, too
         self.make_room(&host);
         let (id, connection) = (self.next_id, ControlConnection::new(connection, self.keys.clone(), now));
         self.next_id += 1;
@@ -128,9 +128,9 @@ impl Router {
         }
     }
 
-    /// If too many connections have sent no message yet, closes one of this host, or of the host
-    /// with most: the one with the least progress in its handshake, and of these the oldest. So a
-    /// peer that knows the publisher's key can connect, however many others try to.
+    /// If too many connections have sent no message, closes one: of this host if it has too many of them,
+    /// otherwise of the host that has most. Closes the connection with the least progress, and of several
+    /// the oldest. So a peer that knows the publisher's key can connect although many others try.
     fn make_room(&mut self, host: &Host) {
         let mut counts: BTreeMap<&Host, usize> = BTreeMap::new();
         self.unfinished.values().for_each(|host| *counts.entry(host).or_default() += 1);
@@ -143,8 +143,8 @@ impl Router {
         if let Some(crowded) = crowded {
             let candidates = self.unfinished.iter().filter(|(_, &host)| host == crowded).map(|(&id, _)| id);
             let progress = |id: &u64| self.connections.get(id).map(|connection| connection.progress);
-            if let Some(over) = candidates.min_by_key(|id| (progress(id), *id)) {
-                self.close(over);
+            if let Some(id) = candidates.min_by_key(|id| (progress(id), *id)) {
+                self.close(id);
             }
         }
     }
@@ -199,8 +199,8 @@ impl Router {
         std::mem::take(&mut self.newly_closed).into_iter().map(identity).collect()
     }
 
-    /// Sends a message to the connection `to`. Returns false if the connection is gone. If too many
-    /// messages are queued for a worker that does not read, the message is dropped.
+    /// Sends a message on the connection `to`. Returns false if the connection is closed. If too many
+    /// messages are queued because the worker does not read, drops the message and returns true.
     pub fn send(&mut self, to: &[u8], header: &[u8], payload: &Payload, now: Time) -> bool {
         let room = self.copy_room();
         let id = match id_of(to) {
@@ -217,8 +217,8 @@ impl Router {
         sent.is_ok()
     }
 
-    /// Returns the number of bytes that may still be used for copies of payloads. Copies are
-    /// counted only with keys: then each connection needs its own encrypted copy.
+    /// Returns the number of bytes that encrypted copies of payloads may still use. With keys, each
+    /// connection needs its own copy. Without keys, there are no such copies.
     fn copy_room(&self) -> usize {
         if self.keys.is_none() {
             return COPIES_BYTES_MAX;
@@ -227,8 +227,8 @@ impl Router {
             .saturating_sub(self.connections.values().map(|connection| connection.copy_bytes()).sum())
     }
 
-    /// Closes connections that are late, make no progress, or need too much memory. Called a few
-    /// times a second.
+    /// Closes connections that exceed the time for the handshake, have stalled, or need too much memory.
+    /// Must be called a few times a second.
     pub fn tick(&mut self, now: Time) {
         if now < self.next_check_at {
             return;
@@ -243,7 +243,7 @@ impl Router {
             }
         }
         over.extend(self.largest(
-            |connection| Some(connection.partial_bytes()).filter(|&its| its > PARTIAL_BYTES_SMALL),
+            |connection| Some(connection.partial_bytes()).filter(|&nbytes| nbytes > PARTIAL_BYTES_SMALL),
             PARTIAL_BYTES_MAX,
         ));
         over.extend(self.largest(|connection| Some(connection.queued_bytes()), WAITING_BYTES_MAX));
@@ -251,22 +251,25 @@ impl Router {
         self.share_room(now);
     }
 
-    /// Returns the ids of the largest connections, such that the others have at most `most` bytes
-    /// together. Returns none if only one connection is counted. `of` returns the bytes of a
-    /// connection, or `None` if it is not counted.
-    fn largest(&self, of: impl Fn(&ControlConnection) -> Option<usize>, most: usize) -> Vec<u64> {
-        let mut each: Vec<(usize, u64)> =
-            self.connections.iter().filter_map(|(&id, connection)| Some((of(connection)?, id))).collect();
-        let mut all: usize = each.iter().map(|(its, _)| its).sum();
-        if all <= most || each.len() < 2 {
+    /// Returns the ids of the connections that take most bytes, so that all others together take at most
+    /// `bytes_max`. Returns none if only one connection is counted. `bytes_of` returns the bytes of a
+    /// connection; `None` if the connection is not counted.
+    fn largest(&self, bytes_of: impl Fn(&ControlConnection) -> Option<usize>, bytes_max: usize) -> Vec<u64> {
+        let mut each: Vec<(usize, u64)> = self
+            .connections
+            .iter()
+            .filter_map(|(&id, connection)| Some((bytes_of(connection)?, id)))
+            .collect();
+        let mut all: usize = each.iter().map(|(nbytes, _)| nbytes).sum();
+        if all <= bytes_max || each.len() < 2 {
             return Vec::new();
         }
         each.sort_unstable();
         let mut over = Vec::new();
-        while all > most {
+        while all > bytes_max {
             match each.pop() {
-                Some((its, id)) => {
-                    all -= its;
+                Some((nbytes, id)) => {
+                    all -= nbytes;
                     over.push(id);
                 }
                 None => break,
@@ -275,8 +278,8 @@ impl Router {
         over
     }
 
-    /// Releases versions that peers do not read. If connections wait for room for a copy, closes
-    /// the connections that take up the room without progress.
+    /// Releases the versions that stalled messages hold. If connections wait for room for a copy, closes
+    /// the connections whose copies make too little progress.
     fn share_room(&mut self, now: Time) {
         let copied: usize = self.connections.values().map(|connection| connection.copy_bytes()).sum();
         let room = COPIES_BYTES_MAX.saturating_sub(copied);
@@ -288,10 +291,10 @@ impl Router {
         let starved: Vec<u64> =
             self.connections.iter().filter(|(_, connection)| connection.starved).map(|(&id, _)| id).collect();
         if !starved.is_empty() {
-            let still =
+            let blocking =
                 |connection: &ControlConnection| connection.copy_bytes() > 0 && connection.blocks_others(now);
             over.extend(
-                self.connections.iter().filter(|(_, connection)| still(connection)).map(|(&id, _)| id),
+                self.connections.iter().filter(|(_, connection)| blocking(connection)).map(|(&id, _)| id),
             );
         }
         over.into_iter().for_each(|id| self.close(id));
@@ -312,15 +315,15 @@ impl Router {
 }
 
 fn pair_of(secret: &str) -> Result<Pair, Error> {
-    let odd = || Error::Keys("the publisher's secret key is none".to_owned());
+    let odd = || Error::Keys("the publisher's secret key is invalid".to_owned());
     let public = public_of(secret).ok_or_else(odd)?;
     Ok(Pair { public: key_of(&public).ok_or_else(odd)?, secret: key_of(secret).ok_or_else(odd)? })
 }
 
 fn set_options(connection: &TcpStream) -> io::Result<()> {
-    // Fails for a Unix socket, which has no such options.
+    // A Unix socket has no such options, and fails here.
     connection.set_nodelay(true)?;
-    // TCP detects peers that are gone, so that their queues are freed.
+    // So that TCP detects dead peers, and their queues are freed.
     socket::keep_alive(connection.as_raw_fd(), KEEPALIVE_SECONDS)
 }
 

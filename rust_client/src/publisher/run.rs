@@ -1,7 +1,8 @@
-//! The publisher's thread: owns the sockets, moves frames, and carries out the machine's decisions.
+//! The publisher's thread: owns the sockets, passes messages to the machine, and carries out the machine's
+//! decisions.
 //!
-//! Other threads submit work and wait for the answer. If this thread ends, for any reason, the
-//! waiting threads get an error.
+//! Other threads submit work and wait for the answer. If this thread ends or fails, the waiting threads get
+//! an error.
 
 use super::bases::PatchCandidate;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
@@ -29,9 +30,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
-const DISK_TIMEOUT: Duration = Duration::from_secs(10); // to write the last versions at the end
-const LINGER: Duration = Duration::from_millis(200); // to send what is queued at the end
+const TICK: Duration = Duration::from_millis(100); // between two ticks
+const DISK_TIMEOUT: Duration = Duration::from_secs(10); // to write the last versions when the publisher closes
+const LINGER: Duration = Duration::from_millis(200); // to send queued messages when the publisher closes
 
 const OTHER_PROCESS: &str = "it belongs to the process that this one was forked from";
 
@@ -49,14 +50,15 @@ pub enum Work {
         began: Instant,
         answer: Sender<Answer>,
     },
-    /// Return the workers that accept patches of this model, of all workers or of these names.
+    /// Answer with the workers that accept patches of this model: of these names, or of all workers.
     PatchCandidates(String, Option<Vec<String>>, Sender<Vec<PatchCandidate>>),
+    /// Answer with the status of all workers.
     Status(Sender<Roster>),
     /// Allow these keys, and no others.
     Grant(ByKey),
-    /// Report this to the on_worker.
+    /// Pass this text to the user's `on_worker` function, as a notice.
     Notice(String),
-    /// Answer once the condition is true, unless that is after this time.
+    /// Answer when the condition is true, if that is before this time.
     Watch(Condition, Instant, Sender<()>),
 }
 
@@ -81,7 +83,7 @@ impl Shared {
         Ok(Shared { process: Process::this(), inbox: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// True in the process that has the publisher's thread; false in a forked child.
+    /// True in the process of the publisher's thread; false in a forked child.
     pub fn is_own_process(&self) -> bool {
         self.process.is_this()
     }
@@ -90,8 +92,8 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submits work. Fails with `Error::PublisherClosed` if the thread is ending, has ended, or is
-    /// in the parent process.
+    /// Submits work. Fails with `Error::PublisherClosed` if the thread is ending or has ended, or in a
+    /// forked child.
     pub fn submit(&self, work: Work) -> Result<(), Error> {
         if !self.is_own_process() {
             return Err(self.closed());
@@ -123,7 +125,7 @@ impl Shared {
     }
 }
 
-/// The publisher's thread while it runs.
+/// The state of the publisher's thread.
 pub struct Loop {
     pub machine: PublisherMachine,
     pub router: Router,
@@ -133,22 +135,23 @@ pub struct Loop {
     pub on_worker: Option<OnWorker>,
     /// Encrypts what is sent; `None` without keys.
     pub sealer: Option<Sealer>,
-    answers: HashMap<u64, Sender<Answer>>,
-    last_id: u64,
-    current_connection: u64, // the control connection whose message is being handled
+    answers: HashMap<u64, Sender<Answer>>, // of the open calls of publish, by id
+    last_id: u64,                          // of a call of publish
+    current_connection: u64,               // the control connection whose message is being handled
     watchers: Vec<(Condition, Instant, Sender<()>)>,
     recorded_epoch: u64, // the last epoch given to the state folder
     started_at: Instant,
 }
 
-/// When dropped, also after a panic, makes waiting and later callers fail with the reason, field 1.
+/// When dropped, also by a panic, makes all waiting and later callers fail. The second field is the reason
+/// for their errors; `None` means a panic.
 struct Ending(Arc<Shared>, Option<String>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
         let mut inbox = self.0.inbox();
         inbox.ended = self.1.take().or_else(|| Some("its thread has failed".to_owned()));
-        inbox.work.clear(); // waiting callers find their channels closed
+        inbox.work.clear(); // drops the channels on which callers wait
     }
 }
 
@@ -190,7 +193,7 @@ impl Loop {
         while !self.shared.inbox().stopping {
             if let Err(error) = self.run_once(&mut next_tick) {
                 ending.1 = Some(format!("its sockets failed: {}", error));
-                drop(ending); // callers need not wait for the disk
+                drop(ending); // so that callers do not wait for the disk
                 return self.close_keeper();
             }
         }
@@ -203,10 +206,11 @@ impl Loop {
         self.close_keeper();
     }
 
-    /// Waits at most `DISK_TIMEOUT` until the last versions are stored, and reports those that are missing.
+    /// Waits at most `DISK_TIMEOUT` until the last versions are stored. Notifies the user of versions that
+    /// are not.
     fn close_keeper(mut self) {
         let keeper = self.keeper.take();
-        // The machine owns the versions that are still to be written, so it lives until then.
+        // The machine owns the versions that the keeper still writes, so it must live until then.
         let Loop { machine: _machine, router, data, mut on_worker, .. } = self;
         drop((router, data)); // frees the bound addresses
         if let Some(text) = keeper.and_then(|mut keeper| keeper.close(DISK_TIMEOUT)) {
@@ -233,13 +237,13 @@ impl Loop {
             }
             for (id, readable) in control.found(&items[first..]) {
                 self.router.process_events(id, readable, &|_| false, self.now());
-                // input is ignored
+                // ignores input
             }
         }
     }
 
-    /// Runs the loop once: does submitted work, receives messages, pushes chunks, and ticks if a
-    /// tick is due.
+    /// Runs the loop once: does submitted work, receives messages, pushes chunks, compares checksums, and
+    /// ticks if a tick is due.
     fn run_once(&mut self, next_tick: &mut Time) -> io::Result<()> {
         self.do_work(); // first, because callers wait for it
         let busy = !self.topics_with_room().is_empty() || self.machine.is_comparing();
@@ -273,7 +277,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Returns the topics being pushed for which some subscriber's queue has room.
+    /// Returns the topics that have something to push and whose subscribers have room.
     fn topics_with_room(&self) -> Vec<String> {
         let room = |topic: &&String| self.data.has_room(topic);
         self.machine.pushing().filter(room).cloned().collect()
@@ -348,7 +352,8 @@ impl Loop {
         }
     }
 
-    /// Handles a subscriber's messages. Confirms subscriptions to this subscriber alone.
+    /// Handles the events of a data connection. Answers each subscription with a beacon, which is sent only
+    /// to this subscriber.
     fn receive_input(&mut self, id: u64, readable: bool) {
         let input = self.data.process_events(id, readable, self.now());
         if let Some(ticket) = input.ticket {
@@ -364,8 +369,8 @@ impl Loop {
                 }
             }
         }
-        for word in input.reports {
-            match self.machine.receive_report(&word, self.now()) {
+        for report in input.reports {
+            match self.machine.receive_report(&report, self.now()) {
                 Some(effects) => self.perform(effects),
                 None => self.data.note_invalid_report(id, self.now()),
             }
@@ -464,8 +469,8 @@ impl Loop {
         }
     }
 
-    /// Sends an answer to an observer, or an observer's check to a worker. If the message is lost,
-    /// the observer repeats its request.
+    /// Sends an answer to an observer, or a check to a worker. If the message is lost, the observer repeats
+    /// its request.
     fn answer(&mut self, to: &[u8], header: &[u8]) {
         let _ = self.router.send(to, header, &Payload::None, self.now());
     }
@@ -485,8 +490,8 @@ impl Loop {
         }
     }
 
-    /// Returns a message as it is queued for subscribers: encrypted if there are keys. Returns
-    /// `None` if the memory for it cannot be allocated.
+    /// Returns a message for the queues of subscribers, encrypted if there are keys. Returns `None` if the
+    /// memory for its bytes cannot be allocated.
     fn queued(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
         let (message, payload) = match &mut self.sealer {
             Some(sealer) => sealer.seal_for_all(message, payload)?,
@@ -495,8 +500,7 @@ impl Loop {
         Some(Queued::new(topic, &encode(&message), &payload))
     }
 
-    /// Rotates the group key. Workers that do not receive the new key cannot decrypt later messages
-    /// (E6).
+    /// Replaces the group key. Workers that do not get the new key cannot decrypt later messages (E6).
     fn rekey(&mut self) {
         let now = self.now();
         if let Some(sealer) = &mut self.sealer {
@@ -507,7 +511,8 @@ impl Loop {
         }
     }
 
-    /// Writes the epoch to the state folder if it has changed, before any worker learns it.
+    /// Writes the epoch to the state folder if it has changed. Called before effects are carried out, from
+    /// which workers learn the epoch.
     fn record_epoch(&mut self) {
         let epoch = self.machine.epoch();
         if epoch != self.recorded_epoch {
@@ -534,7 +539,7 @@ impl Loop {
         }
     }
 
-    /// Answers the callers whose condition on the roster is true.
+    /// Answers the callers whose condition is true. Drops those whose time is over.
     fn answer_watchers(&mut self) {
         if !self.watchers.is_empty() {
             let roster = self.machine.status(self.now());
