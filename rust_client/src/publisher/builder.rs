@@ -221,7 +221,7 @@ impl PublisherBuilder {
         let (mut models, mut keeper) = (HashMap::new(), None);
         if let Some(mut its) = state {
             its.offer_versions(&mut machine);
-            for fault in its.folder.faults() {
+            for fault in its.folder.take_faults() {
                 shared.submit(Work::Notice(fault))?;
             }
             models = its.models;

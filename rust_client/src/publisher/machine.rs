@@ -285,7 +285,7 @@ impl PublisherMachine {
                 self.applied(name, report, now);
             }
             FromWorker::Failed(report) => self.failed(name, &report, now),
-            FromWorker::Ping(ping) => self.ping(name, &ping, now),
+            FromWorker::Ping(ping) => self.handle_ping(name, &ping, now),
             FromWorker::Checked(report) => self.checked(name, report),
             FromWorker::Below(report) => self.below(name, &report, now),
             FromWorker::Pong(_) | FromWorker::Hello(_) | FromWorker::Bye(_) => {}

@@ -1,7 +1,7 @@
 //! Encrypts a publisher's messages: each chunk and layout once, for all receivers (E2 to E6).
 //!
-//! Versions stay unencrypted in memory. The encrypted bytes of the sent chunks have separate
-//! memory. When a version is released, the next version reuses that memory.
+//! A version stays unencrypted in memory; its encrypted chunks have memory of their own. When the version
+//! is released, the next version reuses the memory of the encrypted chunks.
 
 use super::effects::Payload;
 use crate::base64;
@@ -39,7 +39,7 @@ impl Drop for Sealed {
     }
 }
 
-/// FreeMemory memory for one model's encrypted bytes, by size: at most as much as two versions need.
+/// Free memory for the encrypted bytes of one model, by size: at most `bytes_max`, which two versions need.
 struct MemoryPool {
     free: Mutex<FreeMemory>,
     bytes_max: u64,
@@ -79,7 +79,7 @@ impl MemoryPool {
 struct SealedVersion {
     subject: Subject,
     key: Secret,
-    of: Weak<dyn Any + Send + Sync>, // the plain content; without it, this is dropped
+    content: Weak<dyn Any + Send + Sync>, // the unencrypted bytes; this is dropped after these
     chunks: BTreeMap<u64, Arc<Sealed>>,
 }
 
@@ -92,13 +92,13 @@ pub struct Sealer {
     rotated_at: Time,
     message_count: u64, // number of messages encrypted under the group key
     versions: Vec<SealedVersion>,
-    layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last of each model
+    layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last layout of each model
     memory: BTreeMap<String, Arc<MemoryPool>>,         // by model
 }
 
 impl Sealer {
-    /// Returns a sealer with a new group key. `lifetime` is the time after which a group key must be
-    /// rotated; `None`: never.
+    /// Returns a sealer with a new group key. A group key is due for replacement after `lifetime`, or never
+    /// if that is `None`.
     pub fn new(mut draw: DrawKey, lifetime: Option<Duration>, now: Time) -> Sealer {
         let key = draw();
         Sealer {
@@ -114,8 +114,7 @@ impl Sealer {
         }
     }
 
-    /// Rotates the group key. Workers that do not receive the new key cannot decrypt later messages
-    /// (E6).
+    /// Replaces the group key. Workers that do not get the new key cannot decrypt later messages (E6).
     pub fn rekey(&mut self, now: Time) {
         self.key = (self.draw)();
         (self.group, self.rotated_at, self.message_count) = (GroupKey::of_hex(&hex(&self.key)), now, 0);
@@ -123,19 +122,18 @@ impl Sealer {
         self.layouts.clear();
     }
 
-    /// True if the group key is due for rotation.
+    /// True if the group key is due for replacement.
     pub fn is_rekey_due(&self, now: Time) -> bool {
         self.lifetime.map_or(false, |life| now.saturating_sub(self.rotated_at) >= life)
     }
 
-    /// Returns the group key as it is sent to workers, on encrypted connections.
+    /// Returns the group key, in hexadecimal, for messages to workers on encrypted connections.
     pub fn key(&self) -> String {
         hex(&self.key)
     }
 
-    /// Returns a message for one worker, on an encrypted connection, with the payload encrypted for
-    /// all workers. Returns `None` if the memory for it cannot be allocated; then the message is
-    /// lost.
+    /// Encrypts the payload of a message to one worker; the connection encrypts the header. Returns `None`
+    /// if memory for the encrypted payload cannot be allocated; then the message is lost.
     pub fn seal_for_one(
         &mut self,
         message: FromPublisher,
@@ -148,8 +146,8 @@ impl Sealer {
         }
     }
 
-    /// Returns a message for all subscribers, encrypted, since the data connections themselves are
-    /// not. Returns `None` if the memory for it cannot be allocated.
+    /// Encrypts a message to all subscribers, with its header, because data connections are not encrypted.
+    /// Returns `None` if memory cannot be allocated; then the message is lost.
     pub fn seal_for_all(
         &mut self,
         message: FromPublisher,
@@ -203,21 +201,21 @@ impl Sealer {
         Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed)))
     }
 
-    /// Returns an encrypted chunk. Each chunk is encrypted once while its content `of` is in
-    /// memory.
+    /// Returns an encrypted chunk of `content`, whose bytes are `plain`. Encrypts each chunk only once while
+    /// `content` is in memory.
     fn sealed_chunk(
         &mut self,
         subject: Subject,
         index: u64,
         plain: &[u8],
-        of: &Arc<dyn Any + Send + Sync>,
+        content: &Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<Sealed>> {
         let at = match self.versions.iter().position(|version| version.subject == subject) {
             Some(at) => at,
             None => {
-                self.versions.retain(|version| version.of.strong_count() > 0); // frees their memory
-                let (key, of) = (self.group.version_key(&subject), Arc::downgrade(of));
-                self.versions.push(SealedVersion { subject, key, of, chunks: BTreeMap::new() });
+                self.versions.retain(|version| version.content.strong_count() > 0); // frees their memory
+                let (key, content) = (self.group.version_key(&subject), Arc::downgrade(content));
+                self.versions.push(SealedVersion { subject, key, content, chunks: BTreeMap::new() });
                 self.versions.len() - 1
             }
         };
@@ -241,10 +239,10 @@ impl Sealer {
         Some(sealed)
     }
 
-    /// Drops the encrypted bytes of versions that are no longer available. Their plain bytes may be
-    /// kept as bases of patches.
+    /// Drops the encrypted bytes of versions that are no longer available, also of those whose unencrypted
+    /// bytes stay in memory as bases of patches.
     pub fn tick(&mut self, is_available: impl Fn(&Subject) -> bool) {
-        self.versions.retain(|version| version.of.strong_count() > 0 && is_available(&version.subject));
+        self.versions.retain(|version| version.content.strong_count() > 0 && is_available(&version.subject));
     }
 }
 
@@ -254,8 +252,8 @@ impl MemoryPool {
     }
 }
 
-/// Returns the memory for a version: that of the previous version if both have the same size. A
-/// patch gets separate memory.
+/// Returns the memory pool for a version: that of the previous version, if both have the same size. A
+/// patch gets a pool that keeps nothing.
 fn memory_of(known: &mut BTreeMap<String, Arc<MemoryPool>>, subject: &Subject) -> Arc<MemoryPool> {
     if subject.base != (0, 0) {
         return MemoryPool::new(0);
@@ -283,7 +281,8 @@ fn subject_of(
     Subject { model: model.to_owned(), epoch, version, nbytes, chunk_bytes, encoding, base }
 }
 
-/// Returns a payload encrypted under the key of its version (E3).
+/// Encrypts a payload with the key of its version (E3). Returns `None` if memory cannot be allocated, or
+/// the encryption fails.
 fn encrypt(
     key: &Secret,
     subject: &Subject,

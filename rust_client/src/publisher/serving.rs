@@ -1,4 +1,4 @@
-//! Answers fetches of versions, of patches, and of chunks of either (P8).
+//! Answers fetches of versions and patches, and of chunks of either (P8).
 
 use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
@@ -12,7 +12,7 @@ use crate::words::escaped;
 use std::sync::Arc;
 
 impl PublisherMachine {
-    /// Handles a fetch of a version, or of its chunks (P8).
+    /// Handles a fetch of a version, of a patch, or of chunks of either (P8).
     pub(super) fn fetch(&mut self, name: &str, fetch: &Fetch, now: Time) {
         let versions = self.store.in_epoch(&fetch.model, fetch.epoch);
         let number = versions.and_then(|versions| match fetch.version {
@@ -30,7 +30,7 @@ impl PublisherMachine {
         self.note_unpatched(name, fetch, number, now);
         if fetch.count == 0 {
             if let Some(versions) = self.store.find(&fetch.model) {
-                versions.end_receiving(name, number); // the worker moves on to this version (P9)
+                versions.end_receiving(name, number); // the worker receives no older version any more (P9)
             }
             return self.announce_to(name, &fetch.model, number, fetch.layout);
         }
@@ -48,7 +48,7 @@ impl PublisherMachine {
         self.send_chunks(name, fetch, number, &content, now);
     }
 
-    /// Sends the requested chunks of a version or patch, whose bytes are in `content`.
+    /// Sends the requested chunks of a version or patch; `content` has their bytes.
     fn send_chunks(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
         if let Some(versions) = self.store.find(&fetch.model) {
             versions.end_receiving(name, number);
@@ -65,9 +65,9 @@ impl PublisherMachine {
         }
     }
 
-    /// Records that a worker receives a version, so that the version is kept. Returns false, and
-    /// does nothing, if the worker already runs that version: a report on its data connection may
-    /// overtake its request (P19).
+    /// Records that a worker receives a version, so that the version is kept. Does nothing and returns
+    /// false if the worker already runs the version: its report on the data connection may arrive before
+    /// its earlier request (P19).
     fn note_receiver(&mut self, name: &str, model: &str, number: u64) -> bool {
         let key = self.store.key(number);
         let needs = self.roster.get(name).map_or(false, |peer| peer.running_key(model) < key);
@@ -99,8 +99,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Announces a version to one worker, with its layout if `layout`, and sends the `end`, which
-    /// has its digest.
+    /// Announces a version to one worker, with the layout as payload if `layout`, and sends the `end`, which
+    /// has the digest.
     pub(super) fn announce_to(&mut self, name: &str, model: &str, number: u64, layout: bool) {
         let content = match self.content(model, number) {
             Some(content) => content,
@@ -118,8 +118,8 @@ impl PublisherMachine {
         self.send_header(name, FromPublisher::End(end));
     }
 
-    /// Returns the announcement for one peer: a relay gets the names of the workers that the version
-    /// is only for, those behind it first (R8). The others may come there.
+    /// Returns the announcement of a version for one peer. If the version is only for named workers, a relay
+    /// gets their names: first those behind the relay, then others, which may come to it later (R8).
     pub(super) fn with_named_workers(&self, name: &str, announce: Announce, version: &Version) -> Announce {
         match (&version.only, self.roster.get(name)) {
             (Some(only), Some(peer)) if peer.is_relay() => {
@@ -156,8 +156,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Reports the worker's reason to fetch the whole version although there are patches: once for
-    /// each worker and version (D10).
+    /// Notifies the user why a worker fetches the whole version although there are patches: once for each
+    /// worker and version (D10).
     fn note_unpatched(&mut self, name: &str, fetch: &Fetch, number: u64, now: Time) {
         let versions = self.store.find(&fetch.model);
         let version = match versions.and_then(|versions| versions.get_mut(number)) {

@@ -1,4 +1,4 @@
-//! Sessions of workers: workers that send messages, return, are lost, or leave.
+//! Tracks the sessions of workers: which workers answer, return, are stuck, lost, or have left.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -10,8 +10,8 @@ use crate::messages::*;
 use crate::transfer::Time;
 
 impl PublisherMachine {
-    /// Answers a ping (P17). A relay also gets the versions that named workers behind it lack (R8).
-    pub(super) fn ping(&mut self, name: &str, ping: &Ping, now: Time) {
+    /// Answers a ping (P17). A relay is also sent versions that named workers behind it lack (R8).
+    pub(super) fn handle_ping(&mut self, name: &str, ping: &Ping, now: Time) {
         let models = match self.roster.get_mut(name) {
             Some(peer) => {
                 peer.set_subscribed(ping.subscribed);
@@ -36,26 +36,26 @@ impl PublisherMachine {
         }
     }
 
-    /// Announces to a relay the next version for named workers behind it, unless that arrives (R8).
-    ///
-    /// Such a worker may have come from another place since the publish.
+    /// Announces to a relay the next version for named workers behind it, unless that version is arriving
+    /// there (R8). A worker may have come to the relay after the publish.
     pub(super) fn announce_owed(&mut self, name: &str, model: &str, now: Time) {
         let number = match self.next_owed(name, model) {
             Some(number) => number,
             None => return,
         };
-        // A relay that drops an arriving version does not report that.
-        let moves = |its: &&Delivery| now.saturating_sub(its.since) < self.timing.lost_after;
-        let arriving = self.roster.get(name).and_then(|relay| relay.incoming.get(model)).filter(moves);
+        // A delivery without progress does not count: a relay does not report that it dropped a version.
+        let has_progress = |its: &&Delivery| now.saturating_sub(its.since) < self.timing.lost_after;
+        let arriving = self.roster.get(name).and_then(|relay| relay.incoming.get(model)).filter(has_progress);
         if arriving.map_or(true, |its| its.version != number) {
             self.announce_to(name, model, number, false);
         }
     }
 
-    /// Returns the number of the oldest version for named workers behind a relay that the relay lacks
-    /// (R8); `None` for a worker that is no relay.
+    /// Returns the number of the oldest version that named workers behind a relay need and the relay lacks
+    /// (R8). Returns `None` if there is none, or the worker is not a relay.
     ///
-    /// A relay drops a version that arrives for a newer one, so it gets one after the other.
+    /// These versions are announced one after the other: for a newer version, a relay drops the version
+    /// that is arriving.
     pub(super) fn next_owed(&self, name: &str, model: &str) -> Option<u64> {
         let relay = self.roster.get(name).filter(|peer| peer.is_relay())?;
         let failed = relay.observed.failed.get(model).map_or(0, |(failed, _)| *failed);
@@ -70,7 +70,7 @@ impl PublisherMachine {
         named.find(needed).map(|version| version.number)
     }
 
-    /// Records that a worker has sent a message on its connection.
+    /// Records that a worker has sent a message on its control connection.
     pub(super) fn note_message(&mut self, name: &str, now: Time) {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.note_message(now);
@@ -82,8 +82,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Handles a worker that joins or answers again: announces versions that it may have missed
-    /// (P18).
+    /// Announces the versions that a worker may have missed, when it joins or answers again (P18).
     pub(super) fn resume_worker(&mut self, name: &str, now: Time) {
         self.answers_again(name);
         for (model, number) in self.rejoin_calls(name, now) {
@@ -91,14 +90,14 @@ impl PublisherMachine {
         }
     }
 
-    /// Records that a worker answers again, if it was lost or away.
+    /// Records that a worker answers again, and notifies the user if it was lost or away.
     pub(super) fn answers_again(&mut self, name: &str) {
         if self.roster.get_mut(name).map_or(false, |peer| peer.apply_event(PeerEvent::Spoke)) {
             self.notify(WorkerEventKind::Back, name, format!("worker {} answers again", name));
         }
     }
 
-    /// Marks silent and disconnected workers as lost. Reports workers that are stuck, or make
+    /// Marks silent and disconnected workers as lost. Notifies the user of workers that are stuck, or make
     /// progress again.
     pub(super) fn check_workers(&mut self, now: Time) {
         for name in self.roster.silent_workers(now, self.timing.lost_after) {
@@ -131,19 +130,19 @@ impl PublisherMachine {
         self.release_for_unresponsive(now);
     }
 
-    /// Releases versions that are kept for unresponsive workers, except the versions that these
-    /// workers were receiving (P9).
+    /// Releases the versions that are kept for unresponsive workers, except those that these workers were
+    /// receiving (P9).
     fn release_for_unresponsive(&mut self, now: Time) {
         let quiet = self.timing.quiet;
         for peer in self.roster.iter().filter(|peer| !peer.is_lost() && peer.is_unresponsive(now, quiet)) {
             for (model, versions) in &mut self.store.models {
-                let at = peer.incoming.get(model).map_or(0, |incoming| incoming.version);
-                versions.receives_only(&peer.hello.name, at);
+                let receiving = peer.incoming.get(model).map_or(0, |incoming| incoming.version);
+                versions.keep_receiving_only(&peer.hello.name, receiving);
             }
         }
     }
 
-    /// Marks a worker as lost by an event, and reports that. A silent worker may still be running.
+    /// Marks a worker as lost by an event, and notifies the user. A silent worker may still be running.
     pub(super) fn lose(&mut self, name: &str, event: PeerEvent, why: &str, now: Time) {
         let doing = self.doing(name, now);
         let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
@@ -158,7 +157,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Marks the workers behind a relay as lost. They may soon be back through another one (R5).
+    /// Marks the workers behind a relay as lost. They may soon return through another relay (R5).
     pub(super) fn lose_behind(&mut self, relay: &str, now: Time) {
         for name in self.roster.names_behind(relay) {
             if self.roster.get(&name).map_or(false, |peer| !peer.is_lost()) {
@@ -168,7 +167,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Ends the session of a worker, which then says hello again.
+    /// Ends the session of a worker, which must then send hello again.
     pub(super) fn drop_session(&mut self, name: &str, why: &str, now: Time) {
         if let Some(peer) = self.roster.get(name) {
             let (to, lost) = (peer.identity.clone(), peer.is_lost());
@@ -180,13 +179,14 @@ impl PublisherMachine {
         }
     }
 
+    /// Returns a text on what a worker is doing; empty if no version is being delivered.
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
         let incoming = self.roster.get(name).into_iter().flat_map(|peer| &peer.incoming);
         let phases = incoming.map(|(model, its)| doing_text(model, its, &self.store, &self.timing, now));
         phases.collect::<Vec<_>>().join("; ")
     }
 
-    /// Drops the data kept for a worker that is gone.
+    /// Forgets the deliveries to a worker that is gone, so that no version is kept for it.
     pub(super) fn forget(&mut self, name: &str) {
         if let Some(peer) = self.roster.get_mut(name) {
             peer.forget_deliveries();
@@ -196,7 +196,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Removes a worker that has left, so that no call waits for it.
+    /// Removes a worker that has left. No call of publish waits for the worker any more.
     pub(super) fn leave(&mut self, name: &str, why: &str, now: Time) {
         self.forget(name);
         let text = format!("worker {} has left: {}", name, why);

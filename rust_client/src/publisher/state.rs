@@ -1,5 +1,5 @@
-//! The state folder: keeps a publisher's epoch and versions on disk for the next publisher, under a
-//! lock.
+//! The state folder: stores a publisher's epoch and versions on disk for the next publisher. A lock allows
+//! one publisher at a time.
 //!
 //! ```text
 //! weightbus.json                         {"sha256": ..., "table": {"epoch": ..., "versions": [...]}}
@@ -7,13 +7,14 @@
 //! weightbus.lock                         locked by the publisher that uses the folder
 //! ```
 //!
-//! The Python publisher uses the same format (`state_folder.py`), so that either can take over from
-//! the other. Files that the table does not name are ignored. A version is written to a partial
-//! file, which is synced and renamed, and the folder is synced. Then the table is replaced in the
-//! same way. Then files that the new table does not name are deleted. So a crash at any moment
-//! leaves the old table or the new one, and every file that the table names is complete. Disks may
-//! corrupt bytes: the table contains its own hash, and a version is checked against its digest
-//! whenever it is read.
+//! The Python publisher uses the same format (`state_folder.py`), so that either can take over from the
+//! other. Files that the table `weightbus.json` does not name are ignored.
+//!
+//! A version is written to a partial file, which is synced and renamed; then the folder is synced. Next,
+//! the table is replaced in the same way. Last, the files of dropped versions are deleted. So a crash at
+//! any moment leaves the old table or the new one, and every file that the table names is complete. Since
+//! disks may corrupt bytes, the table contains its own hash, and each version that is read is checked
+//! against its digest.
 //!
 //! This module has no thread; the thread that writes is in `keeper.rs`.
 
@@ -39,9 +40,9 @@ const TABLE: &str = "weightbus.json";
 const DAMAGED: &str = "weightbus.json.damaged";
 const SUFFIX: &str = ".safetensors";
 const PARTIAL: &str = ".partial"; // the suffix of a file that is being written
-const NAMES_MAX: usize = 64; // kept per version; after more restarts, a worker fetches its bytes
-const SLICE_BYTES: usize = 1 << 22; // written between two calls of `before_slice`
-pub const HISTORY_MAX: usize = 10_000; // older versions of a model: each publish rewrites the table
+const NAMES_MAX: usize = 64; // names of a version; after more restarts, a worker may fetch the bytes again
+const SLICE_BYTES: usize = 1 << 22; // written after each call of `before_slice`
+pub const HISTORY_MAX: usize = 10_000; // older versions of a model; bounded because each publish rewrites the table
 
 /// The table's entry of a version on disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,18 +52,18 @@ pub struct Stored {
     pub version: u64,
     pub nbytes: u64,
     pub chunk_bytes: u64,
-    /// The digest of the version in chunks of that size.
+    /// The digest of the version in chunks of `chunk_bytes`.
     pub digest: String,
     /// The (epoch, version) pairs under which these bytes were published, newest first.
     pub names: Vec<Key>,
-    /// The metadata given to its publish.
+    /// The metadata of its publish.
     #[serde(default)]
     pub metadata: Metadata,
 }
 
 impl Stored {
-    /// Returns the table's entry of a version. `names` are the earlier keys of its bytes; the
-    /// present key is added.
+    /// Returns the table's entry of a version. `names` are the earlier (epoch, version) pairs of the same
+    /// bytes; the entry also gets the present pair.
     pub fn of(model: &str, (epoch, version): Key, content: &Content, names: &BTreeSet<Key>) -> Stored {
         Stored {
             model: model.to_owned(),
@@ -114,27 +115,27 @@ struct HashedTable<'a> {
     table: &'a RawValue,
 }
 
-/// A state folder, locked until this is dropped. One thread at a time writes to it.
+/// A state folder, which stays locked until this is dropped.
 pub struct StateFolder {
     path: PathBuf,
     lock: Own<File>,
     owner: Process,
     history: usize,
     table: Table,
-    faults: Vec<String>, // problems that were not reported yet
+    faults: Vec<String>, // problems that are not reported yet
 }
 
 impl Drop for StateFolder {
     fn drop(&mut self) {
         if self.owner.is_this() {
-            let _ = os::unlock(&self.lock); // releases a forked child's copy of the lock, too
+            let _ = os::unlock(&self.lock); // so that a forked child's copy does not keep the lock
         }
     }
 }
 
 impl StateFolder {
-    /// Returns the problems that were not reported yet, as texts, and forgets them.
-    pub fn faults(&mut self) -> Vec<String> {
+    /// Removes and returns the texts of problems that are not reported yet.
+    pub fn take_faults(&mut self) -> Vec<String> {
         std::mem::take(&mut self.faults)
     }
 
@@ -177,8 +178,8 @@ impl StateFolder {
         Ok(folder)
     }
 
-    /// Reads the table. A damaged table is renamed; then the epoch is taken from the file names,
-    /// and there are no versions.
+    /// Reads the table. If the table is damaged, renames its file, and starts without versions and with the
+    /// greatest epoch in the names of files.
     fn read_table(&mut self) -> Result<(), Error> {
         let file = self.path.join(TABLE);
         let broken = |error| Error::Io { what: format!("{} cannot be read", file.display()), error };
@@ -213,7 +214,7 @@ impl StateFolder {
         fs::read_dir(&self.path)?.map(name).collect()
     }
 
-    /// Deletes the files of a publisher that was killed while it wrote.
+    /// Deletes files that a publisher left because it was killed while it wrote.
     fn delete_leftovers(&self) -> io::Result<()> {
         let named: BTreeSet<String> = self.table.versions.iter().map(Stored::file).collect();
         for name in self.file_names()? {
@@ -236,7 +237,7 @@ impl StateFolder {
         &self.path
     }
 
-    /// Returns the newest version of each model.
+    /// Returns the table's entries of the newest version of each model.
     pub fn latest(&self) -> Vec<Stored> {
         let mut latest: BTreeMap<&str, &Stored> = BTreeMap::new();
         for stored in &self.table.versions {
@@ -248,8 +249,8 @@ impl StateFolder {
         latest.into_values().cloned().collect()
     }
 
-    /// Reads a version and checks it against its digest; the error says why the version cannot be
-    /// offered.
+    /// Reads a version, and checks the version against its digest. The error is the reason that the version
+    /// cannot be offered.
     pub fn read(&self, stored: &Stored, copier: &mut Copier) -> Result<Content, String> {
         let name = stored.file();
         let broken = |what: &dyn std::fmt::Display| format!("{} cannot be offered: {}", name, what);
@@ -267,8 +268,8 @@ impl StateFolder {
 
     // Writing.
 
-    /// Writes an epoch; must be called before any worker learns it. The `offered` versions get the
-    /// additional name (`epoch`, 1).
+    /// Writes the epoch of this publisher. Must be called before any worker learns the epoch. The
+    /// publisher offers the `offered` versions as version 1 of the epoch, so they get that name, too.
     pub fn record_epoch(&mut self, epoch: u64, offered: &[Stored]) -> Result<(), Error> {
         let mut table = self.table.clone();
         table.epoch = table.epoch.max(epoch);
@@ -284,9 +285,9 @@ impl StateFolder {
         })
     }
 
-    /// Writes a version, and deletes versions of the model that are older than the history.
-    /// `before_slice` is called before each slice of `SLICE_BYTES`; its error aborts the write. The
-    /// previous files stay until the new one is complete.
+    /// Writes a version, and deletes versions of the model beyond the history. Calls `before_slice` before
+    /// it writes each slice of `SLICE_BYTES`; an error of `before_slice` aborts the write. The previous
+    /// files stay until the new file is complete.
     pub fn write(
         &mut self,
         stored: Stored,
@@ -328,8 +329,8 @@ impl StateFolder {
     }
 }
 
-/// Replaces a file by one that consists of these parts. A crash leaves the old file or the new one,
-/// never a partial one.
+/// Replaces a file by a new one that consists of these parts. A crash leaves the old file or the complete
+/// new one.
 fn replace(
     folder: &Path,
     name: &str,
@@ -351,6 +352,7 @@ fn replace(
     placed
 }
 
+/// Deletes a file, if there is one.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -370,24 +372,24 @@ fn epoch_of(name: &str) -> Option<u64> {
     }
 }
 
-/// Returns the newest `NAMES_MAX` of these keys, newest first.
+/// Returns the newest `NAMES_MAX` of these (epoch, version) pairs, newest first.
 fn newest_names(names: impl Iterator<Item = Key>) -> Vec<Key> {
     let names: BTreeSet<Key> = names.collect();
     names.into_iter().rev().take(NAMES_MAX).collect()
 }
 
-/// Returns the text of the table's file: the table and its hash.
+/// Returns the text of the table's file: the table, and its hash.
 fn with_hash(table: &str) -> String {
     format!("{{\"sha256\":\"{}\",\"table\":{}}}\n", hex(&Sha256::digest(table)), table)
 }
 
-/// Parses the table's file, and checks its hash and bounds. The error says what is wrong.
+/// Parses the table's file, and checks the hash and the bounds of fields. The error says what is wrong.
 fn parse_table(text: &[u8]) -> Result<Table, String> {
-    let sealed: HashedTable = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    if sealed.sha256 != hex(&Sha256::digest(sealed.table.get())) {
+    let hashed: HashedTable = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if hashed.sha256 != hex(&Sha256::digest(hashed.table.get())) {
         return Err("it does not match its hash".to_owned());
     }
-    let table: Table = serde_json::from_str(sealed.table.get()).map_err(|error| error.to_string())?;
+    let table: Table = serde_json::from_str(hashed.table.get()).map_err(|error| error.to_string())?;
     if table.epoch > INTEGER_MAX || !table.versions.iter().all(Stored::is_valid) {
         return Err("a field is out of bounds".to_owned());
     }

@@ -1,9 +1,9 @@
-//! The versions that a publisher has in memory: the latest of each model, and others still in use
+//! Keeps a publisher's versions in memory: the latest of each model, and others that are still in use
 //! (P9).
 //!
-//! A version is kept while it is the latest for some worker, waits for its commit, or is being
-//! received. At more than `VERSIONS_MAX`, the least needed are dropped. So the number of versions,
-//! and with it the memory, is bounded whatever workers do.
+//! A version is kept while it is the latest for some worker, waits for its commit, or is being received by
+//! a worker. If a model has more than `VERSIONS_MAX`, the least needed are dropped, so that memory is
+//! bounded whatever workers do.
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub const VERSIONS_MAX: usize = 3;
 // If there are too many versions, versions in these phases are dropped, in this order.
 const EVICTION_ORDER: [VersionPhase; 2] = [VersionPhase::Old, VersionPhase::Targeted];
-const DIGESTS_KEPT: usize = 1000; // dropped versions whose late acknowledgements are checked
+const DIGESTS_KEPT: usize = 1000; // of dropped versions, to check late reports
 
 /// A version in memory.
 pub struct Version {
@@ -31,14 +31,14 @@ pub struct Version {
     pub keep: bool,
     /// Patches whose result is this version.
     pub patches: Vec<VersionPatch>,
-    /// Names of the workers that reported why they use none of the patches.
+    /// The workers that reported why they fetch the whole version although there are patches.
     pub unpatched: BTreeSet<String>,
     pub number: u64,
-    /// The workers that the version is only for; `None`: it is for all.
+    /// The workers that the version is for; `None`: all.
     pub only: Option<Vec<String>>,
-    /// Names of the workers that still receive the version.
+    /// The workers that still receive the version, which is kept for them.
     pub receivers: BTreeSet<String>,
-    /// Checksums of tensors that observers have verified, by the tensor's offset.
+    /// Checksums of tensors, which were computed for observers, by the offsets of the tensors.
     pub sums: BTreeMap<u64, u32>,
 }
 
@@ -53,12 +53,12 @@ impl Version {
         self.only = Some(workers.to_vec());
     }
 
-    /// Records that a worker reported why it uses no patch. Returns true for its first report.
+    /// Records that a worker reported why it uses no patch. Returns true for the worker's first report.
     pub fn note_unpatched(&mut self, worker: &str) -> bool {
         self.unpatched.insert(worker.to_owned())
     }
 
-    /// True if a worker runs the bytes of this version under an earlier (epoch, version) (P21).
+    /// True if a running version has the bytes of this version under an earlier (epoch, version) (P21).
     pub fn is_known_as(&self, running: &Running) -> bool {
         if running.digest.is_empty() || self.names.is_empty() {
             return self.names.contains(&(running.epoch, running.version));
@@ -66,8 +66,8 @@ impl Version {
         running.digest == self.content.digest
     }
 
-    /// Returns how the version, or this patch, is divided into chunks; `None` if the version has no
-    /// such patch.
+    /// Returns the chunks of this patch, or of the whole version if `patch` is `None`. Returns `None` if the
+    /// version has no such patch.
     pub fn plan_of(&self, patch: Option<&PatchId>) -> Option<ChunkPlan> {
         match patch {
             None => Some(self.content.plan),
@@ -75,8 +75,7 @@ impl Version {
         }
     }
 
-    /// Returns the number of chunks of this patch or, if the version has no such patch, of the
-    /// version.
+    /// Returns the number of chunks of this patch; of the whole version if it has no such patch.
     pub fn chunks_of(&self, patch: Option<&PatchId>) -> u64 {
         let patch = self.patches.iter().find(|its| Some(&its.id) == patch);
         patch.map_or(&self.content, |patch| &patch.content).plan.count()
@@ -85,12 +84,12 @@ impl Version {
 
 /// The versions of one model.
 pub struct Versions {
-    announced_layout: String,        // id of the last layout that was broadcast
-    targeted: BTreeMap<String, u64>, // by worker: the newest version published to it by name
+    announced_layout: String,        // id of the layout of the last broadcast
+    targeted: BTreeMap<String, u64>, // by worker, the newest version published to the worker by name
     by_number: BTreeMap<u64, Version>,
     digests: BTreeMap<u64, String>, // of dropped versions
     first: u64,                     // lowest number in this epoch
-    count: u64,
+    count: u64,                     // highest number so far
 }
 
 impl Default for Versions {
@@ -129,17 +128,18 @@ impl Versions {
         number
     }
 
-    /// True if a worker may run this version without a digest: it is gone, or the worker read it from
-    /// the shared memory of an earlier epoch (P12).
+    /// True if a worker may run this version without reporting a digest: the version is no longer in memory,
+    /// or it was published in an earlier epoch, in which the worker may have read it from shared memory
+    /// (P12).
     pub fn may_lack_digest(&self, number: u64) -> bool {
         self.was_published(number) && self.get(number).map_or(true, |version| !version.names.is_empty())
     }
 
-    /// Begins an epoch in which no worker has a version yet; `before` is the previous epoch.
+    /// Begins a new epoch, in which no worker has a version yet. `before` is the previous epoch.
     pub fn renew(&mut self, before: u64) {
         for version in self.by_number.values_mut() {
             version.receivers.clear();
-            version.patches.clear(); // they name bases of the previous epoch (D2)
+            version.patches.clear(); // whose bases are of the previous epoch (D2)
         }
         self.prune();
         self.digests.clear();
@@ -183,37 +183,37 @@ impl Versions {
         self.by_number.values().rev().find(|version| version.phase.is(phase)).map(|version| version.number)
     }
 
-    /// Returns the number of the newest committed version for a worker.
+    /// Returns the number of the newest version that is committed for a worker.
     pub fn latest_for(&self, worker: &str) -> Option<u64> {
         self.latest().max(self.targeted.get(worker).copied())
     }
 
-    /// Returns, by worker, the number of the version that was published to this worker by name,
-    /// unless a newer one was published to all.
+    /// Returns, by worker, the number of the newest version that was published to the worker by name. Leaves
+    /// out versions older than the latest for all.
     pub fn targeted(&self) -> &BTreeMap<String, u64> {
         &self.targeted
     }
 
-    /// Returns the targeted versions, and the pending one for named workers; the oldest first.
+    /// Returns the committed and the pending versions for named workers, oldest first.
     pub fn for_named_workers(&self) -> impl Iterator<Item = &Version> {
-        let newest = |its: &Version| {
+        let is_for_named = |its: &Version| {
             its.phase.is(VersionPhase::Targeted) || its.phase.is(VersionPhase::Pending) && its.only.is_some()
         };
-        self.by_number.values().filter(move |version| newest(version))
+        self.by_number.values().filter(move |version| is_for_named(version))
     }
 
-    /// True if a version was ever published.
+    /// True if any version was published or restored.
     pub fn any_published(&self) -> bool {
         self.count > 0
     }
 
-    /// True if a version of this number was published in this epoch.
+    /// True if this epoch has or had a version of this number.
     pub fn was_published(&self, number: u64) -> bool {
         (self.first..=self.count).contains(&number)
     }
 
-    /// Returns the digest of a version; `None` if the version was never published, empty if the
-    /// digest is no longer known.
+    /// Returns the digest of a version. Returns `None` if there never was such a version in this epoch, and
+    /// an empty text if its digest is no longer known.
     pub fn known_digest(&self, number: u64) -> Option<&str> {
         if !self.was_published(number) {
             return None;
@@ -222,8 +222,8 @@ impl Versions {
         Some(here.or_else(|| self.digests.get(&number).map(String::as_str)).unwrap_or_default())
     }
 
-    /// Commits a version for these workers, or for all workers if `None`. The version must be newer
-    /// than all committed versions.
+    /// Commits a version for these workers, or for all if `None`. The version must be newer than all
+    /// committed versions.
     pub fn commit(&mut self, number: u64, workers: Option<&[String]>) {
         match workers {
             None => self.targeted.clear(),
@@ -238,8 +238,8 @@ impl Versions {
         self.apply_event(number, workers.map_or(VersionEvent::ForAll, |_| VersionEvent::ForSome));
     }
 
-    /// Applies an event to a version. If the version is `Gone` after the event, drops it and keeps
-    /// its digest for a while.
+    /// Applies an event to a version. If the version is then `Gone`, drops the version, and keeps its digest
+    /// for a while.
     pub fn apply_event(&mut self, number: u64, event: VersionEvent) {
         let gone =
             |version: &mut Version| version.phase.apply_event(event) && version.phase.is(VersionPhase::Gone);
@@ -263,20 +263,19 @@ impl Versions {
         }
     }
 
-    /// Records that a worker receives no version other than the one of this number; 0: none.
-    pub fn receives_only(&mut self, worker: &str, number: u64) {
+    /// Records that a worker receives at most the version of this number; 0: none.
+    pub fn keep_receiving_only(&mut self, worker: &str, number: u64) {
         for version in self.by_number.values_mut().filter(|version| version.number != number) {
             version.receivers.remove(worker);
         }
     }
 
-    /// Records that a worker is gone.
+    /// Records that a worker, which is gone, receives no version any more.
     pub fn forget_worker(&mut self, worker: &str) {
-        self.receives_only(worker, 0);
+        self.keep_receiving_only(worker, 0);
     }
 
-    /// Drops versions that no worker needs. If there are still too many, drops the least needed
-    /// versions.
+    /// Drops versions that no worker needs. If there are still too many, drops the least needed.
     pub fn prune(&mut self) {
         let idle = |version: &&Version| version.receivers.is_empty() && version.phase.is(VersionPhase::Old);
         let idle: Vec<u64> = self.by_number.values().filter(idle).map(|version| version.number).collect();
@@ -304,17 +303,17 @@ impl Store {
         Store { epoch, models: BTreeMap::new() }
     }
 
-    /// Returns the versions of a model, which may be empty.
+    /// Returns the versions of a model. Adds the model if it is new.
     pub fn versions(&mut self, model: &str) -> &mut Versions {
         self.models.entry(model.to_owned()).or_default()
     }
 
-    /// Returns the versions of a model that was published before.
+    /// Returns the versions of a model; `None` if the model is new.
     pub fn find(&mut self, model: &str) -> Option<&mut Versions> {
         self.models.get_mut(model)
     }
 
-    /// Begins an epoch in which no worker has a version yet. Returns the previous epoch.
+    /// Begins a new epoch, in which no worker has a version yet. Returns the previous epoch.
     pub fn renew(&mut self, epoch: u64) -> u64 {
         let before = std::mem::replace(&mut self.epoch, epoch);
         self.models.values_mut().for_each(|versions| versions.renew(before));
@@ -342,6 +341,7 @@ impl Store {
         }
     }
 
+    /// Returns the (epoch, number) of a version of this epoch.
     pub fn key(&self, number: u64) -> Key {
         (self.epoch, number)
     }
